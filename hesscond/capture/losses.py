@@ -1,0 +1,127 @@
+"""Curvature of known losses in the network's output, as a factor formed without subtraction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class SoftmaxCurvature:
+    """C_j = w_j (diag(p_j) − p_j p_jᵀ), the Hessian of softmax cross-entropy in the logits of sample j.
+
+    Attributes
+    ----------
+    log_p : (N, c) float64
+        Log-probabilities.
+    weight : (N,) float64
+        w_j, what sample j counts in the loss (1/N for a plain mean).
+    """
+
+    log_p: torch.Tensor
+    weight: torch.Tensor
+
+    def diagonal_root(self, unit: int) -> torch.Tensor:
+        """(N,) √(w p_i (1 − p_i)) with 1 − p_i summed from the other classes, so that saturation costs no digits."""
+        others = torch.cat([self.log_p[:, :unit], self.log_p[:, unit + 1 :]], 1)
+        half_log = 0.5 * (self.log_p[:, unit] + torch.logsumexp(others, 1))
+        return half_log.exp_().mul_(self.weight.sqrt())
+
+    def factor(self) -> torch.Tensor:
+        """(c − 1, N, c) B with C_j = Σ_r B_rj B_rjᵀ: the Cholesky factor by stick-breaking, no subtraction.
+
+        With tail sums s_k = Σ_{l≥k} p_l the r-th column is √(p_r s_{r+1}/s_r) on the diagonal and
+        −p_i √(p_r/(s_r s_{r+1})) below it, here from logarithms, so that p of 1e-600 still counts.
+        """
+        classes = self.log_p.shape[1]
+        tail = torch.flip(torch.logcumsumexp(torch.flip(self.log_p, [1]), 1), [1])
+        columns = torch.zeros(classes - 1, *self.log_p.shape, dtype=self.log_p.dtype, device=self.log_p.device)
+        for r in range(classes - 1):
+            p_r, s_r, s_next = self.log_p[:, r], tail[:, r], tail[:, r + 1]
+            columns[r, :, r] = (0.5 * (p_r + s_next - s_r)).exp()
+            columns[r, :, r + 1 :] = -(self.log_p[:, r + 1 :] + (0.5 * (p_r - s_r - s_next))[:, None]).exp()
+        return columns * self.weight.sqrt()[:, None]
+
+
+@dataclass(frozen=True)
+class SquaredErrorCurvature:
+    """C_j = w I, the Hessian of the squared error in the outputs of a sample (w = 2/(N c) for the mean)."""
+
+    samples: int
+    outputs: int
+    weight: float
+    device: torch.device
+
+    def diagonal_root(self, unit: int) -> torch.Tensor:
+        """(N,) √w for every sample."""
+        return torch.full((self.samples,), math.sqrt(self.weight), dtype=torch.float64, device=self.device)
+
+    def factor(self) -> torch.Tensor:
+        """(c, N, c) √w times the unit vectors."""
+        eye = torch.eye(self.outputs, dtype=torch.float64, device=self.device)
+        return (math.sqrt(self.weight) * eye)[:, None, :].expand(-1, self.samples, -1)
+
+
+LossCurvature = SoftmaxCurvature | SquaredErrorCurvature
+
+
+def loss_curvature(
+    loss_fn: LossFunction, output: torch.Tensor, target: torch.Tensor
+) -> LossCurvature | None:
+    """Curvature of a loss that is known to be convex in the output, or None for any other.
+
+    Known: ``torch.nn.CrossEntropyLoss`` and ``MSELoss`` with reduction mean or sum and every other option, and
+    ``torch.nn.functional.cross_entropy`` and ``mse_loss`` themselves.
+
+    Parameters
+    ----------
+    loss_fn
+        The loss of the batch, called as ``loss_fn(output, target)``.
+    output : (N, c) tensor
+    target : (N,) class indices, or (N, c) probabilities or values
+    """
+    if output.ndim != 2:
+        return None
+    output = output.detach().to(torch.float64)
+    if type(loss_fn) is nn.MSELoss or loss_fn is functional.mse_loss:
+        reduction = getattr(loss_fn, "reduction", "mean")
+        if target.shape != output.shape or reduction == "none":
+            return None
+        weight = 2.0 / output.numel() if reduction == "mean" else 2.0
+        return SquaredErrorCurvature(*output.shape, weight, output.device)
+    if type(loss_fn) is nn.CrossEntropyLoss:
+        options = loss_fn
+    elif loss_fn is functional.cross_entropy:
+        options = nn.CrossEntropyLoss()
+    else:
+        return None
+    if options.reduction == "none":
+        return None
+    weight = cross_entropy_weights(options, output, target)
+    return SoftmaxCurvature(torch.log_softmax(output, 1), weight)
+
+
+def cross_entropy_weights(
+    loss: nn.CrossEntropyLoss, output: torch.Tensor, target: torch.Tensor
+) -> torch.Tensor:
+    """(N,) what the Hessian of each sample's log-softmax counts in the loss (class weights, smoothing, ignored ones)."""
+    samples, classes = output.shape
+    smoothing = loss.label_smoothing
+    if target.is_floating_point():
+        q = (1 - smoothing) * target.to(output) + smoothing / classes
+        coefficient = (q if loss.weight is None else q * loss.weight.to(output)).sum(1)
+        return coefficient / samples if loss.reduction == "mean" else coefficient
+    if loss.weight is None and smoothing == 0 and loss.ignore_index < 0 and (target >= 0).all():
+        return output.new_full((samples,), 1 / samples if loss.reduction == "mean" else 1.0)
+    class_weight = output.new_ones(classes) if loss.weight is None else loss.weight.to(output)
+    counted = (target != loss.ignore_index).to(output)
+    own = class_weight[target.where(target != loss.ignore_index, 0)] * counted
+    coefficient = (1 - smoothing) * own + smoothing / classes * class_weight.sum() * counted
+    return coefficient / own.sum() if loss.reduction == "mean" else coefficient

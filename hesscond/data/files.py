@@ -1,0 +1,164 @@
+"""Published files and their checksums: nothing leaves this module that has not the published md5."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hesscond.errors import CorruptDataError, DataNotFoundError
+
+
+@dataclass(frozen=True)
+class Download:
+    """One published file: its address, its md5, and its place below a data directory, as torchvision has it."""
+
+    url: str
+    md5: str
+    path: str
+
+
+def _new_md5() -> Any:
+    # A checksum, not security: without the flag, hosts in FIPS mode refuse md5.
+    return hashlib.md5(usedforsecurity=False)
+
+
+def file_md5(path: Path) -> str:
+    """Return the md5 of a file as hexadecimal text.
+
+    Parameters
+    ----------
+    path : Path
+        An existing file.
+
+    Returns
+    -------
+    str
+        32 hexadecimal digits.
+
+    Raises
+    ------
+    DataNotFoundError
+        If the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, _new_md5).hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def require_md5(found: str, expected: str, *, file: str, dataset: str) -> None:
+    """Raise unless the two checksums agree.
+
+    Parameters
+    ----------
+    found, expected : str
+        Hexadecimal md5 of the file as it is, and as published.
+    file, dataset : str
+        How to name the file and the data set in the message.
+
+    Raises
+    ------
+    CorruptDataError
+        If they differ.
+    """
+    if found != expected:
+        raise CorruptDataError(
+            f"{file} is not the published {dataset} file (md5 {found} instead of {expected}): "
+            f"delete it and run `hesscond data fetch {dataset}` for a fresh copy."
+        )
+
+
+def read_verified(path: Path, md5: str, *, dataset: str) -> bytes:
+    """Return the bytes of a file after checking them, from one single reading.
+
+    Parameters
+    ----------
+    path : Path
+        An existing file.
+    md5 : str
+        Its published md5.
+    dataset : str
+        The data set it belongs to, for the message.
+
+    Returns
+    -------
+    bytes
+        The content whose md5 was computed, so that nothing can change between check and use.
+
+    Raises
+    ------
+    DataNotFoundError
+        If the file cannot be read.
+    CorruptDataError
+        If its md5 is not the published one.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    _require_content(content, md5, file=str(path), dataset=dataset)
+    return content
+
+
+def read_verified_members(
+    archive: Path, archive_md5: str, members: Mapping[str, str], *, dataset: str
+) -> dict[str, bytes]:
+    """Return members of a ``.tar.gz`` after checking the archive and then each of them; nothing goes to disk.
+
+    Parameters
+    ----------
+    archive : Path
+        An existing archive.
+    archive_md5 : str
+        Its published md5, checked before the archive is opened.
+    members : mapping
+        The published md5 of each member, by its path in the archive.
+    dataset : str
+        The data set it belongs to, for the message.
+
+    Returns
+    -------
+    dict
+        The content of each member, by its path in the archive.
+
+    Raises
+    ------
+    DataNotFoundError
+        If the archive cannot be read.
+    CorruptDataError
+        If a checksum is not the published one.
+    """
+    require_md5(file_md5(archive), archive_md5, file=str(archive), dataset=dataset)
+    contents = {}
+    # "r|gz" reads in one pass: looking members up by name would unpack the archive several times over.
+    with tarfile.open(archive, "r|gz") as tar:
+        for member in tar:
+            file = tar.extractfile(member) if member.name in members else None
+            if file is not None:
+                contents[member.name] = content = file.read()
+                _require_content(
+                    content, members[member.name], file=f"{archive}:{member.name}", dataset=dataset
+                )
+    return contents
+
+
+def exists(path: Path) -> bool:
+    """Tell whether `path` is a file that can be reached."""
+    # Path.is_file would raise for a file in a folder that may not be entered.
+    return os.path.isfile(path)
+
+
+def _require_content(content: bytes, md5: str, *, file: str, dataset: str) -> None:
+    digest = _new_md5()
+    digest.update(content)
+    require_md5(digest.hexdigest(), md5, file=file, dataset=dataset)
+
+
+def _unreadable(path: Path, error: OSError) -> DataNotFoundError:
+    return DataNotFoundError(f"{path} cannot be read ({error.strerror}): check its permissions.")

@@ -1,0 +1,164 @@
+"""The front door: find a data set on disk, else download it, else say how to get it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hesscond.data.catalogue import SOURCES, Source
+from hesscond.data.dataset import Dataset
+from hesscond.data.digits import NAME as DIGITS
+from hesscond.data.digits import digits_folder, load_digits
+from hesscond.data.download import DownloadError, download_files
+from hesscond.errors import ConfigError, DataNotFoundError
+
+ENVIRONMENT = "HESSCOND_DATA_DIR"
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the data sets, in alphabetical order.
+
+    Returns
+    -------
+    tuple of str
+        What `load` and `fetch` accept.
+
+    Examples
+    --------
+    >>> names()
+    ('cifar10', 'cifar100', 'digits', 'fashion-mnist', 'mnist')
+    """
+    return tuple(sorted((*SOURCES, DIGITS)))
+
+
+def load(name: str, data_dir: Path | str | None = None, *, download: bool = True) -> Dataset:
+    """Load a data set into memory, every file checked against its published md5 first.
+
+    Looked for in `data_dir` alone if it is given, else in ``$HESSCOND_DATA_DIR`` and then in the cache
+    (``pooch.os_cache("hesscond")``); in torchvision's layout or as the published archive (for the MNIST family
+    also the four ``.gz`` files lying loose). A copy that is found but corrupt is an error, never passed over.
+
+    Parameters
+    ----------
+    name : str
+        One of `names`.
+    data_dir : Path or str, optional
+        An existing folder, to use instead of the other two. ``digits`` is part of scikit-learn and ignores it.
+    download : bool, default True
+        Whether a data set that is not on disk may be downloaded: into `data_dir` if given, else the cache.
+
+    Returns
+    -------
+    Dataset
+        Images float32 (N, C, H, W) in [0, 1], targets int64 (N,).
+
+    Raises
+    ------
+    ConfigError
+        If there is no data set of this name.
+    DataNotFoundError
+        If it is neither on disk nor downloadable, or `data_dir` is no folder.
+    CorruptDataError
+        If a file is not the published one.
+
+    Examples
+    --------
+    >>> data = load("digits")
+    >>> data.train_inputs.shape, data.test_inputs.shape
+    (torch.Size([1437, 1, 8, 8]), torch.Size([360, 1, 8, 8]))
+    """
+    if name == DIGITS:
+        return load_digits()
+    source = _source(name)
+    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+        raise DataNotFoundError(
+            f"the data directory {data_dir} does not exist: make it, or give the folder that holds {name}."
+        )
+    directories = _directories(data_dir)
+    _, place = _locate(source, directories, may_download=download)
+    return source.read(place)
+
+
+def fetch(name: str, data_dir: Path | str | None = None) -> Path:
+    """Make sure that a full copy of a data set with the published checksums is on disk; download it if not.
+
+    Parameters
+    ----------
+    name : str
+        One of `names`.
+    data_dir : Path or str, optional
+        The folder to have it in, made if need be. By default any copy that `load` would find will do, and a
+        download goes into the cache.
+
+    Returns
+    -------
+    Path
+        A folder that `load` accepts as `data_dir`; for ``digits`` that of scikit-learn's own data.
+
+    Raises
+    ------
+    ConfigError
+        If there is no data set of this name.
+    DataNotFoundError
+        If it is neither on disk nor downloadable.
+    CorruptDataError
+        If a file is not the published one.
+    """
+    if name == DIGITS:
+        return digits_folder()
+    source = _source(name)
+    directory, place = _locate(source, _directories(data_dir), may_download=True)
+    source.verified_files(place)
+    return directory
+
+
+def _source(name: str) -> Source:
+    if name not in SOURCES:
+        raise ConfigError(f"there is no data set {name!r}: choose one of {', '.join(names())}.")
+    return SOURCES[name]
+
+
+def _directories(data_dir: Path | str | None) -> list[Path]:
+    """Return the folders to look in, in order; the last one is where a download goes."""
+    if data_dir is not None:
+        return [Path(data_dir).expanduser()]
+
+    import pooch
+
+    from_environment = os.environ.get(ENVIRONMENT)
+    chosen = [Path(from_environment).expanduser()] if from_environment else []
+    return [*chosen, Path(pooch.os_cache("hesscond"))]
+
+
+def _locate(source: Source, directories: list[Path], *, may_download: bool) -> tuple[Path, Path]:
+    """Return the folder looked in and the copy found there, after a download if there was none."""
+    for directory in directories:
+        if place := source.find(directory):
+            return directory, place
+    if not may_download:
+        raise _not_found(source, directories, "downloading was not allowed")
+    target = directories[-1]
+    try:
+        download_files(source.downloads, target)
+    except DownloadError as error:
+        raise _not_found(source, directories, str(error)) from None
+    place = source.find(target)
+    assert place is not None, "a completed download is a full copy"
+    return target, place
+
+
+def _not_found(source: Source, directories: list[Path], reason: str) -> DataNotFoundError:
+    places = " or ".join(_describe(source, directory) for directory in directories)
+    return DataNotFoundError(
+        f"{source.name} is not in {places}, and {reason}: run `hesscond data fetch {source.name}` where there "
+        f"is a network and point ${ENVIRONMENT} to the folder, or take the study fc-digits, which needs no "
+        "download."
+    )
+
+
+def _describe(source: Source, directory: Path) -> str:
+    if not directory.is_dir():
+        return f"{directory} (no such folder)"
+    if (directory / source.folder).is_dir() and (lacking := source.lacking(directory)):
+        return f"{directory} ({source.folder} lacks {', '.join(lacking)})"
+    return str(directory)

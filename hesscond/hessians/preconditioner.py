@@ -1,0 +1,92 @@
+"""Linear changes of variables ŵ = P z of a layer's unit parameters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+
+class Preconditioner(ABC):
+    """P of ŵ = P z, known by what it does to the right of a matrix with one column a parameter of ŵ.
+
+    The Hessian in z is PᵀHP = (ĤP)ᵀ S (ĤP). Subclasses write `right_multiply` and carry `name`.
+    """
+
+    name: str
+
+    @abstractmethod
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (m, n̂) times P (n̂, k), in float64."""
+
+    def matrix(self, order: int, device: torch.device | None = None) -> torch.Tensor:
+        """P as a dense (n̂, k) float64 tensor."""
+        return self.right_multiply(torch.eye(order, dtype=torch.float64, device=device))
+
+
+@dataclass(frozen=True)
+class DensePreconditioner(Preconditioner):
+    """P given as a matrix (n̂, k)."""
+
+    P: torch.Tensor
+    name: str = "P"
+
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (m, n̂) times P."""
+        return rows @ self.P.to(rows)
+
+
+@dataclass(frozen=True)
+class CentringScaling(Preconditioner):
+    r"""P = (1/q) U D with U = [[1, −μᵀ], [0, I]] and D = diag(1, 1/σ): ĤP is Ĥ, centred and scaled.
+
+    Features with σ_j = 0 are left out (their centred column is zero on the samples that gave σ): P then has fewer
+    columns than rows. A layer without bias has nothing to centre with: P = D/q.
+
+    Source: Lange, Helfrich and Ye, JMLR 23 (2022), eqs. (13)-(15).
+
+    Attributes
+    ----------
+    mu, sigma : (n,) float64
+    bias
+        Whether the layer has one.
+    q
+        Scalar factor; κ does not depend on it.
+    name
+        Which statistics these are.
+    """
+
+    mu: torch.Tensor
+    sigma: torch.Tensor
+    bias: bool = True
+    q: float = 1.0
+    name: str = "BNP"
+
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (m, n + 1) times P, the features centred before they are scaled."""
+        live = self.sigma != 0
+        features = rows[:, 1:] if self.bias else rows
+        mu, sigma = self.mu, self.sigma
+        if not live.all():
+            features, mu, sigma = features[:, live], mu[live], sigma[live]
+        if not self.bias:
+            return features / (sigma * self.q)
+        first = rows[:, :1]
+        return torch.cat([first, (features - first * mu) / sigma], 1) / self.q
+
+    @property
+    def dead(self) -> int:
+        """Number of features left out because σ = 0."""
+        return int((self.sigma == 0).sum())
+
+    @property
+    def kappa_D(self) -> float:
+        """κ(D) = max(1, σ) / min(1, σ) over the features with σ > 0 (without bias: max σ / min σ)."""
+        sigma = self.sigma[self.sigma != 0]
+        if self.bias:
+            sigma = torch.cat([sigma.new_ones(1), sigma])
+        if len(sigma) == 0:
+            return float("nan")
+        low, high = torch.aminmax(sigma)
+        return float(high / low)

@@ -1,0 +1,94 @@
+"""The Hessian of one output unit, ∇²_ŵ L = Ĥᵀ S Ĥ, kept as its factor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hesscond.capture import LayerCapture
+from hesscond.hessians.preconditioner import Preconditioner
+from hesscond.spectra import ConditionNumber, factor_condition, factor_eigenvalues, signed_condition
+from hesscond.spectra.factored import EPS, error_factor
+from hesscond.spectra.signed import signed_eigenvalues
+
+
+@dataclass(frozen=True)
+class UnitHessian:
+    """Ĥᵀ S Ĥ of one unit with ŵ = [b, w] (or w alone), in plain or in preconditioned coordinates.
+
+    Attributes
+    ----------
+    rows : (m, n̂) float64
+        Ĥ, or after streaming a triangular factor of S^½Ĥ.
+    root : (m,) float64 or None
+        √|S_jj|; None: all 1.
+    sign : (m,) or None
+        Signs of S_jj; None: S ≥ 0.
+    row_error : (n̂,) or None
+        Bounds, in the 2-norm, of the error in each column of ``rows``; None: they are what was asked for.
+    """
+
+    rows: torch.Tensor
+    root: torch.Tensor | None
+    sign: torch.Tensor | None
+    row_error: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, captured: LayerCapture, unit: int) -> UnitHessian:
+        """The Hessian of ``unit`` of a captured layer."""
+        column = captured.units.index(unit)
+        sign = None if captured.sign is None else captured.sign[:, column]
+        if sign is not None and not (sign < 0).any():
+            sign = None
+        return cls(captured.H_hat, captured.root[:, column], sign)
+
+    @property
+    def order(self) -> int:
+        """Number of parameters n̂ of the unit."""
+        return self.rows.shape[1]
+
+    def factor(self, P: Preconditioner | None = None) -> torch.Tensor:
+        """|S|^½ Ĥ P (m, k): H = FᵀF where S ≥ 0, and Fᵀ diag(sign) F otherwise."""
+        rows = self.rows if P is None else P.right_multiply(self.rows)
+        return rows if self.root is None else rows * self.root[:, None]
+
+    def matrix(self, P: Preconditioner | None = None) -> torch.Tensor:
+        """The dense Hessian (k, k), float64, order [bias, weight row]."""
+        F = self.factor(P)
+        return F.T @ (F if self.sign is None else F * self.sign[:, None])
+
+    def condition_number(self, P: Preconditioner | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
+        """κ(H), or κ(PᵀHP)."""
+        F = self.factor(P)
+        error = self._factor_error(P)
+        if self.sign is not None:
+            return signed_condition(F, self.sign, rank_bound=self._rank_bound, rtol=rtol, error=error)
+        return factor_condition(F, rank_bound=self._rank_bound, rtol=rtol, error=error)
+
+    def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
+        """All nonzero eigenvalues, descending."""
+        F = self.factor(P)
+        condition = self.condition_number(P)
+        if self.sign is not None:
+            values = signed_eigenvalues(F, self.sign, condition.rank)
+        else:
+            values = factor_eigenvalues(F, condition)
+        return torch.from_numpy(np.ascontiguousarray(values))
+
+    def _rank_bound(self) -> int:
+        """Distinct samples among the active ones: twins add one direction, whatever their S."""
+        active = self.rows if self.root is None else self.rows[self.root != 0]
+        return len(torch.unique(active, dim=0)) if len(active) else 0
+
+    def _factor_error(self, P: Preconditioner | None) -> float:
+        if self.row_error is None:
+            return 0.0
+        if P is None:
+            return float(torch.linalg.vector_norm(self.row_error))
+        # the columns' errors, and those of the product rows·P, carried through |P|
+        absolute = P.matrix(self.order, self.rows.device).abs()
+        norms = torch.linalg.vector_norm(self.rows, dim=0)
+        per_column = self.row_error + error_factor(*self.rows.shape) * EPS * norms
+        return float(torch.linalg.vector_norm(per_column @ absolute))

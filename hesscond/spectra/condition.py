@@ -1,0 +1,193 @@
+"""The condition number as a result that carries how it was decided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+#: A set of values is called zero only if the next larger one exceeds it (and its error bound) by this factor.
+GAP = 1e3
+
+RankDecision = Literal["structural", "numerical", "unresolved"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionNumber:
+    """κ = |λ|_max / |λ|_min over the nonzero eigenvalues of a symmetric matrix, with its evidence.
+
+    For a nonsymmetric matrix every λ below reads σ, a singular value. ``float(cn)`` is ``cn.value``.
+
+    Attributes
+    ----------
+    value
+        κ; ``inf`` if unresolved.
+    lower, upper
+        An interval that contains κ of the matrix or factor that was given (its own rounding not counted).
+        ``upper`` is ``inf`` if unresolved.
+    lambda_max, lambda_min
+        Largest and smallest nonzero |λ| (unresolved: the smallest one that was told from zero).
+    rank, nullity
+        Number of eigenvalues told from zero, and of the others.
+    negative
+        Number of negative eigenvalues among the nonzero ones.
+    cutoff
+        The |λ| that could not be told from zero: the error bound of the solver at the rank decision.
+    gap
+        ``lambda_min`` over the larger of ``cutoff`` and the largest |λ| treated as zero.
+    resolved
+        Whether the smallest nonzero eigenvalue was separated from zero.
+    solver
+        How the values were computed.
+    rank_decision
+        ``"structural"``: as many values are provably nonzero as the zero pattern and repeated rows and columns
+        allow. ``"numerical"``: the rest lie below the error bound, with a gap of at least 1e3 above them.
+        ``"unresolved"``: neither.
+    """
+
+    value: float
+    lower: float
+    upper: float
+    lambda_max: float
+    lambda_min: float
+    rank: int
+    nullity: int
+    negative: int
+    cutoff: float
+    gap: float
+    resolved: bool
+    solver: str
+    rank_decision: RankDecision
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        order = self.rank + self.nullity
+        if not self.resolved:
+            return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues told from zero)"
+        return f"κ = {self.value:.4g} (rank {self.rank} of {order}, {self.negative} negative; {self.solver})"
+
+    @property
+    def width(self) -> float:
+        """Relative width of the interval, (upper − lower) / value; ``inf`` if unresolved."""
+        return (self.upper - self.lower) / self.value if self.resolved else math.inf
+
+
+class Values(NamedTuple):
+    """What a solver found.
+
+    ``magnitudes`` (k,) descending: singular values σ (``power`` 2, the eigenvalues are σ²) or |λ| (``power`` 1);
+    ``errors`` (k,): absolute bounds; ``negative`` (k,) bool: which belong to negative eigenvalues (None: none do).
+    """
+
+    magnitudes: np.ndarray
+    errors: np.ndarray
+    power: int
+    solver: str
+    negative: np.ndarray | None = None
+
+
+def resolve(
+    routes: Sequence[Callable[[], Values]],
+    *,
+    order: int,
+    limit: int,
+    sharpen: Callable[[], int],
+    scale: int,
+    rtol: float,
+) -> ConditionNumber:
+    """Try the routes, cheapest first, until the error bounds of one resolve κ to ``rtol``.
+
+    Parameters
+    ----------
+    routes
+        Solvers without arguments.
+    order
+        Order of the symmetric matrix: rank and nullity add up to it.
+    limit
+        An upper bound of the rank that is cheap to know.
+    sharpen
+        Finds a sharper one; called only before the last, dearest route.
+    scale
+        The eigenvalues were divided by 2**scale.
+    rtol
+        Relative width of κ's interval that is good enough.
+    """
+    best = None
+    previous: Values | None = None
+    for route in routes:
+        if previous is not None and route is routes[-1]:
+            limit = min(limit, sharpen())
+            best = conclude(previous, order=order, limit=limit, scale=scale)
+            if best.rank_decision == "structural" and best.width <= rtol:
+                return best
+        previous = route()
+        result = conclude(previous, order=order, limit=limit, scale=scale)
+        if result.rank_decision == "structural" and result.width <= rtol:
+            return result
+        best = result if best is None else better(best, result)
+    if best is None:
+        raise ValueError("no route given")
+    return best
+
+
+def better(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber:
+    """The result whose rank decision is the stronger, then the one with the narrower interval."""
+    strength = {"structural": 0, "numerical": 1, "unresolved": 2}
+    return min(first, second, key=lambda r: (strength[r.rank_decision], r.width))
+
+
+def zero_matrix(order: int) -> ConditionNumber:
+    """The result for the zero matrix, which has no nonzero eigenvalue and so no κ."""
+    return ConditionNumber(
+        math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "unresolved"
+    )
+
+
+def conclude(values: Values, *, order: int, limit: int, scale: int) -> ConditionNumber:
+    """Decide the rank from values with error bounds and form κ; the arguments are those of `resolve`."""
+    magnitudes, errors, power, solver, negative = values
+    considered = min(limit, len(magnitudes))
+    told = magnitudes[:considered] > errors[:considered]
+    rank = considered if told.all() else int(np.argmin(told))
+    if rank == 0:
+        return zero_matrix(order)
+    top, bottom = float(magnitudes[0]), float(magnitudes[rank - 1])
+    e_top, e_bottom = float(errors[0]), float(errors[rank - 1])
+    if rank == considered:
+        decision: RankDecision = "structural"
+        noise = cutoff = e_bottom
+    else:
+        cutoff = float(errors[rank])
+        noise = max(cutoff, float(magnitudes[rank:considered].max()))
+        decision = "numerical" if bottom >= GAP * noise else "unresolved"
+    resolved = decision != "unresolved"
+    rounding = 8 * np.finfo(float).eps
+    lower = max(1.0, ((top - e_top) / (bottom + e_bottom)) ** power * (1 - rounding))
+    upper = ((top + e_top) / (bottom - e_bottom)) ** power * (1 + rounding) if resolved else math.inf
+
+    def eigenvalue(magnitude: float) -> float:
+        try:
+            return math.ldexp(magnitude**power, scale)
+        except OverflowError:
+            return math.inf
+
+    return ConditionNumber(
+        value=(top / bottom) ** power if resolved else math.inf,
+        lower=lower,
+        upper=upper,
+        lambda_max=eigenvalue(top),
+        lambda_min=eigenvalue(bottom),
+        rank=rank,
+        nullity=order - rank,
+        negative=0 if negative is None else int(negative[:rank].sum()),
+        cutoff=eigenvalue(cutoff),
+        gap=(bottom / noise) ** power if noise > 0 else math.inf,
+        resolved=resolved,
+        solver=solver,
+        rank_decision=decision,
+    )

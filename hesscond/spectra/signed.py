@@ -1,0 +1,110 @@
+"""Spectra of indefinite H = Fᵀ J F with J = diag(±1), from F and the signs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from scipy.linalg import qr
+
+from hesscond.spectra.condition import ConditionNumber, resolve, zero_matrix
+from hesscond.spectra.factored import EPS, as_matrix, error_factor
+from hesscond.spectra.structure import rank_bound as structural_rank_bound
+from hesscond.spectra.symmetric import eigenvalue_values, signed_jacobi_values
+
+
+def small_form(factor: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, float]:
+    """A symmetric matrix with the nonzero eigenvalues of FᵀJF, of the smaller of F's two orders, and its error.
+
+    Parameters
+    ----------
+    factor : (m, n) array
+    signs : (m,) array of ±1
+
+    Returns
+    -------
+    matrix : (min(m, n), min(m, n)) array
+        FᵀJF, or RJRᵀ with Fᵀ = QR where F is wide.
+    error
+        Bound, in the 2-norm, of the rounding committed: c·eps·‖F‖², which cancellation in the sum may leave
+        large against the matrix itself.
+    """
+    error = error_factor(*factor.shape) * EPS * float(np.linalg.norm(factor, 2)) ** 2
+    if factor.shape[0] < factor.shape[1]:
+        (R,) = qr(factor.T, mode="r", check_finite=False)
+        R = R[: len(signs)]
+        matrix = (R * signs) @ R.T
+    else:
+        matrix = factor.T @ (factor * signs[:, None])
+    return (matrix + matrix.T) / 2, error
+
+
+def prepared(factor: object, signs: object) -> tuple[np.ndarray, np.ndarray, int]:
+    """The active rows of F scaled to size about 1, their signs, and the power of two taken out."""
+    matrix, sign = as_matrix(factor), np.ravel(as_matrix(np.atleast_2d(np.asarray(signs))))
+    active = matrix.any(1)
+    matrix, sign = matrix[active], sign[active]
+    scale = int(np.frexp(np.abs(matrix).max())[1]) if matrix.size else 0
+    return np.ldexp(matrix, -scale), sign, scale
+
+
+def signed_condition(
+    factor: object,
+    signs: object,
+    *,
+    rank_bound: Callable[[], int] | None = None,
+    rtol: float = 1e-8,
+    error: float = 0.0,
+) -> ConditionNumber:
+    """κ = |λ|_max / |λ|_min of H = Fᵀ diag(signs) F, with its number of negative eigenvalues.
+
+    Indefinite, H has no factor to work on, so its smallest |λ| is known to c·eps·‖F‖² only: what lies below is
+    unresolved.
+
+    Parameters
+    ----------
+    factor : (m, n) array or tensor
+    signs : (m,) array or tensor of ±1
+    rank_bound
+        Finds an upper bound of the rank; called only if needed.
+    rtol
+        Relative width of κ's interval that is good enough.
+    error
+        Absolute bound, in the 2-norm, of the error already in F.
+
+    Raises
+    ------
+    MatrixError
+        Not a finite, non-empty matrix.
+    """
+    order = as_matrix(factor).shape[1]
+    core, sign, scale = prepared(factor, signs)
+    if core.size == 0:
+        return zero_matrix(order)
+    matrix, rounding = small_form(core, sign)
+    given = float(np.ldexp(error, -scale))
+    rounding += given * (2 * float(np.linalg.norm(core, 2)) + given)
+
+    def sharpen() -> int:
+        bound = structural_rank_bound(core)
+        return bound if rank_bound is None else min(bound, rank_bound())
+
+    return resolve(
+        [partial(eigenvalue_values, matrix, rounding), partial(signed_jacobi_values, matrix, rounding)],
+        order=order,
+        limit=min(len(matrix), int(core.any(0).sum())),
+        sharpen=sharpen,
+        scale=2 * scale,
+        rtol=rtol,
+    )
+
+
+def signed_eigenvalues(factor: object, signs: object, rank: int) -> np.ndarray:
+    """The ``rank`` eigenvalues of Fᵀ diag(signs) F of largest size, descending."""
+    core, sign, scale = prepared(factor, signs)
+    if rank == 0:
+        return np.zeros(0)
+    values = np.linalg.eigvalsh(small_form(core, sign)[0])
+    largest = values[np.argsort(-np.abs(values), kind="stable")[:rank]]
+    return np.ldexp(np.sort(largest)[::-1], 2 * scale)

@@ -1,0 +1,162 @@
+"""Condition numbers of matrices given as they are: symmetric (of |λ|) or not (of σ)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from scipy.linalg import lapack
+from scipy.sparse import issparse
+
+from hesscond.errors import MatrixError
+from hesscond.spectra.condition import ConditionNumber, Values, resolve, zero_matrix
+from hesscond.spectra.factored import (
+    EPS,
+    as_matrix,
+    entrywise_errors,
+    error_factor,
+    factor_condition,
+    jacobi_svd,
+    jacobi_values,
+    scaled_core,
+    svd_values,
+)
+from hesscond.spectra.structure import rank_bound as structural_rank_bound
+
+#: Sparse matrices are made dense up to this order (a 3.2 GB array).
+DENSE_LIMIT = 20_000
+
+
+def condition_number(
+    matrix: object | None = None,
+    *,
+    factor: object | None = None,
+    rank_bound: int | None = None,
+    rtol: float = 1e-8,
+    error: float = 0.0,
+) -> ConditionNumber:
+    """κ of a matrix, or of FᵀF from its factor F.
+
+    Parameters
+    ----------
+    matrix : (m, n) array, tensor or scipy sparse matrix
+        An exactly symmetric matrix is measured by |λ|, any other by its singular values.
+    factor : (m, n) array or tensor
+        F; κ is that of FᵀF, computed from F.
+    rank_bound
+        An upper bound of the rank that is known from elsewhere.
+    rtol
+        Relative width of κ's interval at which the cheaper solver is accepted.
+    error
+        Absolute bound, in the 2-norm, of the error already in the matrix or factor.
+
+    Returns
+    -------
+    ConditionNumber
+
+    Raises
+    ------
+    MatrixError
+        Neither or both given; not a finite, non-empty real matrix; a sparse one too large to factor densely.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> kappa = condition_number(np.diag([4.0, -2.0, 1e-12, 0.0]))
+    >>> kappa.value, kappa.rank, kappa.nullity, kappa.negative
+    (4000000000000.0, 3, 1, 1)
+    >>> condition_number(factor=np.array([[1.0, 0.0, 0.0], [0.0, 1e-9, 0.0]])).value
+    1e+18
+    """
+    if (matrix is None) == (factor is None):
+        raise MatrixError("give either a matrix or factor=F, not both")
+    if matrix is None:
+        return factor_condition(dense(factor), rank_bound=rank_bound, rtol=rtol, error=error)
+    array = as_matrix(dense(matrix))
+    symmetric = array.shape[0] == array.shape[1] and np.array_equal(array, array.T)
+    return (symmetric_condition if symmetric else general_condition)(
+        array, rank_bound=rank_bound, rtol=rtol, error=error
+    )
+
+
+def dense(matrix: object) -> object:
+    """``matrix`` as a dense array if it is sparse, else as it is."""
+    if not issparse(matrix):
+        return matrix
+    if max(matrix.shape) > DENSE_LIMIT:
+        raise MatrixError(
+            f"a sparse matrix of shape {matrix.shape} is beyond the dense solvers (at most {DENSE_LIMIT} rows or columns)"
+        )
+    return matrix.toarray()
+
+
+def general_condition(
+    matrix: np.ndarray, *, rank_bound: int | None = None, rtol: float = 1e-8, error: float = 0.0
+) -> ConditionNumber:
+    """κ = σ_max / smallest nonzero σ of a finite (m, n) array; rank and nullity add up to min(m, n)."""
+    core, scale = scaled_core(matrix)
+    if core.size == 0:
+        return zero_matrix(min(matrix.shape))
+    error = float(np.ldexp(error, -scale))
+    return resolve(
+        [partial(svd_values, core, error, power=1), partial(jacobi_values, core, error, power=1)],
+        order=min(matrix.shape),
+        limit=core.shape[1] if rank_bound is None else min(core.shape[1], rank_bound),
+        sharpen=partial(structural_rank_bound, core),
+        scale=scale,
+        rtol=rtol,
+    )
+
+
+def symmetric_condition(
+    matrix: np.ndarray, *, rank_bound: int | None = None, rtol: float = 1e-8, error: float = 0.0
+) -> ConditionNumber:
+    """κ = |λ|_max / smallest nonzero |λ| of a finite symmetric (n, n) array, with its inertia.
+
+    The eigenvalues by LAPACK dsyevd if their normwise bound c·eps·|λ|_max decides; otherwise the singular
+    values of the graded matrix by one-sided Jacobi, the sign of each λ_k that of u_kᵀv_k.
+    """
+    core, scale = scaled_core(matrix)
+    if core.size == 0:
+        return zero_matrix(len(matrix))
+    error = float(np.ldexp(error, -scale))
+    return resolve(
+        [partial(eigenvalue_values, core, error), partial(signed_jacobi_values, core, error)],
+        order=len(matrix),
+        limit=len(core) if rank_bound is None else min(len(core), rank_bound),
+        sharpen=partial(structural_rank_bound, core),
+        scale=scale,
+        rtol=rtol,
+    )
+
+
+def eigenvalue_values(core: np.ndarray, error: float) -> Values:
+    """Eigenvalues of a symmetric matrix by size, with the normwise error bound."""
+    eigenvalues, _, info = lapack.dsyevd(core, compute_v=0)
+    if info != 0:
+        raise np.linalg.LinAlgError("dsyevd did not converge")
+    eigenvalues = eigenvalues[np.argsort(-np.abs(eigenvalues), kind="stable")]
+    magnitudes = np.abs(eigenvalues)
+    bound = error_factor(*core.shape) * EPS * magnitudes[0] + error
+    return Values(magnitudes, np.full(len(magnitudes), bound), 1, "eigenvalues", eigenvalues < 0)
+
+
+def signed_jacobi_values(core: np.ndarray, error: float) -> Values:
+    """|λ| of a symmetric matrix by one-sided Jacobi, with the signs and entry-by-entry error bounds.
+
+    Where λ and −λ are both eigenvalues their singular vectors mix, u_kᵀv_k is far from ±1, and the count of
+    negative ones is that of the Rayleigh quotient on the common invariant subspace.
+    """
+    values, u, v = jacobi_svd(core)
+    signs = np.einsum("ik,ik->k", u, v)
+    start = 0
+    while start < len(values):
+        stop = start + 1
+        while stop < len(values) and values[stop] > values[start] * (1 - 1e-6):
+            stop += 1
+        if np.abs(signs[start:stop]).min() < 0.9:
+            block = v[:, start:stop]
+            signs[start:stop] = np.linalg.eigvalsh(block.T @ core @ block)
+        start = stop
+    errors = entrywise_errors(core, values, u, v) + error
+    return Values(values, errors, 1, "Jacobi SVD", signs < 0)
