@@ -1,7 +1,7 @@
 """The table of the data sets that come as files: addresses and checksums, nothing else.
 
-The checksums of archives, CIFAR batches and gzipped idx files are those torchvision publishes. A further data set
-is a further entry.
+The checksums of archives, CIFAR batches and gzipped idx files are those torchvision publishes. A further data
+set is a further entry.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ TEST_SIZE = 360
 def load_digits() -> Dataset:
     """Return scikit-learn's digits in a fixed split.
 
-    The set has no published split. Ours is stratified and always the same, 1,437 training and 360 test images:
+    The set has no published split. Ours is stratified and fixed, with 1,437 training and 360 test images:
     ``train_test_split(range(1797), test_size=360, random_state=0, stratify=targets)``.
 
     Returns

@@ -15,7 +15,7 @@ from hesscond.errors import CorruptDataError, DataNotFoundError
 
 @dataclass(frozen=True)
 class Download:
-    """One published file: its address, its md5, and its place below a data directory, as torchvision has it."""
+    """One published file: its address, md5, and place below a data directory, as torchvision has it."""
 
     url: str
     md5: str

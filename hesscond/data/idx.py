@@ -180,7 +180,7 @@ def parse_idx(content: bytes, shape: tuple[int, ...], *, file: str) -> np.ndarra
     if content[: len(header)] != header or len(content) != len(header) + prod(shape):
         raise CorruptDataError(
             f"{file} is not an idx file of unsigned bytes of shape {shape} (its header is "
-            f"{content[: len(header)].hex()} instead of {header.hex()}, its length {len(content)} bytes instead "
-            f"of {len(header) + prod(shape)}): delete it and fetch it again."
+            f"{content[: len(header)].hex()} instead of {header.hex()}, its length {len(content)} bytes "
+            f"instead of {len(header) + prod(shape)}): delete it and fetch it again."
         )
     return np.frombuffer(content, dtype=np.uint8, offset=len(header)).reshape(shape)

@@ -34,16 +34,17 @@ def names() -> tuple[str, ...]:
 def load(name: str, data_dir: Path | str | None = None, *, download: bool = True) -> Dataset:
     """Load a data set into memory, every file checked against its published md5 first.
 
-    Looked for in `data_dir` alone if it is given, else in ``$HESSCOND_DATA_DIR`` and then in the cache
-    (``pooch.os_cache("hesscond")``); in torchvision's layout or as the published archive (for the MNIST family
-    also the four ``.gz`` files lying loose). A copy that is found but corrupt is an error, never passed over.
+    Looked for in `data_dir` alone if given, else in ``$HESSCOND_DATA_DIR`` and then in the cache
+    (``pooch.os_cache("hesscond")``); in torchvision's layout or as the published archive (for the MNIST
+    family also the four ``.gz`` files lying loose). A copy that is found but corrupt is an error, never
+    passed over.
 
     Parameters
     ----------
     name : str
         One of `names`.
     data_dir : Path or str, optional
-        An existing folder, to use instead of the other two. ``digits`` is part of scikit-learn and ignores it.
+        An existing folder, to use instead of the other two. ``digits`` is in scikit-learn and ignores it.
     download : bool, default True
         Whether a data set that is not on disk may be downloaded: into `data_dir` if given, else the cache.
 
@@ -150,9 +151,9 @@ def _locate(source: Source, directories: list[Path], *, may_download: bool) -> t
 def _not_found(source: Source, directories: list[Path], reason: str) -> DataNotFoundError:
     places = " or ".join(_describe(source, directory) for directory in directories)
     return DataNotFoundError(
-        f"{source.name} is not in {places}, and {reason}: run `hesscond data fetch {source.name}` where there "
-        f"is a network and point ${ENVIRONMENT} to the folder, or take the study fc-digits, which needs no "
-        "download."
+        f"{source.name} is not in {places}, and {reason}: run `hesscond data fetch {source.name}` where "
+        f"there is a network and point ${ENVIRONMENT} to the folder, or take the study fc-digits, "
+        "which needs no download."
     )
 
 

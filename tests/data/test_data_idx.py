@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hesscond.data import idx, load
+from hesscond.data.idx import parse_idx
+from hesscond.errors import CorruptDataError, DataNotFoundError
+
+
+def assert_is(data, small):
+    for images, labels, inputs, targets in (
+        (idx.TRAIN_IMAGES, idx.TRAIN_LABELS, data.train_inputs, data.train_targets),
+        (idx.TEST_IMAGES, idx.TEST_LABELS, data.test_inputs, data.test_targets),
+    ):
+        assert torch.equal(inputs, torch.tensor(small.arrays[images]).float().unsqueeze(1) / 255)
+        assert targets.tolist() == small.arrays[labels].tolist()
+        assert targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+@pytest.mark.parametrize("write", ["write_gz", "write_raw"])
+def test_torchvisions_layout_gzipped_and_unpacked(small_idx, tmp_path, name, write):
+    folder = getattr(small_idx[name], write)(tmp_path / small_idx[name].source.folder)
+    data = load(name, tmp_path)
+    assert_is(data, small_idx[name])
+    assert data.source == str(folder)
+
+
+def test_a_mixture_of_gzipped_and_unpacked_files(small_idx, tmp_path):
+    small = small_idx["mnist"]
+    folder = small.write_gz(tmp_path / small.source.folder)
+    (folder / f"{idx.TEST_IMAGES}.gz").unlink()
+    (folder / idx.TEST_IMAGES).write_bytes(small.raw[idx.TEST_IMAGES])
+    assert_is(load("mnist", tmp_path), small)
+
+
+def test_loose_gz_files_are_told_apart_by_content(small_idx, tmp_path):
+    small_idx["fashion-mnist"].write_gz(tmp_path)
+    assert_is(load("fashion-mnist", tmp_path), small_idx["fashion-mnist"])
+    with pytest.raises(
+        DataNotFoundError, match="mnist is not in"
+    ):  # held, but not MNIST: nobody should delete it
+        load("mnist", tmp_path, download=False)
+
+
+def test_loose_unpacked_files_are_not_taken(small_idx, tmp_path):
+    small_idx["mnist"].write_raw(tmp_path)
+    with pytest.raises(DataNotFoundError):
+        load("mnist", tmp_path, download=False)
+
+
+@pytest.mark.parametrize("file", list(idx.SHAPES))
+@pytest.mark.parametrize("write", ["write_gz", "write_raw"])
+def test_truncated_files(small_idx, tmp_path, file, write):
+    small = small_idx["mnist"]
+    folder = getattr(small, write)(tmp_path / small.source.folder)
+    path = folder / (f"{file}.gz" if write == "write_gz" else file)
+    path.write_bytes(path.read_bytes()[:-1])
+    expected = getattr(small.source.md5[file], write.removeprefix("write_"))
+    with pytest.raises(CorruptDataError, match=rf"{path} .* instead of {expected}\): delete it"):
+        load("mnist", tmp_path)
+
+
+def test_another_data_set_in_mnists_folder_is_corrupt(small_idx, tmp_path):
+    small_idx["fashion-mnist"].write_raw(tmp_path / small_idx["mnist"].source.folder)
+    with pytest.raises(CorruptDataError):
+        load("mnist", tmp_path)
+
+
+def test_parse_idx_reads_in_c_order():
+    content = bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3, 1, 2, 3, 4, 5, 6])
+    assert np.array_equal(parse_idx(content, (2, 3), file="f"), [[1, 2, 3], [4, 5, 6]])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        bytes([0, 0, 8]),
+        bytes([1, 0, 8, 1, 0, 0, 0, 2, 5, 6]),  # magic number
+        bytes([0, 0, 9, 1, 0, 0, 0, 2, 5, 6]),  # signed bytes
+        bytes([0, 0, 8, 2, 0, 0, 0, 2, 5, 6]),  # two dimensions
+        bytes([0, 0, 8, 1, 0, 0, 0, 3, 5, 6, 7]),  # another count
+        bytes([0, 0, 8, 1, 2, 0, 0, 0, 5, 6]),  # the other byte order
+        bytes([0, 0, 8, 1, 0, 0, 0, 2, 5]),  # too short
+        bytes([0, 0, 8, 1, 0, 0, 0, 2, 5, 6, 7]),  # too long
+    ],
+)
+def test_parse_idx_takes_nothing_but_the_expected_shape(content):
+    with pytest.raises(CorruptDataError, match=r"f is not an idx file of unsigned bytes of shape \(2,\)"):
+        parse_idx(content, (2,), file="f")
