@@ -50,6 +50,10 @@ class Method(ABC):
     def batch_preconditioner(cls, captured: LayerCapture) -> Preconditioner | None:
         """P from the captured samples alone, for a model that the method does not train; None: P = I."""
 
+    def diagnostics(self, layer: str) -> dict[str, float]:
+        """Further columns of the study's probe table that only this method knows (see ``study/store.py``)."""
+        return {}
+
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Transform the gradients at the start of every ``optimizer.step()``; any torch optimizer will do."""
         optimizer.register_step_pre_hook(lambda *_: self.transform_gradients())

@@ -14,7 +14,7 @@ from torch import nn
 
 from hesscond.capture import FeatureStatistics, LayerCapture, dense_layers
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians import CentringScaling, Preconditioner
+from hesscond.hessians import CentringScaling
 from hesscond.methods.base import Method, register
 
 EPSILON_1 = 1e-2
@@ -163,7 +163,7 @@ class BNP(Method):
         G_w.addr_(G_b, state.mu, alpha=-1).div_(scale)
         G_b.div_(state.q_squared).addmv_(G_w, state.mu, alpha=-1)
 
-    def preconditioner(self, layer: str) -> Preconditioner:
+    def preconditioner(self, layer: str) -> CentringScaling:
         """P = (1/q) U D with the running μ and σ̃, as the last step used them.
 
         Raises
@@ -173,9 +173,12 @@ class BNP(Method):
         """
         return self._coordinates(layer, with_epsilons=True)
 
-    def running_preconditioner(self, layer: str) -> CentringScaling:
-        """The same with the raw running σ, without ε₁ and ε₂."""
-        return self._coordinates(layer, with_epsilons=False)
+    def diagnostics(self, layer: str) -> dict[str, float]:
+        """κ(D) of the running statistics: raw σ, and with ε₁, ε₂ as the step used it."""
+        return {
+            "kappa_D_running": self._coordinates(layer, with_epsilons=False).kappa_D,
+            "kappa_D_running_eps": self._coordinates(layer, with_epsilons=True).kappa_D,
+        }
 
     def _coordinates(self, layer: str, *, with_epsilons: bool) -> CentringScaling:
         if layer not in self.layers:

@@ -1,0 +1,22 @@
+"""Studies: config (TOML) → runner (trains and probes) → store (the run folder).
+
+A new study is one TOML file in the folder ``studies``; nothing here needs to change for it.
+"""
+
+from hesscond.study.config import StudyConfig, built_in, load_study, resolve_device
+from hesscond.study.runner import Progress, RunPlan, check_plan, run
+from hesscond.study.store import StoredRun, find_runs, open_run
+
+__all__ = [
+    "Progress",
+    "RunPlan",
+    "StoredRun",
+    "StudyConfig",
+    "built_in",
+    "check_plan",
+    "find_runs",
+    "load_study",
+    "open_run",
+    "resolve_device",
+    "run",
+]
