@@ -197,14 +197,10 @@ def probe(
         raise ConfigError("units were given without layers: name the layers they belong to")
     chosen = None if units is None else dict.fromkeys(names or (), tuple(units))
     captures = capture(model, loss_fn, batch, names, units=chosen, dtype=dtype)
-    return ProbeResult(
-        {name: LayerResult(found, coordinates(method, found), rtol) for name, found in captures.items()}
-    )
+    return ProbeResult({name: LayerResult(found, coordinates(method, found), rtol) for name, found in captures.items()})
 
 
-def coordinates(
-    method: str | Method | Preconditioner | None, captured: LayerCapture
-) -> Preconditioner | None:
+def coordinates(method: str | Method | Preconditioner | None, captured: LayerCapture) -> Preconditioner | None:
     """The P that ``method`` stands for at a captured layer (see `probe`)."""
     if method is None or isinstance(method, Preconditioner):
         return method

@@ -86,9 +86,7 @@ def checked_units(name: str, layer: nn.Linear, units: Sequence[int] | None) -> t
     chosen = tuple(range(layer.out_features)) if units is None else tuple(units)
     for unit in chosen:
         if not 0 <= unit < layer.out_features:
-            raise ConfigError(
-                f"unit {unit} is out of range: layer {name!r} has {layer.out_features} units, 0 to {layer.out_features - 1}"
-            )
+            raise ConfigError(f"unit {unit} is out of range: layer {name!r} has units 0 to {layer.out_features - 1}")
     return chosen
 
 
@@ -104,9 +102,7 @@ class Recorder:
     seen: dict[str, tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._handles = [
-            layer.register_forward_hook(self._hook(name)) for name, layer in self.layers.items()
-        ]
+        self._handles = [layer.register_forward_hook(self._hook(name)) for name, layer in self.layers.items()]
 
     def _hook(self, name: str) -> Any:
         def keep(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -219,9 +215,7 @@ def capture(
             if name in seen:
                 raise CaptureError(f"layer {name!r} is called more than once, which is not supported")
             if h.ndim != 2:
-                raise CaptureError(
-                    f"layer {name!r} sees inputs of shape {tuple(h.shape)}: only (N, n) is supported"
-                )
+                raise CaptureError(f"layer {name!r} sees inputs of shape {tuple(h.shape)}: only (N, n) is supported")
             delta = torch.zeros_like(output).requires_grad_()
             perturbed = output + delta
             seen[name] = (h.detach(), delta, perturbed, perturbed._version)
@@ -229,9 +223,7 @@ def capture(
 
         return perturb
 
-    handles = [
-        layer.register_forward_hook(hook_for(name), with_kwargs=True) for name, layer in chosen.items()
-    ]
+    handles = [layer.register_forward_hook(hook_for(name), with_kwargs=True) for name, layer in chosen.items()]
     devices = sorted({t.device.index for t in state.values() if t.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices), torch.enable_grad():
@@ -297,6 +289,7 @@ def curvatures(
         else:
             inner.append(name)
     if inner:
+        results: list[tuple[torch.Tensor, torch.Tensor | None]]
         deltas = [seen[name][1] for name in inner]
         if known is not None and is_piecewise_linear(output):
             factor = known.factor()
@@ -308,9 +301,7 @@ def curvatures(
         for name, (root, sign) in zip(inner, results, strict=True):
             if route == FACTOR_ROUTE:
                 root = root[:, list(wanted[name])]
-            captured[name] = layer_capture(
-                name, chosen[name], seen[name][0], wanted[name], root, sign, route
-            )
+            captured[name] = layer_capture(name, chosen[name], seen[name][0], wanted[name], root, sign, route)
     return {name: captured[name] for name in chosen}
 
 
@@ -369,9 +360,7 @@ def double_backward(
     for name, delta, gradient, chosen in zip(names, deltas, first, units, strict=True):
         S = torch.zeros(len(delta), len(chosen), dtype=torch.float64, device=delta.device)
         if gradient is not None and gradient.requires_grad:
-            (mixed,) = torch.autograd.grad(
-                gradient, delta, even_rows(gradient), retain_graph=True, allow_unused=True
-            )
+            (mixed,) = torch.autograd.grad(gradient, delta, even_rows(gradient), retain_graph=True, allow_unused=True)
             if mixed is not None:
                 refuse_coupling(name, mixed)
                 for column, unit in enumerate(chosen):

@@ -72,9 +72,7 @@ class SquaredErrorCurvature:
 LossCurvature = SoftmaxCurvature | SquaredErrorCurvature
 
 
-def loss_curvature(
-    loss_fn: LossFunction, output: torch.Tensor, target: torch.Tensor
-) -> LossCurvature | None:
+def loss_curvature(loss_fn: LossFunction, output: torch.Tensor, target: torch.Tensor) -> LossCurvature | None:
     """Curvature of a loss that is known to be convex in the output, or None for any other.
 
     Known: ``torch.nn.CrossEntropyLoss`` and ``MSELoss`` with reduction mean or sum and every other option, and
@@ -94,8 +92,9 @@ def loss_curvature(
         reduction = getattr(loss_fn, "reduction", "mean")
         if target.shape != output.shape or reduction == "none":
             return None
-        weight = 2.0 / output.numel() if reduction == "mean" else 2.0
-        return SquaredErrorCurvature(*output.shape, weight, output.device)
+        samples, outputs = output.shape
+        scale = 2.0 / output.numel() if reduction == "mean" else 2.0
+        return SquaredErrorCurvature(samples, outputs, scale, output.device)
     if type(loss_fn) is nn.CrossEntropyLoss:
         options = loss_fn
     elif loss_fn is functional.cross_entropy:
@@ -108,10 +107,8 @@ def loss_curvature(
     return SoftmaxCurvature(torch.log_softmax(output, 1), weight)
 
 
-def cross_entropy_weights(
-    loss: nn.CrossEntropyLoss, output: torch.Tensor, target: torch.Tensor
-) -> torch.Tensor:
-    """(N,) what the Hessian of each sample's log-softmax counts in the loss (class weights, smoothing, ignored ones)."""
+def cross_entropy_weights(loss: nn.CrossEntropyLoss, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """(N,) what each sample's log-softmax Hessian counts in the loss: class weights, smoothing, ignored samples."""
     samples, classes = output.shape
     smoothing = loss.label_smoothing
     if target.is_floating_point():

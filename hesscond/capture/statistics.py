@@ -53,9 +53,7 @@ class FeatureStatistics:
         return FeatureStatistics(
             count,
             self.mu + difference * (other.count / count),
-            self.sum_squares
-            + other.sum_squares
-            + difference.square() * (self.count * (other.count / count)),
+            self.sum_squares + other.sum_squares + difference.square() * (self.count * (other.count / count)),
             torch.minimum(self.low, other.low),
             torch.maximum(self.high, other.high),
         )

@@ -80,10 +80,7 @@ class CifarSource:
             If a checksum is not the published one.
         """
         if place.is_dir():
-            return {
-                batch: read_verified(place / batch, md5, dataset=self.name)
-                for batch, md5 in self._batches.items()
-            }
+            return {batch: read_verified(place / batch, md5, dataset=self.name) for batch, md5 in self._batches.items()}
         members = {f"{self.folder}/{batch}": md5 for batch, md5 in self._batches.items()}
         contents = read_verified_members(place, self.archive.md5, members, dataset=self.name)
         return {batch: contents[f"{self.folder}/{batch}"] for batch in self._batches}
@@ -111,9 +108,7 @@ class CifarSource:
         contents = self.verified_files(place)
         train_inputs, train_targets = self._decode(contents[batch] for batch in self.train)
         test_inputs, test_targets = self._decode(contents[batch] for batch in self.test)
-        return Dataset(
-            self.name, train_inputs, train_targets, test_inputs, test_targets, self.classes, str(place)
-        )
+        return Dataset(self.name, train_inputs, train_targets, test_inputs, test_targets, self.classes, str(place))
 
     @property
     def _batches(self) -> dict[str, str]:

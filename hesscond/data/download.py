@@ -38,9 +38,7 @@ def download_files(files: Iterable[Download], directory: Path) -> None:
     import pooch
     import urllib3.exceptions
 
-    downloader = pooch.HTTPDownloader(
-        progressbar=sys.stderr.isatty(), timeout=TIMEOUT_SECONDS, chunk_size=1 << 16
-    )
+    downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=TIMEOUT_SECONDS, chunk_size=1 << 16)
     chatter = pooch.get_logger()
     level = chatter.level
     chatter.setLevel(logging.WARNING)  # pooch announces each file on stderr; a library should not
@@ -56,9 +54,7 @@ def download_files(files: Iterable[Download], directory: Path) -> None:
             except (OSError, http.client.HTTPException, urllib3.exceptions.HTTPError) as error:
                 raise DownloadError(f"downloading {file.url} failed with {_reason(error)}") from None
             except ValueError:  # pooch's word for a wrong checksum
-                raise DownloadError(
-                    f"{file.url} delivered a file that has not the published md5 {file.md5}"
-                ) from None
+                raise DownloadError(f"{file.url} delivered a file that has not the published md5 {file.md5}") from None
     finally:
         chatter.setLevel(level)
 

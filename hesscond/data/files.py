@@ -142,9 +142,7 @@ def read_verified_members(
             file = tar.extractfile(member) if member.name in members else None
             if file is not None:
                 contents[member.name] = content = file.read()
-                _require_content(
-                    content, members[member.name], file=f"{archive}:{member.name}", dataset=dataset
-                )
+                _require_content(content, members[member.name], file=f"{archive}:{member.name}", dataset=dataset)
     return contents
 
 

@@ -66,8 +66,7 @@ class IdxSource:
     def downloads(self) -> tuple[Download, ...]:
         """The files to download for a full copy."""
         return tuple(
-            Download(f"{self.url}{file}.gz", md5.gz, f"{self.folder}/{file}.gz")
-            for file, md5 in self.md5.items()
+            Download(f"{self.url}{file}.gz", md5.gz, f"{self.folder}/{file}.gz") for file, md5 in self.md5.items()
         )
 
     def find(self, directory: Path) -> Path | None:

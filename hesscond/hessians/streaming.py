@@ -30,9 +30,7 @@ class StreamedUnit:
         rows = captured.H_hat * (captured.root[:, column] * weight**0.5)[:, None]
         self.count += len(rows)
         square_norms = rows.square().sum(0)
-        self._square_norms = (
-            square_norms if self._square_norms is None else self._square_norms + square_norms
-        )
+        self._square_norms = square_norms if self._square_norms is None else self._square_norms + square_norms
         if captured.sign is None:
             self._stack(1, rows)
             return
@@ -44,9 +42,7 @@ class StreamedUnit:
     def _stack(self, sign: int, rows: torch.Tensor) -> None:
         previous = self._factors.get(sign)
         stacked = rows if previous is None else torch.cat([previous, rows])
-        self._factors[sign] = (
-            stacked if len(stacked) <= self.order else torch.linalg.qr(stacked, mode="r").R
-        )
+        self._factors[sign] = stacked if len(stacked) <= self.order else torch.linalg.qr(stacked, mode="r").R
 
     def hessian(self) -> UnitHessian:
         """The Hessian of the unit over everything added."""

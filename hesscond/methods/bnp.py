@@ -22,9 +22,7 @@ EPSILON_2 = 1e-4
 RHO = 0.99
 
 
-def regularized(
-    variance: torch.Tensor, epsilon_1: float = EPSILON_1, epsilon_2: float = EPSILON_2
-) -> torch.Tensor:
+def regularized(variance: torch.Tensor, epsilon_1: float = EPSILON_1, epsilon_2: float = EPSILON_2) -> torch.Tensor:
     """σ̃² = σ² + ε₁ max σ² + ε₂ (Algorithm 2, step 3)."""
     return variance + (epsilon_1 * variance.max() + epsilon_2)
 
@@ -217,9 +215,7 @@ class BNP(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over running statistics."""
         if set(state) != set(self.layers):
-            raise ConfigError(
-                f"bnp: the state has layers {', '.join(state)}, the model {', '.join(self.layers)}"
-            )
+            raise ConfigError(f"bnp: the state has layers {', '.join(state)}, the model {', '.join(self.layers)}")
         for name, own in self.layers.items():
             own.mu.copy_(state[name]["mu"])
             own.variance.copy_(state[name]["variance"])

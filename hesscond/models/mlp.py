@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -58,7 +59,7 @@ class MLP(nn.Module):
             raise ConfigError(f"layer widths must be at least 1, got {widths}")
         self.activation = ACTIVATIONS[activation]()
         self.depth = len(widths) - 1
-        for i, (before, after) in enumerate(zip(widths, widths[1:], strict=False), 1):
+        for i, (before, after) in enumerate(pairwise(widths), 1):
             layer = nn.utils.skip_init(nn.Linear, before, after)
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)

@@ -10,6 +10,9 @@ from hesscond.spectra.signed import signed_condition
 from hesscond.spectra.symmetric import condition_number
 
 __all__ = [
-    "ConditionNumber", "condition_number", "factor_condition", "factor_eigenvalues",
+    "ConditionNumber",
+    "condition_number",
+    "factor_condition",
+    "factor_eigenvalues",
     "signed_condition",
 ]

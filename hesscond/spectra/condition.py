@@ -143,9 +143,7 @@ def better(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber:
 
 def zero_matrix(order: int) -> ConditionNumber:
     """The result for the zero matrix, which has no nonzero eigenvalue and so no κ."""
-    return ConditionNumber(
-        math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "unresolved"
-    )
+    return ConditionNumber(math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "unresolved")
 
 
 def conclude(values: Values, *, order: int, limit: int, scale: int) -> ConditionNumber:

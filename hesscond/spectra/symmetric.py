@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.linalg import lapack
@@ -79,13 +80,13 @@ def condition_number(
     )
 
 
-def dense(matrix: object) -> object:
+def dense(matrix: Any) -> Any:
     """``matrix`` as a dense array if it is sparse, else as it is."""
     if not issparse(matrix):
         return matrix
     if max(matrix.shape) > DENSE_LIMIT:
         raise MatrixError(
-            f"a sparse matrix of shape {matrix.shape} is beyond the dense solvers (at most {DENSE_LIMIT} rows or columns)"
+            f"a sparse matrix of shape {matrix.shape} is too large for the dense solvers: at most {DENSE_LIMIT} a side"
         )
     return matrix.toarray()
 

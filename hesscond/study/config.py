@@ -130,9 +130,7 @@ class StudyConfig(Section):
         """Refuse to probe a layer the model will not have."""
         for name in self.probe.layers:
             if name not in self.model.layers:
-                raise ValueError(
-                    f"probe.layers: no layer {name!r} in the model, it has {', '.join(self.model.layers)}"
-                )
+                raise ValueError(f"probe.layers: no layer {name!r} in the model, it has {', '.join(self.model.layers)}")
         return self
 
     def learning_rate(self, method: str, batch_size: int) -> float:

@@ -43,9 +43,7 @@ class Prober:
         self.units = {name: tuple(config.units) for name in config.layers}
         self.recorder = Recorder(layers)
 
-    def batch_rows(
-        self, inputs: torch.Tensor, targets: torch.Tensor, output: torch.Tensor
-    ) -> list[dict[str, Any]]:
+    def batch_rows(self, inputs: torch.Tensor, targets: torch.Tensor, output: torch.Tensor) -> list[dict[str, Any]]:
         """Rows for the mini-batch whose training pass gave ``output`` while the recorder was armed."""
         captures = None
         if self.config.precision == "as-trained":
@@ -84,9 +82,7 @@ class Prober:
 
     def _capture(self, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, LayerCapture]:
         dtype = torch.float64 if self.config.precision == "float64" else None
-        return capture(
-            self.model, self.loss_fn, (inputs, targets), self.config.layers, units=self.units, dtype=dtype
-        )
+        return capture(self.model, self.loss_fn, (inputs, targets), self.config.layers, units=self.units, dtype=dtype)
 
     def _row(
         self,
@@ -137,4 +133,3 @@ class Prober:
 def with_sigma(P: CentringScaling, sigma: torch.Tensor) -> CentringScaling:
     """The same centring with another scaling."""
     return CentringScaling(P.mu, sigma, P.bias, P.q, P.name)
-

@@ -156,9 +156,7 @@ class Training:
         self.model = build_model(plan, data)
         self.loss_fn = nn.CrossEntropyLoss()
         self.method: Method = method_class(plan.method)(self.model)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=plan.learning_rate, momentum=config.momentum
-        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=plan.learning_rate, momentum=config.momentum)
         layers = dense_layers(self.model)
         self.prober = Prober(
             self.model,
@@ -191,9 +189,7 @@ class Training:
                 self.on_progress(Progress(iteration + 1, self.iterations, loss, row))
         self.end_of_epoch(self.iterations, self.iterations // self.per_epoch, last=True)
 
-    def step(
-        self, iteration: int, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[float, list[dict[str, Any]]]:
+    def step(self, iteration: int, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, list[dict[str, Any]]]:
         """One iteration; returns its loss and the probe's rows."""
         every = self.plan.study.probe.every
         due = every > 0 and iteration % every == 0

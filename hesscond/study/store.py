@@ -111,8 +111,7 @@ class RunLog:
             spec = ", ".join(f"{name} {kind}" for name, kind in columns.items())
             self._connection.execute(f"CREATE TABLE {table} ({spec})")
         self._inserts = {
-            table: f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})"
-            for table, columns in TABLES.items()
+            table: f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})" for table, columns in TABLES.items()
         }
         self._pending: list[tuple[int, int, float]] = []
         self._committed = time.monotonic()
@@ -202,6 +201,12 @@ class StoredRun:
     def status(self) -> str:
         """How the run stands."""
         return self.facts.get("status", "unknown")
+
+    @property
+    def iterations(self) -> int:
+        """Training iterations in the log."""
+        with reading(self.folder) as connection:
+            return int(connection.execute("SELECT COUNT(*) FROM training").fetchone()[0])
 
     def table(self, name: str) -> pd.DataFrame:
         """A table of the log: ``"training"``, ``"probe"`` or ``"evaluation"``.

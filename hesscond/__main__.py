@@ -1,0 +1,5 @@
+"""``python -m hesscond``."""
+
+from hesscond.cli import main
+
+main()

@@ -1,0 +1,210 @@
+"""Loss, condition numbers and κ(D) over a training run: Figure 8 of Lange, Helfrich and Ye (2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from hesscond.report.drawing import (
+    COLUMN_WIDTH,
+    NEUTRAL,
+    STYLE,
+    Look,
+    add_legend,
+    draw_curve,
+    draw_points,
+    draw_unresolved,
+    logarithmic,
+    say_empty,
+)
+from hesscond.report.palette import method_colors
+from hesscond.report.selection import Selection, select
+from hesscond.report.series import RESOLVED, expected, finite, lower_bounds, resolved_values, window_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hesscond.study.store import StoredRun
+
+LOSS = Look("training loss")
+ACCURACY = Look("test accuracy", marker="D")
+KAPPA = {
+    "kappa": Look(r"$\kappa(H)$"),
+    "kappa_preconditioned": Look(r"$\kappa(P^{\top}HP)$", dash=(0, (3.2, 1.4)), marker="s", barred=True),
+    "expected": Look(r"$\kappa(H)/\kappa(D)^2$", dash=(0, (0.8, 1.2)), marker="x", width=0.9, raw=False),
+}
+KAPPA_D = Look(r"$\kappa(D)$")
+RUNNING = Look(r"$\kappa(D)$", dash=(0, (5, 1.2, 1, 1.2)), raw=False)
+
+
+def conditioning_figure(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
+) -> Figure:
+    """Training loss and test accuracy, κ(H) and κ(PᵀHP), and κ(D) of one unit over the iterations.
+
+    Three panels at the width of a journal column. Colours tell methods apart. In the lower two, lines are the
+    mini-batches (``data == "batch"``) and markers the whole training set (``data == "train"``); κ(H) is solid
+    and round, κ(PᵀHP) dashed and square, the κ(H)/κ(D)² that the paper expects of it dotted and crossed. An
+    unresolved κ is an open triangle at its lower bound and no part of any line. Lines are running medians, over
+    faint single values for one run of a method, in a band from the lowest to the highest for several seeds.
+
+    Parameters
+    ----------
+    runs
+        Of one study: any methods, any seeds of each, otherwise alike.
+    layer, unit
+        Which unit to show; the first that was probed by default.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Save it with `save_figure`.
+
+    Raises
+    ------
+    ConfigError
+        The runs do not belong in one figure, or the unit was not probed.
+    """
+    selection = select(runs, layer, unit)
+    groups = selection.by_method()
+    window = window_of(max(last_iteration(run) for run in runs))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(COLUMN_WIDTH, 6.4), layout="constrained")
+        figure.get_layout_engine().set(h_pad=0.03, w_pad=0.02, hspace=0.0)
+        top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(1.0, 1.45, 1.0))
+        draw_training(top, groups, window)
+        draw_kappa(middle, selection, groups, window)
+        draw_kappa_d(bottom, selection, groups, window)
+        for ax, letter in zip((top, middle, bottom), "abc", strict=True):
+            ax.text(-0.02, 1.03, f"({letter})", transform=ax.transAxes, ha="right", weight="bold")
+            ax.margins(x=0.02)
+            ax.set_axisbelow(True)
+            ax.grid(axis="y", color="0.92", lw=0.4)
+        bottom.set_xlabel("iteration")
+        bottom.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=2))
+        figure.suptitle(selection.title, fontsize=7)
+        figure.supxlabel(remark(groups, window), fontsize=6.5, color=NEUTRAL)
+        figure.align_ylabels([top, middle, bottom])
+    return figure
+
+
+def last_iteration(run: StoredRun) -> int:
+    """The last iteration with a training or probe row."""
+    tables = (run.table("training"), run.table("probe"))
+    return max((int(table["iteration"].max()) for table in tables if len(table)), default=0)
+
+
+def remark(groups: dict[str, list[StoredRun]], window: int) -> str:
+    """What lines, faint values and bands are."""
+    parts = [f"lines: running median of {window} iterations"] if window > 1 else []
+    sizes = sorted({len(runs) for runs in groups.values()})
+    if sizes[-1] > 1:
+        count = "–".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
+        parts.append(f"bands: range of {count} seeds")
+    elif parts:
+        parts.append("faint: single values")
+    return "; ".join(parts)
+
+
+def draw_training(ax: Axes, groups: dict[str, list[StoredRun]], window: int) -> None:
+    """Panel (a): training loss, and test accuracy on the right."""
+    colors = method_colors(groups)
+    ax.set_yscale("log", nonpositive="mask")
+    ax.set_ylabel("loss (nats)")
+    names: list[Line2D | None] = [Line2D([], [], color=colors[m], lw=2.4, label=m) for m in groups]
+    kinds: list[Line2D | None] = []
+    losses = {m: [finite(r.table("training").set_index("iteration")["loss"]) for r in g] for m, g in groups.items()}
+    drawn = [draw_curve(ax, losses[m], LOSS, colors[m], window, f"{m}-loss") for m in groups]
+    if any(drawn):
+        logarithmic(ax)
+        kinds.append(LOSS.line_handle())
+    else:
+        say_empty(ax, "not trained")
+    evaluations = {m: [r.table("evaluation").set_index("iteration") for r in g] for m, g in groups.items()}
+    if any(len(table) for tables in evaluations.values() for table in tables):
+        right = ax.twinx()
+        right.set_ylabel("test accuracy (%)")
+        for method, tables in evaluations.items():
+            percent = [100 * table["test_accuracy"] for table in tables]
+            draw_points(right, percent, ACCURACY, colors[method], f"{method}-accuracy")
+        right.margins(x=0.02, y=0.08)
+        right.yaxis.set_major_locator(MaxNLocator(5))
+        kinds.append(ACCURACY.marker_handle())
+    add_legend(ax, [names, kinds], [])
+
+
+def draw_kappa(ax: Axes, selection: Selection, groups: dict[str, list[StoredRun]], window: int) -> None:
+    """Panel (b): κ(H), κ(PᵀHP) and the expected κ(H)/κ(D)², over batches and over the training set."""
+    colors = method_colors(groups)
+    ax.set_yscale("log", nonpositive="mask")
+    ax.set_ylabel("condition number")
+    lines: dict[str, Line2D] = {}
+    markers: dict[str, Line2D] = {}
+    triangles: dict[str, Line2D] = {}
+    for data in ("batch", "train"):
+        for method, members in groups.items():
+            probes = [selection.probe(run, data) for run in members]
+            for quantity, look in KAPPA.items():
+                name, color = f"{method}-{quantity}-{data}", colors[method]
+                curves = [values_of(probe, quantity) for probe in probes]
+                if data == "batch" and draw_curve(ax, curves, look, color, window, name):
+                    lines[quantity] = look.line_handle(data)
+                if data == "train" and draw_points(ax, curves, look, color, name):
+                    markers[quantity] = look.marker_handle(data)
+                if quantity in RESOLVED:
+                    bounds = [lower_bounds(probe, quantity) for probe in probes]
+                    if draw_unresolved(ax, bounds, look, data, color, name):
+                        triangles[quantity + data] = look.unresolved_handle(data)
+    finish(ax, [(lines.get(quantity), markers.get(quantity)) for quantity in KAPPA], list(triangles.values()))
+
+
+def values_of(probe: pd.DataFrame, quantity: str) -> pd.Series:
+    """What panel (b) shows of a probe table under the name ``quantity``, a key of `KAPPA`."""
+    return expected(probe) if quantity == "expected" else resolved_values(probe, quantity)
+
+
+def draw_kappa_d(ax: Axes, selection: Selection, groups: dict[str, list[StoredRun]], window: int) -> None:
+    """Panel (c): κ(D) of the batches, of the method's running statistics, and of the training set."""
+    colors = method_colors(groups)
+    ax.set_yscale("log", nonpositive="mask")
+    ax.set_ylabel(r"$\kappa(D)$")
+    batch = running = train = None
+    for method, members in groups.items():
+        name, color = f"{method}-kappa_D", colors[method]
+        probes = [selection.probe(run, "batch") for run in members]
+        if draw_curve(ax, [finite(p["kappa_D"]) for p in probes], KAPPA_D, color, window, f"{name}-batch"):
+            batch = KAPPA_D.line_handle("batch")
+        curves = [finite(p["kappa_D_running_eps"]) for p in probes]
+        if draw_curve(ax, curves, RUNNING, color, window, f"{name}-running"):
+            running = RUNNING.line_handle(r"running, with $\varepsilon$")
+        probes = [selection.probe(run, "train") for run in members]
+        if draw_points(ax, [finite(p["kappa_D"]) for p in probes], KAPPA_D, color, f"{name}-train"):
+            train = KAPPA_D.marker_handle("train")
+    finish(ax, [(batch, train), (running, None)], [])
+
+
+def finish(ax: Axes, pairs: Sequence[tuple[Line2D | None, Line2D | None]], below: Sequence[Line2D]) -> None:
+    """Ticks and legend of a panel of probed quantities, or the remark that nothing was probed.
+
+    Parameters
+    ----------
+    ax
+        With everything drawn.
+    pairs
+        Legend entries of each quantity over batches and over the training set, one row each.
+    below
+        Entries in rows of their own.
+    """
+    rows = [pair for pair in pairs if pair != (None, None)]
+    if not rows and not below:
+        say_empty(ax, "not probed")
+        return
+    logarithmic(ax)
+    columns = [[row[side] for row in rows] for side in (0, 1)]
+    add_legend(ax, [column for column in columns if any(column)], below)

@@ -1,0 +1,35 @@
+"""Figures to files: the same bytes every time, fonts embedded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from hesscond.errors import ConfigError
+
+#: Supported file types, with the metadata that keeps the time of writing out of the file.
+METADATA: dict[str, dict[str, None]] = {".pdf": {"CreationDate": None}, ".png": {}, ".svg": {"Date": None}}
+
+DOTS_PER_INCH = 300
+
+
+def save_figure(figure: Figure, path: Path | str) -> None:
+    """Write a figure as PDF (fonts embedded as Type 42), SVG (text as text) or PNG (300 dpi), at its own size.
+
+    Raises
+    ------
+    ConfigError
+        Another file type, or the file cannot be written.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in METADATA:
+        raise ConfigError(f"cannot write a figure to {path}: its name must end in {', '.join(METADATA)}")
+    options = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "hesscond", "savefig.bbox": None}
+    try:
+        with matplotlib.rc_context(options):
+            figure.savefig(path, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=METADATA[suffix])
+    except OSError as error:
+        raise ConfigError(f"the figure {path} cannot be written: {error.strerror or error}") from None

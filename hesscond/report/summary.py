@@ -1,0 +1,178 @@
+"""One row per run: final loss, accuracy and condition numbers, as a data frame and as a table for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from hesscond.report.selection import select
+from hesscond.report.series import RESOLVED, finite, gain, is_unresolved, lower_bounds, resolved_values
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hesscond.study.store import StoredRun
+
+
+def summary_frame(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
+) -> pd.DataFrame:
+    """What came of each run.
+
+    Parameters
+    ----------
+    runs
+        Of one study.
+    layer, unit
+        Which unit's condition numbers; the first that was probed by default.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per run, in the order given. method, seed, status, learning_rate, batch_size, iterations;
+        training_loss_tail_mean: mean mini-batch loss of the last tail_iterations = min(100, 10 %) iterations;
+        test_accuracy: the last, from 0 to 1. Then the columns below with ``batch_`` in front for the mini-batches
+        (medians over the probed iterations), and with ``train_`` for the last probe of the whole training set:
+
+        - probes: how many iterations were probed (train: how many of them went into the row, 1 or 0);
+        - kappa, kappa_preconditioned: over the resolved ones only, NaN if there are none;
+        - kappa_unresolved, kappa_preconditioned_unresolved: how many were not resolved;
+        - kappa_lower, kappa_preconditioned_lower: median lower bound of those, NaN if there are none;
+        - gain: of κ(H)/κ(PᵀHP), where both are resolved;
+        - kappa_D_squared: κ(D)²;
+        - dead: input features without variation (batch: the most in any batch).
+
+    Raises
+    ------
+    ConfigError
+        The runs are of different studies, or the unit was not probed.
+    """
+    import pandas as pd
+
+    selection = select(runs, layer, unit)
+    rows = []
+    for run in selection.runs:
+        row = training_summary(run)
+        train = selection.probe(run, "train")
+        for data, probe in (("batch", selection.probe(run, "batch")), ("train", train.tail(1))):
+            row |= {f"{data}_{column}": value for column, value in probe_summary(probe).items()}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def training_summary(run: StoredRun) -> dict[str, Any]:
+    """The columns of `summary_frame` that say how the training went."""
+    training, evaluation = run.table("training"), run.table("evaluation")
+    tail = training["loss"].tail(max(1, min(100, len(training) // 10)))
+    return {
+        "method": run.method,
+        "seed": run.seed,
+        "status": run.status,
+        "learning_rate": float(run.config["run"]["learning_rate"]),
+        "batch_size": int(run.config["training"]["batch_size"]),
+        "iterations": len(training),
+        "tail_iterations": len(tail),
+        "training_loss_tail_mean": float(tail.mean(skipna=False)) if len(tail) else math.nan,
+        "test_accuracy": float(evaluation["test_accuracy"].iloc[-1]) if len(evaluation) else math.nan,
+    }
+
+
+def probe_summary(probe: pd.DataFrame) -> dict[str, float | int]:
+    """The columns of `summary_frame` about the condition numbers in the rows of ``probe``."""
+    summary: dict[str, float | int] = {"probes": len(probe)}
+    for quantity in RESOLVED:
+        summary[quantity] = median(resolved_values(probe, quantity))
+        summary[f"{quantity}_unresolved"] = int(is_unresolved(probe, quantity).sum())
+        summary[f"{quantity}_lower"] = median(lower_bounds(probe, quantity))
+    summary["gain"] = median(gain(probe))
+    summary["kappa_D_squared"] = median(finite(probe["kappa_D"]) ** 2)
+    summary["dead"] = int(probe["dead"].fillna(0).max()) if len(probe) else 0
+    return summary
+
+
+def median(values: pd.Series) -> float:
+    """Median of what is there; NaN if nothing is."""
+    there = values.dropna()
+    return float(there.median()) if len(there) else math.nan
+
+
+def summary_table(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
+) -> Table:
+    """`summary_frame` for the terminal, two lines per run: mini-batches and training set.
+
+    Parameters
+    ----------
+    runs, layer, unit
+        As for `summary_frame`.
+
+    Returns
+    -------
+    rich.table.Table
+        Less than 100 columns wide. A κ that was never resolved is shown by its lower bound, as "≥ 1.20e+09".
+
+    Raises
+    ------
+    ConfigError
+        As for `summary_frame`.
+    """
+    frame = summary_frame(runs, layer=layer, unit=unit)
+    table = Table(
+        title=Text(select(runs, layer, unit).title),
+        caption=Text(
+            "batch: medians over the probed iterations, of the resolved κ only; train: last probe of the training "
+            "set; loss: mean of the last min(100, 10 %) iterations; unresolved: κ(H) + κ(PᵀHP) of how many probes"
+        ),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for name in ("method", "seed", "loss", "acc. %", "data"):
+        table.add_column(name, justify="left" if name in ("method", "data") else "right", no_wrap=True)
+    for name in ("κ(H)", "κ(PᵀHP)", "gain", "κ(D)²", "dead", "unresolved"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in frame.to_dict("records"):
+        status = "" if row["status"] == "finished" else f"({row['status']})"
+        table.add_row(
+            Text(row["method"]),
+            str(row["seed"]),
+            f"{row['training_loss_tail_mean']:.3f}",
+            f"{100 * row['test_accuracy']:.1f}",
+            *probe_cells(row, "batch"),
+        )
+        table.add_row(status, "", "", "", *probe_cells(row, "train"), end_section=True)
+    return table
+
+
+def probe_cells(row: dict[str, Any], data: str) -> list[str]:
+    """The cells from "data" on."""
+    if not row[f"{data}_probes"]:
+        return [data, "not probed", "", "", "", "", ""]
+    kappa, preconditioned = (
+        kappa_cell(row[f"{data}_{quantity}"], row[f"{data}_{quantity}_lower"]) for quantity in RESOLVED
+    )
+    unresolved = " + ".join(str(row[f"{data}_{quantity}_unresolved"]) for quantity in RESOLVED)
+    return [
+        data,
+        kappa,
+        preconditioned,
+        number(row[f"{data}_gain"]),
+        number(row[f"{data}_kappa_D_squared"]),
+        str(row[f"{data}_dead"]),
+        f"{unresolved} of {row[f'{data}_probes']}",
+    ]
+
+
+def kappa_cell(value: float, lower: float) -> str:
+    """κ if any was resolved, else the bound it is known to exceed."""
+    return f"≥ {number(lower)}" if math.isnan(value) and not math.isnan(lower) else number(value)
+
+
+def number(value: float) -> str:
+    """Three significant digits; a dash if there is no number."""
+    return "–" if math.isnan(value) else f"{value:.2e}"

@@ -1,0 +1,106 @@
+"""Several runs in one call: methods × seeds of one study, planned and checked before the first one starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hesscond.errors import ConfigError
+from hesscond.methods import method_class
+from hesscond.study.config import StudyConfig
+from hesscond.study.runner import RunPlan
+from hesscond.study.store import check_free
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line may change of a study; None leaves it as it is."""
+
+    iterations: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    probe_every: int | None = None
+
+    def apply(self, study: StudyConfig) -> StudyConfig:
+        """The study with the changes made.
+
+        Raises
+        ------
+        ConfigError
+            Both iterations and epochs, or a value out of its range.
+        """
+        if self.iterations is not None and self.epochs is not None:
+            raise ConfigError("give either --iterations or --epochs, not both")
+        for option, value in (
+            ("--iterations", self.iterations),
+            ("--epochs", self.epochs),
+            ("--batch-size", self.batch_size),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"{option} must be at least 1, got {value}")
+        if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
+            raise ConfigError(f"--lr must be positive and finite, got {self.learning_rate}")
+        if self.probe_every is not None and self.probe_every < 0:
+            raise ConfigError(f"--probe-every must be at least 0 (0: no probing), got {self.probe_every}")
+        training, probe = dict(study.training), dict(study.probe)
+        if self.iterations is not None:
+            training |= {"iterations": self.iterations, "epochs": None}
+        if self.epochs is not None:
+            training |= {"epochs": self.epochs, "iterations": None}
+        if self.batch_size is not None:
+            training["batch_size"] = self.batch_size
+        if self.probe_every is not None:
+            probe["every"] = self.probe_every
+            if self.probe_every == 0:
+                probe["train_every_epochs"] = 0
+        return StudyConfig.model_validate({**dict(study), "training": training, "probe": probe})
+
+
+def plan_runs(
+    study: StudyConfig,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    device: torch.device,
+    overrides: Overrides,
+) -> list[RunPlan]:
+    """One plan for every method and seed, with folders that are free.
+
+    A single run goes to ``out`` itself, several to ``out/METHOD-seedS``.
+
+    Raises
+    ------
+    ConfigError
+        Unknown or repeated method, no learning rate for it, a folder that is not free.
+    """
+    if len(set(methods)) < len(methods) or len(set(seeds)) < len(seeds):
+        raise ConfigError("a method or seed is given twice")
+    study = overrides.apply(study)
+    check_free(out) if len(methods) * len(seeds) == 1 else check_parent(out)
+    plans = []
+    for method in methods:
+        method_class(method)
+        rate = overrides.learning_rate or study.learning_rate(method, study.training.batch_size)
+        for seed in seeds:
+            folder = out if len(methods) * len(seeds) == 1 else out / f"{method}-seed{seed}"
+            check_free(folder)
+            plans.append(RunPlan(study, method, seed, rate, folder, device))
+    return plans
+
+
+def check_parent(out: Path) -> None:
+    """Refuse a parent folder that is itself a run, or a file.
+
+    Raises
+    ------
+    ConfigError
+        It is.
+    """
+    if (out / "run.sqlite").exists():
+        raise ConfigError(f"{out} holds another run: give another --out")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file: give a folder as --out")
