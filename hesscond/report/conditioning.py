@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -43,9 +45,7 @@ KAPPA_D = Look(r"$\kappa(D)$")
 RUNNING = Look(r"$\kappa(D)$", dash=(0, (5, 1.2, 1, 1.2)), raw=False)
 
 
-def conditioning_figure(
-    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
-) -> Figure:
+def conditioning_figure(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Figure:
     """Training loss and test accuracy, κ(H) and κ(PᵀHP), and κ(D) of one unit over the iterations.
 
     Three panels at the width of a journal column. Colours tell methods apart. In the lower two, lines are the
@@ -73,31 +73,38 @@ def conditioning_figure(
     """
     selection = select(runs, layer, unit)
     groups = selection.by_method()
-    window = window_of(max(last_iteration(run) for run in runs))
+    losses = {method: [loss_of(run) for run in members] for method, members in groups.items()}
+    window = window_of(last_iteration(selection, losses))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(COLUMN_WIDTH, 6.4), layout="constrained")
-        figure.get_layout_engine().set(h_pad=0.03, w_pad=0.02, hspace=0.0)
+        layout = ConstrainedLayoutEngine(h_pad=0.03, w_pad=0.02, hspace=0.0)
+        figure = Figure(figsize=(COLUMN_WIDTH, 6.4), layout=layout)
         top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(1.0, 1.45, 1.0))
-        draw_training(top, groups, window)
+        draw_training(top, groups, losses, window)
         draw_kappa(middle, selection, groups, window)
         draw_kappa_d(bottom, selection, groups, window)
         for ax, letter in zip((top, middle, bottom), "abc", strict=True):
             ax.text(-0.02, 1.03, f"({letter})", transform=ax.transAxes, ha="right", weight="bold")
-            ax.margins(x=0.02)
+            ax.margins(x=0.035)
             ax.set_axisbelow(True)
             ax.grid(axis="y", color="0.92", lw=0.4)
         bottom.set_xlabel("iteration")
-        bottom.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=2))
-        figure.suptitle(selection.title, fontsize=7)
-        figure.supxlabel(remark(groups, window), fontsize=6.5, color=NEUTRAL)
+        bottom.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=True))
+        figure.suptitle(textwrap.fill(selection.title, 56), fontsize=7)
+        figure.supxlabel(textwrap.fill(remark(groups, window), 66), fontsize=6.5, color=NEUTRAL)
         figure.align_ylabels([top, middle, bottom])
     return figure
 
 
-def last_iteration(run: StoredRun) -> int:
+def loss_of(run: StoredRun) -> pd.Series:
+    """Training loss by iteration."""
+    return finite(run.table("training").set_index("iteration")["loss"])
+
+
+def last_iteration(selection: Selection, losses: dict[str, list[pd.Series]]) -> int:
     """The last iteration with a training or probe row."""
-    tables = (run.table("training"), run.table("probe"))
-    return max((int(table["iteration"].max()) for table in tables if len(table)), default=0)
+    training = (int(loss.index[-1]) for curves in losses.values() for loss in curves if len(loss))
+    probed = (int(probe["iteration"].iloc[-1]) for probe in selection.probes if len(probe))
+    return max((*training, *probed), default=0)
 
 
 def remark(groups: dict[str, list[StoredRun]], window: int) -> str:
@@ -112,14 +119,20 @@ def remark(groups: dict[str, list[StoredRun]], window: int) -> str:
     return "; ".join(parts)
 
 
-def draw_training(ax: Axes, groups: dict[str, list[StoredRun]], window: int) -> None:
+def dodge(place: int, groups: dict[str, list[StoredRun]]) -> float:
+    """Points to the right that a method's markers are set off by, so that none hides another's."""
+    return 3.0 * (place - (len(groups) - 1) / 2)
+
+
+def draw_training(
+    ax: Axes, groups: dict[str, list[StoredRun]], losses: dict[str, list[pd.Series]], window: int
+) -> None:
     """Panel (a): training loss, and test accuracy on the right."""
     colors = method_colors(groups)
     ax.set_yscale("log", nonpositive="mask")
     ax.set_ylabel("loss (nats)")
     names: list[Line2D | None] = [Line2D([], [], color=colors[m], lw=2.4, label=m) for m in groups]
     kinds: list[Line2D | None] = []
-    losses = {m: [finite(r.table("training").set_index("iteration")["loss"]) for r in g] for m, g in groups.items()}
     drawn = [draw_curve(ax, losses[m], LOSS, colors[m], window, f"{m}-loss") for m in groups]
     if any(drawn):
         logarithmic(ax)
@@ -130,10 +143,10 @@ def draw_training(ax: Axes, groups: dict[str, list[StoredRun]], window: int) -> 
     if any(len(table) for tables in evaluations.values() for table in tables):
         right = ax.twinx()
         right.set_ylabel("test accuracy (%)")
-        for method, tables in evaluations.items():
+        for place, (method, tables) in enumerate(evaluations.items()):
             percent = [100 * table["test_accuracy"] for table in tables]
-            draw_points(right, percent, ACCURACY, colors[method], f"{method}-accuracy")
-        right.margins(x=0.02, y=0.08)
+            draw_points(right, percent, ACCURACY, colors[method], f"{method}-accuracy", dodge(place, groups))
+        right.margins(x=0.035, y=0.08)
         right.yaxis.set_major_locator(MaxNLocator(5))
         kinds.append(ACCURACY.marker_handle())
     add_legend(ax, [names, kinds], [])
@@ -148,18 +161,19 @@ def draw_kappa(ax: Axes, selection: Selection, groups: dict[str, list[StoredRun]
     markers: dict[str, Line2D] = {}
     triangles: dict[str, Line2D] = {}
     for data in ("batch", "train"):
-        for method, members in groups.items():
+        for place, (method, members) in enumerate(groups.items()):
+            shift = dodge(place, groups) if data == "train" else 0.0
             probes = [selection.probe(run, data) for run in members]
             for quantity, look in KAPPA.items():
                 name, color = f"{method}-{quantity}-{data}", colors[method]
                 curves = [values_of(probe, quantity) for probe in probes]
                 if data == "batch" and draw_curve(ax, curves, look, color, window, name):
                     lines[quantity] = look.line_handle(data)
-                if data == "train" and draw_points(ax, curves, look, color, name):
+                if data == "train" and draw_points(ax, curves, look, color, name, shift):
                     markers[quantity] = look.marker_handle(data)
                 if quantity in RESOLVED:
                     bounds = [lower_bounds(probe, quantity) for probe in probes]
-                    if draw_unresolved(ax, bounds, look, data, color, name):
+                    if draw_unresolved(ax, bounds, look, data, color, name, shift):
                         triangles[quantity + data] = look.unresolved_handle(data)
     finish(ax, [(lines.get(quantity), markers.get(quantity)) for quantity in KAPPA], list(triangles.values()))
 
@@ -175,7 +189,8 @@ def draw_kappa_d(ax: Axes, selection: Selection, groups: dict[str, list[StoredRu
     ax.set_yscale("log", nonpositive="mask")
     ax.set_ylabel(r"$\kappa(D)$")
     batch = running = train = None
-    for method, members in groups.items():
+    for place, (method, members) in enumerate(groups.items()):
+        shift = dodge(place, groups)
         name, color = f"{method}-kappa_D", colors[method]
         probes = [selection.probe(run, "batch") for run in members]
         if draw_curve(ax, [finite(p["kappa_D"]) for p in probes], KAPPA_D, color, window, f"{name}-batch"):
@@ -184,7 +199,7 @@ def draw_kappa_d(ax: Axes, selection: Selection, groups: dict[str, list[StoredRu
         if draw_curve(ax, curves, RUNNING, color, window, f"{name}-running"):
             running = RUNNING.line_handle(r"running, with $\varepsilon$")
         probes = [selection.probe(run, "train") for run in members]
-        if draw_points(ax, [finite(p["kappa_D"]) for p in probes], KAPPA_D, color, f"{name}-train"):
+        if draw_points(ax, [finite(p["kappa_D"]) for p in probes], KAPPA_D, color, f"{name}-train", shift):
             train = KAPPA_D.marker_handle("train")
     finish(ax, [(batch, train), (running, None)], [])
 

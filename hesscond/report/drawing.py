@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.path import Path
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import (
     FuncFormatter,
     LogFormatterMathtext,
@@ -18,7 +19,7 @@ from matplotlib.ticker import (
     NullFormatter,
     NullLocator,
 )
-from matplotlib.transforms import ScaledTranslation
+from matplotlib.transforms import ScaledTranslation, Transform
 
 from hesscond.report.series import across_seeds, running_median, thinned, thinned_band
 
@@ -57,12 +58,15 @@ STYLE: dict[str, Any] = {
 NEUTRAL = "0.25"
 
 #: Size in points of the open triangle of an unresolved κ.
-UNRESOLVED_SIZE = {"batch": 2.6, "train": 5.0}
+UNRESOLVED_SIZE = {"batch": 2.8, "train": 5.0}
 
+
+#: With more markers than this in a series they are drawn smaller.
+MANY = 15
 
 #: An open triangle that stands on a bar.
 BARRED_TRIANGLE = Path(
-    [(0, 1), (-1, -0.7), (1, -0.7), (0, 1), (-1.2, -1.4), (1.2, -1.4)],
+    [(0, 1), (-1, -0.7), (1, -0.7), (0, 1), (-1.3, -1.9), (1.3, -1.9)],
     [Path.MOVETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY, Path.MOVETO, Path.LINETO],
 )
 
@@ -115,13 +119,12 @@ class Look:
 def marker_style(look: Look) -> dict[str, Any]:
     """Filled markers with a white rim, that stand out from lines; crosses as they are."""
     if look.marker == "x":
-        return {"marker": "x", "markersize": 3.8, "markeredgewidth": 0.9}
+        rim = withStroke(linewidth=1.9, foreground="white")
+        return {"marker": "x", "markersize": 3.6, "markeredgewidth": 0.9, "path_effects": [rim]}
     return {"marker": look.marker, "markersize": 4.2, "markeredgewidth": 0.5, "markeredgecolor": "white"}
 
 
-def draw_curve(
-    ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, window: int, name: str
-) -> bool:
+def draw_curve(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, window: int, name: str) -> bool:
     """Draw a noisy quantity: the running median of one run over its faint values, or of several with a band.
 
     Parameters
@@ -158,8 +161,17 @@ def draw_curve(
     return True
 
 
-def draw_points(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, name: str) -> bool:
+def draw_points(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, name: str, shift: float = 0.0) -> bool:
     """Draw a quantity measured a few times: markers at the median of the seeds, with their range.
+
+    Parameters
+    ----------
+    ax, curves, look, color
+        As for `draw_curve`.
+    name
+        Identifies the markers (``NAME-points``) and the ranges (``NAME-range``).
+    shift
+        Points to the right that everything is set off by on paper; the data stay what they are.
 
     Returns
     -------
@@ -173,16 +185,36 @@ def draw_points(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, n
     if len(curves) > 1:
         bars = ax.vlines(points.index, points["low"], points["high"], color=color, lw=0.8, zorder=4)
         bars.set_gid(f"{name}-range")
-    ax.plot(
-        points.index, points["median"], color=color, ls="none", zorder=5, gid=f"{name}-points", **marker_style(look)
-    )
+        bars.set_transform(shifted(ax, shift))
+    style = marker_style(look) | {"ls": "none", "color": color, "zorder": 5, "gid": f"{name}-points"}
+    if len(points) > MANY:
+        style["markersize"] *= 0.7
+    (markers,) = ax.plot(points.index, points["median"], **style)
+    markers.set_transform(shifted(ax, shift))
     return True
 
 
 def draw_unresolved(
-    ax: Axes, bounds: Sequence[pd.Series], look: Look, data: str, color: str, name: str
+    ax: Axes,
+    bounds: Sequence[pd.Series],
+    look: Look,
+    data: str,
+    color: str,
+    name: str,
+    shift: float = 0.0,
 ) -> bool:
     """Draw the lower bounds of unresolved κ of every seed as open triangles.
+
+    Parameters
+    ----------
+    ax, look, color, shift
+        As for `draw_points`.
+    bounds
+        One per seed, indexed by iteration.
+    data
+        "batch" or "train".
+    name
+        Identifies the triangles (``NAME-unresolved``).
 
     Returns
     -------
@@ -194,9 +226,16 @@ def draw_unresolved(
     points = pd.concat(bounds).dropna()
     if points.empty:
         return False
-    style = unresolved_style(look, data)
-    ax.plot(points.index, points, color=color, ls="none", zorder=6, gid=f"{name}-unresolved", **style)
+    style = unresolved_style(look, data) | {"ls": "none", "color": color, "gid": f"{name}-unresolved"}
+    # those of single batches may be thousands: beneath the lines
+    (triangles,) = ax.plot(points.index, points, zorder=5 if data == "train" else 2.5, **style)
+    triangles.set_transform(shifted(ax, shift))
     return True
+
+
+def shifted(ax: Axes, points: float) -> Transform:
+    """Data coordinates, set off to the right by so many points; to be set after the limits know the data."""
+    return ax.transData + ScaledTranslation(points / 72, 0.0, ax.figure.dpi_scale_trans)
 
 
 def unresolved_style(look: Look, data: str) -> dict[str, Any]:
@@ -206,7 +245,8 @@ def unresolved_style(look: Look, data: str) -> dict[str, Any]:
         "marker": BARRED_TRIANGLE if look.barred else "^",
         "markersize": size,
         "markerfacecolor": "none",
-        "markeredgewidth": 0.1 * size + 0.25,
+        "markeredgewidth": 0.35 if data == "batch" else 0.8,
+        "alpha": 0.6 if data == "batch" else 1.0,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hesscond.errors import ConfigError
@@ -26,12 +27,15 @@ class Selection:
         The study's name.
     layer, unit
         Probed in every run.
+    probes
+        The probe table of each run of `runs`, rows of that unit only.
     """
 
     runs: tuple[StoredRun, ...]
     study: str
     layer: str
     unit: int
+    probes: tuple[pd.DataFrame, ...]
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -46,8 +50,8 @@ class Selection:
 
     def probe(self, run: StoredRun, data: str) -> pd.DataFrame:
         """Probe rows of the unit over ``data`` ("batch" or "train"), one per iteration, indexed by it."""
-        rows = run.table("probe")
-        rows = rows[(rows["data"] == data) & (rows["layer"] == self.layer) & (rows["unit"] == self.unit)]
+        rows = self.probes[self.runs.index(run)]
+        rows = rows[rows["data"] == data]
         return rows.drop_duplicates("iteration", keep="last").set_index("iteration")
 
     def by_method(self) -> dict[str, list[StoredRun]]:
@@ -69,11 +73,10 @@ class Selection:
             if len(rates) > 1:
                 shown = ", ".join(f"{rate:g}" for rate in rates)
                 raise ConfigError(
-                    f"the runs of method {method!r} have different learning rates ({shown}): "
-                    "draw one figure for each"
+                    f"the runs of method {method!r} have different learning rates ({shown}): draw one figure for each"
                 )
             runs.sort(key=lambda run: run.seed)
-            for one, other in zip(runs, runs[1:], strict=False):
+            for one, other in pairwise(runs):
                 if one.seed == other.seed:
                     raise ConfigError(
                         f"{one.folder} and {other.folder} are both {one.label}: give one run of each seed"
@@ -106,7 +109,7 @@ def select(runs: Sequence[StoredRun], layer: str | None = None, unit: int | None
         if layer not in layers:
             raise ConfigError(f"layer {layer!r} was not probed in {run.folder}: choose from {', '.join(layers)}")
         if unit not in units:
-            raise ConfigError(
-                f"unit {unit} was not probed in {run.folder}: choose from {', '.join(map(str, units))}"
-            )
-    return Selection(tuple(runs), str(first.config["name"]), layer, unit)
+            raise ConfigError(f"unit {unit} was not probed in {run.folder}: choose from {', '.join(map(str, units))}")
+    tables = (run.table("probe") for run in runs)
+    probes = tuple(table[(table["layer"] == layer) & (table["unit"] == unit)] for table in tables)
+    return Selection(tuple(runs), str(first.config["name"]), layer, unit, probes)

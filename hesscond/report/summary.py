@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from hesscond.study.store import StoredRun
 
 
-def summary_frame(
-    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
-) -> pd.DataFrame:
+def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:
     """What came of each run.
 
     Parameters
@@ -101,9 +99,7 @@ def median(values: pd.Series) -> float:
     return float(there.median()) if len(there) else math.nan
 
 
-def summary_table(
-    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
-) -> Table:
+def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Table:
     """`summary_frame` for the terminal, two lines per run: mini-batches and training set.
 
     Parameters
@@ -126,23 +122,24 @@ def summary_table(
         title=Text(select(runs, layer, unit).title),
         caption=Text(
             "batch: medians over the probed iterations, of the resolved κ only; train: last probe of the training "
-            "set; loss: mean of the last min(100, 10 %) iterations; unresolved: κ(H) + κ(PᵀHP) of how many probes"
+            "set; loss: mean of the last min(100, 10 %) iterations; unres.: how many κ(H) + κ(PᵀHP) are unresolved / probes"
         ),
         box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
+        show_edge=False,
+        padding=0,
     )
-    for name in ("method", "seed", "loss", "acc. %", "data"):
+    for name in ("method", "seed", "loss", "acc.%", "data"):
         table.add_column(name, justify="left" if name in ("method", "data") else "right", no_wrap=True)
-    for name in ("κ(H)", "κ(PᵀHP)", "gain", "κ(D)²", "dead", "unresolved"):
+    for name in ("κ(H)", "κ(PᵀHP)", "gain", "κ(D)²", "dead"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("unres.", justify="right")  # the one that gives way in a narrow terminal: no digit is lost
     for row in frame.to_dict("records"):
         status = "" if row["status"] == "finished" else f"({row['status']})"
         table.add_row(
             Text(row["method"]),
             str(row["seed"]),
-            f"{row['training_loss_tail_mean']:.3f}",
-            f"{100 * row['test_accuracy']:.1f}",
+            number(row["training_loss_tail_mean"], ".3f"),
+            number(100 * row["test_accuracy"], ".1f"),
             *probe_cells(row, "batch"),
         )
         table.add_row(status, "", "", "", *probe_cells(row, "train"), end_section=True)
@@ -156,7 +153,8 @@ def probe_cells(row: dict[str, Any], data: str) -> list[str]:
     kappa, preconditioned = (
         kappa_cell(row[f"{data}_{quantity}"], row[f"{data}_{quantity}_lower"]) for quantity in RESOLVED
     )
-    unresolved = " + ".join(str(row[f"{data}_{quantity}_unresolved"]) for quantity in RESOLVED)
+    unresolved = [row[f"{data}_{quantity}_unresolved"] for quantity in RESOLVED]
+    count = "+".join(map(str, unresolved)) if any(unresolved) else "0"
     return [
         data,
         kappa,
@@ -164,7 +162,7 @@ def probe_cells(row: dict[str, Any], data: str) -> list[str]:
         number(row[f"{data}_gain"]),
         number(row[f"{data}_kappa_D_squared"]),
         str(row[f"{data}_dead"]),
-        f"{unresolved} of {row[f'{data}_probes']}",
+        f"{count} / {row[f'{data}_probes']}",
     ]
 
 
@@ -173,6 +171,6 @@ def kappa_cell(value: float, lower: float) -> str:
     return f"≥ {number(lower)}" if math.isnan(value) and not math.isnan(lower) else number(value)
 
 
-def number(value: float) -> str:
-    """Three significant digits; a dash if there is no number."""
-    return "–" if math.isnan(value) else f"{value:.2e}"
+def number(value: float, form: str = ".2e") -> str:
+    """A number, by default to three significant digits; a dash if there is none."""
+    return "–" if math.isnan(value) else format(value, form)

@@ -164,7 +164,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int) -> Condition
         noise = max(cutoff, float(magnitudes[rank:considered].max()))
         decision = "numerical" if bottom >= GAP * noise else "unresolved"
     resolved = decision != "unresolved"
-    rounding = 8 * np.finfo(float).eps
+    rounding = 8 * float(np.finfo(float).eps)
     lower = max(1.0, ((top - e_top) / (bottom + e_bottom)) ** power * (1 - rounding))
     upper = ((top + e_top) / (bottom - e_bottom)) ** power * (1 + rounding) if resolved else math.inf
 

@@ -1,0 +1,26 @@
+import os
+
+import pytest
+import torch
+
+from hesscond.data import load
+from hesscond.errors import HesscondError
+
+
+@pytest.fixture(scope="session")
+def cifar10():
+    """Real CIFAR-10, or a skip that says what is missing."""
+    folder = os.environ.get("HESSCOND_DATA_DIR")
+    if not folder:
+        pytest.skip("HESSCOND_DATA_DIR is not set: it must name a folder with cifar-10-batches-py")
+    try:
+        return load("cifar10", folder, download=False)
+    except HesscondError as error:
+        pytest.skip(f"no CIFAR-10: {error}")
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU on this machine")
+    return torch.device(request.param)
