@@ -64,7 +64,8 @@ class UnitHessian:
         F = self.factor(P)
         error = self._factor_error(P)
         if self.sign is not None:
-            return signed_condition(F, self.sign, rank_bound=self._rank_bound, rtol=rtol, error=error)
+            whole = float(np.linalg.norm(error))
+            return signed_condition(F, self.sign, rank_bound=self._rank_bound, rtol=rtol, error=whole)
         return factor_condition(F, rank_bound=self._rank_bound, rtol=rtol, error=error)
 
     def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
@@ -82,13 +83,14 @@ class UnitHessian:
         active = self.rows if self.root is None else self.rows[self.root != 0]
         return len(torch.unique(active, dim=0)) if len(active) else 0
 
-    def _factor_error(self, P: Preconditioner | None) -> float:
+    def _factor_error(self, P: Preconditioner | None) -> float | np.ndarray:
+        """Bounds of the error in each column of the factor."""
         if self.row_error is None:
             return 0.0
         if P is None:
-            return float(torch.linalg.vector_norm(self.row_error))
+            return self.row_error.cpu().numpy()
         # the columns' errors, and those of the product rows·P, carried through |P|
         absolute = P.matrix(self.order, self.rows.device).abs()
         norms = torch.linalg.vector_norm(self.rows, dim=0)
         per_column = self.row_error + error_factor(*self.rows.shape) * EPS * norms
-        return float(torch.linalg.vector_norm(per_column @ absolute))
+        return (per_column @ absolute).cpu().numpy()

@@ -9,8 +9,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-#: A set of values is called zero only if the next larger one exceeds it (and its error bound) by this factor.
+#: Values are called zero only if the next larger one exceeds their error bound by this factor …
 GAP = 1e3
+#: … and they are no larger than this many units of round-off: what lies between that and the bound is unresolved.
+NOISE = 16.0
 
 RankDecision = Literal["structural", "numerical", "unresolved"]
 
@@ -44,7 +46,8 @@ class ConditionNumber:
         How the values were computed.
     rank_decision
         ``"structural"``: as many values are provably nonzero as the zero pattern and repeated rows and columns
-        allow. ``"numerical"``: the rest lie below the error bound, with a gap of at least 1e3 above them.
+        allow. ``"numerical"``: the rest are of the size of round-off, with a gap of at least 1e3 above their error
+        bounds.
         ``"unresolved"``: neither.
     """
 
@@ -81,11 +84,13 @@ class Values(NamedTuple):
     """What a solver found.
 
     ``magnitudes`` (k,) descending: singular values σ (``power`` 2, the eigenvalues are σ²) or |λ| (``power`` 1);
-    ``errors`` (k,): absolute bounds; ``negative`` (k,) bool: which belong to negative eigenvalues (None: none do).
+    ``errors`` (k,): absolute bounds, which hold; ``floors`` (k,): the size that round-off alone typically has;
+    ``negative`` (k,) bool: which belong to negative eigenvalues (None: none do).
     """
 
     magnitudes: np.ndarray
     errors: np.ndarray
+    floors: np.ndarray
     power: int
     solver: str
     negative: np.ndarray | None = None
@@ -129,16 +134,15 @@ def resolve(
         result = conclude(previous, order=order, limit=limit, scale=scale)
         if result.rank_decision == "structural" and result.width <= rtol:
             return result
-        best = result if best is None else better(best, result)
+        best = result if best is None or best.rank_decision != "structural" else narrower(best, result)
     if best is None:
         raise ValueError("no route given")
     return best
 
 
-def better(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber:
-    """The result whose rank decision is the stronger, then the one with the narrower interval."""
-    strength = {"structural": 0, "numerical": 1, "unresolved": 2}
-    return min(first, second, key=lambda r: (strength[r.rank_decision], r.width))
+def narrower(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber:
+    """The one with the narrower interval, of two of which the first is structural."""
+    return second if second.rank_decision == "structural" and second.width < first.width else first
 
 
 def zero_matrix(order: int) -> ConditionNumber:
@@ -148,7 +152,7 @@ def zero_matrix(order: int) -> ConditionNumber:
 
 def conclude(values: Values, *, order: int, limit: int, scale: int) -> ConditionNumber:
     """Decide the rank from values with error bounds and form κ; the arguments are those of `resolve`."""
-    magnitudes, errors, power, solver, negative = values
+    magnitudes, errors, floors, power, solver, negative = values
     considered = min(limit, len(magnitudes))
     told = magnitudes[:considered] > errors[:considered]
     rank = considered if told.all() else int(np.argmin(told))
@@ -160,9 +164,11 @@ def conclude(values: Values, *, order: int, limit: int, scale: int) -> Condition
         decision: RankDecision = "structural"
         noise = cutoff = e_bottom
     else:
+        rest = slice(rank, considered)
         cutoff = float(errors[rank])
-        noise = max(cutoff, float(magnitudes[rank:considered].max()))
-        decision = "numerical" if bottom >= GAP * noise else "unresolved"
+        noise = max(cutoff, float(magnitudes[rest].max()))
+        roundoff = (magnitudes[rest] <= floors[rest]).all()
+        decision = "numerical" if roundoff and bottom >= GAP * noise else "unresolved"
     resolved = decision != "unresolved"
     rounding = 8 * float(np.finfo(float).eps)
     lower = max(1.0, ((top - e_top) / (bottom + e_bottom)) ** power * (1 - rounding))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy.linalg import lapack
 
 from hesscond.errors import MatrixError
-from hesscond.spectra.condition import ConditionNumber, Values, resolve, zero_matrix
+from hesscond.spectra.condition import NOISE, ConditionNumber, Values, resolve, zero_matrix
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
 
 EPS = float(np.finfo(float).eps)
@@ -52,27 +53,40 @@ def as_matrix(matrix: object) -> np.ndarray:
     return array
 
 
-def scaled_core(factor: np.ndarray) -> tuple[np.ndarray, int]:
-    """The factor without zero rows and columns, tall, divided by 2**scale so that its largest entry is near 1.
+class Core(NamedTuple):
+    """A matrix stripped of what changes no nonzero singular value.
 
-    Zero rows and columns change no nonzero singular value; the division is exact.
-
-    Returns
-    -------
-    core : (m, n) array in Fortran order, m ≥ n; (0, 0) for a zero factor
-    scale : int
+    ``matrix`` (m, n), m ≥ n, in Fortran order: the rows and columns that are not zero, divided by 2**``scale`` so
+    that the largest entry is near 1 (exactly), transposed if that makes it tall; ``columns``: which columns of the
+    original were kept. A zero matrix has an empty core.
     """
-    largest = np.abs(factor).max()
+
+    matrix: np.ndarray
+    scale: int
+    columns: np.ndarray
+    transposed: bool
+
+
+def scaled_core(matrix: np.ndarray) -> Core:
+    """The core of a finite matrix."""
+    largest = np.abs(matrix).max()
+    nonzero = matrix != 0
+    columns = nonzero.any(0)
     if largest == 0:
-        return np.zeros((0, 0)), 0
+        return Core(np.zeros((0, 0)), 0, columns, False)
     scale = int(np.frexp(largest)[1])
-    nonzero = factor != 0
-    rows, columns = nonzero.any(1), nonzero.any(0)
+    rows = nonzero.any(1)
     if not (rows.all() and columns.all()):
-        factor = factor[np.ix_(rows, columns)]
-    if factor.shape[0] < factor.shape[1]:
-        factor = factor.T
-    return np.asfortranarray(np.ldexp(factor, -scale)), scale
+        matrix = matrix[np.ix_(rows, columns)]
+    transposed = matrix.shape[0] < matrix.shape[1]
+    tall = matrix.T if transposed else matrix
+    return Core(np.asfortranarray(np.ldexp(tall, -scale)), scale, columns, transposed)
+
+
+def uniform(magnitudes: np.ndarray, shape: tuple[int, int], unit: float, error: float) -> dict[str, np.ndarray]:
+    """The same error bound c·unit + ``error`` and floor for all values, unit being eps times a norm."""
+    ones = np.ones(len(magnitudes))
+    return {"errors": (error_factor(*shape) * unit + error) * ones, "floors": NOISE * unit * ones}
 
 
 def gram_values(core: np.ndarray, error: float = 0.0) -> Values:
@@ -82,8 +96,9 @@ def gram_values(core: np.ndarray, error: float = 0.0) -> Values:
     """
     tall = torch.from_numpy(core)
     values = torch.linalg.eigvalsh(tall.T @ tall).flip(0).clamp_min_(0).numpy()
-    bound = error_factor(*core.shape) * EPS * values[0] + error * (2 * values[0] ** 0.5 + error)
-    return Values(values, np.full(len(values), bound), 1, "Gram")
+    top = float(values[0])
+    carried = error * (2 * top**0.5 + error)
+    return Values(values, **uniform(values, core.shape, EPS * top, carried), power=1, solver="Gram")
 
 
 def svd_values(core: np.ndarray, error: float = 0.0, *, power: int = 2) -> Values:
@@ -91,14 +106,33 @@ def svd_values(core: np.ndarray, error: float = 0.0, *, power: int = 2) -> Value
     _, values, _, info = lapack.dgesdd(core, compute_uv=0)
     if info != 0:
         raise np.linalg.LinAlgError("dgesdd did not converge")
-    bound = error_factor(*core.shape) * EPS * values[0] + error
-    return Values(values, np.full(len(values), bound), power, "SVD")
+    return Values(values, **uniform(values, core.shape, EPS * float(values[0]), error), power=power, solver="SVD")
 
 
-def jacobi_values(core: np.ndarray, error: float = 0.0, *, power: int = 2) -> Values:
-    """Singular values of ``core`` by one-sided Jacobi, with the bounds of `entrywise_errors`."""
+def jacobi_values(
+    core: np.ndarray,
+    error: float | np.ndarray = 0.0,
+    *,
+    across_rows: bool = False,
+    power: int = 2,
+) -> Values:
+    """Singular values of ``core`` by one-sided Jacobi, with the bounds of `entrywise_unit`.
+
+    Parameters
+    ----------
+    core : (m, n) array
+    error
+        Bound, in the 2-norm, of the error already in the core; or an array of such bounds for its columns (its rows
+        with ``across_rows``), of which σ_k feels what its singular vector weighs them with.
+    across_rows
+        What an array of errors belongs to.
+    power
+        As in `Values`.
+    """
     values, u, v = jacobi_svd(core)
-    return Values(values, entrywise_errors(core, values, u, v) + error, power, "Jacobi SVD")
+    unit = entrywise_unit(core, values, u, v)
+    carried = np.abs(u if across_rows else v).T @ error if isinstance(error, np.ndarray) else error
+    return Values(values, error_factor(*core.shape) * unit + carried, NOISE * unit, power, "Jacobi SVD")
 
 
 def jacobi_svd(core: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -114,16 +148,15 @@ def jacobi_svd(core: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return values[order], u[:, : core.shape[1]][:, order], v[:, order]
 
 
-def entrywise_errors(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    r"""Error bounds (n,) of the singular values of a graded matrix, as sharp as its entries determine them.
+def entrywise_unit(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    r"""What a relative change eps of each single entry changes every singular value by: eps·\|u_k\|ᵀ\|A\|\|v_k\|, (n,).
 
-    Jacobi computes every σ_k = u_kᵀ A v_k about as accurately as a relative perturbation eps of each single
-    entry changes it, to first order eps·\|u_k\|ᵀ\|A\|\|v_k\|: that, times a constant, is the bound. It is 1e-15
-    relative for D₁CD₂ with well-conditioned C, however far D₁ and D₂ spread; and a σ_k below it is round-off of
+    Jacobi computes σ_k = u_kᵀ A v_k about as accurately as that, so a multiple of it is the error bound. It is 1e-15
+    relative for D₁CD₂ with well-conditioned C, however far D₁ and D₂ spread; and a σ_k of its size is round-off of
     the entries themselves.
     """
     weights = np.einsum("ik,ik->k", np.abs(u), np.abs(core) @ np.abs(v))
-    return error_factor(*core.shape) * EPS * np.maximum(weights, values)
+    return EPS * np.maximum(weights, values)
 
 
 def factor_condition(
@@ -131,7 +164,7 @@ def factor_condition(
     *,
     rank_bound: int | Callable[[], int] | None = None,
     rtol: float = 1e-8,
-    error: float = 0.0,
+    error: float | np.ndarray = 0.0,
 ) -> ConditionNumber:
     """κ of H = FᵀF from the factor F: κ(H) = κ(F)², so float64 resolves κ(H) to 1e30.
 
@@ -149,7 +182,8 @@ def factor_condition(
     rtol
         Relative width of κ's interval that is good enough.
     error
-        Absolute bound, in the 2-norm, of the error already in F (a triangular factor of a longer matrix, say).
+        Absolute bound, in the 2-norm, of the error already in F (a triangular factor of a longer matrix, say), or
+        an array (n,) of such bounds for its columns.
 
     Raises
     ------
@@ -157,16 +191,18 @@ def factor_condition(
         Not a finite, non-empty matrix.
     """
     matrix = as_matrix(factor)
-    core, scale = scaled_core(matrix)
+    core, scale, columns, transposed = scaled_core(matrix)
     if core.size == 0:
         return zero_matrix(matrix.shape[1])
-    error = float(np.ldexp(error, -scale))
+    errors = np.ldexp(error, -scale)
+    whole = float(np.linalg.norm(errors))
     limit = core.shape[1]
     if isinstance(rank_bound, int):
         limit = min(limit, rank_bound)
-    routes = [partial(svd_values, core, error), partial(jacobi_values, core, error)]
+    by_column = errors[columns] if errors.ndim else whole
+    routes = [partial(svd_values, core, whole), partial(jacobi_values, core, by_column, across_rows=transposed)]
     if rtol >= GRAM_RTOL:
-        routes.insert(0, partial(gram_values, core, error))
+        routes.insert(0, partial(gram_values, core, whole))
 
     def sharpen() -> int:
         bound = structural_rank_bound(core)
@@ -184,7 +220,7 @@ def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray
     condition
         What `factor_condition` returned for this factor; its rank is taken over, and Jacobi is used if it was.
     """
-    core, scale = scaled_core(as_matrix(factor))
+    core, scale, *_ = scaled_core(as_matrix(factor))
     if condition.rank == 0:
         return np.zeros(0)
     values = (jacobi_values if condition.solver.startswith("Jacobi") else svd_values)(core).magnitudes

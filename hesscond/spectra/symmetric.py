@@ -10,17 +10,18 @@ from scipy.linalg import lapack
 from scipy.sparse import issparse
 
 from hesscond.errors import MatrixError
-from hesscond.spectra.condition import ConditionNumber, Values, resolve, zero_matrix
+from hesscond.spectra.condition import NOISE, ConditionNumber, Values, resolve, zero_matrix
 from hesscond.spectra.factored import (
     EPS,
     as_matrix,
-    entrywise_errors,
+    entrywise_unit,
     error_factor,
     factor_condition,
     jacobi_svd,
     jacobi_values,
     scaled_core,
     svd_values,
+    uniform,
 )
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
 
@@ -95,7 +96,7 @@ def general_condition(
     matrix: np.ndarray, *, rank_bound: int | None = None, rtol: float = 1e-8, error: float = 0.0
 ) -> ConditionNumber:
     """κ = σ_max / smallest nonzero σ of a finite (m, n) array; rank and nullity add up to min(m, n)."""
-    core, scale = scaled_core(matrix)
+    core, scale, *_ = scaled_core(matrix)
     if core.size == 0:
         return zero_matrix(min(matrix.shape))
     error = float(np.ldexp(error, -scale))
@@ -117,7 +118,7 @@ def symmetric_condition(
     The eigenvalues by LAPACK dsyevd if their normwise bound c·eps·|λ|_max decides; otherwise the singular
     values of the graded matrix by one-sided Jacobi, the sign of each λ_k that of u_kᵀv_k.
     """
-    core, scale = scaled_core(matrix)
+    core, scale, *_ = scaled_core(matrix)
     if core.size == 0:
         return zero_matrix(len(matrix))
     error = float(np.ldexp(error, -scale))
@@ -138,8 +139,8 @@ def eigenvalue_values(core: np.ndarray, error: float) -> Values:
         raise np.linalg.LinAlgError("dsyevd did not converge")
     eigenvalues = eigenvalues[np.argsort(-np.abs(eigenvalues), kind="stable")]
     magnitudes = np.abs(eigenvalues)
-    bound = error_factor(*core.shape) * EPS * magnitudes[0] + error
-    return Values(magnitudes, np.full(len(magnitudes), bound), 1, "eigenvalues", eigenvalues < 0)
+    spread = uniform(magnitudes, core.shape, EPS * float(magnitudes[0]), error)
+    return Values(magnitudes, **spread, power=1, solver="eigenvalues", negative=eigenvalues < 0)
 
 
 def signed_jacobi_values(core: np.ndarray, error: float) -> Values:
@@ -159,5 +160,6 @@ def signed_jacobi_values(core: np.ndarray, error: float) -> Values:
             block = v[:, start:stop]
             signs[start:stop] = np.linalg.eigvalsh(block.T @ core @ block)
         start = stop
-    errors = entrywise_errors(core, values, u, v) + error
-    return Values(values, errors, 1, "Jacobi SVD", signs < 0)
+    unit = entrywise_unit(core, values, u, v)
+    errors = error_factor(*core.shape) * unit + error
+    return Values(values, errors, NOISE * unit, 1, "Jacobi SVD", signs < 0)
