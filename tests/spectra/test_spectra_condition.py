@@ -262,11 +262,11 @@ def test_errors_of_columns_are_felt_by_the_singular_values_they_reach():
 
 
 def test_a_small_value_between_round_off_and_the_bound_is_unresolved_not_dropped():
-    """σ of a few hundred units of round-off: too small to certify, too large to be called zero."""
+    """σ of some seventy units of round-off: too small to certify, too large to be called zero."""
     rng = np.random.default_rng(13)
     m, n = 60, 101
     sigma = np.ones(m)
-    sigma[-1] = 200 * np.finfo(float).eps
+    sigma[-1] = 72 * np.finfo(float).eps
     F = orthogonal(rng, m) * sigma @ orthogonal(rng, n)[:m]
     kappa = factor_condition(F)
     assert not kappa.resolved
