@@ -4,10 +4,10 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from cases import CASES, Case, dense_truth, mlp
 from torch import nn
 
 import hesscond
-from cases import CASES, Case, dense_truth, mlp
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import DensePreconditioner
 from hesscond.methods import BNP

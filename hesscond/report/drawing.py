@@ -243,7 +243,7 @@ def unresolved_style(look: Look, data: str) -> dict[str, Any]:
     size = UNRESOLVED_SIZE[data]
     return {
         "marker": BARRED_TRIANGLE if look.barred else "^",
-        "markersize": size,
+        "markersize": 1.7 * size if look.barred else size,
         "markerfacecolor": "none",
         "markeredgewidth": 0.35 if data == "batch" else 0.8,
         "alpha": 0.6 if data == "batch" else 1.0,
@@ -274,11 +274,12 @@ def add_legend(ax: Axes, columns: Sequence[Sequence[Line2D | None]], below: Sequ
     }
     place: dict[str, Any] = {"bbox_to_anchor": (0.0, 1.0), "bbox_transform": ax.transAxes}
     if below:
-        ax.add_artist(ax.legend(handles=below, **common, **place))
+        lower = ax.legend(handles=below, **common, **place)
+        if not columns:
+            return
+        ax.add_artist(lower)
         height = (len(below) * 1.45 + 0.1) * STYLE["legend.fontsize"] / 72
         place["bbox_transform"] = ax.transAxes + ScaledTranslation(0.0, height, ax.figure.dpi_scale_trans)
-    if not columns:
-        return
     rows = max(map(len, columns))
     blank = Line2D([], [], ls="none", label=" ")
     handles = [entry or blank for column in columns for entry in [*column, *[None] * (rows - len(column))]]

@@ -122,7 +122,8 @@ def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         title=Text(select(runs, layer, unit).title),
         caption=Text(
             "batch: medians over the probed iterations, of the resolved κ only; train: last probe of the training "
-            "set; loss: mean of the last min(100, 10 %) iterations; unres.: how many κ(H) + κ(PᵀHP) are unresolved / probes"
+            "set; loss: mean of the last min(100, 10 %) iterations; unres.: how many κ(H) + κ(PᵀHP) are "
+            "unresolved / probes"
         ),
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -132,7 +133,8 @@ def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         table.add_column(name, justify="left" if name in ("method", "data") else "right", no_wrap=True)
     for name in ("κ(H)", "κ(PᵀHP)", "gain", "κ(D)²", "dead"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("unres.", justify="right")  # the one that gives way in a narrow terminal: no digit is lost
+    # the one that gives way in a narrow terminal: no digit is lost
+    table.add_column("unres.", justify="right", overflow="fold")
     for row in frame.to_dict("records"):
         status = "" if row["status"] == "finished" else f"({row['status']})"
         table.add_row(

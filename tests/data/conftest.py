@@ -120,8 +120,7 @@ class SmallIdx:
             for file, shape in idx.SHAPES.items()
         }
         self.raw = {
-            file: struct.pack(f">HBB{a.ndim}I", 0, 8, a.ndim, *a.shape) + a.tobytes()
-            for file, a in self.arrays.items()
+            file: struct.pack(f">HBB{a.ndim}I", 0, 8, a.ndim, *a.shape) + a.tobytes() for file, a in self.arrays.items()
         }
         self.gz = {file: gzip.compress(content, mtime=0) for file, content in self.raw.items()}
         self.source = replace(

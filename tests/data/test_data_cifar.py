@@ -116,9 +116,7 @@ def test_an_unreadable_file_is_one_sentence(small_cifar, tmp_path, monkeypatch, 
     getattr(small_cifar, write)(tmp_path)
     monkeypatch.setattr(Path, "open", deny)  # not chmod: root may read everything
     monkeypatch.setattr(Path, "read_bytes", deny)
-    with pytest.raises(
-        DataNotFoundError, match=r"cannot be read \(Permission denied\): check its permissions"
-    ):
+    with pytest.raises(DataNotFoundError, match=r"cannot be read \(Permission denied\): check its permissions"):
         load(small_cifar.source.name, tmp_path)
 
 

@@ -39,9 +39,7 @@ def test_a_mixture_of_gzipped_and_unpacked_files(small_idx, tmp_path):
 def test_loose_gz_files_are_told_apart_by_content(small_idx, tmp_path):
     small_idx["fashion-mnist"].write_gz(tmp_path)
     assert_is(load("fashion-mnist", tmp_path), small_idx["fashion-mnist"])
-    with pytest.raises(
-        DataNotFoundError, match="mnist is not in"
-    ):  # held, but not MNIST: nobody should delete it
+    with pytest.raises(DataNotFoundError, match="mnist is not in"):  # held, but not MNIST: nobody should delete it
         load("mnist", tmp_path, download=False)
 
 

@@ -49,9 +49,7 @@ def test_cifar10_images_equal_a_reading_pixel_by_pixel(real_data):
     ):
         original = pickle.loads(contents[batch], encoding="latin1")
         for row in (0, 7, 9_999):
-            red, green, blue = np.split(
-                original["data"][row], 3
-            )  # the documented order: all red, green, blue
+            red, green, blue = np.split(original["data"][row], 3)  # the documented order: all red, green, blue
             image = np.stack([colour.reshape(32, 32) for colour in (red, green, blue)])
             assert torch.equal(inputs[start + row], torch.from_numpy(image).float() / 255)
             assert targets[start + row] == original["labels"][row]
@@ -88,9 +86,7 @@ def test_the_unpacked_files_of_mnist_are_read_like_the_gzipped_ones(real_data, t
     packed = load("mnist", folder)
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for file, content in (
-        catalogue.SOURCES["mnist"].verified_files(catalogue.SOURCES["mnist"].find(folder)).items()
-    ):
+    for file, content in catalogue.SOURCES["mnist"].verified_files(catalogue.SOURCES["mnist"].find(folder)).items():
         (raw / file).write_bytes(content)
     unpacked = load("mnist", tmp_path)
     assert unpacked.source == str(raw)

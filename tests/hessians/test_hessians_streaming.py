@@ -1,0 +1,135 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, Case, mlp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from hesscond.capture import FeatureStatistics, LayerCapture, capture
+from hesscond.hessians import CentringScaling, UnitHessian, stream
+from hesscond.methods.bnp import from_statistics
+
+
+def whole_and_streamed(case, cuts, layer, seed=0):
+    model, loss_fn, (x, y) = case.make(seed)
+    n = len(y)
+    captured = capture(model, loss_fn, (x, y), [layer])[layer]
+    edges = [0, *sorted(cuts), n]
+
+    def chunks():
+        for start, stop in pairwise(edges):
+            if stop > start:
+                part = capture(model, loss_fn, (x[start:stop], y[start:stop]), [layer])
+                yield part, (stop - start) / n
+
+    hessians, statistics = stream(chunks())
+    return captured, hessians, statistics[layer]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 60), max_size=6), st.sampled_from(["relu-ce", "tanh-ce", "relu-mse", "relu-nonconvex"]))
+def test_kappa_does_not_depend_on_how_the_data_are_split(cuts, name):
+    """Ragged batches, chunks of one sample and chunks smaller than the layer included."""
+    base = next(c for c in CASES if c.name == name)
+    case = Case(name, base.build, base.loss, base.target, samples=60)
+    captured, hessians, statistics = whole_and_streamed(case, cuts, "2")
+    P = from_statistics(FeatureStatistics.of(captured.h))
+    streamed_P = from_statistics(statistics)
+    for unit in captured.units:
+        whole, streamed = UnitHessian.of(captured, unit), hessians["2", unit]
+        assert torch.allclose(streamed.matrix(), whole.matrix(), rtol=1e-11, atol=1e-13 * float(whole.matrix().norm()))
+        for a, b in ((None, None), (P, streamed_P)):
+            one, other = whole.condition_number(a), streamed.condition_number(b)
+            if one.resolved and other.resolved:
+                assert other.rank == one.rank
+                assert other.negative == one.negative
+                assert float(other) == pytest.approx(float(one), rel=1e-8)
+                assert other.lower <= float(one) <= other.upper
+
+
+def test_equal_weights_for_ragged_batches_would_be_wrong():
+    """The mistake the weighting avoids is visible at this size."""
+    case = Case("", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(), "class", samples=60)
+    model, loss_fn, (x, y) = case.make()
+    parts = [(x[:50], y[:50]), (x[50:], y[50:])]
+    equal, _ = stream((capture(model, loss_fn, part, ["2"]), 0.5) for part in parts)
+    whole = UnitHessian.of(capture(model, loss_fn, (x, y), ["2"])["2"], 0).matrix()
+    assert (equal["2", 0].matrix() - whole).norm() > 0.05 * whole.norm()
+
+
+def test_long_streams_keep_small_eigenvalues():
+    """Features spread over ten decades, 20,000 samples: a summed (n+1)×(n+1) Hessian has lost the bottom."""
+    rng = np.random.default_rng(0)
+    scale = 10.0 ** -np.linspace(0, 10, 9)
+    H = torch.from_numpy(rng.standard_normal((20_000, 9)) * scale)
+    root = torch.from_numpy(rng.random(20_000))
+    truth = np.linalg.cond((H * root[:, None] / torch.from_numpy(scale)).numpy())
+
+    def chunks():
+        for start in range(0, 20_000, 1536):
+            part = slice(start, start + 1536)
+            yield (
+                {"a": LayerCapture("a", H[part], False, (0,), root[part, None] / len(H[part]) ** 0.5, None, "")},
+                len(H[part]) / 20_000,
+            )
+
+    hessians, _ = stream(chunks())
+    kappa = hessians["a", 0].condition_number()
+    assert kappa.resolved
+    assert kappa.rank == 9
+    # λ_min belongs to the smallest feature alone
+    expected = float((H[:, 0] * root).square().sum() / (H[:, 8] * root).square().sum())
+    assert float(kappa) == pytest.approx(expected, rel=0.1)
+    scaled = hessians["a", 0].condition_number(
+        CentringScaling(torch.zeros(9).double(), torch.from_numpy(scale), bias=False)
+    )
+    assert float(scaled) == pytest.approx(truth**2, rel=1e-8)
+    summed = np.linalg.cond(hessians["a", 0].matrix().numpy())
+    assert abs(summed / float(kappa) - 1) > 0.01
+
+
+def test_dead_features_are_exactly_dead_in_a_stream():
+    case = Case("", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(), "class", samples=40)
+    model, loss_fn, (x, y) = case.make()
+    with torch.no_grad():
+        # constant, but not zero: its computed variance is round-off
+        model[0].weight[1] = 0
+        model[0].bias[1] = 0.1
+    parts = (capture(model, loss_fn, (x[i : i + 7], y[i : i + 7]), ["2"]) for i in range(0, 40, 7))
+    hessians, statistics = stream((p, len(p["2"].h) / 40) for p in parts)
+    assert statistics["2"].sigma[1] == 0
+    P = from_statistics(statistics["2"])
+    assert P.dead >= 1
+    assert np.isfinite(P.kappa_D)
+    kappa = hessians["2", 0].condition_number(P)
+    assert kappa.rank + kappa.nullity == 7 - P.dead
+    assert kappa.resolved
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 1000))
+def test_merged_statistics_are_those_of_all_samples(first, second, seed):
+    generator = torch.Generator().manual_seed(seed)
+    h = torch.randn(first + second, 4, generator=generator, dtype=torch.float64) * 3 + 100
+    merged = FeatureStatistics.of(h[:first]).merged(FeatureStatistics.of(h[first:]))
+    assert merged.count == first + second
+    assert torch.allclose(merged.mu, h.mean(0), rtol=1e-13)
+    if first + second > 1:
+        assert torch.allclose(merged.sigma, h.std(0, unbiased=False), rtol=1e-9)
+    assert torch.equal(merged.low, h.min(0).values)
+
+
+def test_centring_keeps_the_digits_of_features_with_large_means():
+    """h = 1e6 + noise of 1e-3: forming SĤ first and subtracting the mean after loses nine digits."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(30, 4, generator=generator, dtype=torch.float64)
+    h = 1e6 + 2.0**-10 * noise
+    exact = h - 1e6
+    rows = torch.cat([torch.ones(30, 1, dtype=torch.float64), h], 1)
+    P = from_statistics(FeatureStatistics.of(h))
+    centred = (exact - exact.mean(0)) / exact.std(0, unbiased=False)
+    assert torch.allclose(P.right_multiply(rows)[:, 1:], centred, atol=1e-6)
+    assert torch.allclose(P.matrix(5)[1:, 1:], torch.diag(1 / P.sigma), rtol=1e-12)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hesscond.study.store import RunLog, StoredRun, open_run
+
+
+def write_run(
+    folder: Path,
+    method: str = "bnp",
+    seed: int = 0,
+    *,
+    iterations: int = 300,
+    epochs: int = 3,
+    study: str = "fc-test",
+    batch_size: int = 60,
+    learning_rate: float = 0.1,
+    every: int = 1,
+    unresolved: float = 0.0,
+    probed: bool = True,
+    evaluated: bool = True,
+    status: str = "finished",
+) -> StoredRun:
+    """A made-up run with the look of a true one: a fraction ``unresolved`` of both κ is not resolved."""
+    rng = np.random.default_rng([seed, len(method)])
+    fast = method != "vanilla"
+    config: dict[str, Any] = {
+        "name": study,
+        "description": "made up",
+        "data": {"name": "cifar10"},
+        "model": {"hidden": [100, 100], "activation": "relu"},
+        "training": {"batch_size": batch_size, "iterations": iterations},
+        "probe": {"layers": ["fc3", "fc1"], "units": [3, 5], "every": every},
+        "run": {"method": method, "seed": seed, "learning_rate": learning_rate},
+    }
+    log = RunLog(folder, config)
+    per_epoch = iterations // epochs
+
+    def rows(iteration: int, data: str) -> list[dict[str, Any]]:
+        t = iteration / iterations
+        result = []
+        for layer, unit in (("fc3", 3), ("fc3", 5), ("fc1", 3), ("fc1", 5)):
+            if data == "batch":
+                kappa = 10 ** (5.2 + 1.0 * t + 0.6 * fast * t + 0.28 * rng.standard_normal())
+                kappa_d = 10 ** (1.9 + (1.9 if fast else 1.1) * t + 0.15 * rng.standard_normal())
+                reached = kappa / 10 ** (1.0 + 0.6 * t + 0.12 * rng.standard_normal())
+            else:
+                kappa = 10 ** (5.3 + (4.5 if fast else 3.0) * t)
+                kappa_d = 10 ** (1.2 + (2.1 if fast else 1.4) * t)
+                reached = 10 ** (2.2 + 1.6 * t + 0.1 * rng.standard_normal())
+            lost, lost_too = rng.random(2) < (unresolved, unresolved / 2)
+            row = {
+                "iteration": iteration,
+                "epoch": iteration // per_epoch,
+                "data": data,
+                "layer": layer,
+                "unit": unit,
+                "kappa": np.inf if lost else kappa,
+                "kappa_lower": 0.5 * kappa,
+                "kappa_upper": np.inf if lost else 1.001 * kappa,
+                "resolved": int(not lost),
+                "kappa_preconditioned": np.inf if lost_too else reached,
+                "kappa_preconditioned_lower": 0.5 * reached,
+                "kappa_preconditioned_upper": np.inf if lost_too else 1.001 * reached,
+                "resolved_preconditioned": int(not lost_too),
+                "kappa_D": kappa_d,
+                "kappa_D_running_eps": 10 ** (1.5 + 0.6 * t) if fast and data == "batch" else None,
+                "dead": int(rng.integers(0, 6)),
+            }
+            result.append(row)
+        return result
+
+    for iteration in range(iterations + 1):
+        t = iteration / iterations
+        epoch = iteration // per_epoch
+        if iteration % per_epoch == 0:
+            if evaluated:
+                accuracy = 0.1 + (0.38 if fast else 0.3) * (1 - np.exp(-4 * t)) + 0.01 * rng.standard_normal()
+                entry = {"iteration": iteration, "epoch": epoch, "test_loss": 2.3, "test_accuracy": accuracy}
+                log.commit("evaluation", [entry])
+            if probed:
+                log.commit("probe", rows(iteration, "train"))
+        if iteration < iterations:
+            loss = 1.5 + 0.8 * np.exp(-(6 if fast else 3) * t) + 0.12 * rng.standard_normal()
+            log.training(iteration, epoch, float(loss))
+            if probed and iteration % every == 0:
+                log.commit("probe", rows(iteration, "batch"))
+    log.close(status)
+    return open_run(folder)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., StoredRun]:
+    """``write_run`` into a fresh folder each time."""
+    count = iter(range(1000))
+    return lambda *args, **options: write_run(tmp_path / f"run{next(count)}", *args, **options)

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from hesscond.errors import ConfigError
+from hesscond.report import conditioning_figure, method_colors
+from hesscond.study.store import StoredRun
+
+MakeRun = Callable[..., StoredRun]
+
+
+def panels(figure: Figure) -> tuple[Axes, Axes, Axes, Axes]:
+    """Panels (a), (b), (c) and the right axis of (a)."""
+    top, middle, bottom, right = figure.axes
+    return top, middle, bottom, right
+
+
+def artists(figure: Figure) -> dict[str, object]:
+    return {artist.get_gid(): artist for artist in figure.findobj() if artist.get_gid()}
+
+
+def data_of(figure: Figure, gid: str) -> tuple[np.ndarray, np.ndarray]:
+    line = artists(figure)[gid]
+    return np.asarray(line.get_xdata(), dtype=float), np.asarray(line.get_ydata(), dtype=float)
+
+
+def legend_texts(ax: Axes) -> list[str]:
+    from matplotlib.legend import Legend
+
+    return [text.get_text() for legend in ax.findobj(Legend) for text in legend.get_texts()]
+
+
+def probe_rows(run: StoredRun, data: str, layer: str = "fc3", unit: int = 3):
+    rows = run.table("probe")
+    return rows[(rows["data"] == data) & (rows["layer"] == layer) & (rows["unit"] == unit)]
+
+
+def test_three_panels_with_axes_named_and_logarithmic(make_run: MakeRun) -> None:
+    figure = conditioning_figure([make_run("vanilla"), make_run("bnp")])
+    top, middle, bottom, right = panels(figure)
+    assert [ax.get_yscale() for ax in (top, middle, bottom, right)] == ["log", "log", "log", "linear"]
+    assert top.get_ylabel() == "loss (nats)"
+    assert middle.get_ylabel() == "condition number"
+    assert bottom.get_xlabel() == "iteration"
+    assert right.get_ylabel() == "test accuracy (%)"
+    assert top.get_shared_x_axes().joined(top, bottom)
+    assert legend_texts(top)[:2] == ["vanilla", "bnp"]
+    for ax in (middle, bottom):
+        texts = legend_texts(ax)
+        assert any("batch" in text for text in texts)
+        assert any("train" in text for text in texts)
+    assert "fc-test · layer fc3, unit 3 · batch size 60" in figure.get_suptitle()
+    assert figure.get_size_inches()[0] == pytest.approx(3.3)
+
+
+@pytest.mark.parametrize("unresolved", [0.0, 0.2, 3.0])
+def test_legends_are_outside_the_data_and_inside_the_page_and_type_is_legible(
+    make_run: MakeRun, unresolved: float
+) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.legend import Legend
+    from matplotlib.text import Text
+
+    figure = conditioning_figure([make_run(method, unresolved=unresolved) for method in ("vanilla", "bnp")])
+    FigureCanvasAgg(figure).draw()
+    page = figure.bbox
+    for ax in figure.axes:
+        boxes = [legend.get_window_extent() for legend in ax.findobj(Legend)]
+        for box in boxes:
+            assert 0 <= box.x0 < box.x1 <= page.x1
+            assert box.y1 <= page.y1
+            assert not any(box.overlaps(other.bbox) for other in figure.axes)
+        for one, other in pairwise(boxes):
+            assert not one.overlaps(other)
+    for text in figure.findobj(Text):
+        if text.get_text().strip():
+            assert text.get_fontsize() >= 6.5
+
+
+def test_a_short_run_shows_every_value_of_the_log(make_run: MakeRun) -> None:
+    run = make_run("bnp")
+    figure = conditioning_figure([run])
+    batch, train = probe_rows(run, "batch"), probe_rows(run, "train")
+    for column in ("kappa", "kappa_preconditioned"):
+        x, y = data_of(figure, f"bnp-{column}-batch-raw")
+        np.testing.assert_array_equal(x, batch["iteration"])
+        np.testing.assert_array_equal(y, batch[column])
+        x, y = data_of(figure, f"bnp-{column}-train-points")
+        np.testing.assert_array_equal(x, train["iteration"])
+        np.testing.assert_array_equal(y, train[column])
+    x, y = data_of(figure, "bnp-expected-train-points")
+    np.testing.assert_allclose(y, train["kappa"] / train["kappa_D"] ** 2)
+    np.testing.assert_array_equal(data_of(figure, "bnp-kappa_D-batch-raw")[1], batch["kappa_D"])
+    np.testing.assert_array_equal(data_of(figure, "bnp-kappa_D-train-points")[1], train["kappa_D"])
+    np.testing.assert_array_equal(data_of(figure, "bnp-loss-raw")[1], run.table("training")["loss"])
+    accuracy = data_of(figure, "bnp-accuracy-points")[1]
+    np.testing.assert_allclose(accuracy, 100 * run.table("evaluation")["test_accuracy"])
+    running = data_of(figure, "bnp-kappa_D-running-median")[1]
+    assert running[0] < running[-1]
+
+
+def test_running_median(make_run: MakeRun) -> None:
+    run = make_run("bnp")  # 300 iterations: a window of 7
+    kappa = probe_rows(run, "batch")["kappa"].to_numpy()
+    median = data_of(conditioning_figure([run]), "bnp-kappa-batch-median")[1]
+    assert "running median of 7 iterations" in conditioning_figure([run]).get_supxlabel()
+    np.testing.assert_allclose(median[3:-3], [np.median(kappa[i - 3 : i + 4]) for i in range(3, len(kappa) - 3)])
+
+
+def test_batch_and_train_are_lines_and_markers(make_run: MakeRun) -> None:
+    figure = conditioning_figure([make_run("bnp", unresolved=0.1)])
+    found = artists(figure)
+    for name, artist in found.items():
+        if "-batch-median" in name or "-batch-raw" in name:
+            assert artist.get_marker() == "None"
+        if "-train-points" in name:
+            assert artist.get_linestyle() == "None"
+    assert found["bnp-kappa-train-points"].get_marker() != found["bnp-kappa_preconditioned-train-points"].get_marker()
+    assert found["bnp-kappa-batch-median"].get_linestyle() == "-"
+    assert found["bnp-kappa_preconditioned-batch-median"].get_linestyle() == "--"
+
+
+def test_unresolved_are_open_triangles_at_the_lower_bound_and_in_no_line(make_run: MakeRun) -> None:
+    run = make_run("bnp", unresolved=0.3, epochs=30)
+    figure = conditioning_figure([run])
+    for data in ("batch", "train"):
+        rows = probe_rows(run, data)
+        for column, flag in (("kappa", "resolved"), ("kappa_preconditioned", "resolved_preconditioned")):
+            lost = rows[~rows[flag].astype(bool)]
+            assert len(lost)
+            x, y = data_of(figure, f"bnp-{column}-{data}-unresolved")
+            np.testing.assert_array_equal(x, lost["iteration"])
+            np.testing.assert_array_equal(y, lost[f"{column}_lower"])
+            marker = artists(figure)[f"bnp-{column}-{data}-unresolved"]
+            assert marker.get_markerfacecolor() == "none"
+            assert marker.get_linestyle() == "None"
+            line = "raw" if data == "batch" else "points"
+            x, y = data_of(figure, f"bnp-{column}-{data}-{line}")
+            assert not set(x[np.isfinite(y)]) & set(lost["iteration"])
+    texts = legend_texts(panels(figure)[1])
+    assert sum("unresolved (lower bound), batch" in text for text in texts) == 2
+    assert sum("unresolved (lower bound), train" in text for text in texts) == 2
+
+
+def test_nothing_resolved(make_run: MakeRun) -> None:
+    figure = conditioning_figure([make_run("bnp", unresolved=3.0)])
+    assert not {name for name in artists(figure) if name.startswith("bnp-kappa-") and "unresolved" not in name}
+    assert "not probed" not in [text.get_text() for text in panels(figure)[1].texts]
+
+
+def test_seeds_are_a_median_in_a_band(make_run: MakeRun) -> None:
+    runs = [make_run("bnp", seed) for seed in range(3)]
+    figure = conditioning_figure(runs)
+    kappa = np.stack([probe_rows(run, "train")["kappa_preconditioned"] for run in runs])
+    _, y = data_of(figure, "bnp-kappa_preconditioned-train-points")
+    np.testing.assert_allclose(y, np.median(kappa, axis=0))
+    ranges = artists(figure)["bnp-kappa_preconditioned-train-range"].get_segments()
+    np.testing.assert_allclose([s[:, 1] for s in ranges], np.stack([kappa.min(0), kappa.max(0)], axis=1))
+    alone = [data_of(conditioning_figure([run]), "bnp-kappa-batch-median")[1] for run in runs]
+    np.testing.assert_allclose(data_of(figure, "bnp-kappa-batch-median")[1], np.median(alone, axis=0))
+    vertices = artists(figure)["bnp-kappa-batch-band"].get_paths()[0].vertices
+    assert vertices[:, 1].min() == pytest.approx(np.min(alone))
+    assert vertices[:, 1].max() == pytest.approx(np.max(alone))
+    assert "3 seeds" in figure.get_supxlabel()
+
+
+def test_a_long_run_is_thinned_but_keeps_its_extremes(make_run: MakeRun) -> None:
+    run = make_run("bnp", iterations=2000)
+    kappa = probe_rows(run, "batch").set_index("iteration")["kappa"]
+    x, y = data_of(conditioning_figure([run]), "bnp-kappa-batch-raw")
+    assert len(x) <= 800
+    assert (np.diff(x) > 0).all()
+    np.testing.assert_array_equal(y, kappa.loc[x])
+    assert y.max() == kappa.max()
+    assert y.min() == kappa.min()
+
+
+def test_colours_are_those_of_the_method_in_every_figure(make_run: MakeRun) -> None:
+    vanilla, bnp = make_run("vanilla"), make_run("bnp")
+    both = artists(conditioning_figure([bnp, vanilla]))
+    alone = artists(conditioning_figure([bnp]))
+    colors = method_colors(["vanilla", "bnp"])
+    for found in (both, alone):
+        for name, artist in found.items():
+            method, *_ = name.split("-")
+            if hasattr(artist, "get_xdata"):
+                assert to_hex(artist.get_color()).upper() == colors[method]
+
+
+def test_colours_of_unknown_methods() -> None:
+    assert method_colors(["mine", "bnp"])["mine"] == method_colors(["mine"])["mine"]
+    colors = method_colors([f"method{i}" for i in range(6)] + ["vanilla", "bnp"])
+    assert len(set(colors.values())) == 8
+
+
+def test_another_layer_and_unit(make_run: MakeRun) -> None:
+    run = make_run("bnp")
+    figure = conditioning_figure([run], layer="fc1", unit=5)
+    rows = probe_rows(run, "batch", "fc1", 5)
+    np.testing.assert_array_equal(data_of(figure, "bnp-kappa-batch-raw")[1], rows["kappa"])
+    assert "layer fc1, unit 5" in figure.get_suptitle()
+    with pytest.raises(ConfigError, match=r"layer 'fc2' was not probed .* choose from fc3, fc1"):
+        conditioning_figure([run], layer="fc2")
+    with pytest.raises(ConfigError, match=r"unit 4 was not probed .* choose from 3, 5"):
+        conditioning_figure([run], unit=4)
+
+
+def test_runs_that_do_not_belong_together(make_run: MakeRun) -> None:
+    with pytest.raises(ConfigError, match="no runs"):
+        conditioning_figure([])
+    with pytest.raises(ConfigError, match="different studies"):
+        conditioning_figure([make_run(), make_run(study="other")])
+    with pytest.raises(ConfigError, match="different batch sizes"):
+        conditioning_figure([make_run(), make_run(seed=1, batch_size=10)])
+    with pytest.raises(ConfigError, match="different learning rates"):
+        conditioning_figure([make_run(), make_run(seed=1, learning_rate=0.2)])
+    with pytest.raises(ConfigError, match="both bnp-seed0"):
+        conditioning_figure([make_run(), make_run()])
+
+
+def test_runs_without_probes_or_evaluations(make_run: MakeRun) -> None:
+    figure = conditioning_figure([make_run(probed=False, evaluated=False)])
+    top, middle, bottom = figure.axes
+    for ax in (middle, bottom):
+        assert "not probed" in [text.get_text() for text in ax.texts]
+    assert "test accuracy" not in legend_texts(top)
+
+
+def test_probes_every_few_iterations_and_very_short_runs(make_run: MakeRun) -> None:
+    run = make_run(every=10)
+    x, _ = data_of(conditioning_figure([run]), "bnp-kappa-batch-median")
+    np.testing.assert_array_equal(x, np.arange(0, 300, 10))
+    for iterations in (1, 2, 5):
+        assert "bnp-loss-median" in artists(conditioning_figure([make_run(iterations=iterations, epochs=1)]))

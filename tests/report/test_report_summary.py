@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import io
+import sqlite3
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+
+from hesscond.errors import ConfigError
+from hesscond.report import summary_frame, summary_table
+from hesscond.study.store import StoredRun
+
+MakeRun = Callable[..., StoredRun]
+
+
+def printed(table: Table, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def query(run: StoredRun, sql: str) -> np.ndarray:
+    connection = sqlite3.connect(run.folder / "run.sqlite")
+    rows = connection.execute(sql).fetchall()
+    connection.close()
+    return np.array(rows, dtype=float)
+
+
+def test_numbers_are_those_of_the_log(make_run: MakeRun) -> None:
+    runs = [make_run("vanilla", unresolved=0.2), make_run("bnp", 1, unresolved=0.2)]
+    frame = summary_frame(runs)
+    assert list(frame["method"]) == ["vanilla", "bnp"]
+    assert list(frame["seed"]) == [0, 1]
+    for run, (_, row) in zip(runs, frame.iterrows(), strict=True):
+        loss = query(run, "SELECT loss FROM training ORDER BY iteration")[:, 0]
+        assert row["iterations"] == 300
+        assert row["tail_iterations"] == 30
+        assert row["training_loss_tail_mean"] == pytest.approx(loss[-30:].mean())
+        accuracy = query(run, "SELECT test_accuracy FROM evaluation ORDER BY iteration DESC LIMIT 1")
+        assert row["test_accuracy"] == accuracy[0, 0]
+        assert row["learning_rate"] == 0.1
+        assert row["status"] == "finished"
+        for data in ("batch", "train"):
+            table = query(
+                run,
+                "SELECT kappa, kappa_lower, resolved, kappa_preconditioned, kappa_preconditioned_lower, "
+                f"resolved_preconditioned, kappa_D, dead FROM probe WHERE data = '{data}' AND layer = 'fc3' "
+                "AND unit = 3 ORDER BY iteration",
+            )
+            kappa, lower, ok, other, other_lower, other_ok, kappa_d, dead = table[-1:].T if data == "train" else table.T
+            ok, other_ok = ok == 1, other_ok == 1
+
+            def median(values: np.ndarray) -> float:
+                return float(np.median(values)) if len(values) else np.nan
+
+            expected = {
+                "probes": len(kappa),
+                "kappa": median(kappa[ok]),
+                "kappa_unresolved": (~ok).sum(),
+                "kappa_lower": median(lower[~ok]),
+                "kappa_preconditioned": median(other[other_ok]),
+                "kappa_preconditioned_unresolved": (~other_ok).sum(),
+                "kappa_preconditioned_lower": median(other_lower[~other_ok]),
+                "gain": median(kappa[ok & other_ok] / other[ok & other_ok]),
+                "kappa_D_squared": median(kappa_d**2),
+                "dead": dead.max(),
+            }
+            for name, value in expected.items():
+                assert row[f"{data}_{name}"] == pytest.approx(value, nan_ok=True), (data, name)
+
+
+def test_the_table_shows_them_in_100_columns(make_run: MakeRun) -> None:
+    runs = [make_run("vanilla", unresolved=0.2), make_run("equilibration", 1, unresolved=0.2, status="interrupted")]
+    text = printed(summary_table(runs))
+    assert all(cell_len(line) <= 100 for line in text.splitlines())
+    assert "fc-test · layer fc3, unit 3 · batch size 60" in text
+    assert "(interrupted)" in text
+    for _, row in summary_frame(runs).iterrows():
+        for data in ("batch", "train"):
+            for column in ("kappa", "kappa_preconditioned", "gain", "kappa_D_squared"):
+                value = row[f"{data}_{column}"]
+                if np.isfinite(value):
+                    assert f"{value:.2e}" in text
+        lost = f"{row['batch_kappa_unresolved']}+{row['batch_kappa_preconditioned_unresolved']} / 300"
+        assert lost in text
+        assert f"{100 * row['test_accuracy']:.1f}" in text
+    assert "inf" not in text
+    assert "…" not in text
+
+
+def test_no_digit_is_lost_in_80_columns(make_run: MakeRun) -> None:
+    run = make_run("bnp", unresolved=0.2)
+    text = printed(summary_table([run]), width=80)
+    assert all(cell_len(line) <= 80 for line in text.splitlines())
+    assert "…" not in text
+    assert f"{summary_frame([run])['batch_kappa'][0]:.2e}" in text
+
+
+def test_what_was_never_resolved_is_a_lower_bound(make_run: MakeRun) -> None:
+    run = make_run("bnp", unresolved=3.0)
+    row = summary_frame([run]).iloc[0]
+    assert np.isnan(row["batch_kappa"])
+    assert np.isnan(row["train_kappa"])
+    assert np.isnan(row["batch_gain"])
+    text = printed(summary_table([run]))
+    for name in ("batch_kappa", "batch_kappa_preconditioned", "train_kappa", "train_kappa_preconditioned"):
+        assert f"≥ {row[f'{name}_lower']:.2e}" in text
+    assert all(cell_len(line) <= 100 for line in text.splitlines())
+
+
+def test_runs_without_probes_or_evaluations(make_run: MakeRun) -> None:
+    text = printed(summary_table([make_run(probed=False, evaluated=False)]))
+    assert text.count("not probed") == 2
+    assert "nan" not in text
+
+
+def test_another_unit_and_runs_of_different_studies(make_run: MakeRun) -> None:
+    run = make_run()
+    kappa = query(run, "SELECT kappa FROM probe WHERE data = 'batch' AND layer = 'fc1' AND unit = 5")
+    assert summary_frame([run], layer="fc1", unit=5)["batch_kappa"][0] == pytest.approx(np.median(kappa))
+    with pytest.raises(ConfigError, match="unit 9 was not probed"):
+        summary_table([run], unit=9)
+    with pytest.raises(ConfigError, match="different studies"):
+        summary_frame([run, make_run(study="other")])

@@ -1,0 +1,53 @@
+"""The house: each room imports only from the rooms before it, and the engine needs no study dependencies."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hesscond
+
+PACKAGE = Path(hesscond.__file__).parent
+ORDER = ["errors", "capture", "spectra", "hessians", "methods", "probe", "models", "data", "study", "report"]
+#: spectra is numbers only, models and data know nothing of Hessians
+FORBIDDEN = {
+    "spectra": {"capture"},
+    "models": set(ORDER) - {"errors", "models"},
+    "data": set(ORDER) - {"errors", "data"},
+}
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hesscond."):
+            yield node.module.split(".")[1]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_each_room_imports_only_from_those_before_it(path):
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if room not in ORDER:
+        return
+    allowed = set(ORDER[: ORDER.index(room) + 1]) - FORBIDDEN.get(room, set())
+    assert set(imports(path)) <= allowed
+
+
+def test_spectra_knows_nothing_of_networks():
+    for path in (PACKAGE / "spectra").glob("*.py"):
+        assert "torch.nn" not in path.read_text(encoding="utf-8")
+
+
+def test_the_engine_imports_without_the_dependencies_of_the_studies():
+    code = (
+        "import sys\n"
+        "for name in ('pandas', 'pydantic', 'typer', 'rich', 'matplotlib', 'pooch', 'sklearn', 'tomli_w'):\n"
+        "    sys.modules[name] = None\n"
+        "import hesscond, torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(3, 2))\n"
+        "r = hesscond.probe(model, torch.nn.CrossEntropyLoss(), (torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0])))\n"
+        "print(float(r['0'].kappa[0]) > 1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "True", done.stderr
