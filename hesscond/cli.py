@@ -34,6 +34,7 @@ from hesscond.study import (
     run,
 )
 from hesscond.study.batch import Overrides, plan_runs
+from hesscond.study.config import LARGEST
 from hesscond.study.store import TABLES
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
-stdout = Console()
-stderr = Console(stderr=True)
+# no markup: a path or a name from a file may contain square brackets
+stdout = Console(markup=False, highlight=False)
+stderr = Console(stderr=True, markup=False, highlight=False)
 
 #: Base of the errors that the option parser raises (typer brings its own copy of click, or imports it).
 ParserError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -69,7 +71,11 @@ def main() -> None:
     except HesscondError as error:
         fail(str(error))
     except ParserError as error:
-        fail(" ".join(error.format_message().split()))  # type: ignore[attr-defined]
+        message = error.format_message()  # type: ignore[attr-defined]
+        if message.startswith("Usage:"):  # a command without arguments: the message is its help
+            typer.echo(message, err=True)
+            sys.exit(BAD_USE)
+        fail(message)
     except (KeyboardInterrupt, typer.Abort):
         stderr.print("interrupted")
         sys.exit(INTERRUPTED)
@@ -77,13 +83,20 @@ def main() -> None:
         # the reader of our output has gone: nothing left to say, also not at interpreter exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def fail(sentence: str) -> None:
     """Print an error sentence and exit with the code for bad use."""
-    stderr.print(f"error: {sentence}", markup=False, highlight=False, soft_wrap=True)
+    complain(sentence)
     sys.exit(BAD_USE)
+
+
+def complain(sentence: str) -> None:
+    """Print an error sentence on one line, whatever it quotes."""
+    stderr.print(f"error: {' '.join(sentence.splitlines())}", soft_wrap=True)
 
 
 def show_version(wanted: bool) -> None:
@@ -110,8 +123,9 @@ def parse_seeds(text: str) -> list[int]:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"--seed takes integers separated by commas, got {text!r}") from None
-    if min(seeds) < 0:
-        raise ConfigError(f"--seed must not be negative, got {min(seeds)}")
+    for seed in seeds:
+        if not 0 <= seed <= LARGEST:
+            raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {seed}")
     return seeds
 
 
@@ -157,7 +171,7 @@ def study(
     diverged = [sentence for plan in plans if (sentence := run_one(plan, data))]
     finish(where, [open_run(plan.folder) for plan in plans])
     for sentence in diverged:
-        stderr.print(f"error: {sentence}", markup=False, highlight=False, soft_wrap=True)
+        complain(sentence)
     if diverged:
         raise typer.Exit(DIVERGED)
 
@@ -171,7 +185,7 @@ def run_one(plan: RunPlan, data: Any) -> str | None:
     except DivergedError as error:
         return f"{label}: {error}"
     except KeyboardInterrupt:
-        stderr.print(f"interrupted: the log up to here is in {plan.folder}", highlight=False, soft_wrap=True)
+        stderr.print(f"interrupted: the log up to here is in {plan.folder}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     return None
 
@@ -182,8 +196,8 @@ def finish(where: Path, runs: list[StoredRun]) -> None:
     figure = conditioning_figure(runs)
     for suffix in (".pdf", ".png"):
         save_figure(figure, where / f"conditioning{suffix}")
-    stdout.print(f"runs:   {where}", highlight=False, soft_wrap=True)
-    stdout.print(f"figure: {where / 'conditioning.png'} (and .pdf)", highlight=False, soft_wrap=True)
+    stdout.print(f"runs:   {where}", soft_wrap=True)
+    stdout.print(f"figure: {where / 'conditioning.png'} (and .pdf)", soft_wrap=True)
 
 
 def collect(folders: list[Path]) -> list[StoredRun]:
@@ -213,7 +227,7 @@ def figure(
     if kind != "conditioning":
         raise ConfigError(f"unknown figure {kind!r}: choose from conditioning")
     save_figure(conditioning_figure(collect(runs), layer=layer, unit=unit), output)
-    stdout.print(str(output), highlight=False, soft_wrap=True)
+    stdout.print(str(output), soft_wrap=True)
 
 
 @app.command()
@@ -254,7 +268,7 @@ def export(
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
 
 
 def json_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -324,7 +338,7 @@ def data_fetch(
 
     Example: hesscond data fetch cifar10
     """
-    stdout.print(str(fetch(name, data_dir)), highlight=False, soft_wrap=True)
+    stdout.print(str(fetch(name, data_dir)), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def progress_bar(console: Console, label: str) -> Iterator[Callable[[Progress], 
         yield None
         return
     columns = (
-        TextColumn(f"[bold]{label}"),
+        TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(bar_width=18),
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]}  κ(H) {task.fields[kappa]}"),

@@ -9,7 +9,7 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians import DensePreconditioner
+from hesscond.hessians import CentringScaling, DensePreconditioner
 from hesscond.methods import BNP
 
 
@@ -200,6 +200,22 @@ def test_dead_features_are_left_out_not_divided_by():
     result = hesscond.probe(model, loss_fn, (x, y), layers=["2"], method="bnp")
     assert result["2"].hessian(unit=0).shape == (live + 1, live + 1)
     assert all(np.isfinite(float(k)) for k in result["2"].kappa)
+
+
+def test_rank_lost_to_dead_features_stays_structural_in_any_coordinates():
+    """In running coordinates a dead feature is a constant column, no longer zero: P cannot raise the rank."""
+    model, loss_fn, _ = CASES[0].make()
+    with torch.no_grad():
+        model[0].weight[:4] = 0
+        model[0].bias[:4] = torch.tensor([-1.0, -1.0, 0.5, -1.0])
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 5, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 3, (30,), generator=generator)
+    running = CentringScaling(torch.rand(6, generator=generator).double(), torch.full((6,), 0.3).double())
+    for P in (None, running):
+        kappa = hesscond.probe(model, loss_fn, (x, y), ["2"], method=P)["2"].kappa[0]
+        assert kappa.rank == 3
+        assert kappa.rank_decision == "structural"
 
 
 def test_frame_has_the_promised_columns():

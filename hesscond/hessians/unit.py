@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,10 +65,10 @@ class UnitHessian:
         """κ(H), or κ(PᵀHP)."""
         F = self.factor(P)
         error = self._factor_error(P)
+        bounds: dict[str, Any] = {"rank_bound": self._rank_bound, "sharper_bound": self._distinct_samples}
         if self.sign is not None:
-            whole = float(np.linalg.norm(error))
-            return signed_condition(F, self.sign, rank_bound=self._rank_bound, rtol=rtol, error=whole)
-        return factor_condition(F, rank_bound=self._rank_bound, rtol=rtol, error=error)
+            return signed_condition(F, self.sign, **bounds, rtol=rtol, error=float(np.linalg.norm(error)))
+        return factor_condition(F, **bounds, rtol=rtol, error=error)
 
     def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
         """All nonzero eigenvalues, descending."""
@@ -78,7 +80,22 @@ class UnitHessian:
             values = factor_eigenvalues(F, condition)
         return torch.from_numpy(np.ascontiguousarray(values))
 
+    @cached_property
     def _rank_bound(self) -> int:
+        """Active samples, or features: one for every feature that varies over them and one for all constant ones.
+
+        It holds in all coordinates, since P is linear; a transformed dead feature no longer looks dead.
+        """
+        if self.root is None:
+            return min(len(self.rows), int((self.rows != 0).any(0).sum()))
+        active = self.rows[self.root != 0]
+        if len(active) == 0:
+            return 0
+        low, high = torch.aminmax(active, dim=0)
+        varying = low != high
+        return min(len(active), int(varying.sum()) + int((low[~varying] != 0).any()))
+
+    def _distinct_samples(self) -> int:
         """Distinct samples among the active ones: twins add one direction, whatever their S."""
         active = self.rows if self.root is None else self.rows[self.root != 0]
         return len(torch.unique(active, dim=0)) if len(active) else 0

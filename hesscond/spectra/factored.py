@@ -162,7 +162,8 @@ def entrywise_unit(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.nd
 def factor_condition(
     factor: object,
     *,
-    rank_bound: int | Callable[[], int] | None = None,
+    rank_bound: int | None = None,
+    sharper_bound: Callable[[], int] | None = None,
     rtol: float = 1e-8,
     error: float | np.ndarray = 0.0,
 ) -> ConditionNumber:
@@ -177,8 +178,9 @@ def factor_condition(
     factor : (m, n) array or tensor
         F. H has order n.
     rank_bound
-        An upper bound of the rank known from elsewhere, or a function that finds one (called only if the
-        cheaper routes do not reach the smaller side of F). The pattern of F is used too.
+        An upper bound of the rank known from elsewhere. The pattern of F is used too.
+    sharper_bound
+        Finds a better one at some cost; called only if the cheaper routes do not reach the first.
     rtol
         Relative width of κ's interval that is good enough.
     error
@@ -196,9 +198,7 @@ def factor_condition(
         return zero_matrix(matrix.shape[1])
     errors = np.ldexp(error, -scale)
     whole = float(np.linalg.norm(errors))
-    limit = core.shape[1]
-    if isinstance(rank_bound, int):
-        limit = min(limit, rank_bound)
+    limit = core.shape[1] if rank_bound is None else min(core.shape[1], rank_bound)
     by_column = errors[columns] if errors.ndim else whole
     routes = [partial(svd_values, core, whole), partial(jacobi_values, core, by_column, across_rows=transposed)]
     if rtol >= GRAM_RTOL:
@@ -206,7 +206,7 @@ def factor_condition(
 
     def sharpen() -> int:
         bound = structural_rank_bound(core)
-        return min(bound, rank_bound()) if callable(rank_bound) else bound
+        return bound if sharper_bound is None else min(bound, sharper_bound())
 
     return resolve(routes, order=matrix.shape[1], limit=limit, sharpen=sharpen, scale=2 * scale, rtol=rtol)
 

@@ -53,7 +53,8 @@ def signed_condition(
     factor: object,
     signs: object,
     *,
-    rank_bound: Callable[[], int] | None = None,
+    rank_bound: int | None = None,
+    sharper_bound: Callable[[], int] | None = None,
     rtol: float = 1e-8,
     error: float = 0.0,
 ) -> ConditionNumber:
@@ -66,8 +67,8 @@ def signed_condition(
     ----------
     factor : (m, n) array or tensor
     signs : (m,) array or tensor of ±1
-    rank_bound
-        Finds an upper bound of the rank; called only if needed.
+    rank_bound, sharper_bound
+        Upper bounds of the rank, as in `factor_condition`.
     rtol
         Relative width of κ's interval that is good enough.
     error
@@ -88,12 +89,13 @@ def signed_condition(
 
     def sharpen() -> int:
         bound = structural_rank_bound(core)
-        return bound if rank_bound is None else min(bound, rank_bound())
+        return bound if sharper_bound is None else min(bound, sharper_bound())
 
+    limit = min(len(matrix), int(core.any(0).sum()))
     return resolve(
         [partial(eigenvalue_values, matrix, rounding), partial(signed_jacobi_values, matrix, rounding)],
         order=order,
-        limit=min(len(matrix), int(core.any(0).sum())),
+        limit=limit if rank_bound is None else min(limit, rank_bound),
         sharpen=sharpen,
         scale=2 * scale,
         rtol=rtol,

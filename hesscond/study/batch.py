@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
 from hesscond.errors import ConfigError
 from hesscond.methods import method_class
-from hesscond.study.config import StudyConfig
+from hesscond.study.config import StudyConfig, sentence
 from hesscond.study.runner import RunPlan
 from hesscond.study.store import check_free
 
@@ -57,7 +58,10 @@ class Overrides:
             probe["every"] = self.probe_every
             if self.probe_every == 0:
                 probe["train_every_epochs"] = 0
-        return StudyConfig.model_validate({**dict(study), "training": training, "probe": probe})
+        try:
+            return StudyConfig.model_validate({**dict(study), "training": training, "probe": probe})
+        except ValidationError as error:
+            raise ConfigError(sentence(error)) from None
 
 
 def plan_runs(

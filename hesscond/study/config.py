@@ -15,14 +15,17 @@ from hesscond.errors import ConfigError
 from hesscond.methods import method_class
 from hesscond.models import ACTIVATIONS
 
-PositiveInt = Annotated[int, Field(gt=0)]
+#: The largest integer that TOML, SQLite and torch have in common.
+LARGEST = 2**63 - 1
+
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    """A table of the TOML file; unknown keys are errors."""
+    """A table of the TOML file; unknown keys and values of another type are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class DataConfig(Section):
@@ -111,11 +114,19 @@ class ProbeConfig(Section):
     precision: Literal["as-trained", "float64"] = "as-trained"
     rtol: Annotated[float, Field(gt=0, lt=1)] = 1e-6
 
+    @field_validator("layers", "units")
+    @classmethod
+    def distinct(cls, value: list[Any]) -> list[Any]:
+        """Refuse to measure the same thing twice."""
+        if len(set(value)) < len(value):
+            raise ValueError(f"each may be given only once, got {value}")
+        return value
+
 
 class StudyConfig(Section):
     """A whole study file. ``[run]`` is there only in the ``config.toml`` that a run leaves behind."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
     description: str
     source: str = ""
     data: DataConfig
@@ -179,9 +190,9 @@ def load_study(study: str | Path) -> StudyConfig:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no study file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     try:
         return StudyConfig.model_validate(content)
@@ -219,6 +230,7 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is not supported: use auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    there = torch.cuda.device_count() if device.type == "cuda" else 1
+    if (device.index or 0) >= there:
         raise ConfigError(f"device {name!r} does not exist here: torch sees {torch.cuda.device_count()} GPUs")
     return device

@@ -87,9 +87,14 @@ def check_plan(plan: RunPlan, data: Dataset) -> None:
     Raises
     ------
     ConfigError
-        A unit out of range, or a batch larger than the training set.
+        A unit out of range, a batch larger than the training set, or a network too large for this machine.
     """
-    layers = dense_layers(build_model(plan, data))
+    try:
+        model = build_model(plan, data)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"a network with hidden layers {plan.study.model.hidden} cannot be built: {reason}") from None
+    layers = dense_layers(model)
     for name in plan.study.probe.layers:
         checked_units(name, layers[name], plan.study.probe.units)
     batch_size, samples = plan.study.training.batch_size, len(data.train_targets)
@@ -136,6 +141,11 @@ def run(plan: RunPlan, data: Dataset, on_progress: Callable[[Progress], None] | 
         log.close("failed", f"{type(error).__name__}: {error}")
         raise
     log.close("finished")
+
+
+def diverged(quantity: str, value: float, iteration: int) -> DivergedError:
+    """The error for a loss that is NaN or infinite."""
+    return DivergedError(f"the {quantity} is {value} at iteration {iteration}: the run stopped, its log is kept")
 
 
 class Training:
@@ -201,7 +211,7 @@ class Training:
         loss_tensor.backward()
         loss = loss_tensor.item()
         if not math.isfinite(loss):
-            raise DivergedError(f"the loss is {loss} at iteration {iteration}: the run stopped, its log is kept")
+            raise diverged("loss", loss, iteration)
         self.method.transform_gradients()
         # after the method has seen the batch, before the weights move: the P of this very step
         rows = self.prober.batch_rows(inputs, targets, output) if due else []
@@ -210,7 +220,10 @@ class Training:
 
     def end_of_epoch(self, iteration: int, epoch: int, *, last: bool = False) -> None:
         """Evaluate on the test set, and probe over the training set where it is due."""
-        self.log.commit("evaluation", [{"iteration": iteration, "epoch": epoch, **self.evaluate()}])
+        evaluation = self.evaluate()
+        self.log.commit("evaluation", [{"iteration": iteration, "epoch": epoch, **evaluation}])
+        if not math.isfinite(evaluation["test_loss"]):
+            raise diverged("test loss", evaluation["test_loss"], iteration)
         every = self.plan.study.probe.train_every_epochs
         if every > 0 and (last or epoch % every == 0):
             rows = self.prober.train_rows(self.inputs, self.targets)

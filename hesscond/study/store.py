@@ -7,6 +7,7 @@ import sqlite3
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,8 @@ class RunLog:
     ------
     ConfigError
         The folder holds another run, or anything else, or cannot be written.
+    RunError
+        From any method: the log cannot be written any more (the disk is full).
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -101,17 +104,21 @@ class RunLog:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
             self._connection = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
+            # a killed process loses nothing that was committed; no fsync for every iteration
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=NORMAL")
+            self._connection.execute("CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT)")
+            for table, columns in TABLES.items():
+                spec = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+                self._connection.execute(f"CREATE TABLE {table} ({spec})")
+        except OSError as error:
+            raise ConfigError(f"the run folder {folder} cannot be written: {error.strerror}") from None
+        except sqlite3.Error as error:
             raise ConfigError(f"the run folder {folder} cannot be written: {error}") from None
-        # a killed process loses nothing that was committed; no fsync for every iteration
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("PRAGMA synchronous=NORMAL")
-        self._connection.execute("CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT)")
-        for table, columns in TABLES.items():
-            spec = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-            self._connection.execute(f"CREATE TABLE {table} ({spec})")
+        # OR IGNORE: a Ctrl-C just after a commit makes `close` commit the same training rows once more
         self._inserts = {
-            table: f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})" for table, columns in TABLES.items()
+            table: f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(columns))})"
+            for table, columns in TABLES.items()
         }
         self._pending: list[tuple[int, int, float]] = []
         self._committed = time.monotonic()
@@ -125,26 +132,35 @@ class RunLog:
 
     def commit(self, table: str | None = None, rows: list[dict[str, Any]] | None = None) -> None:
         """Write pending training rows, and ``rows`` of another table, in one transaction."""
-        self._connection.execute("BEGIN")
-        self._connection.executemany(self._inserts["training"], self._pending)
-        if table is not None and rows:
-            columns = TABLES[table]
-            self._connection.executemany(self._inserts[table], [[r.get(c) for c in columns] for r in rows])
-        self._connection.execute("COMMIT")
+        with self._transaction() as connection:
+            connection.executemany(self._inserts["training"], self._pending)
+            if table is not None and rows:
+                columns = TABLES[table]
+                connection.executemany(self._inserts[table], [[r.get(c) for c in columns] for r in rows])
         self._pending.clear()
         self._committed = time.monotonic()
 
     def mark(self, **facts: Any) -> None:
         """Set facts of the run as a whole (status, message, …)."""
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO run VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()]
-        )
+        with self._transaction() as connection:
+            connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing: rolled back on any error, a Ctrl-C included."""
+        try:
+            with self._connection as connection:
+                connection.execute("BEGIN")
+                yield connection
+        except sqlite3.Error as error:
+            raise RunError(f"the log {self.folder / 'run.sqlite'} cannot be written: {error}") from None
 
     def close(self, status: str, message: str = "") -> None:
         """Commit what is pending, mark how the run ended and fold the log into its one file."""
         self.commit()
         self.mark(status=status, message=message, ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
-        self._connection.execute("PRAGMA journal_mode=DELETE")
+        with suppress(sqlite3.OperationalError):  # somebody is reading: the log is complete all the same
+            self._connection.execute("PRAGMA journal_mode=DELETE")
         self._connection.close()
 
 
@@ -223,13 +239,17 @@ class StoredRun:
         if name not in TABLES:
             raise ConfigError(f"unknown table {name!r}: choose from {', '.join(TABLES)}")
         with reading(self.folder) as connection:
-            rows = connection.execute(f"SELECT * FROM {name} ORDER BY iteration, rowid").fetchall()
+            columns = ", ".join(TABLES[name])
+            rows = connection.execute(f"SELECT {columns} FROM {name} ORDER BY iteration, rowid").fetchall()
         frame = pd.DataFrame(rows, columns=list(TABLES[name]))
-        for column, kind in TABLES[name].items():
-            if kind == "REAL":
-                frame[column] = frame[column].astype(float)
-            elif column.startswith("resolved"):
-                frame[column] = frame[column].astype("boolean")
+        try:
+            for column, kind in TABLES[name].items():
+                if kind == "REAL":
+                    frame[column] = frame[column].astype(float)
+                elif column.startswith("resolved"):
+                    frame[column] = frame[column].astype("boolean")
+        except (TypeError, ValueError) as error:
+            raise RunError(f"the log {self.folder / 'run.sqlite'} is damaged: {error}") from None
         return frame
 
 
@@ -262,23 +282,32 @@ def open_run(folder: Path | str) -> StoredRun:
         raise RunError(f"{folder} is not a run folder: it has no run.sqlite with a config.toml beside it")
     try:
         config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-        config["run"]["method"], config["run"]["seed"]
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
+        check_config(config)
+    except KeyError as error:
+        raise RunError(f"{folder / 'config.toml'} is damaged: it has no {error}") from None
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise RunError(f"{folder / 'config.toml'} is damaged: {error}") from None
     with reading(folder) as connection:
         facts = dict(connection.execute("SELECT key, value FROM run").fetchall())
-    if facts.get("status") == "running" and not alive(int(facts.get("pid", 0))):
+    if facts.get("status") == "running" and not alive(facts.get("pid", "")):
         facts["status"] = "killed"
     return StoredRun(folder, config, facts)
 
 
-def alive(pid: int) -> bool:
+def check_config(config: dict[str, Any]) -> None:
+    """Fail with a LookupError, TypeError or ValueError where what reports need of a config.toml is not there."""
+    str(config["name"]), dict(config["data"]), dict(config["model"]), int(config["training"]["batch_size"])
+    config["probe"]["layers"][0], config["probe"]["units"][0]
+    str(config["run"]["method"]), int(config["run"]["seed"]), float(config["run"]["learning_rate"])
+
+
+def alive(pid: str) -> bool:
     """Whether a process of that number runs on this machine."""
-    if pid <= 0:
-        return False
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        if int(pid) <= 0:
+            return False
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
         return False
     except PermissionError:
         return True

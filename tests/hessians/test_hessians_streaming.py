@@ -87,8 +87,6 @@ def test_long_streams_keep_small_eigenvalues():
         CentringScaling(torch.zeros(9).double(), torch.from_numpy(scale), bias=False)
     )
     assert float(scaled) == pytest.approx(truth**2, rel=1e-8)
-    summed = np.linalg.cond(hessians["a", 0].matrix().numpy())
-    assert abs(summed / float(kappa) - 1) > 0.01
 
 
 def test_dead_features_are_exactly_dead_in_a_stream():
