@@ -33,8 +33,8 @@ class FeatureStatistics:
     def of(cls, h: torch.Tensor) -> FeatureStatistics:
         """Statistics of the rows of ``h`` (N, n)."""
         mu = h.mean(0)
-        low, high = torch.aminmax(h, dim=0)
-        return cls(len(h), mu, (h - mu).square_().sum(0), low, high)
+        # not aminmax, which wakes every thread for however few numbers
+        return cls(len(h), mu, (h - mu).square_().sum(0), h.amin(0), h.amax(0))
 
     @property
     def dead(self) -> torch.Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -65,28 +67,33 @@ class CentringScaling(Preconditioner):
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n + 1) times P, the features centred before they are scaled."""
-        live = self.sigma != 0
         features = rows[:, 1:] if self.bias else rows
-        mu, sigma = self.mu, self.sigma
-        if not live.all():
-            features, mu, sigma = features[:, live], mu[live], sigma[live]
+        mu, sigma, live = self.mu, self.sigma, self._live
+        if live is not None:
+            features, mu, sigma = features.index_select(1, live), mu[live], sigma[live]
         if not self.bias:
             return features / (sigma * self.q)
         first = rows[:, :1]
-        return torch.cat([first, (features - first * mu) / sigma], 1) / self.q
+        centred = torch.addcmul(features, first, mu, value=-1).div_(sigma)
+        product = torch.cat([first, centred], 1)
+        return product if self.q == 1 else product.div_(self.q)
+
+    @cached_property
+    def _live(self) -> torch.Tensor | None:
+        """Indices of the features with σ > 0; None: all of them."""
+        live = self.sigma.nonzero()[:, 0]
+        return None if len(live) == len(self.sigma) else live
 
     @property
     def dead(self) -> int:
         """Number of features left out because σ = 0."""
-        return int((self.sigma == 0).sum())
+        return 0 if self._live is None else len(self.sigma) - len(self._live)
 
     @property
     def kappa_D(self) -> float:
         """κ(D) = max(1, σ) / min(1, σ) over the features with σ > 0 (without bias: max σ / min σ)."""
-        sigma = self.sigma[self.sigma != 0]
+        sigma = self.sigma if self._live is None else self.sigma[self._live]
+        ends = [float(sigma.min()), float(sigma.max())] if len(sigma) else []
         if self.bias:
-            sigma = torch.cat([sigma.new_ones(1), sigma])
-        if len(sigma) == 0:
-            return float("nan")
-        low, high = torch.aminmax(sigma)
-        return float(high / low)
+            ends.append(1.0)
+        return max(ends) / min(ends) if ends else math.nan

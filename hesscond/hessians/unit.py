@@ -88,10 +88,10 @@ class UnitHessian:
         """
         if self.root is None:
             return min(len(self.rows), int((self.rows != 0).any(0).sum()))
-        active = self.rows[self.root != 0]
+        active = self.rows if self.root.all() else self.rows[self.root != 0]
         if len(active) == 0:
             return 0
-        low, high = torch.aminmax(active, dim=0)
+        low, high = active.amin(0), active.amax(0)
         varying = low != high
         return min(len(active), int(varying.sum()) + int((low[~varying] != 0).any()))
 

@@ -48,7 +48,8 @@ def as_matrix(matrix: object) -> np.ndarray:
         raise MatrixError(f"expected a matrix of real numbers, got {type(matrix).__name__}") from None
     if array.ndim != 2 or 0 in array.shape:
         raise MatrixError(f"expected a non-empty matrix with two dimensions, got shape {array.shape}")
-    if not np.isfinite(array).all():
+    # a sum is finite only if every entry is (or if huge ones overflow: then look at each)
+    if not np.isfinite(array.sum()) and not np.isfinite(array).all():
         raise MatrixError("the matrix has NaN or infinite entries: its condition number is not defined")
     return array
 
@@ -69,7 +70,7 @@ class Core(NamedTuple):
 
 def scaled_core(matrix: np.ndarray) -> Core:
     """The core of a finite matrix."""
-    largest = np.abs(matrix).max()
+    largest = max(matrix.max(), -matrix.min())
     nonzero = matrix != 0
     columns = nonzero.any(0)
     if largest == 0:
@@ -80,7 +81,9 @@ def scaled_core(matrix: np.ndarray) -> Core:
         matrix = matrix[np.ix_(rows, columns)]
     transposed = matrix.shape[0] < matrix.shape[1]
     tall = matrix.T if transposed else matrix
-    return Core(np.asfortranarray(np.ldexp(tall, -scale)), scale, columns, transposed)
+    # a product with 2**-scale is exact and four times as fast as ldexp, but 2**1074 is not a double
+    scaled = tall * 2.0**-scale if abs(scale) < 1000 else np.ldexp(tall, -scale)
+    return Core(np.asfortranarray(scaled), scale, columns, transposed)
 
 
 def uniform(magnitudes: np.ndarray, shape: tuple[int, int], unit: float, error: float) -> dict[str, np.ndarray]:
@@ -95,7 +98,7 @@ def gram_values(core: np.ndarray, error: float = 0.0) -> Values:
     Through torch: its LAPACK is the faster one here, and shares the threads of the training around it.
     """
     tall = torch.from_numpy(core)
-    values = torch.linalg.eigvalsh(tall.T @ tall).flip(0).clamp_min_(0).numpy()
+    values = torch.linalg.eigvalsh(tall.T @ tall).numpy()[::-1].clip(min=0.0)
     top = float(values[0])
     carried = error * (2 * top**0.5 + error)
     return Values(values, **uniform(values, core.shape, EPS * top, carried), power=1, solver="Gram")

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from hesscond.errors import ConfigError
 from hesscond.methods import method_class
-from hesscond.study.config import StudyConfig, sentence
+from hesscond.study.config import LARGEST_RATE, StudyConfig, sentence
 from hesscond.study.runner import RunPlan
 from hesscond.study.store import check_free
 
@@ -43,8 +43,8 @@ class Overrides:
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{option} must be at least 1, got {value}")
-        if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
-            raise ConfigError(f"--lr must be positive and finite, got {self.learning_rate}")
+        if self.learning_rate is not None and not 0 < self.learning_rate <= LARGEST_RATE:
+            raise ConfigError(f"--lr must be positive and at most {LARGEST_RATE:.3g}, got {self.learning_rate}")
         if self.probe_every is not None and self.probe_every < 0:
             raise ConfigError(f"--probe-every must be at least 0 (0: no probing), got {self.probe_every}")
         training, probe = dict(study.training), dict(study.probe)

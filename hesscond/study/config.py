@@ -18,8 +18,11 @@ from hesscond.models import ACTIVATIONS
 #: The largest integer that TOML, SQLite and torch have in common.
 LARGEST = 2**63 - 1
 
+#: The largest learning rate: float32 holds no larger number.
+LARGEST_RATE = torch.finfo(torch.float32).max
+
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=LARGEST_RATE, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -84,7 +87,7 @@ class LearningRates(Section):
     """``[[learning_rates]]``: the rate of each method at one batch size."""
 
     batch_size: PositiveInt
-    rate: dict[str, PositiveFloat]
+    rate: dict[str, Rate]
 
     @field_validator("rate")
     @classmethod

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch.nn import functional
 import hesscond
 from hesscond.capture import checked_units, dense_layers
 from hesscond.data import Dataset
-from hesscond.errors import ConfigError, DivergedError
+from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError
 from hesscond.methods import Method, method_class
 from hesscond.models import MLP
 from hesscond.study.config import StudyConfig
@@ -124,7 +125,7 @@ def run(plan: RunPlan, data: Dataset, on_progress: Callable[[Progress], None] | 
     ConfigError
         The folder is not free, or the plan does not fit the data.
     DivergedError
-        The loss became NaN or infinite; the log up to there is kept.
+        The loss became NaN or infinite, or an activation that the probe needs; the log up to there is kept.
     """
     check_plan(plan, data)
     log = RunLog(plan.folder, plan.config(data))
@@ -146,6 +147,17 @@ def run(plan: RunPlan, data: Dataset, on_progress: Callable[[Progress], None] | 
 def diverged(quantity: str, value: float, iteration: int) -> DivergedError:
     """The error for a loss that is NaN or infinite."""
     return DivergedError(f"the {quantity} is {value} at iteration {iteration}: the run stopped, its log is kept")
+
+
+@contextmanager
+def probing(iteration: int) -> Iterator[None]:
+    """The networks of a study can always be measured, unless something in them is no longer finite."""
+    try:
+        yield
+    except (CaptureError, MatrixError) as error:
+        raise DivergedError(
+            f"the probe found numbers out of range at iteration {iteration} ({error}): the run stopped, its log is kept"
+        ) from None
 
 
 class Training:
@@ -214,7 +226,8 @@ class Training:
             raise diverged("loss", loss, iteration)
         self.method.transform_gradients()
         # after the method has seen the batch, before the weights move: the P of this very step
-        rows = self.prober.batch_rows(inputs, targets, output) if due else []
+        with probing(iteration):
+            rows = self.prober.batch_rows(inputs, targets, output) if due else []
         self.optimizer.step()
         return loss, rows
 
@@ -226,7 +239,8 @@ class Training:
             raise diverged("test loss", evaluation["test_loss"], iteration)
         every = self.plan.study.probe.train_every_epochs
         if every > 0 and (last or epoch % every == 0):
-            rows = self.prober.train_rows(self.inputs, self.targets)
+            with probing(iteration):
+                rows = self.prober.train_rows(self.inputs, self.targets)
             self.log.commit("probe", [{"iteration": iteration, "epoch": epoch, **r} for r in rows])
 
     @torch.no_grad()

@@ -1,0 +1,42 @@
+# make help lists what there is. Everything happens in a local virtual environment, .venv.
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup study test test-slow lint types bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/' | expand -t 18
+
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hesscond needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.installed ## make the virtual environment (done by the others when needed)
+
+study: setup ## the main job on embedded real data: vanilla and BNP on scikit-learn's digits
+	$(BIN)/hesscond study fc-digits --method vanilla --method bnp
+
+test: setup ## the tests, without the slow ones
+	$(BIN)/python -m pytest
+
+test-slow: setup ## the slow tests: many random trials, real CIFAR-10 (HESSCOND_DATA_DIR), speed
+	$(BIN)/python -m pytest -m slow
+
+lint: setup ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## mypy
+	$(BIN)/mypy
+
+bench: setup ## what probing costs, side by side in one run (HESSCOND_DATA_DIR)
+	$(BIN)/python benchmarks/study_cost.py
+
+clean: ## remove what the others made (runs/ stays)
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
