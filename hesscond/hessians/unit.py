@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 
 from hesscond.capture import LayerCapture
 from hesscond.hessians.preconditioner import Preconditioner
-from hesscond.spectra import ConditionNumber, factor_condition, factor_eigenvalues, signed_condition
+from hesscond.spectra import ConditionNumber, factor_conditions, factor_eigenvalues, signed_condition
 from hesscond.spectra.factored import EPS, error_factor
 from hesscond.spectra.signed import signed_eigenvalues
 
@@ -63,12 +62,22 @@ class UnitHessian:
 
     def condition_number(self, P: Preconditioner | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
         """κ(H), or κ(PᵀHP)."""
-        F = self.factor(P)
-        error = self._factor_error(P)
-        bounds: dict[str, Any] = {"rank_bound": self._rank_bound, "sharper_bound": self._distinct_samples}
-        if self.sign is not None:
-            return signed_condition(F, self.sign, **bounds, rtol=rtol, error=float(np.linalg.norm(error)))
-        return factor_condition(F, **bounds, rtol=rtol, error=error)
+        return self.condition_numbers([P], rtol=rtol)[0]
+
+    def condition_numbers(
+        self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
+    ) -> list[ConditionNumber]:
+        """κ in several coordinate systems at once (None: the plain ones), cheaper than one by one."""
+        factors = [self.factor(P) for P in coordinates]
+        errors = [self._factor_error(P) for P in coordinates]
+        if self.sign is None:
+            return factor_conditions(factors, rank_bound=self._rank_bound, rtol=rtol, error=errors)
+        return [
+            signed_condition(
+                factor, self.sign, rank_bound=self._rank_bound, rtol=rtol, error=float(np.linalg.norm(error))
+            )
+            for factor, error in zip(factors, errors, strict=True)
+        ]
 
     def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
         """All nonzero eigenvalues, descending."""
@@ -80,25 +89,19 @@ class UnitHessian:
             values = factor_eigenvalues(F, condition)
         return torch.from_numpy(np.ascontiguousarray(values))
 
-    @cached_property
     def _rank_bound(self) -> int:
-        """Active samples, or features: one for every feature that varies over them and one for all constant ones.
+        """Distinct active samples, or features: one for each that varies over them and one for all constant ones.
 
         It holds in all coordinates, since P is linear; a transformed dead feature no longer looks dead.
         """
         if self.root is None:
             return min(len(self.rows), int((self.rows != 0).any(0).sum()))
-        active = self.rows if self.root.all() else self.rows[self.root != 0]
+        active = torch.unique(self.rows[self.root != 0], dim=0)
         if len(active) == 0:
             return 0
         low, high = active.amin(0), active.amax(0)
         varying = low != high
         return min(len(active), int(varying.sum()) + int((low[~varying] != 0).any()))
-
-    def _distinct_samples(self) -> int:
-        """Distinct samples among the active ones: twins add one direction, whatever their S."""
-        active = self.rows if self.root is None else self.rows[self.root != 0]
-        return len(torch.unique(active, dim=0)) if len(active) else 0
 
     def _factor_error(self, P: Preconditioner | None) -> float | np.ndarray:
         """Bounds of the error in each column of the factor."""

@@ -5,7 +5,7 @@ frozen results. Every tolerance is relative.
 """
 
 from hesscond.spectra.condition import ConditionNumber
-from hesscond.spectra.factored import factor_condition, factor_eigenvalues
+from hesscond.spectra.factored import factor_condition, factor_conditions, factor_eigenvalues
 from hesscond.spectra.signed import signed_condition
 from hesscond.spectra.symmetric import condition_number
 
@@ -13,6 +13,7 @@ __all__ = [
     "ConditionNumber",
     "condition_number",
     "factor_condition",
+    "factor_conditions",
     "factor_eigenvalues",
     "signed_condition",
 ]

@@ -100,8 +100,7 @@ def resolve(
     routes: Sequence[Callable[[], Values]],
     *,
     order: int,
-    limit: int,
-    sharpen: Callable[[], int],
+    bounds: Sequence[Callable[[], int]],
     scale: int,
     rtol: float,
 ) -> ConditionNumber:
@@ -113,31 +112,35 @@ def resolve(
         Solvers without arguments.
     order
         Order of the symmetric matrix: rank and nullity add up to it.
-    limit
-        An upper bound of the rank that is cheap to know.
-    sharpen
-        Finds a sharper one; called only before the last, dearest route.
+    bounds
+        Functions that find upper bounds of the rank, cheapest first. They are called one by one while values that
+        were not told from zero remain; the last one only before the last route.
     scale
         The eigenvalues were divided by 2**scale.
     rtol
         Relative width of κ's interval that is good enough.
     """
-    best = None
-    previous: Values | None = None
-    for route in routes:
-        if previous is not None and route is routes[-1]:
-            limit = min(limit, sharpen())
-            best = conclude(previous, order=order, limit=limit, scale=scale)
-            if best.rank_decision == "structural" and best.width <= rtol:
-                return best
-        previous = route()
-        result = conclude(previous, order=order, limit=limit, scale=scale)
-        if result.rank_decision == "structural" and result.width <= rtol:
+    limit = order
+    waiting = list(bounds)
+    best: ConditionNumber | None = None
+    for number, route in enumerate(routes, 1):
+        values = route()
+        result = conclude(values, order=order, limit=limit, scale=scale)
+        kept = 0 if number >= len(routes) - 1 else 1
+        while result.rank_decision != "structural" and len(waiting) > kept:
+            limit = min(limit, waiting.pop(0)())
+            result = conclude(values, order=order, limit=limit, scale=scale)
+        if is_good_enough(result, rtol):
             return result
         best = result if best is None or best.rank_decision != "structural" else narrower(best, result)
     if best is None:
         raise ValueError("no route given")
     return best
+
+
+def is_good_enough(result: ConditionNumber, rtol: float) -> bool:
+    """Whether no dearer solver is needed: a structural rank, and an interval no wider than ``rtol``."""
+    return result.rank_decision == "structural" and result.width <= rtol
 
 
 def narrower(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber:

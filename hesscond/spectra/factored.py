@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,10 +11,21 @@ import torch
 from scipy.linalg import lapack
 
 from hesscond.errors import MatrixError
-from hesscond.spectra.condition import NOISE, ConditionNumber, Values, resolve, zero_matrix
+from hesscond.spectra.condition import (
+    NOISE,
+    ConditionNumber,
+    Values,
+    conclude,
+    is_good_enough,
+    resolve,
+    zero_matrix,
+)
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
 
 EPS = float(np.finfo(float).eps)
+
+#: Gram matrices whose largest entry lies outside are near overflow or underflow, and are not used.
+GRAM_RANGE = (1e-200, 1e200)
 
 #: Below this relative width of κ's interval the Gram form is not tried: it would not be reached.
 GRAM_RTOL = 1e-7
@@ -93,15 +104,24 @@ def uniform(magnitudes: np.ndarray, shape: tuple[int, int], unit: float, error: 
 
 
 def gram_values(core: np.ndarray, error: float = 0.0) -> Values:
-    """Eigenvalues of coreᵀcore from the formed Gram matrix, with normwise error bounds.
+    """Eigenvalues of coreᵀcore from the formed Gram matrix, with normwise error bounds."""
+    return from_gram_eigenvalues(eigenvalues_of(core.T @ core), core.shape, error)
 
-    Through torch: its LAPACK is the faster one here, and shares the threads of the training around it.
+
+def eigenvalues_of(symmetric: np.ndarray) -> np.ndarray:
+    """Ascending eigenvalues of one or a stack of symmetric matrices.
+
+    Through torch, whose LAPACK is the faster one here and shares the threads of the training around it.
     """
-    tall = torch.from_numpy(core)
-    values = torch.linalg.eigvalsh(tall.T @ tall).numpy()[::-1].clip(min=0.0)
+    return torch.linalg.eigvalsh(torch.from_numpy(symmetric)).numpy()
+
+
+def from_gram_eigenvalues(ascending: np.ndarray, shape: tuple[int, int], error: float = 0.0) -> Values:
+    """The `Values` of a factor of that ``shape`` from the eigenvalues of its Gram matrix."""
+    values = ascending[::-1].clip(min=0.0)
     top = float(values[0])
     carried = error * (2 * top**0.5 + error)
-    return Values(values, **uniform(values, core.shape, EPS * top, carried), power=1, solver="Gram")
+    return Values(values, **uniform(values, shape, EPS * top, carried), power=1, solver="Gram")
 
 
 def svd_values(core: np.ndarray, error: float = 0.0, *, power: int = 2) -> Values:
@@ -165,8 +185,7 @@ def entrywise_unit(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.nd
 def factor_condition(
     factor: object,
     *,
-    rank_bound: int | None = None,
-    sharper_bound: Callable[[], int] | None = None,
+    rank_bound: Callable[[], int] | None = None,
     rtol: float = 1e-8,
     error: float | np.ndarray = 0.0,
 ) -> ConditionNumber:
@@ -181,9 +200,8 @@ def factor_condition(
     factor : (m, n) array or tensor
         F. H has order n.
     rank_bound
-        An upper bound of the rank known from elsewhere. The pattern of F is used too.
-    sharper_bound
-        Finds a better one at some cost; called only if the cheaper routes do not reach the first.
+        Finds an upper bound of the rank; called only if the smaller side of F is not reached. The pattern of F is
+        used too.
     rtol
         Relative width of κ's interval that is good enough.
     error
@@ -201,17 +219,62 @@ def factor_condition(
         return zero_matrix(matrix.shape[1])
     errors = np.ldexp(error, -scale)
     whole = float(np.linalg.norm(errors))
-    limit = core.shape[1] if rank_bound is None else min(core.shape[1], rank_bound)
     by_column = errors[columns] if errors.ndim else whole
     routes = [partial(svd_values, core, whole), partial(jacobi_values, core, by_column, across_rows=transposed)]
     if rtol >= GRAM_RTOL:
         routes.insert(0, partial(gram_values, core, whole))
 
-    def sharpen() -> int:
-        bound = structural_rank_bound(core)
-        return bound if sharper_bound is None else min(bound, sharper_bound())
+    known = [] if rank_bound is None else [rank_bound]
+    return resolve(
+        routes,
+        order=matrix.shape[1],
+        bounds=[*known, partial(structural_rank_bound, core)],
+        scale=2 * scale,
+        rtol=rtol,
+    )
 
-    return resolve(routes, order=matrix.shape[1], limit=limit, sharpen=sharpen, scale=2 * scale, rtol=rtol)
+
+def factor_conditions(
+    factors: Sequence[object],
+    *,
+    rank_bound: Callable[[], int] | None = None,
+    rtol: float = 1e-8,
+    error: Sequence[float | np.ndarray] | None = None,
+) -> list[ConditionNumber]:
+    """κ of FᵀF for several factors with the same number m of rows: one Hessian in several coordinates.
+
+    Where ``rtol`` allows the Gram form and no F has fewer columns than rows, the (m, m) Gram matrices are
+    decomposed together; what they do not resolve goes through `factor_condition`, as does everything else.
+
+    Parameters
+    ----------
+    factors : arrays or tensors (m, n_i)
+    rank_bound
+        Finds an upper bound of the rank that all share.
+    rtol
+        Relative width of κ's intervals that is good enough.
+    error
+        For each factor, as in `factor_condition`.
+    """
+    errors = [0.0] * len(factors) if error is None else list(error)
+    matrices = [as_matrix(factor) for factor in factors]
+    found: list[ConditionNumber | None] = [None] * len(matrices)
+    rows = len(matrices[0])
+    if rtol >= GRAM_RTOL and all(matrix.shape[1] >= rows for matrix in matrices):
+        with np.errstate(over="ignore"):
+            grams = np.stack([matrix @ matrix.T for matrix in matrices])
+        top = grams.diagonal(axis1=1, axis2=2).max(1)
+        if (top > GRAM_RANGE[0]).all() and (top < GRAM_RANGE[1]).all():
+            for i, ascending in enumerate(eigenvalues_of(grams)):
+                whole = float(np.linalg.norm(errors[i]))
+                values = from_gram_eigenvalues(ascending, matrices[i].shape, whole)
+                result = conclude(values, order=matrices[i].shape[1], limit=rows, scale=0)
+                if is_good_enough(result, rtol):
+                    found[i] = result
+    return [
+        factor_condition(matrix, rank_bound=rank_bound, rtol=rtol, error=e) if done is None else done
+        for matrix, e, done in zip(matrices, errors, found, strict=True)
+    ]
 
 
 def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray:

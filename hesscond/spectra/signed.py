@@ -53,8 +53,7 @@ def signed_condition(
     factor: object,
     signs: object,
     *,
-    rank_bound: int | None = None,
-    sharper_bound: Callable[[], int] | None = None,
+    rank_bound: Callable[[], int] | None = None,
     rtol: float = 1e-8,
     error: float = 0.0,
 ) -> ConditionNumber:
@@ -67,8 +66,8 @@ def signed_condition(
     ----------
     factor : (m, n) array or tensor
     signs : (m,) array or tensor of ±1
-    rank_bound, sharper_bound
-        Upper bounds of the rank, as in `factor_condition`.
+    rank_bound
+        Finds an upper bound of the rank, as in `factor_condition`.
     rtol
         Relative width of κ's interval that is good enough.
     error
@@ -87,16 +86,11 @@ def signed_condition(
     given = float(np.ldexp(error, -scale))
     rounding += given * (2 * float(np.linalg.norm(core, 2)) + given)
 
-    def sharpen() -> int:
-        bound = structural_rank_bound(core)
-        return bound if sharper_bound is None else min(bound, sharper_bound())
-
-    limit = min(len(matrix), int(core.any(0).sum()))
+    known = [] if rank_bound is None else [rank_bound]
     return resolve(
         [partial(eigenvalue_values, matrix, rounding), partial(signed_jacobi_values, matrix, rounding)],
         order=order,
-        limit=limit if rank_bound is None else min(limit, rank_bound),
-        sharpen=sharpen,
+        bounds=[*known, partial(structural_rank_bound, core)],
         scale=2 * scale,
         rtol=rtol,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -73,7 +74,8 @@ def condition_number(
     if (matrix is None) == (factor is None):
         raise MatrixError("give either a matrix or factor=F, not both")
     if matrix is None:
-        return factor_condition(dense(factor), rank_bound=rank_bound, rtol=rtol, error=error)
+        bound = None if rank_bound is None else partial(int, rank_bound)
+        return factor_condition(dense(factor), rank_bound=bound, rtol=rtol, error=error)
     array = as_matrix(dense(matrix))
     symmetric = array.shape[0] == array.shape[1] and np.array_equal(array, array.T)
     return (symmetric_condition if symmetric else general_condition)(
@@ -103,8 +105,7 @@ def general_condition(
     return resolve(
         [partial(svd_values, core, error, power=1), partial(jacobi_values, core, error, power=1)],
         order=min(matrix.shape),
-        limit=core.shape[1] if rank_bound is None else min(core.shape[1], rank_bound),
-        sharpen=partial(structural_rank_bound, core),
+        bounds=rank_bounds(core, rank_bound),
         scale=scale,
         rtol=rtol,
     )
@@ -125,11 +126,16 @@ def symmetric_condition(
     return resolve(
         [partial(eigenvalue_values, core, error), partial(signed_jacobi_values, core, error)],
         order=len(matrix),
-        limit=len(core) if rank_bound is None else min(len(core), rank_bound),
-        sharpen=partial(structural_rank_bound, core),
+        bounds=rank_bounds(core, rank_bound),
         scale=scale,
         rtol=rtol,
     )
+
+
+def rank_bounds(core: np.ndarray, known: int | None) -> list[Callable[[], int]]:
+    """The given bound of the rank, if any, and the structural one, as functions."""
+    structural = partial(structural_rank_bound, core)
+    return [structural] if known is None else [partial(int, known), structural]
 
 
 def eigenvalue_values(core: np.ndarray, error: float) -> Values:

@@ -96,9 +96,9 @@ class Prober:
         raw = from_statistics(statistics, bias=bias)
         own = self.method.preconditioner(layer)
         rtol = self.config.rtol
-        plain = hessian.condition_number(rtol=rtol)
-        bnp = hessian.condition_number(raw, rtol=rtol)
-        preconditioned = bnp if own is None else hessian.condition_number(own, rtol=rtol)
+        systems = [None, raw] if own is None else [None, raw, own]
+        plain, bnp, *rest = hessian.condition_numbers(systems, rtol=rtol)
+        preconditioned = rest[0] if rest else bnp
         variance = raw.sigma.square()
         row = {
             "data": data,
