@@ -136,7 +136,7 @@ def study(
         list[str] | None,
         typer.Option("--method", "-m", help="Method (hesscond methods); repeat for several."),
     ] = None,
-    seed: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    seed: Annotated[str | None, typer.Option(help="Seeds, separated by commas; 0 if not given.")] = None,
     iterations: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training set.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a mini-batch.")] = None,
@@ -155,14 +155,22 @@ def study(
     """Train a network with each method, log loss, accuracy and condition numbers, and draw the figure.
 
     Example: hesscond study fc-digits --method vanilla --method bnp
+
+    The config.toml of a run is a study too: without --method and --seed it repeats that run.
     """
     config = load_study(name)
+    if config.run is not None:
+        if not method:
+            method, lr = [config.run.method], lr or config.run.learning_rate
+        seed = str(config.run.seed) if seed is None else seed
     if not method:
         names = ", ".join(m.name for m in registered())
         raise ConfigError(f"name at least one method with --method: {names}")
     where = out or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     overrides = Overrides(iterations, epochs, batch_size, lr, probe_every)
-    plans = plan_runs(config, method, parse_seeds(seed), where, resolve_device(device), overrides)
+    plans = plan_runs(
+        config, method, parse_seeds("0" if seed is None else seed), where, resolve_device(device), overrides
+    )
     with stderr.status(f"loading {config.data.name}") if stderr.is_terminal else nullcontext():
         data = load(config.data.name, data_dir)
     for plan in plans:

@@ -335,7 +335,9 @@ def even_rows(like: torch.Tensor) -> torch.Tensor:
 
 def refuse_coupling(name: str, derivative: torch.Tensor) -> None:
     """Raise unless the odd rows are exactly zero: they are derivatives along the even samples alone."""
-    if len(derivative) > 1 and derivative[1::2].any():
+    if not torch.isfinite(derivative).all():
+        raise CaptureError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
+    if derivative[1::2].any():
         raise CaptureError(
             f"the samples of the batch influence each other behind layer {name!r} (batch normalization in training "
             "mode?): its S is not diagonal, which is not supported yet; probe in eval mode"

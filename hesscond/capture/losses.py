@@ -104,7 +104,9 @@ def loss_curvature(loss_fn: LossFunction, output: torch.Tensor, target: torch.Te
     if options.reduction == "none":
         return None
     weight = cross_entropy_weights(options, output, target)
-    return SoftmaxCurvature(torch.log_softmax(output, 1), weight)
+    # not torch.log_softmax, which wakes every thread for however few numbers
+    shifted = output - output.amax(1, keepdim=True)
+    return SoftmaxCurvature(shifted - torch.logsumexp(shifted, 1, keepdim=True), weight)
 
 
 def cross_entropy_weights(loss: nn.CrossEntropyLoss, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

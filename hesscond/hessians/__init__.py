@@ -3,8 +3,13 @@
 Each is kept as its factor S^½Ĥ and measured in plain or preconditioned coordinates.
 """
 
-from hesscond.hessians.preconditioner import CentringScaling, DensePreconditioner, Preconditioner
+from hesscond.hessians.preconditioner import (
+    CentringScaling,
+    DensePreconditioner,
+    Preconditioner,
+    scaling_condition,
+)
 from hesscond.hessians.streaming import stream
 from hesscond.hessians.unit import UnitHessian
 
-__all__ = ["CentringScaling", "DensePreconditioner", "Preconditioner", "UnitHessian", "stream"]
+__all__ = ["CentringScaling", "DensePreconditioner", "Preconditioner", "UnitHessian", "scaling_condition", "stream"]

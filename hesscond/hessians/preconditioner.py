@@ -9,6 +9,8 @@ from functools import cached_property
 
 import torch
 
+from hesscond.errors import CaptureError
+
 
 class Preconditioner(ABC):
     """P of ŵ = P z, known by what it does to the right of a matrix with one column a parameter of ŵ.
@@ -57,6 +59,11 @@ class CentringScaling(Preconditioner):
         Scalar factor; κ does not depend on it.
     name
         Which statistics these are.
+
+    Raises
+    ------
+    CaptureError
+        μ or σ is NaN or infinite.
     """
 
     mu: torch.Tensor
@@ -64,6 +71,10 @@ class CentringScaling(Preconditioner):
     bias: bool = True
     q: float = 1.0
     name: str = "BNP"
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.mu.sum() + self.sigma.sum()):
+            raise CaptureError(f"{self.name}: the mean or deviation of a feature is NaN or infinite")
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n + 1) times P, the features centred before they are scaled."""
@@ -92,8 +103,14 @@ class CentringScaling(Preconditioner):
     @property
     def kappa_D(self) -> float:
         """κ(D) = max(1, σ) / min(1, σ) over the features with σ > 0 (without bias: max σ / min σ)."""
-        sigma = self.sigma if self._live is None else self.sigma[self._live]
-        ends = [float(sigma.min()), float(sigma.max())] if len(sigma) else []
-        if self.bias:
-            ends.append(1.0)
-        return max(ends) / min(ends) if ends else math.nan
+        return scaling_condition(self.sigma, bias=self.bias)
+
+
+def scaling_condition(sigma: torch.Tensor, *, bias: bool) -> float:
+    """κ of D = diag(1, 1/σ) over the features with σ > 0; without bias, of diag(1/σ)."""
+    values = sigma.cpu().numpy()
+    values = values[values != 0]
+    ends = [float(values.min()), float(values.max())] if len(values) else []
+    if bias:
+        ends.append(1.0)
+    return max(ends) / min(ends) if ends else math.nan

@@ -85,7 +85,8 @@ class Values(NamedTuple):
 
     ``magnitudes`` (k,) descending: singular values σ (``power`` 2, the eigenvalues are σ²) or |λ| (``power`` 1);
     ``errors`` (k,): absolute bounds, which hold; ``floors`` (k,): the size that round-off alone typically has;
-    ``negative`` (k,) bool: which belong to negative eigenvalues (None: none do).
+    ``negative`` (k,) bool: which belong to negative eigenvalues (None: none do); ``above`` (k,): how far the true
+    value can lie above, where ``errors`` only says how far below (None: as far).
     """
 
     magnitudes: np.ndarray
@@ -94,6 +95,7 @@ class Values(NamedTuple):
     power: int
     solver: str
     negative: np.ndarray | None = None
+    above: np.ndarray | None = None
 
 
 def resolve(
@@ -155,7 +157,8 @@ def zero_matrix(order: int) -> ConditionNumber:
 
 def conclude(values: Values, *, order: int, limit: int, scale: int) -> ConditionNumber:
     """Decide the rank from values with error bounds and form κ; the arguments are those of `resolve`."""
-    magnitudes, errors, floors, power, solver, negative = values
+    magnitudes, errors, floors, power, solver, negative, _ = values
+    above = errors if values.above is None else values.above
     considered = min(limit, len(magnitudes))
     told = magnitudes[:considered] > errors[:considered]
     rank = considered if told.all() else int(np.argmin(told))
@@ -174,8 +177,8 @@ def conclude(values: Values, *, order: int, limit: int, scale: int) -> Condition
         decision = "numerical" if roundoff and bottom >= GAP * noise else "unresolved"
     resolved = decision != "unresolved"
     rounding = 8 * float(np.finfo(float).eps)
-    lower = max(1.0, ((top - e_top) / (bottom + e_bottom)) ** power * (1 - rounding))
-    upper = ((top + e_top) / (bottom - e_bottom)) ** power * (1 + rounding) if resolved else math.inf
+    lower = max(1.0, ((top - e_top) / (bottom + float(above[rank - 1]))) ** power * (1 - rounding))
+    upper = ((top + float(above[0])) / (bottom - e_bottom)) ** power * (1 + rounding) if resolved else math.inf
 
     def eigenvalue(magnitude: float) -> float:
         try:

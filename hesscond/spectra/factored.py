@@ -11,6 +11,7 @@ import torch
 from scipy.linalg import lapack
 
 from hesscond.errors import MatrixError
+from hesscond.spectra.certificate import EPS, smallest_singular_value
 from hesscond.spectra.condition import (
     NOISE,
     ConditionNumber,
@@ -22,10 +23,11 @@ from hesscond.spectra.condition import (
 )
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
 
-EPS = float(np.finfo(float).eps)
-
-#: Gram matrices whose largest entry lies outside are near overflow or underflow, and are not used.
+#: Gram matrices whose trace lies outside are near overflow or underflow, and are not used.
 GRAM_RANGE = (1e-200, 1e200)
+
+#: Steps of the equilibration in `graded_errors`; each halves the decades still to go.
+EQUILIBRATION_STEPS = 12
 
 #: Below this relative width of κ's interval the Gram form is not tried: it would not be reached.
 GRAM_RTOL = 1e-7
@@ -40,6 +42,11 @@ def error_factor(m: int, n: int) -> float:
     return max(16.0, float(np.sqrt(m * n)))
 
 
+def as_array(matrix: object) -> np.ndarray:
+    """``matrix`` as a numpy array; a torch tensor is copied to the host if it is elsewhere."""
+    return matrix.detach().cpu().numpy() if isinstance(matrix, torch.Tensor) else np.asarray(matrix)
+
+
 def as_matrix(matrix: object) -> np.ndarray:
     """A finite, non-empty, two-dimensional float64 array of ``matrix`` (a torch tensor is copied to the host).
 
@@ -48,9 +55,7 @@ def as_matrix(matrix: object) -> np.ndarray:
     MatrixError
         Not two-dimensional, empty, complex, or with NaN or infinite entries.
     """
-    if hasattr(matrix, "detach"):
-        matrix = matrix.detach().to("cpu").numpy()
-    array = np.asarray(matrix)
+    array = as_array(matrix)
     if np.iscomplexobj(array):
         raise MatrixError("complex matrices are not supported: give a real matrix")
     try:
@@ -139,7 +144,7 @@ def jacobi_values(
     across_rows: bool = False,
     power: int = 2,
 ) -> Values:
-    """Singular values of ``core`` by one-sided Jacobi, with the bounds of `entrywise_unit`.
+    """Singular values of ``core`` by one-sided Jacobi, with the bounds of `graded_errors`.
 
     Parameters
     ----------
@@ -153,9 +158,10 @@ def jacobi_values(
         As in `Values`.
     """
     values, u, v = jacobi_svd(core)
-    unit = entrywise_unit(core, values, u, v)
     carried = np.abs(u if across_rows else v).T @ error if isinstance(error, np.ndarray) else error
-    return Values(values, error_factor(*core.shape) * unit + carried, NOISE * unit, power, "Jacobi SVD")
+    below, above = graded_errors(core, values, u, v)
+    floors = NOISE * roundoff_of_entries(core, values, u, v)
+    return Values(values, below + carried, floors, power, "Jacobi SVD", above=above + carried)
 
 
 def jacobi_svd(core: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -171,15 +177,46 @@ def jacobi_svd(core: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return values[order], u[:, : core.shape[1]][:, order], v[:, order]
 
 
-def entrywise_unit(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+def roundoff_of_entries(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
     r"""What a relative change eps of each single entry changes every singular value by: eps·\|u_k\|ᵀ\|A\|\|v_k\|, (n,).
 
-    Jacobi computes σ_k = u_kᵀ A v_k about as accurately as that, so a multiple of it is the error bound. It is 1e-15
-    relative for D₁CD₂ with well-conditioned C, however far D₁ and D₂ spread; and a σ_k of its size is round-off of
-    the entries themselves.
+    A σ_k of this size is round-off of the entries themselves.
     """
     weights = np.einsum("ik,ik->k", np.abs(u), np.abs(core) @ np.abs(v))
     return EPS * np.maximum(weights, values)
+
+
+def graded_errors(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    r"""Error bounds below and above, (n,) each, of singular values from `jacobi_svd`.
+
+    Below the smallest one the bound is that of `smallest_singular_value`, which holds whatever Jacobi did; where
+    there is none, the value is not told from zero. The others: 2000·eps·(\|u_k\|ᵀd₁)(d₂ᵀ\|v_k\|).
+
+    Write A = D₁CD₂ with D = diag(d) such that the largest entry of every row and column of C is about 1: row-pivoted
+    QR and Jacobi commit errors of the size eps·d₁ᵢd₂ⱼ in entry (i, j), also where the entry is smaller or zero, and
+    σ_k = u_kᵀAv_k feels them as weighted. The constant is measured: the worst of 3·10⁴ graded, sparse and rank
+    deficient matrices needed 1233, all but a few less than 32.
+
+    Source of the form: Higham, BIT 40 (2000), 325-339, and Drmač and Veselić, as in `jacobi_svd`.
+    """
+    C = np.abs(core)
+    rows, columns = np.ones(len(C)), np.ones(C.shape[1])
+    for _ in range(EQUILIBRATION_STEPS):
+        row, column = np.sqrt(C.max(1)), np.sqrt(C.max(0))
+        C = C / row[:, None] / column
+        rows, columns = rows * row, columns * column
+    rows = rows * C.max(1)
+    weights = (np.abs(u).T @ rows) * (np.abs(v).T @ columns)
+    above = 2000 * EPS * np.maximum(weights, values)
+    below = above.copy()
+    smallest = float(values[-1])
+    ends = smallest_singular_value(core, v[:, -1])
+    if ends is None:
+        below[-1] = max(below[-1], smallest)
+    else:
+        below[-1] = max(smallest - ends[0], 0.0)
+        above[-1] = max(min(above[-1], ends[1] - smallest), 0.0)
+    return below, above
 
 
 def factor_condition(
@@ -257,16 +294,17 @@ def factor_conditions(
         For each factor, as in `factor_condition`.
     """
     errors = [0.0] * len(factors) if error is None else list(error)
-    matrices = [as_matrix(factor) for factor in factors]
+    matrices = [as_array(factor) for factor in factors]
     found: list[ConditionNumber | None] = [None] * len(matrices)
     rows = len(matrices[0])
-    if rtol >= GRAM_RTOL and all(matrix.shape[1] >= rows for matrix in matrices):
-        with np.errstate(over="ignore"):
+    if rtol >= GRAM_RTOL and all(matrix.ndim == 2 and matrix.shape[1] >= rows > 0 for matrix in matrices):
+        with np.errstate(over="ignore", invalid="ignore"):
             grams = np.stack([matrix @ matrix.T for matrix in matrices])
-        top = grams.diagonal(axis1=1, axis2=2).max(1)
-        if (top > GRAM_RANGE[0]).all() and (top < GRAM_RANGE[1]).all():
+        top = grams.diagonal(axis1=1, axis2=2).sum(1)
+        # false for NaN too: `factor_condition` will say what is wrong
+        if ((top > GRAM_RANGE[0]) & (top < GRAM_RANGE[1])).all():
             for i, ascending in enumerate(eigenvalues_of(grams)):
-                whole = float(np.linalg.norm(errors[i]))
+                whole = float(np.linalg.norm(errors[i])) if np.ndim(errors[i]) else float(errors[i])
                 values = from_gram_eigenvalues(ascending, matrices[i].shape, whole)
                 result = conclude(values, order=matrices[i].shape[1], limit=rows, scale=0)
                 if is_good_enough(result, rtol):

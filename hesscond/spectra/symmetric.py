@@ -15,11 +15,11 @@ from hesscond.spectra.condition import NOISE, ConditionNumber, Values, resolve, 
 from hesscond.spectra.factored import (
     EPS,
     as_matrix,
-    entrywise_unit,
-    error_factor,
     factor_condition,
+    graded_errors,
     jacobi_svd,
     jacobi_values,
+    roundoff_of_entries,
     scaled_core,
     svd_values,
     uniform,
@@ -68,8 +68,8 @@ def condition_number(
     >>> kappa = condition_number(np.diag([4.0, -2.0, 1e-12, 0.0]))
     >>> kappa.value, kappa.rank, kappa.nullity, kappa.negative
     (4000000000000.0, 3, 1, 1)
-    >>> condition_number(factor=np.array([[1.0, 0.0, 0.0], [0.0, 1e-9, 0.0]])).value
-    1e+18
+    >>> print(condition_number(factor=np.array([[1.0, 0.0, 0.0], [0.0, 1e-9, 0.0]])))
+    κ = 1e+18 (rank 2 of 3, 0 negative; Jacobi SVD)
     """
     if (matrix is None) == (factor is None):
         raise MatrixError("give either a matrix or factor=F, not both")
@@ -166,6 +166,6 @@ def signed_jacobi_values(core: np.ndarray, error: float) -> Values:
             block = v[:, start:stop]
             signs[start:stop] = np.linalg.eigvalsh(block.T @ core @ block)
         start = stop
-    unit = entrywise_unit(core, values, u, v)
-    errors = error_factor(*core.shape) * unit + error
-    return Values(values, errors, NOISE * unit, 1, "Jacobi SVD", signs < 0)
+    below, above = graded_errors(core, values, u, v)
+    floors = NOISE * roundoff_of_entries(core, values, u, v)
+    return Values(values, below + error, floors, 1, "Jacobi SVD", signs < 0, above + error)

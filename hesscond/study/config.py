@@ -126,8 +126,19 @@ class ProbeConfig(Section):
         return value
 
 
+class RunConfig(Section):
+    """``[run]``: in the ``config.toml`` that a run leaves behind, which of the study's runs it was."""
+
+    method: str
+    seed: Annotated[int, Field(ge=0)]
+    learning_rate: Rate
+    device: str = "auto"
+    data_source: str = ""
+    versions: dict[str, str] = {}
+
+
 class StudyConfig(Section):
-    """A whole study file. ``[run]`` is there only in the ``config.toml`` that a run leaves behind."""
+    """A whole study file."""
 
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
     description: str
@@ -137,7 +148,7 @@ class StudyConfig(Section):
     training: TrainingConfig
     learning_rates: list[LearningRates] = []
     probe: ProbeConfig
-    run: dict[str, Any] | None = None
+    run: RunConfig | None = None
 
     @model_validator(mode="after")
     def layers_exist(self) -> StudyConfig:

@@ -7,7 +7,7 @@ import sqlite3
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -253,20 +253,15 @@ class StoredRun:
         return frame
 
 
-class reading:
+@contextmanager
+def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     """A connection to a run's log that is closed at the end, SQLite's complaints turned into a `RunError`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "run.sqlite"
-
-    def __enter__(self) -> sqlite3.Connection:
-        self.connection = sqlite3.connect(self.path)
-        return self.connection
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self.connection.close()
-        if isinstance(error, sqlite3.Error):
-            raise RunError(f"the log {self.path} cannot be read: {error}") from None
+    path = folder / "run.sqlite"
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            yield connection
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise RunError(f"the log {path} cannot be read: {error}") from None
 
 
 def open_run(folder: Path | str) -> StoredRun:

@@ -108,7 +108,7 @@ def test_truth_is_inside_the_interval_in_random_trials():
 @pytest.mark.slow
 def test_truth_is_inside_the_interval_in_many_random_trials():
     rng = np.random.default_rng(2)
-    for trial in range(6000):
+    for trial in range(10_000):
         check_interval(adversarial(rng, trial))
 
 

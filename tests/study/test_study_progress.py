@@ -1,0 +1,64 @@
+"""The progress bar on a terminal, and silence elsewhere."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from hesscond.progress import kappa_text, progress_bar
+from hesscond.study import Progress
+
+ROW = {
+    "kappa": 1.5e5,
+    "resolved": 1,
+    "kappa_preconditioned": 2.5e3,
+    "resolved_preconditioned": 1,
+    "kappa_D": 77.0,
+}
+
+
+def drawn(label, *steps):
+    written = io.StringIO()
+    console = Console(force_terminal=True, file=written, width=200, color_system=None, _environ={})
+    with progress_bar(console, label) as show:
+        for step in steps:
+            show(step)
+    return written.getvalue()
+
+
+def test_it_shows_where_the_run_is():
+    text = drawn("fc-digits bnp seed 0", Progress(3, 10, 0.12345, ROW))
+    last = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", text).rstrip().splitlines()[-1]
+    for word in ("fc-digits bnp seed 0", "3/10", "loss 0.123", "κ(H) 1.50e+05", "κ(PᵀHP) 2.50e+03", "κ(D) 7.70e+01"):
+        assert word in last
+    assert "it/s" in last
+    assert re.search(r"-:--:--|\d:\d\d:\d\d", last)
+
+
+def test_unresolved_and_unprobed():
+    text = drawn("x", Progress(1, 2, 1.0, ROW | {"kappa": float("inf"), "resolved": 0}))
+    assert "κ(H) unresolved" in text
+    assert "κ(PᵀHP) 2.50e+03" in text
+    assert "κ(H) –  " not in text.rstrip().splitlines()[-1]
+    assert "κ(H) –" in drawn("x", Progress(1, 2, 1.0, None))
+
+
+@pytest.mark.parametrize("label", ["[/x] study", "{y} study", "[bold] study"])
+def test_a_label_is_shown_as_it_is(label):
+    assert label in drawn(label, Progress(1, 2, 1.0, None))
+
+
+def test_silence_where_nobody_watches():
+    written = io.StringIO()
+    with progress_bar(Console(file=written, force_terminal=False), "x") as show:
+        assert show is None
+    assert written.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "resolved", "text"),
+    [(None, True, "–"), (float("nan"), True, "–"), (123456.0, True, "1.23e+05"), (1e9, False, "unresolved")],
+)
+def test_kappa_text(value, resolved, text):
+    assert kappa_text(value, resolved) == text

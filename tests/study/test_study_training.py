@@ -1,0 +1,457 @@
+"""Training and probing of a study against plain torch and numpy."""
+
+import io
+from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import hesscond
+from hesscond.data import load
+from hesscond.errors import ConfigError, DivergedError
+from hesscond.methods import BNP
+from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
+from hesscond.study import probing as probing_module
+from hesscond.study.runner import Training, build_model
+from hesscond.study.store import RunLog
+
+PER_EPOCH = 1437 // 60
+TABLES = ("training", "evaluation", "probe")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+def plan_for(folder, method="vanilla", *, seed=0, iterations=30, training=None, probe=None, hidden=None):
+    study = load_study("fc-digits")
+    sections = {
+        "model": dict(study.model) | ({"hidden": hidden} if hidden else {}),
+        "training": dict(study.training) | {"iterations": iterations, "epochs": None} | (training or {}),
+        "probe": dict(study.probe) | (probe or {}),
+    }
+    study = StudyConfig.model_validate(dict(study) | sections)
+    return RunPlan(study, method, seed, study.learning_rate(method, 60), folder, torch.device("cpu"))
+
+
+def trained(plan, data):
+    log = RunLog(plan.folder, plan.config(data))
+    training = Training(plan, data, log, None)
+    training.run()
+    log.close("finished")
+    return training
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def same_logs(one, other, tables=TABLES):
+    for table in tables:
+        pd.testing.assert_frame_equal(open_run(one).table(table), open_run(other).table(table), check_exact=True)
+
+
+def batches(data, seed, iterations):
+    generator = torch.Generator().manual_seed(seed + 1)
+    for iteration in range(iterations):
+        if iteration % PER_EPOCH == 0:
+            permutation = torch.randperm(len(data.train_targets), generator=generator)
+        chosen = permutation[iteration % PER_EPOCH * 60 :][:60]
+        yield data.train_inputs[chosen].flatten(1), data.train_targets[chosen]
+
+
+def plain_model(seed):
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
+    for layer in (model[0], model[2], model[4]):
+        nn.init.xavier_uniform_(layer.weight, generator=generator)
+        nn.init.zeros_(layer.bias)
+    return model
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_vanilla_training_is_a_plain_torch_loop_bit_for_bit(tmp_path, digits, momentum):
+    plan = plan_for(tmp_path / "run", seed=5, training={"momentum": momentum})
+    training = trained(plan, digits)
+
+    model, losses = plain_model(5), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    for inputs, targets in batches(digits, 5, 30):
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    table = open_run(plan.folder).table("training")
+    assert torch.equal(weights(training.model), weights(model))
+    assert table["loss"].tolist() == losses
+    assert table["iteration"].tolist() == list(range(30))
+    assert table["epoch"].tolist() == [k // PER_EPOCH for k in range(30)]
+
+
+def test_bnp_training_is_a_torch_loop_with_the_method_attached(tmp_path, digits):
+    training = trained(plan_for(tmp_path / "run", "bnp"), digits)
+    model = plain_model(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    BNP(model).attach(optimizer)
+    for inputs, targets in batches(digits, 0, 30):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    assert torch.equal(weights(training.model), weights(model))
+
+
+@pytest.mark.parametrize("method", ["vanilla", "bnp"])
+def test_probing_never_changes_training(tmp_path, digits, method):
+    probes = {
+        "none": {"every": 0, "train_every_epochs": 0},
+        "every": {"every": 1, "train_every_epochs": 1},
+        "third": {"every": 3, "train_every_epochs": 0},
+        "inner-float64": {"layers": ["fc3", "fc1"], "units": [0, 9], "precision": "float64"},
+    }
+    ended = {}
+    for name, probe in probes.items():
+        plan = plan_for(tmp_path / name, method, iterations=26, probe=probe)
+        ended[name] = weights(trained(plan, digits).model)
+        same_logs(tmp_path / name, tmp_path / "none", ("training", "evaluation"))
+        assert torch.equal(ended[name], ended["none"])
+    assert len(open_run(tmp_path / "none").table("probe")) == 0
+    third = open_run(tmp_path / "third").table("probe")
+    assert third["iteration"].tolist() == list(range(0, 26, 3))
+    same = open_run(tmp_path / "every").table("probe")
+    same = same[(same["data"] == "batch") & (same["iteration"] % 3 == 0)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(third, same, check_exact=True)
+
+
+def test_same_seed_same_log_other_seed_another(tmp_path, digits):
+    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
+        run(plan_for(tmp_path / name, "bnp", seed=seed, iterations=8), digits)
+    same_logs(tmp_path / "one", tmp_path / "again")
+    one, other = (open_run(tmp_path / name) for name in ("one", "other"))
+    assert (one.table("training")["loss"] != other.table("training")["loss"]).all()
+    assert (one.table("probe")["kappa"] != other.table("probe")["kappa"]).all()
+
+
+def test_methods_start_from_the_same_weights_and_batch(tmp_path, digits):
+    plans = [plan_for(tmp_path / method, method, iterations=2) for method in ("vanilla", "bnp")]
+    first, second = (weights(build_model(plan, digits)) for plan in plans)
+    assert torch.equal(first, second)
+    assert torch.equal(first, weights(plain_model(0)))
+    assert not torch.equal(first, weights(build_model(plan_for(tmp_path / "x", seed=1), digits)))
+    for plan in plans:
+        run(plan, digits)
+    vanilla, bnp = (open_run(plan.folder) for plan in plans)
+    assert vanilla.table("training")["loss"][0] == bnp.table("training")["loss"][0]
+    assert vanilla.table("training")["loss"][1] != bnp.table("training")["loss"][1]
+    columns = ["data", "kappa", "kappa_bnp", "kappa_D", "dead"]
+    for data in ("batch", "train"):
+        rows = [t[(t["iteration"] == 0) & (t["data"] == data)][columns] for t in map(probe_table, (vanilla, bnp))]
+        assert len(rows[0]) == 1
+        pd.testing.assert_frame_equal(*rows, check_exact=True)
+
+
+def probe_table(stored):
+    return stored.table("probe")
+
+
+# --- the logged numbers ----------------------------------------------------------------------------------------------
+
+
+def at_iteration(tmp_path, data, method, iteration, precision):
+    """The model after so many steps, the batch that step + 1 uses, and that layer's inputs in all batches so far."""
+    plan = plan_for(tmp_path / f"stopped-{iteration}", method, iterations=max(iteration, 1), probe={"every": 0})
+    inputs_seen = []
+    if iteration == 0:
+        model = build_model(plan, data)
+    else:
+        log = RunLog(plan.folder, plan.config(data))
+        training = Training(plan, data, log, None)
+        model = training.model
+
+        def see(module, args, output):
+            if torch.is_grad_enabled() and len(args[0]) == 60:
+                inputs_seen.append(args[0].detach().double().numpy())
+
+        handle = model.fc3.register_forward_hook(see)
+        training.run()
+        handle.remove()
+        log.close("finished")
+    batch = list(batches(data, 0, iteration + 1))[-1]
+    with torch.no_grad():
+        inputs_seen.append(hidden(model, batch[0]).double().numpy())
+        h = inputs_seen[-1]
+        if precision == "float64":
+            h = hidden(model.double(), batch[0].double()).numpy()
+    return SimpleNamespace(model=model.double(), batch=batch, h=h, inputs_seen=inputs_seen)
+
+
+def hidden(model, inputs):
+    return torch.relu(model.fc2(torch.relu(model.fc1(inputs))))
+
+
+def dense_hessian(model, inputs, targets, unit=3):
+    with torch.no_grad():
+        h = hidden(model, inputs.double())
+    weight, bias = model.fc3.weight.detach(), model.fc3.bias.detach()
+
+    def loss(row):
+        output = torch.cat([weight[:unit], row[None, 1:], weight[unit + 1 :]])
+        shift = torch.cat([bias[:unit], row[:1], bias[unit + 1 :]])
+        return nn.functional.cross_entropy(h @ output.T + shift, targets)
+
+    return torch.func.hessian(loss)(torch.cat([bias[unit : unit + 1], weight[unit]])).numpy()
+
+
+def dense_kappa(H):
+    values = np.linalg.eigvalsh(H)
+    nonzero = values[values > 1e-12 * values[-1]]
+    return nonzero[-1] / nonzero[0], len(nonzero)
+
+
+def bnp_matrix(mu, sigma):
+    U = np.eye(len(mu) + 1)
+    U[0, 1:] = -mu
+    P = U / np.concatenate([[1.0], np.where(sigma > 0, sigma, np.inf)])
+    return P[:, np.concatenate([[True], sigma > 0])]
+
+
+def kappa_of_D(sigma):
+    sigma = sigma[sigma > 0]
+    return max(1.0, sigma.max()) / min(1.0, sigma.min())
+
+
+def with_epsilons(variance):
+    return variance + 1e-2 * variance.max() + 1e-4
+
+
+@pytest.mark.parametrize(("precision", "rtol"), [("as-trained", 1e-3), ("float64", 1e-8)])
+@pytest.mark.parametrize("method", ["vanilla", "bnp"])
+def test_batch_rows_equal_the_hessian_of_torch_func(tmp_path, digits, method, precision, rtol):
+    plan = plan_for(tmp_path / "run", method, iterations=28, probe={"precision": precision})
+    run(plan, digits)
+    rows = open_run(plan.folder).table("probe").query("data == 'batch'").set_index("iteration")
+    assert rows.index.tolist() == list(range(28))
+    for iteration in (0, 4, 25):
+        row = rows.loc[iteration]
+        found = at_iteration(tmp_path, digits, method, iteration, precision)
+        H = dense_hessian(found.model, *found.batch)
+        kappa, rank = dense_kappa(H)
+        assert row["kappa"] == pytest.approx(kappa, rel=rtol)
+        assert row["kappa_lower"] <= row["kappa"] <= row["kappa_upper"]
+        assert (row["rank"], row["rank"] + row["nullity"], row["n_params"], row["samples"]) == (rank, 101, 101, 60)
+        assert row["lambda_max"] == pytest.approx(np.linalg.eigvalsh(H)[-1], rel=1e-5)
+        assert (row["layer"], row["unit"], row["negative"], row["resolved"]) == ("fc3", 3, 0, True)
+
+        h = found.h
+        sigma = np.where(np.ptp(h, axis=0) == 0, 0, h.std(0))
+        P = bnp_matrix(h.mean(0), sigma)
+        in_bnp, _ = dense_kappa(P.T @ H @ P)
+        assert row["kappa_bnp"] == pytest.approx(in_bnp, rel=rtol)
+        assert row["dead"] == (sigma == 0).sum() > 0
+        assert row["kappa_D"] == pytest.approx(
+            kappa_of_D(sigma), rel=max(rtol, 1e-6) if precision == "float64" else 1e-3
+        )
+        assert row["kappa_D_eps"] == pytest.approx(kappa_of_D(with_epsilons(sigma**2) ** 0.5), rel=1e-5)
+        if method == "vanilla":
+            assert row["kappa_preconditioned"] == row["kappa_bnp"]
+            assert row["coordinates"] == "BNP, raw statistics of the data"
+            assert np.isnan(row["kappa_D_running"])
+            assert np.isnan(row["kappa_D_running_eps"])
+            continue
+        assert row["coordinates"] == "BNP, running statistics"
+        mu, variance = np.zeros(100), np.ones(100)
+        for seen in found.inputs_seen:
+            mu, variance = 0.99 * mu + 0.01 * seen.mean(0), 0.99 * variance + 0.01 * seen.var(0)
+        used = with_epsilons(variance)
+        own, _ = dense_kappa(bnp_matrix(mu, used**0.5).T @ H @ bnp_matrix(mu, used**0.5))
+        assert row["kappa_preconditioned"] == pytest.approx(own, rel=max(rtol, 1e-4))
+        assert row["kappa_D_running"] == pytest.approx(kappa_of_D(variance**0.5), rel=1e-5)
+        assert row["kappa_D_running_eps"] == pytest.approx(kappa_of_D(used**0.5), rel=1e-5)
+        assert abs(row["kappa_preconditioned"] / row["kappa_bnp"] - 1) > 0.01
+
+
+@pytest.mark.parametrize(("precision", "rtol"), [("as-trained", 1e-2), ("float64", 1e-6)])
+def test_train_rows_equal_an_unstreamed_computation(tmp_path, digits, monkeypatch, precision, rtol):
+    monkeypatch.setattr(probing_module, "CHUNK", 500)  # 500, 500, 437
+    plan = plan_for(tmp_path / "run", "bnp", iterations=25, probe={"precision": precision, "every": 0})
+    plans = {0: build_model(plan, digits), 25: trained(plan, digits).model}
+    rows = open_run(plan.folder).table("probe").set_index("iteration")
+    assert rows.index.tolist() == [0, 25]
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    for iteration, model in plans.items():
+        model = model.to(dtype)
+        row = rows.loc[iteration]
+        with torch.no_grad():
+            h = hidden(model, digits.train_inputs.flatten(1).to(dtype))
+            p = torch.softmax(model.fc3(h).double(), 1)[:, 3]
+        h, root = h.double().numpy(), (p * (1 - p) / 1437).sqrt().numpy()
+        F = root[:, None] * np.column_stack([np.ones(1437), h])
+        kappa = hesscond.condition_number(factor=F)
+        assert row["data"] == "train"
+        assert (row["samples"], row["n_params"]) == (1437, 101)
+        assert row["kappa"] == pytest.approx(kappa.value, rel=rtol)
+        assert row["lambda_max"] == pytest.approx(kappa.lambda_max, rel=1e-5)
+        assert row["lambda_min"] == pytest.approx(kappa.lambda_min, rel=rtol)
+        assert (row["rank"], row["nullity"], row["resolved"]) == (kappa.rank, kappa.nullity, kappa.resolved)
+        sigma = np.where(np.ptp(h, axis=0) == 0, 0, h.std(0))
+        in_bnp = hesscond.condition_number(factor=F @ bnp_matrix(h.mean(0), sigma))
+        assert row["kappa_bnp"] == pytest.approx(in_bnp.value, rel=rtol)
+        assert row["kappa_D"] == pytest.approx(kappa_of_D(sigma), rel=rtol)
+        assert row["kappa_D_eps"] == pytest.approx(kappa_of_D(with_epsilons(sigma**2) ** 0.5), rel=1e-5)
+        assert row["dead"] == (sigma == 0).sum()
+
+
+def test_inner_layers_are_measured_too(tmp_path, digits):
+    probe = {"layers": ["fc1", "fc3"], "units": [3, 7], "precision": "float64"}
+    plan = plan_for(tmp_path / "run", iterations=1, probe=probe)
+    run(plan, digits)
+    rows = open_run(plan.folder).table("probe").query("data == 'batch'")
+    assert list(zip(rows["layer"], rows["unit"], strict=True)) == [("fc1", 3), ("fc1", 7), ("fc3", 3), ("fc3", 7)]
+    batch = next(batches(digits, 0, 1))
+    result = hesscond.probe(build_model(plan, digits), nn.CrossEntropyLoss(), batch, ["fc1", "fc3"], units=[3, 7])
+    frame = result.to_frame()
+    np.testing.assert_allclose(rows["kappa"], frame["kappa"], rtol=1e-6)
+    assert rows["n_params"].tolist() == [65, 65, 101, 101]
+
+
+def test_evaluations_equal_a_plain_pass_over_the_test_set(tmp_path, digits):
+    plan = plan_for(tmp_path / "run", iterations=30, probe={"every": 0, "train_every_epochs": 0})
+    model = trained(plan, digits).model
+    first, last = open_run(plan.folder).table("evaluation").iloc[[0, -1]].to_dict("records")
+    for row, iteration, own in ((first, 0, build_model(plan, digits)), (last, 30, model)):
+        with torch.no_grad():
+            output = own(digits.test_inputs)
+        assert row["iteration"] == iteration
+        assert row["test_accuracy"] == (output.argmax(1) == digits.test_targets).double().mean().item()
+        loss = nn.functional.cross_entropy(output, digits.test_targets).item()
+        assert row["test_loss"] == pytest.approx(loss, rel=1e-5)
+    assert last["test_accuracy"] > first["test_accuracy"]
+
+
+def test_when_evaluations_and_train_probes_happen(tmp_path, digits):
+    iterations = 5 * PER_EPOCH + 4
+    plan = plan_for(
+        tmp_path / "run", iterations=iterations, hidden=[8, 8], probe={"every": 50, "train_every_epochs": 2}
+    )
+    run(plan, digits)
+    stored = open_run(plan.folder)
+    evaluation, probe = stored.table("evaluation"), stored.table("probe")
+    assert evaluation["iteration"].tolist() == [*range(0, iterations, PER_EPOCH), iterations]
+    assert evaluation["epoch"].tolist() == [0, 1, 2, 3, 4, 5, 5]
+    train = probe[probe["data"] == "train"]
+    assert train["iteration"].tolist() == [0, 2 * PER_EPOCH, 4 * PER_EPOCH, iterations]
+    assert train["epoch"].tolist() == [0, 2, 4, 5]
+    assert probe[probe["data"] == "batch"]["iteration"].tolist() == [0, 50, 100]
+    assert set(probe["data"]) == {"batch", "train"}
+    assert stored.status == "finished"
+
+
+def test_whole_epochs_end_with_one_evaluation(tmp_path, digits):
+    plan = plan_for(tmp_path / "run", training={"epochs": 2, "iterations": None}, hidden=[8, 8], probe={"every": 0})
+    run(plan, digits)
+    stored = open_run(plan.folder)
+    assert stored.iterations == 2 * PER_EPOCH
+    assert stored.table("evaluation")["iteration"].tolist() == [0, PER_EPOCH, 2 * PER_EPOCH]
+    assert stored.table("probe")["iteration"].tolist() == [0, 2 * PER_EPOCH]
+
+
+def test_a_batch_of_one_sample(tmp_path, digits):
+    plan = plan_for(tmp_path / "run", iterations=3, training={"batch_size": 1}, probe={"train_every_epochs": 0})
+    run(plan, digits)
+    probe = open_run(plan.folder).table("probe")
+    assert probe["rank"].tolist() == [1, 1, 1]
+    assert probe["kappa"].tolist() == [1.0, 1.0, 1.0]
+    assert probe["kappa_D"].tolist() == [1.0, 1.0, 1.0]
+    assert probe["dead"].tolist() == [100, 100, 100]
+
+
+def test_progress_reports_every_iteration(tmp_path, digits):
+    seen = []
+    plan = plan_for(tmp_path / "run", iterations=5, probe={"every": 2})
+    run(plan, digits, seen.append)
+    stored = open_run(plan.folder)
+    assert [(p.iteration, p.iterations) for p in seen] == [(k, 5) for k in range(1, 6)]
+    assert [p.loss for p in seen] == stored.table("training")["loss"].tolist()
+    batch = stored.table("probe").query("data == 'batch'").set_index("iteration")["kappa"]
+    assert [p.row["kappa"] for p in seen] == batch.loc[[0, 0, 2, 2, 4]].tolist()
+    assert all(p.row["data"] == "batch" for p in seen)
+
+
+def test_nothing_is_printed(tmp_path, digits):
+    written = io.StringIO()
+    with redirect_stdout(written), redirect_stderr(written):
+        run(plan_for(tmp_path / "run", iterations=2), digits)
+    assert written.getvalue() == ""
+
+
+# --- ends that are not happy, and doing it again ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 10])
+def test_divergence_names_the_iteration_and_keeps_the_log(tmp_path, digits, iterations):
+    plan = plan_for(tmp_path / "run", iterations=iterations)
+    plan = RunPlan(plan.study, "vanilla", 0, 1e25, plan.folder, plan.device)
+    with pytest.raises(DivergedError, match=r"loss is (nan|inf) at iteration \d+") as error:
+        run(plan, digits)
+    stored = open_run(plan.folder)
+    assert stored.status == "diverged"
+    assert stored.facts["message"] == str(error.value)
+    training, batch = stored.table("training"), stored.table("probe").query("data == 'batch'")
+    assert len(training) >= 1
+    assert np.isfinite(training["loss"]).all()
+    assert f"at iteration {len(training)}:" in str(error.value)
+    assert batch["iteration"].tolist() == training["iteration"].tolist()
+
+
+def test_numbers_out_of_range_before_the_loss_is_are_a_divergence(tmp_path, digits):
+    plan = plan_for(tmp_path / "run", "bnp", iterations=12, hidden=[8, 8])
+    plan = RunPlan(plan.study, "bnp", 0, 1e12, plan.folder, plan.device)
+    with pytest.raises(DivergedError, match=r"at iteration \d+"):
+        run(plan, digits)
+    assert open_run(plan.folder).status == "diverged"
+
+
+def test_an_unexpected_error_closes_the_log_as_failed(tmp_path, digits):
+    def fail(progress):
+        if progress.iteration == 3:
+            raise ZeroDivisionError("for the test")
+
+    plan = plan_for(tmp_path / "run", iterations=10)
+    with pytest.raises(ZeroDivisionError):
+        run(plan, digits, fail)
+    stored = open_run(plan.folder)
+    assert stored.status == "failed"
+    assert "ZeroDivisionError" in stored.facts["message"]
+    assert stored.iterations == 3
+
+
+def test_config_toml_repeats_the_run(tmp_path, digits):
+    probe = {"layers": ["fc3", "fc2"], "units": [1, 2], "every": 2, "precision": "float64", "rtol": 1e-4}
+    plan = plan_for(tmp_path / "first", "bnp", seed=7, iterations=6, training={"momentum": 0.5}, probe=probe)
+    plan = RunPlan(plan.study, "bnp", 7, 1 / 3, plan.folder, plan.device)
+    run(plan, digits)
+    study = load_study(tmp_path / "first" / "config.toml")
+    told = study.run
+    assert told.learning_rate == 1 / 3
+    assert told.data_source == "scikit-learn"
+    assert told.versions["torch"] == torch.__version__
+    assert told.versions["hesscond"] == hesscond.__version__
+    device = torch.device(told.device)
+    run(RunPlan(study, told.method, told.seed, told.learning_rate, tmp_path / "second", device), digits)
+    same_logs(tmp_path / "first", tmp_path / "second")
+    assert open_run(tmp_path / "first").config == open_run(tmp_path / "second").config
+
+
+def test_a_taken_folder_is_refused_and_left_alone(tmp_path, digits):
+    plan = plan_for(tmp_path / "run", iterations=1)
+    run(plan, digits)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(ConfigError, match="another run"):
+        run(plan, digits)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
