@@ -117,7 +117,7 @@ def cross_entropy_weights(loss: nn.CrossEntropyLoss, output: torch.Tensor, targe
         q = (1 - smoothing) * target.to(output) + smoothing / classes
         coefficient = (q if loss.weight is None else q * loss.weight.to(output)).sum(1)
         return coefficient / samples if loss.reduction == "mean" else coefficient
-    if loss.weight is None and smoothing == 0 and loss.ignore_index < 0 and (target >= 0).all():
+    if loss.weight is None and smoothing == 0 and loss.ignore_index < 0 and target.min() >= 0:
         return output.new_full((samples,), 1 / samples if loss.reduction == "mean" else 1.0)
     class_weight = output.new_ones(classes) if loss.weight is None else loss.weight.to(output)
     counted = (target != loss.ignore_index).to(output)

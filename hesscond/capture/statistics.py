@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -41,7 +42,7 @@ class FeatureStatistics:
         """(n,) bool: the features that are constant over the samples, decided without rounding."""
         return self.low == self.high
 
-    @property
+    @cached_property
     def sigma(self) -> torch.Tensor:
         """(n,) standard deviations; exactly 0 where a feature is dead."""
         return (self.sum_squares / self.count).sqrt_().masked_fill_(self.dead, 0.0)

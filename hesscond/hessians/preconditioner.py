@@ -78,16 +78,24 @@ class CentringScaling(Preconditioner):
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n + 1) times P, the features centred before they are scaled."""
-        features = rows[:, 1:] if self.bias else rows
-        mu, sigma, live = self.mu, self.sigma, self._live
-        if live is not None:
-            features, mu, sigma = features.index_select(1, live), mu[live], sigma[live]
+        live = self._live
         if not self.bias:
-            return features / (sigma * self.q)
-        first = rows[:, :1]
-        centred = torch.addcmul(features, first, mu, value=-1).div_(sigma)
-        product = torch.cat([first, centred], 1)
-        return product if self.q == 1 else product.div_(self.q)
+            features = rows if live is None else rows.index_select(1, live)
+            return features / ((self.sigma if live is None else self.sigma[live]) * self.q)
+        # the first column is left alone: minus 0, over 1
+        product = torch.addcmul(rows, rows[:, :1], self._shift, value=-1).div_(self._scale)
+        return product if live is None else product.index_select(1, torch.cat([live.new_zeros(1), live + 1]))
+
+    @cached_property
+    def _shift(self) -> torch.Tensor:
+        """(n + 1,) [0, μ]."""
+        return torch.cat([self.mu.new_zeros(1), self.mu])
+
+    @cached_property
+    def _scale(self) -> torch.Tensor:
+        """(n + 1,) q [1, σ], with 1 where σ = 0."""
+        sigma = self.sigma if self._live is None else self.sigma.where(self.sigma != 0, 1.0)
+        return torch.cat([sigma.new_ones(1), sigma]) * self.q
 
     @cached_property
     def _live(self) -> torch.Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -39,7 +40,7 @@ def error_factor(m: int, n: int) -> float:
     The worst-case constants of backward error analysis grow like m·n and are never seen; with independent
     rounding errors the growth is their square root (Higham and Mary, SIAM J. Sci. Comput. 41, 2019).
     """
-    return max(16.0, float(np.sqrt(m * n)))
+    return max(16.0, math.sqrt(m * n))
 
 
 def as_array(matrix: object) -> np.ndarray:
@@ -104,8 +105,8 @@ def scaled_core(matrix: np.ndarray) -> Core:
 
 def uniform(magnitudes: np.ndarray, shape: tuple[int, int], unit: float, error: float) -> dict[str, np.ndarray]:
     """The same error bound c·unit + ``error`` and floor for all values, unit being eps times a norm."""
-    ones = np.ones(len(magnitudes))
-    return {"errors": (error_factor(*shape) * unit + error) * ones, "floors": NOISE * unit * ones}
+    bound, floor = error_factor(*shape) * unit + error, NOISE * unit
+    return {"errors": np.full(len(magnitudes), bound), "floors": np.full(len(magnitudes), floor)}
 
 
 def gram_values(core: np.ndarray, error: float = 0.0) -> Values:
@@ -298,8 +299,10 @@ def factor_conditions(
     found: list[ConditionNumber | None] = [None] * len(matrices)
     rows = len(matrices[0])
     if rtol >= GRAM_RTOL and all(matrix.ndim == 2 and matrix.shape[1] >= rows > 0 for matrix in matrices):
+        grams = np.empty((len(matrices), rows, rows))
         with np.errstate(over="ignore", invalid="ignore"):
-            grams = np.stack([matrix @ matrix.T for matrix in matrices])
+            for gram, matrix in zip(grams, matrices, strict=True):
+                np.matmul(matrix, matrix.T, out=gram)
         top = grams.diagonal(axis1=1, axis2=2).sum(1)
         # false for NaN too: `factor_condition` will say what is wrong
         if ((top > GRAM_RANGE[0]) & (top < GRAM_RANGE[1])).all():
