@@ -34,7 +34,7 @@ lint: setup ## ruff: lint and format
 types: setup ## mypy
 	$(BIN)/mypy
 
-bench: setup ## what probing costs, side by side in one run (HESSCOND_DATA_DIR)
+bench: setup ## what probing costs, interleaved in one run (HESSCOND_DATA_DIR)
 	$(BIN)/python benchmarks/study_cost.py
 
 clean: ## remove what the others made (runs/ stays)
