@@ -21,7 +21,7 @@ from hesscond.data import fetch, load
 from hesscond.errors import ConfigError, DivergedError, HesscondError
 from hesscond.methods import registered
 from hesscond.progress import progress_bar
-from hesscond.report import conditioning_figure, save_figure, summary_table
+from hesscond.report import conditioning_figure, save_figure, summary_frame, summary_table
 from hesscond.study import (
     RunPlan,
     StoredRun,
@@ -240,10 +240,24 @@ def figure(
 
 @app.command()
 def table(
+    kind: Annotated[str, typer.Argument(help="summary")],
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
+    format: Annotated[str, typer.Option(help="text | csv")] = "text",
+    layer: Annotated[str | None, typer.Option(help="Layer; the first one probed if not given.")] = None,
+    unit: Annotated[int | None, typer.Option(help="Output unit; the first one probed if not given.")] = None,
 ) -> None:
-    """Print the summary table of stored runs."""
-    stdout.print(summary_table(collect(runs)))
+    """Print a table of stored runs.
+
+    Example: hesscond table summary runs/fc-digits-1
+    """
+    if kind != "summary":
+        raise ConfigError(f"unknown table {kind!r}: choose from summary")
+    if format == "text":
+        stdout.print(summary_table(collect(runs), layer=layer, unit=unit))
+    elif format == "csv":
+        summary_frame(collect(runs), layer=layer, unit=unit).to_csv(sys.stdout, index=False, lineterminator="\n")
+    else:
+        raise ConfigError(f"unknown format {format!r}: choose from text, csv")
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """The command line, in this process: what it prints, what it leaves behind, and how it refuses."""
 
 import csv
+import io
 import json
 import math
 import sys
@@ -261,9 +262,11 @@ def test_ctrl_c_while_loading(run_cli, folder, monkeypatch):
         (("runs", LONG), ["too long"]),
         (("export", "nowhere"), ["nowhere"]),
         (("export", LONG), ["too long"]),
-        (("table",), ["runs"]),
-        (("table", "."), ["no run"]),
-        (("table", "nowhere"), ["nowhere"]),
+        (("table",), ["kind"]),
+        (("table", "summary"), ["runs"]),
+        (("table", "poem", "."), ["poem", "summary"]),
+        (("table", "summary", "."), ["no run"]),
+        (("table", "summary", "nowhere"), ["nowhere"]),
         (("figure", "conditioning", ".", "-o", "a.pdf"), ["no run"]),
         (("figure", "conditioning", "nowhere", "-o", "a.pdf"), ["nowhere"]),
     ],
@@ -352,7 +355,9 @@ def test_bad_use_of_a_stored_run(refused, stored, arguments, words):
     assert open_run("done").iterations == 3
 
 
-@pytest.mark.parametrize("command", [("export", "done"), ("runs", "."), ("table", "done"), ("runs", ".", "--json")])
+@pytest.mark.parametrize(
+    "command", [("export", "done"), ("runs", "."), ("table", "summary", "done"), ("runs", ".", "--json")]
+)
 @pytest.mark.parametrize(
     ("file", "damage", "words"),
     [
@@ -435,7 +440,7 @@ def test_no_runs_is_an_empty_list(run_cli, folder):
 
 
 def test_table_and_figure_of_a_stored_run(run_cli, stored, folder):
-    result = run_cli("table", ".")
+    result = run_cli("table", "summary", ".")
     assert (result.code, result.err) == (0, "")
     assert "bnp" in result.out
     result = run_cli("figure", "conditioning", "done", "-o", "picture.svg")
@@ -547,6 +552,14 @@ def test_overrides_leave_the_rest_alone():
     assert (changed.probe.every, changed.probe.train_every_epochs) == (0, 0)
     assert Overrides(epochs=2).apply(changed).training.iterations is None
     assert Overrides(probe_every=3).apply(study).probe.train_every_epochs == study.probe.train_every_epochs
+
+
+def test_summary_table_as_csv(run_cli, stored):
+    rows = list(csv.DictReader(io.StringIO(run_cli("table", "summary", ".", "--format", "csv").out)))
+    assert [row["method"] for row in rows] == [stored.method]
+    batch = stored.table("probe").query("data == 'batch'")
+    assert float(rows[0]["batch_kappa"]) == pytest.approx(batch["kappa"].median(), rel=1e-12)
+    assert run_cli("table", "summary", ".", "--format", "html").code == 2
 
 
 def test_config_toml_of_a_run_repeats_it_without_options(run_cli, folder):

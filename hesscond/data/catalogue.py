@@ -9,8 +9,7 @@ from __future__ import annotations
 from hesscond.data.cifar import CifarSource
 from hesscond.data.files import Download
 from hesscond.data.idx import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, IdxMd5, IdxSource
-
-Source = CifarSource | IdxSource
+from hesscond.data.source import Source
 
 _MNIST = {
     TRAIN_IMAGES: IdxMd5("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),

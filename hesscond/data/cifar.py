@@ -13,10 +13,11 @@ import torch
 
 from hesscond.data.dataset import Dataset, images_from_bytes
 from hesscond.data.files import Download, exists, read_verified, read_verified_members
+from hesscond.data.source import Source
 
 
 @dataclass(frozen=True)
-class CifarSource:
+class CifarSource(Source):
     """Where the files of a CIFAR data set lie and what they must be.
 
     Attributes
@@ -60,25 +61,7 @@ class CifarSource:
         return [batch for batch in self._batches if not exists(directory / self.folder / batch)]
 
     def verified_files(self, place: Path) -> dict[str, bytes]:
-        """Return the content of every batch of the copy `place` (see `find`), each with its published md5.
-
-        Parameters
-        ----------
-        place : Path
-            What `find` returned.
-
-        Returns
-        -------
-        dict
-            The content of each batch by its file name.
-
-        Raises
-        ------
-        DataNotFoundError
-            If a file cannot be read.
-        CorruptDataError
-            If a checksum is not the published one.
-        """
+        """Return the content of every batch of the copy `place` (see `find`), each with its published md5."""
         if place.is_dir():
             return {batch: read_verified(place / batch, md5, dataset=self.name) for batch, md5 in self._batches.items()}
         members = {f"{self.folder}/{batch}": md5 for batch, md5 in self._batches.items()}
@@ -86,25 +69,7 @@ class CifarSource:
         return {batch: contents[f"{self.folder}/{batch}"] for batch in self._batches}
 
     def read(self, place: Path) -> Dataset:
-        """Return the data set from the copy `place`; images are (N, 3, 32, 32).
-
-        Parameters
-        ----------
-        place : Path
-            What `find` returned.
-
-        Returns
-        -------
-        Dataset
-            Read from `place`.
-
-        Raises
-        ------
-        DataNotFoundError
-            If a file cannot be read.
-        CorruptDataError
-            If a checksum is not the published one.
-        """
+        """Return the data set from the copy `place`; images are (N, 3, 32, 32)."""
         contents = self.verified_files(place)
         train_inputs, train_targets = self._decode(contents[batch] for batch in self.train)
         test_inputs, test_targets = self._decode(contents[batch] for batch in self.test)

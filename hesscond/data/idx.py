@@ -15,6 +15,7 @@ import torch
 
 from hesscond.data.dataset import Dataset, images_from_bytes
 from hesscond.data.files import Download, exists, file_md5, read_verified
+from hesscond.data.source import Source
 from hesscond.errors import CorruptDataError
 
 # Every data set of this family has the same four files of the same shapes.
@@ -36,7 +37,7 @@ class IdxMd5(NamedTuple):
 
 
 @dataclass(frozen=True)
-class IdxSource:
+class IdxSource(Source):
     """Where the four idx files of a data set lie and what they must be.
 
     Attributes
@@ -83,25 +84,7 @@ class IdxSource:
         return [file for file in self.md5 if not (exists(folder / f"{file}.gz") or exists(folder / file))]
 
     def verified_files(self, place: Path) -> dict[str, bytes]:
-        """Return the unpacked content of the four files in the folder `place`, each with its published md5.
-
-        Parameters
-        ----------
-        place : Path
-            What `find` returned.
-
-        Returns
-        -------
-        dict
-            The content of each file by its name.
-
-        Raises
-        ------
-        DataNotFoundError
-            If a file cannot be read.
-        CorruptDataError
-            If a checksum is not the published one.
-        """
+        """Return the unpacked content of the four files in the folder `place`, each with its published md5."""
         contents = {}
         for file, md5 in self.md5.items():
             if exists(place / f"{file}.gz"):
@@ -112,25 +95,7 @@ class IdxSource:
         return contents
 
     def read(self, place: Path) -> Dataset:
-        """Return the data set from the folder `place`; images are (N, 1, 28, 28).
-
-        Parameters
-        ----------
-        place : Path
-            What `find` returned.
-
-        Returns
-        -------
-        Dataset
-            Read from `place`.
-
-        Raises
-        ------
-        DataNotFoundError
-            If a file cannot be read.
-        CorruptDataError
-            If a checksum or the layout of a file is not the published one.
-        """
+        """Return the data set from the folder `place`; images are (N, 1, 28, 28)."""
         arrays = {
             file: parse_idx(content, SHAPES[file], file=str(place / file))
             for file, content in self.verified_files(place).items()

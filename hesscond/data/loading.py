@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hesscond.data.catalogue import SOURCES, Source
+from hesscond.data.catalogue import SOURCES
 from hesscond.data.dataset import Dataset
 from hesscond.data.digits import NAME as DIGITS
 from hesscond.data.digits import digits_folder, load_digits
 from hesscond.data.download import DownloadError, download_files
+from hesscond.data.source import Source
 from hesscond.errors import ConfigError, DataNotFoundError
 
 ENVIRONMENT = "HESSCOND_DATA_DIR"

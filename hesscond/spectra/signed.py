@@ -9,7 +9,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from hesscond.spectra.condition import ConditionNumber, resolve, zero_matrix
-from hesscond.spectra.factored import EPS, as_matrix, error_factor
+from hesscond.spectra.factored import EPS, as_array, as_matrix, error_factor
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
 from hesscond.spectra.symmetric import eigenvalue_values, signed_jacobi_values
 
@@ -42,7 +42,7 @@ def small_form(factor: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, float
 
 def prepared(factor: object, signs: object) -> tuple[np.ndarray, np.ndarray, int]:
     """The active rows of F scaled to size about 1, their signs, and the power of two taken out."""
-    matrix, sign = as_matrix(factor), np.ravel(as_matrix(np.atleast_2d(np.asarray(signs))))
+    matrix, sign = as_matrix(factor), np.ravel(as_array(signs)).astype(float)
     active = matrix.any(1)
     matrix, sign = matrix[active], sign[active]
     scale = int(np.frexp(np.abs(matrix).max())[1]) if matrix.size else 0

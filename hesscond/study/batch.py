@@ -13,7 +13,7 @@ from hesscond.errors import ConfigError
 from hesscond.methods import method_class
 from hesscond.study.config import LARGEST_RATE, StudyConfig, sentence
 from hesscond.study.runner import RunPlan
-from hesscond.study.store import check_free
+from hesscond.study.store import check_free, check_no_run
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def plan_runs(
     if len(set(methods)) < len(methods) or len(set(seeds)) < len(seeds):
         raise ConfigError("a method or seed is given twice")
     study = overrides.apply(study)
-    check_free(out) if len(methods) * len(seeds) == 1 else check_parent(out)
+    check_free(out) if len(methods) * len(seeds) == 1 else check_no_run(out)
     plans = []
     for method in methods:
         method_class(method)
@@ -94,17 +94,3 @@ def plan_runs(
             check_free(folder)
             plans.append(RunPlan(study, method, seed, rate, folder, device))
     return plans
-
-
-def check_parent(out: Path) -> None:
-    """Refuse a parent folder that is itself a run, or a file.
-
-    Raises
-    ------
-    ConfigError
-        It is.
-    """
-    if (out / "run.sqlite").exists():
-        raise ConfigError(f"{out} holds another run: give another --out")
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file: give a folder as --out")

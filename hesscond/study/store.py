@@ -164,6 +164,20 @@ class RunLog:
         self._connection.close()
 
 
+def check_no_run(folder: Path) -> None:
+    """Refuse a folder that is itself a run, or a file.
+
+    Raises
+    ------
+    ConfigError
+        It is.
+    """
+    if (folder / "run.sqlite").exists():
+        raise ConfigError(f"{folder} holds another run: give another --out")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file: give a folder as --out")
+
+
 def check_free(folder: Path) -> None:
     """Refuse a folder that holds a run, or anything else.
 
@@ -172,10 +186,7 @@ def check_free(folder: Path) -> None:
     ConfigError
         It does.
     """
-    if (folder / "run.sqlite").exists():
-        raise ConfigError(f"{folder} holds another run: give another --out")
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file: give a folder as --out")
+    check_no_run(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty and holds no run: give another --out")
 
