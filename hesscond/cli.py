@@ -186,12 +186,12 @@ def study(
 
 def run_one(plan: RunPlan, data: Any) -> str | None:
     """Run a plan with a progress bar; returns the sentence of a divergence, if one happened."""
-    label = f"{plan.study.name} {plan.method} seed {plan.seed}"
+    label = f"{plan.method} seed {plan.seed}"
     try:
         with progress_bar(stderr, label) as on_progress:
             run(plan, data, on_progress)
     except DivergedError as error:
-        return f"{label}: {error}"
+        return f"{plan.study.name} {label}: {error}"
     except KeyboardInterrupt:
         stderr.print(f"interrupted: the log up to here is in {plan.folder}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -311,7 +311,8 @@ def listing(rows: list[dict[str, Any]], as_json: bool) -> None:
         drawn.add_column(column, overflow="fold")
     for row in rows:
         drawn.add_row(*(str(cell) for cell in row.values()))
-    stdout.print(drawn)
+    # a pipe has no width: rich would take 80 columns and fold the paths
+    (stdout if stdout.is_terminal else Console(width=240, markup=False, highlight=False)).print(drawn)
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="A list of objects.")]

@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from hesscond.study import Progress
 
+#: Columns of a terminal in which everything fits on one line; a narrower one gets no bar and shorter numbers.
+WIDE = 118
 
-def kappa_text(value: float | None, resolved: bool = True) -> str:
-    """κ in three digits, ``unresolved`` where it is."""
+
+def kappa_text(value: float | None, resolved: bool = True, digits: int = 2) -> str:
+    """κ with that many decimals, ``unresolved`` where it is."""
     if value is None or value != value:
         return "–"
-    return f"{value:.2e}" if resolved else "unresolved"
+    return f"{value:.{digits}e}" if resolved else "unresolved"
 
 
 @contextmanager
@@ -25,17 +28,19 @@ def progress_bar(console: Console, label: str) -> Iterator[Callable[[Progress], 
     if not console.is_terminal:
         yield None
         return
+    wide = console.width >= WIDE
     columns = (
         TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(bar_width=18),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}  κ(H) {task.fields[kappa]}"),
-        TextColumn("κ(PᵀHP) {task.fields[preconditioned]}  κ(D) {task.fields[kappa_D]}"),
-        TextColumn("{task.fields[speed]} it/s"),
-        TimeRemainingColumn(),
+        *([BarColumn(bar_width=18)] if wide else []),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("loss {task.fields[loss]} κ(H) {task.fields[kappa]}"),
+        TextColumn("κ(PᵀHP) {task.fields[preconditioned]} κ(D) {task.fields[kappa_D]}"),
+        *([TextColumn("{task.fields[speed]} it/s")] if wide else []),
+        TimeRemainingColumn(compact=True),
     )
+    digits = 2 if wide else 0
     with Bar(*columns, console=console, refresh_per_second=8) as bar:
-        task = bar.add_task(label, total=None, loss="–", kappa="–", preconditioned="–", kappa_D="–", speed="–")
+        task = bar.add_task(label, total=0, loss="–", kappa="–", preconditioned="–", kappa_D="–", speed="–")
 
         def show(progress: Progress) -> None:
             row = progress.row or {}
@@ -45,11 +50,11 @@ def progress_bar(console: Console, label: str) -> Iterator[Callable[[Progress], 
                 total=progress.iterations,
                 completed=progress.iteration,
                 loss=f"{progress.loss:.3f}",
-                kappa=kappa_text(row.get("kappa"), bool(row.get("resolved", True))),
+                kappa=kappa_text(row.get("kappa"), bool(row.get("resolved", True)), digits),
                 preconditioned=kappa_text(
-                    row.get("kappa_preconditioned"), bool(row.get("resolved_preconditioned", True))
+                    row.get("kappa_preconditioned"), bool(row.get("resolved_preconditioned", True)), digits
                 ),
-                kappa_D=kappa_text(row.get("kappa_D")),
+                kappa_D=kappa_text(row.get("kappa_D"), True, digits),
                 speed="–" if speed is None else f"{speed:.0f}",
             )
 
