@@ -218,6 +218,23 @@ def test_rank_lost_to_dead_features_stays_structural_in_any_coordinates():
         assert kappa.rank_decision == "structural"
 
 
+def test_dead_and_dependent_features_of_an_indefinite_layer_are_resolved():
+    """Zero columns, a constant column and a dependent one, S of both signs: no warning, the rank is found."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(30, 8, generator=generator, dtype=torch.float64)
+    x[:, 0], x[:, 1] = 0, 0.5
+    x[:, 2] = x[:, 3] + 0.1 * x[:, 4]
+    y = torch.randint(0, 3, (30,), generator=generator)
+    running = CentringScaling(torch.full((8,), 0.3).double(), torch.full((8,), 0.2).double())
+    for P in (None, running):
+        for kappa in hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), ["0"], method=P)["0"].kappa:
+            assert kappa.resolved
+            assert kappa.rank == 6
+            assert kappa.negative > 0
+
+
 def test_frame_has_the_promised_columns():
     frame = hesscond.probe(*CASES[0].make()).to_frame()
     assert list(frame.columns) == [

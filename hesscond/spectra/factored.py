@@ -203,7 +203,7 @@ def graded_errors(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.nda
     C = np.abs(core)
     rows, columns = np.ones(len(C)), np.ones(C.shape[1])
     for _ in range(EQUILIBRATION_STEPS):
-        row, column = np.sqrt(C.max(1)), np.sqrt(C.max(0))
+        row, column = (np.sqrt(largest).clip(min=1e-300) for largest in (C.max(1), C.max(0)))
         C = C / row[:, None] / column
         rows, columns = rows * row, columns * column
     rows = rows * C.max(1)

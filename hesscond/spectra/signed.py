@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from scipy.linalg import qr
 
-from hesscond.spectra.condition import ConditionNumber, resolve, zero_matrix
+from hesscond.spectra.condition import NOISE, ConditionNumber, resolve, zero_matrix
 from hesscond.spectra.factored import EPS, as_array, as_matrix, error_factor
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
 from hesscond.spectra.symmetric import eigenvalue_values, signed_jacobi_values
@@ -41,10 +41,10 @@ def small_form(factor: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, float
 
 
 def prepared(factor: object, signs: object) -> tuple[np.ndarray, np.ndarray, int]:
-    """The active rows of F scaled to size about 1, their signs, and the power of two taken out."""
+    """The nonzero rows and columns of F scaled to size about 1, the signs, and the power of two taken out."""
     matrix, sign = as_matrix(factor), np.ravel(as_array(signs)).astype(float)
     active = matrix.any(1)
-    matrix, sign = matrix[active], sign[active]
+    matrix, sign = matrix[active][:, matrix.any(0)], sign[active]
     scale = int(np.frexp(np.abs(matrix).max())[1]) if matrix.size else 0
     return np.ldexp(matrix, -scale), sign, scale
 
@@ -83,12 +83,13 @@ def signed_condition(
     if core.size == 0:
         return zero_matrix(order)
     matrix, rounding = small_form(core, sign)
+    floor = rounding / error_factor(*core.shape) * NOISE
     given = float(np.ldexp(error, -scale))
     rounding += given * (2 * float(np.linalg.norm(core, 2)) + given)
 
     known = [] if rank_bound is None else [rank_bound]
     return resolve(
-        [partial(eigenvalue_values, matrix, rounding), partial(signed_jacobi_values, matrix, rounding)],
+        [partial(eigenvalue_values, matrix, rounding, floor), partial(signed_jacobi_values, matrix, rounding, floor)],
         order=order,
         bounds=[*known, partial(structural_rank_bound, core)],
         scale=2 * scale,

@@ -138,18 +138,22 @@ def rank_bounds(core: np.ndarray, known: int | None) -> list[Callable[[], int]]:
     return [structural] if known is None else [partial(int, known), structural]
 
 
-def eigenvalue_values(core: np.ndarray, error: float) -> Values:
-    """Eigenvalues of a symmetric matrix by size, with the normwise error bound."""
+def eigenvalue_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:
+    """Eigenvalues of a symmetric matrix by size, with the normwise error bound.
+
+    ``error`` and ``floor``: bound and typical size of the error already in the matrix.
+    """
     eigenvalues, _, info = lapack.dsyevd(core, compute_v=0)
     if info != 0:
         raise np.linalg.LinAlgError("dsyevd did not converge")
     eigenvalues = eigenvalues[np.argsort(-np.abs(eigenvalues), kind="stable")]
     magnitudes = np.abs(eigenvalues)
     spread = uniform(magnitudes, core.shape, EPS * float(magnitudes[0]), error)
+    spread["floors"] += floor
     return Values(magnitudes, **spread, power=1, solver="eigenvalues", negative=eigenvalues < 0)
 
 
-def signed_jacobi_values(core: np.ndarray, error: float) -> Values:
+def signed_jacobi_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:
     """|λ| of a symmetric matrix by one-sided Jacobi, with the signs and entry-by-entry error bounds.
 
     Where λ and −λ are both eigenvalues their singular vectors mix, u_kᵀv_k is far from ±1, and the count of
@@ -167,5 +171,5 @@ def signed_jacobi_values(core: np.ndarray, error: float) -> Values:
             signs[start:stop] = np.linalg.eigvalsh(block.T @ core @ block)
         start = stop
     below, above = graded_errors(core, values, u, v)
-    floors = NOISE * roundoff_of_entries(core, values, u, v)
+    floors = NOISE * roundoff_of_entries(core, values, u, v) + floor
     return Values(values, below + error, floors, 1, "Jacobi SVD", signs < 0, above + error)
