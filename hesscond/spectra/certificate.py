@@ -35,7 +35,9 @@ def smallest_singular_value(core: np.ndarray, v: np.ndarray) -> tuple[float, flo
     if not rho < 0.5:
         return None
     norm = float(np.linalg.norm(X, 2)) * (1 + max(16.0, np.sqrt(m * n)) * EPS)
-    below = 1 / (norm + rho / (1 - rho) * float(np.linalg.norm(s))) * (1 - 4 * EPS)
+    # scaled, for entries whose squares overflow
+    length = float(s.max() * np.linalg.norm(s / s.max()))
+    below = 1 / (norm + rho / (1 - rho) * length) * (1 - 4 * EPS)
     # a step of inverse iteration: v is accurate in norm only, which a large σ_1 would blow up
     v = X @ (X.T @ (v / norm))
     v = v / np.abs(v).max()

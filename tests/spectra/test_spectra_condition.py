@@ -321,6 +321,14 @@ def test_paired_eigenvalues_at_every_level_keep_their_signs():
     assert kappa.negative == 3
 
 
+def test_eigenvalues_200_decades_apart():
+    A = np.zeros((4, 4))
+    A[0, 0], A[1, 2], A[2, 1] = 1.0, 1e-200, 1e-200
+    kappa = hesscond.condition_number(A)
+    assert kappa.value == pytest.approx(1e200, rel=1e-12)
+    assert (kappa.rank, kappa.nullity, kappa.negative) == (3, 1, 1)
+
+
 def test_general_matrices_are_measured_by_singular_values():
     rng = np.random.default_rng(9)
     A = rng.standard_normal((5, 8)) * 10.0 ** np.linspace(0, -12, 8)
