@@ -1,10 +1,155 @@
-"""Cases (model, loss, batch) that every level and method is tried on, and the dense truth for them."""
+"""Cases (model, loss, batch) that every level and method is tried on; `truth.py` has the dense truth for them.
 
+A case is a way to build a model, a loss, makers of inputs and targets, and facts that tests may rely on. Everything
+is small, so that the dense Hessian of a whole layer takes milliseconds.
+"""
+
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call, hessian
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
+
+#: What `hesscond.probe` can measure.
+ELIGIBLE = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+
+
+def eligible_layers(model):
+    """The layers of a model that a probe can measure, by qualified name ("model" if it is the model itself)."""
+    return {name or "model": module for name, module in model.named_modules() if isinstance(module, ELIGIBLE)}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random inputs and targets, from one explicit generator."""
+
+    generator: torch.Generator
+    dtype: torch.dtype
+    device: Any
+
+    def normal(self, *shape):
+        double = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+        return double.to(self.dtype).to(self.device)
+
+    def integers(self, high, *shape):
+        return torch.randint(0, high, shape, generator=self.generator).to(self.device)
+
+
+def features(*shape):
+    """Inputs of this shape per sample."""
+    return lambda draw, n: draw.normal(n, *shape)
+
+
+def keywords(**shapes):
+    """A dict of inputs, which the model takes as keyword arguments."""
+    return lambda draw, n: {name: draw.normal(n, *shape) for name, shape in shapes.items()}
+
+
+def positional(*shapes):
+    """A tuple of inputs, which the model takes as positional arguments."""
+    return lambda draw, n: tuple(draw.normal(n, *shape) for shape in shapes)
+
+
+def values(*shape):
+    """Real targets."""
+    return lambda draw, n: draw.normal(n, *shape)
+
+
+def labels(*shape, classes=3):
+    """Class labels, one a sample or one a position."""
+    return lambda draw, n: draw.integers(classes, n, *shape)
+
+
+TARGETS = {
+    "class": labels(),
+    "value": values(3),
+    "probability": lambda draw, n: torch.softmax(draw.normal(n, 3), 1),
+    "binary": lambda draw, n: (draw.normal(n, 3) > 0).to(draw.dtype),
+    "count": lambda draw, n: draw.integers(4, n, 3).to(draw.dtype),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model with a loss and data.
+
+    Attributes
+    ----------
+    target
+        A key of `TARGETS`, or a function of (draw, samples).
+    psd
+        Every Hessian block is positive semidefinite in theory (a piecewise linear rest of the network, convex loss).
+    coupled
+        The samples of a batch influence each other.
+    splits
+        The loss of the whole is the (weighted) mean or the sum of the losses of its parts, in any split.
+    reduction
+        "mean", "sum", or "weights": a mean weighted by the class weights of the targets that are not ignored.
+    unreached
+        Eligible layers that the batch does not reach.
+    flat
+        Eligible layers whose Hessian is zero.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    loss: Callable[[Any, Any], torch.Tensor]
+    target: str | Callable[[Draw, int], Any] = "class"
+    samples: int = 7
+    dtype: torch.dtype = torch.float64
+    inputs: Callable[[Draw, int], Any] = features(5)  # noqa: RUF009
+    psd: bool = False
+    coupled: bool = False
+    splits: bool = True
+    reduction: str = "mean"
+    unreached: tuple[str, ...] = ()
+    flat: tuple[str, ...] = ()
+
+    def make(self, seed=0, device="cpu"):
+        """(model, loss, (inputs, targets)); two calls with the same seed give the same."""
+        draw = Draw(torch.Generator().manual_seed(seed), self.dtype, device)
+        torch.manual_seed(seed)
+        model = self.build().to(self.dtype).to(device)
+        loss = copy.deepcopy(self.loss).to(device) if isinstance(self.loss, nn.Module) else self.loss
+        target = TARGETS[self.target] if isinstance(self.target, str) else self.target
+        x = self.inputs(draw, self.samples)
+        return model, loss, (x, target(draw, self.samples))
+
+    @property
+    def streams(self):
+        """Whether a stream of parts must give the Hessian of the whole."""
+        return self.splits and not self.coupled
+
+
+def rows(batch, index):
+    """The samples ``index`` (a slice or a tensor) of a batch of any structure."""
+    return tree_map_only(torch.Tensor, lambda t: t[index], batch)
+
+
+def split(batch, sizes):
+    """A list of batches of these sizes."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [rows(batch, slice(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+
+
+# ----------------------------------------------------------------------------------------------------- dense models
+
+
+def mlp(activation, *, bias=True):
+    return nn.Sequential(
+        nn.Linear(5, 6, bias=bias), activation, nn.Linear(6, 4, bias=bias), activation, nn.Linear(4, 3)
+    )
+
+
+def small(activation, *between):
+    """Linear 5 → 4, then ``between``, the activation, and Linear 4 → 3."""
+    return nn.Sequential(nn.Linear(5, 4), *between, activation, nn.Linear(4, 3))
 
 
 class Residual(nn.Module):
@@ -21,7 +166,7 @@ class Residual(nn.Module):
 
 
 class TwoInputs(nn.Module):
-    """A shared trunk with two inputs, as keyword arguments."""
+    """A shared trunk with two inputs, as keyword or positional arguments."""
 
     def __init__(self):
         super().__init__()
@@ -31,111 +176,561 @@ class TwoInputs(nn.Module):
         return self.head(torch.relu(self.left(a) + self.right(b)))
 
 
-def mlp(activation, *, bias=True):
-    return nn.Sequential(
-        nn.Linear(5, 6, bias=bias), activation, nn.Linear(6, 4, bias=bias), activation, nn.Linear(4, 3)
-    )
+class Gated(nn.Module):
+    """The product of two layers: linear in each of them, bilinear in both."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(5, 4), nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.a(x) * self.b(x))
+
+
+class PiecewiseLinear(nn.Module):
+    """Maxout, absolute values, clamps and sorting: kinks, but no curvature."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(5, 6), nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.first(x).view(-1, 3, 2).amax(2)
+        h = F.hardtanh(self.middle(h.abs()), -1.5, 1.5)
+        return self.last(torch.cat([h[:, :2].sort(1).values, torch.maximum(h[:, 2:], 0.3 * h[:, :2])], 1))
+
+
+class ControlFlow(nn.Module):
+    """Python branches on the inputs' and on the activations' values, and a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.positive, self.negative = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        for _ in range(2 if float(x.sum()) > 0 else 1):
+            h = h + 0.5 * torch.sin(h)
+        chosen = self.positive if float(h.detach().abs().max()) > 1e-3 else self.negative
+        return self.head(torch.relu(chosen(h)))
+
+
+class Heads(nn.Module):
+    """A shared trunk with two heads, whose outputs come as a tuple or a dict."""
+
+    def __init__(self, pack, activation=torch.relu):
+        super().__init__()
+        self.trunk, self.logits, self.value = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(4, 2)
+        self.pack, self.activation = pack, activation
+
+    def forward(self, x):
+        h = self.activation(self.trunk(x))
+        return self.pack(self.logits(h), self.value(h))
+
+
+class MixedInputs(nn.Module):
+    """Integer tokens through an embedding, and real features."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.first, self.head = nn.Embedding(6, 3), nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, tokens, x):
+        h = torch.cat([self.embedding(tokens).mean(1), x], 1)
+        return self.head(torch.relu(self.first(h)))
+
+
+class Siamese(nn.Module):
+    """One trunk on two inputs."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.trunk, self.head, self.activation = nn.Linear(4, 4), nn.Linear(8, 3), activation
+
+    def forward(self, a, b):
+        return self.head(torch.cat([self.activation(self.trunk(a)), self.activation(self.trunk(b))], 1))
+
+
+class Repeated(nn.Module):
+    """The same layer several times, one after another."""
+
+    def __init__(self, activation, times=2):
+        super().__init__()
+        self.first, self.layer, self.head = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.activation, self.times = activation, times
+
+    def forward(self, x):
+        h = self.activation(self.first(x))
+        for _ in range(self.times):
+            h = self.activation(self.layer(h))
+        return self.head(h)
+
+
+class Recurrent(nn.Module):
+    """A tiny recurrence over (N, T, d): the same Linear at every step."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.cell, self.head, self.activation = nn.Linear(3 + 4, 4), nn.Linear(4, 3), activation
+
+    def forward(self, x):
+        h = x.new_zeros(len(x), 4)
+        for step in range(x.shape[1]):
+            h = self.activation(self.cell(torch.cat([x[:, step], h], 1)))
+        return self.head(h)
+
+
+class SharedShapes(nn.Module):
+    """One layer on tokens (N, T, d) and on their mean (N, d)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(8, 3)
+
+    def forward(self, x):
+        tokens, pooled = torch.relu(self.layer(x)), torch.relu(self.layer(x.mean(1)))
+        return self.head(torch.cat([tokens.mean(1), pooled], 1))
+
+
+class Centred(nn.Module):
+    """Batch statistics by hand: centring couples the samples linearly."""
+
+    def __init__(self, activation=None):
+        super().__init__()
+        self.a, self.b, self.activation = nn.Linear(5, 4), nn.Linear(4, 3), activation or nn.Identity()
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(self.activation(h - h.mean(0)))
+
+
+class Spare(nn.Module):
+    """Two layers that no input reaches, and frozen ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(nn.ReLU())
+        self.spare, self.deep = nn.Linear(5, 3), nn.Sequential(nn.Conv2d(1, 2, 3))
+        self.body[0].requires_grad_(False)
+        self.body[2].bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def hooked():
+    """A user's forward hook, which is part of the function that is measured."""
+    model = mlp(nn.ReLU())
+    model[2].register_forward_hook(double_output)
+    return model
+
+
+def double_output(module, args, output):
+    return 2 * output
+
+
+# -------------------------------------------------------------------------------------------------------- sequences
+
+
+class Tokens(nn.Module):
+    """Linear layers on (N, T, d) or any leading shape; ``pool`` turns their output into the model's."""
+
+    def __init__(self, pool, activation, d=4):
+        super().__init__()
+        self.first, self.head, self.pool, self.activation = nn.Linear(d, 4), nn.Linear(4, 3), pool, activation
+
+    def forward(self, x):
+        return self.head(self.pool(self.activation(self.first(x))))
+
+
+class Attention(nn.Module):
+    """A self-attention block with two heads on (N, T, 4)."""
+
+    def __init__(self, attend, d=4, heads=2):
+        super().__init__()
+        self.qkv, self.out, self.head, self.norm = (
+            nn.Linear(d, 3 * d),
+            nn.Linear(d, d),
+            nn.Linear(d, 3),
+            nn.LayerNorm(d),
+        )
+        self.attend, self.heads = attend, heads
+
+    def forward(self, x):
+        n, t, d = x.shape
+        q, k, v = self.qkv(x).view(n, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = self.attend(q, k, v).transpose(1, 2).reshape(n, t, d)
+        return self.head(self.norm(x + self.out(mixed)).mean(1))
+
+
+def attention_by_hand(q, k, v):
+    return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1) @ v
+
+
+def causal_attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def mean_over_tokens(h):
+    return h.mean(1)
+
+
+def class_axis_second(h):
+    return h.transpose(1, 2)
+
+
+class PerToken(nn.Module):
+    """One classification per token, logits (N, T, c) or (N, c, T)."""
+
+    def __init__(self, *, classes_second):
+        super().__init__()
+        self.first, self.head, self.classes_second = nn.Linear(4, 4), nn.Linear(4, 3), classes_second
+
+    def forward(self, x):
+        logits = self.head(torch.relu(self.first(x)))
+        return logits.transpose(1, 2) if self.classes_second else logits
+
+
+# ----------------------------------------------------------------------------------------------------- convolutions
+
+
+def cnn(layer, positions, *, activation=None, after=()):
+    """A convolution, ``after``, the activation, and a dense head on the flattened ``positions`` numbers."""
+    return nn.Sequential(layer, *after, activation or nn.ReLU(), nn.Flatten(), nn.Linear(positions, 3))
+
+
+class ConvPyramid(nn.Module):
+    """One convolution at two resolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(4, 3)
+
+    def forward(self, x):
+        fine, coarse = self.conv(x), self.conv(F.avg_pool2d(x, 2))
+        return self.head(torch.cat([torch.relu(h).mean((2, 3)) for h in (fine, coarse)], 1))
+
+
+class ConvTwice(nn.Module):
+    """A residual block that applies the same convolution twice."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.conv, self.head, self.activation = nn.Conv1d(2, 2, 3, padding=1), nn.Linear(2, 3), activation
+
+    def forward(self, x):
+        h = x + self.activation(self.conv(x))
+        return self.head((h + self.activation(self.conv(h))).mean(2))
+
+
+class Upsampled(nn.Module):
+    """A transposed convolution told its output size when it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.out = nn.ConvTranspose1d(2, 2, 3, stride=2), nn.Conv1d(2, 1, 1)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.up(x, output_size=[8])))
+
+
+class UNet(nn.Module):
+    """Down, up, and a skip connection by concatenation."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.ConvTranspose2d(2, 1, 2, stride=2)
+        self.out = nn.Conv2d(2, 1, 1)
+
+    def forward(self, x):
+        return self.out(torch.cat([x, F.interpolate(self.up(F.silu(self.down(x))), scale_factor=1.0)], 1))
+
+
+# ----------------------------------------------------------------------------------------------------------- losses
 
 
 def mean_of_squares_with_tanh(output, target):
+    """Not convex in the output."""
     return (torch.tanh(output) - target).square().mean()
 
 
-@dataclass(frozen=True)
-class Case:
-    name: str
-    build: object
-    loss: object
-    target: str  # "class", "value", "probability" or "binary"
-    samples: int = 7
-    dtype: torch.dtype = torch.float64
-    inputs: str = "plain"
+def squares_by_hand(output, target):
+    return ((output - target) ** 2).sum(1).mean()
 
-    def make(self, seed=0, device="cpu"):
-        generator = torch.Generator().manual_seed(seed)
-        torch.manual_seed(seed)
-        model = self.build().to(self.dtype).to(device)
 
-        def normal(*shape):
-            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(self.dtype).to(device)
+def weighted_samples(output, target):
+    label, weight = target
+    return (F.cross_entropy(output, label, reduction="none") * weight).mean()
 
-        if self.inputs == "keywords":
-            x = {"a": normal(self.samples, 3), "b": normal(self.samples, 2)}
-        else:
-            x = normal(self.samples, 5)
-        targets = {
-            "class": lambda: torch.randint(0, 3, (self.samples,), generator=generator).to(device),
-            "value": lambda: normal(self.samples, 3),
-            "probability": lambda: torch.softmax(normal(self.samples, 3), 1),
-            "binary": lambda: (normal(self.samples, 3) > 0).to(self.dtype),
-        }
-        return model, self.loss, (x, targets[self.target]())
+
+def per_token(output, target):
+    return F.cross_entropy(output.reshape(-1, 3), target.reshape(-1))
+
+
+def two_tasks(output, target):
+    """For the tuple (logits, value) and the targets (label, number)."""
+    return F.cross_entropy(output[0], target[0]) + 0.5 * F.mse_loss(output[1], target[1])
+
+
+def two_tasks_by_name(output, target):
+    return F.cross_entropy(output["logits"], target["label"]) + 0.5 * F.mse_loss(output["value"], target["number"])
+
+
+def first_task_only(output, target):
+    return F.cross_entropy(output[0], target)
+
+
+def gaussian(output, target):
+    """Mean and log-variance from the two heads."""
+    mean, log_variance = output[0][:, :2], output[1]
+    return F.gaussian_nll_loss(mean, target, F.softplus(log_variance) + 0.1)
+
+
+def neighbours(output, target):
+    """Each sample with the one before it."""
+    return F.cross_entropy(output + 0.5 * output.roll(1, 0), target)
+
+
+def pairs(output, target):
+    """Contrastive: sample j with sample j + N/2."""
+    half = len(output) // 2
+    distance = (output[:half] - output[half:]).square().sum(1)
+    same = target[:half] == target[half:]
+    return torch.where(same, distance, F.softplus(1 - distance)).mean()
+
+
+def info_nce(output, target):
+    """Every sample of the first half against all of the second."""
+    a, b = F.normalize(output, dim=1).chunk(2)
+    return F.cross_entropy(a @ b.T / 0.5, torch.arange(len(a), device=a.device))
+
+
+def labels_and_weights(draw, n):
+    return draw.integers(3, n), draw.normal(n).abs()
+
+
+def label_and_number(draw, n):
+    return draw.integers(3, n), draw.normal(n, 2)
+
+
+def named_label_and_number(draw, n):
+    return {"label": draw.integers(3, n), "number": draw.normal(n, 2)}
 
 
 WEIGHTS = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
 
-CASES = [
-    Case("relu-ce", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(), "class"),
-    Case("relu-inplace-ce", lambda: mlp(nn.ReLU(inplace=True)), nn.CrossEntropyLoss(), "class"),
-    Case("leaky-ce-sum", lambda: mlp(nn.LeakyReLU(0.1)), nn.CrossEntropyLoss(reduction="sum"), "class"),
-    Case("relu-ce-smoothed", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(label_smoothing=0.2), "class"),
-    Case("relu-ce-weighted", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1), "class"),
-    Case("relu-ce-ignored", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(ignore_index=1), "class"),
-    Case("relu-ce-probabilities", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(), "probability"),
-    Case("relu-ce-functional", lambda: mlp(nn.ReLU()), nn.functional.cross_entropy, "class"),
-    Case("relu-ce-lambda", lambda: mlp(nn.ReLU()), lambda o, t: nn.functional.cross_entropy(o, t), "class"),
-    Case("relu-mse", lambda: mlp(nn.ReLU()), nn.MSELoss(), "value"),
-    Case("relu-bce", lambda: mlp(nn.ReLU()), nn.BCEWithLogitsLoss(), "binary"),
-    Case("relu-huber", lambda: mlp(nn.ReLU()), nn.HuberLoss(), "value"),
+CE = nn.CrossEntropyLoss()
+#: Batch normalization with running statistics that differ from the batch's.
+BN1, BN2 = nn.BatchNorm1d, nn.BatchNorm2d
+
+# ------------------------------------------------------------------------------------------------------------ cases
+
+DENSE = [
+    Case("relu-ce", lambda: mlp(nn.ReLU()), CE, psd=True),
+    Case("relu-inplace-ce", lambda: mlp(nn.ReLU(inplace=True)), CE, psd=True),
+    Case("leaky-ce-sum", lambda: mlp(nn.LeakyReLU(0.1)), nn.CrossEntropyLoss(reduction="sum"), psd=True,
+         reduction="sum"),
+    Case("relu-ce-smoothed", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(label_smoothing=0.2), psd=True),
+    Case("relu-ce-weighted", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1),
+         psd=True, reduction="weights"),
+    Case("relu-ce-ignored", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(ignore_index=1), psd=True,
+         reduction="weights"),
+    Case("relu-ce-weighted-ignored", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=2),
+         psd=True, samples=13, reduction="weights"),
+    Case("relu-ce-sum-ignored", lambda: mlp(nn.ReLU()),
+         nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=2, reduction="sum"), psd=True, reduction="sum"),
+    Case("relu-ce-probabilities", lambda: mlp(nn.ReLU()), CE, "probability", psd=True),
+    Case("relu-ce-probabilities-weighted", lambda: mlp(nn.ReLU()),
+         nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1), "probability", psd=True),
+    Case("relu-ce-functional", lambda: mlp(nn.ReLU()), F.cross_entropy, psd=True),
+    Case("relu-ce-lambda", lambda: mlp(nn.ReLU()), lambda o, t: F.cross_entropy(o, t), psd=True),
+    Case("relu-ce-per-sample-weights", lambda: mlp(nn.ReLU()), weighted_samples, labels_and_weights, psd=True),
+    Case("relu-nll", lambda: nn.Sequential(*mlp(nn.ReLU()), nn.LogSoftmax(1)), nn.NLLLoss(), psd=True),
+    Case("relu-mse", lambda: mlp(nn.ReLU()), nn.MSELoss(), "value", psd=True),
+    Case("relu-mse-by-hand", lambda: mlp(nn.ReLU()), squares_by_hand, "value", psd=True),
+    Case("relu-mse-sum", lambda: mlp(nn.ReLU()), nn.MSELoss(reduction="sum"), "value", psd=True, reduction="sum"),
+    Case("relu-bce", lambda: mlp(nn.ReLU()), nn.BCEWithLogitsLoss(), "binary", psd=True),
+    Case("relu-bce-weighted", lambda: mlp(nn.ReLU()),
+         nn.BCEWithLogitsLoss(weight=WEIGHTS, pos_weight=WEIGHTS.flip(0)), "binary", psd=True),
+    Case("relu-huber", lambda: mlp(nn.ReLU()), nn.HuberLoss(), "value", psd=True),
+    Case("relu-smoothl1", lambda: mlp(nn.ReLU()), nn.SmoothL1Loss(beta=0.5), "value", psd=True),
+    Case("relu-poisson", lambda: mlp(nn.ReLU()), nn.PoissonNLLLoss(), "count", psd=True),
     Case("relu-nonconvex", lambda: mlp(nn.ReLU()), mean_of_squares_with_tanh, "value"),
-    Case("tanh-ce", lambda: mlp(nn.Tanh()), nn.CrossEntropyLoss(), "class"),
-    Case("gelu-mse", lambda: mlp(nn.GELU()), nn.MSELoss(reduction="sum"), "value"),
-    Case("sigmoid-ce", lambda: mlp(nn.Sigmoid()), nn.CrossEntropyLoss(), "class"),
-    Case("no-bias", lambda: mlp(nn.ReLU(), bias=False), nn.CrossEntropyLoss(), "class"),
-    Case("one-sample", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(), "class", samples=1),
-    Case("many-samples", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(), "class", samples=60),
-    Case("float32", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(), "class", dtype=torch.float32),
-    Case("float32-tanh", lambda: mlp(nn.Tanh()), nn.CrossEntropyLoss(), "class", dtype=torch.float32),
-    Case("residual-relu", lambda: Residual(nn.ReLU()), nn.CrossEntropyLoss(), "class"),
+    Case("tanh-ce", lambda: mlp(nn.Tanh()), CE),
+    Case("gelu-mse", lambda: mlp(nn.GELU()), nn.MSELoss(reduction="sum"), "value", reduction="sum"),
+    Case("sigmoid-ce", lambda: mlp(nn.Sigmoid()), CE),
+    Case("no-bias", lambda: mlp(nn.ReLU(), bias=False), CE, psd=True),
+    Case("one-layer", lambda: nn.Linear(5, 3), CE, psd=True),
+    Case("one-sample", lambda: mlp(nn.ReLU()), CE, samples=1, psd=True),
+    Case("two-samples-tanh", lambda: mlp(nn.Tanh()), CE, samples=2),
+    Case("many-samples", lambda: mlp(nn.ReLU()), CE, samples=60, psd=True),
+    Case("many-samples-tanh", lambda: mlp(nn.Tanh()), nn.MSELoss(), "value", samples=60),
+    Case("float32", lambda: mlp(nn.ReLU()), CE, dtype=torch.float32, psd=True),
+    Case("float32-tanh", lambda: mlp(nn.Tanh()), CE, dtype=torch.float32),
+    Case("float32-ce-weighted", lambda: mlp(nn.Tanh()), nn.CrossEntropyLoss(weight=WEIGHTS.float()),
+         dtype=torch.float32, reduction="weights"),
+    Case("bfloat16", lambda: mlp(nn.ReLU()), CE, dtype=torch.bfloat16, psd=True),
+    Case("residual-relu", lambda: Residual(nn.ReLU()), CE, psd=True),
     Case("residual-tanh", lambda: Residual(nn.Tanh()), nn.MSELoss(), "value"),
-    Case("two-inputs", TwoInputs, nn.CrossEntropyLoss(), "class", inputs="keywords"),
-    Case("eval-dropout", lambda: nn.Sequential(mlp(nn.ReLU()), nn.Dropout(0.5)).eval(), nn.CrossEntropyLoss(), "class"),
-    Case(
-        "eval-batchnorm",
-        lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)).eval(),
-        nn.CrossEntropyLoss(),
-        "class",
-    ),
-    Case(
-        "layernorm",
-        lambda: nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 3)),
-        nn.CrossEntropyLoss(),
-        "class",
-    ),
+    Case("maxout-abs-sort", PiecewiseLinear, CE, psd=True),
+    Case("gated", Gated, CE, psd=True),
+    Case("control-flow", ControlFlow, CE, splits=False, unreached=("negative",)),
+    Case("two-inputs", TwoInputs, CE, inputs=keywords(a=(3,), b=(2,)), psd=True),
+    Case("positional-inputs", TwoInputs, CE, inputs=positional((3,), (2,)), psd=True),
+    Case("integer-and-real-inputs", MixedInputs, CE,
+         inputs=lambda draw, n: {"tokens": draw.integers(6, n, 2), "x": draw.normal(n, 2)}, psd=True),
+    Case("embedding", lambda: nn.Sequential(nn.Embedding(6, 3), nn.Linear(3, 4), nn.Tanh(), nn.Flatten(),
+                                            nn.Linear(8, 3)), CE, inputs=lambda draw, n: draw.integers(6, n, 2)),
+    Case("tuple-output", lambda: Heads(lambda a, b: (a, b)), two_tasks, label_and_number, psd=True),
+    Case("dict-output", lambda: Heads(lambda a, b: {"logits": a, "value": b}, torch.tanh), two_tasks_by_name,
+         named_label_and_number),
+    Case("gaussian-heads", lambda: Heads(lambda a, b: (a, b)), gaussian, values(2)),
+    Case("auxiliary-output", lambda: Heads(lambda a, b: (a, b)), first_task_only, psd=True, flat=("value",)),
+    Case("eval-dropout", lambda: nn.Sequential(mlp(nn.ReLU()), nn.Dropout(0.5)).eval(), CE, psd=True),
+    Case("train-dropout", lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(5, 6), nn.ReLU(), nn.Dropout(0.5),
+                                                nn.Linear(6, 3)), CE, psd=True, splits=False),
+    Case("train-dropout-tanh", lambda: small(nn.Tanh(), nn.Dropout(0.4)), CE, splits=False),
+    Case("eval-batchnorm", lambda: small(nn.ReLU(), used(BN1(4))).eval(), CE, psd=True),
+    Case("layernorm", lambda: small(nn.ReLU(), nn.LayerNorm(4)), CE),
+    Case("unreached-and-frozen", Spare, CE, psd=True, unreached=("spare", "deep.0")),
+    Case("forward-hook", hooked, CE, psd=True),
+]  # fmt: skip
+
+SHARED = [
+    Case("siamese-relu", lambda: Siamese(nn.ReLU()), CE, inputs=keywords(a=(4,), b=(4,)), psd=True),
+    Case("siamese-tanh", lambda: Siamese(nn.Tanh()), nn.MSELoss(), "value", inputs=positional((4,), (4,))),
+    Case("repeated-relu", lambda: Repeated(nn.ReLU()), CE),
+    Case("repeated-linear", lambda: Repeated(nn.Identity(), 3), nn.MSELoss(), "value"),
+    Case("repeated-tanh", lambda: Repeated(nn.Tanh(), 3), CE),
+    Case("recurrent-tanh", lambda: Recurrent(nn.Tanh()), CE, inputs=features(3, 3)),
+    Case("recurrent-relu", lambda: Recurrent(nn.ReLU()), nn.MSELoss(), "value", inputs=features(4, 3)),
+    Case("shared-shapes", SharedShapes, CE, inputs=features(3, 4), psd=True),
+    Case("conv-pyramid", ConvPyramid, CE, inputs=features(1, 4, 4), psd=True),
+    Case("conv-twice", lambda: ConvTwice(nn.Tanh()), CE, inputs=features(2, 5)),
 ]
 
+COUPLED = [
+    Case("train-batchnorm", lambda: small(nn.ReLU(), used(BN1(4))), CE, coupled=True),
+    Case("train-batchnorm-tanh-mse", lambda: small(nn.Tanh(), used(BN1(4))), nn.MSELoss(), "value", samples=12,
+         coupled=True),
+    Case("train-batchnorm-first", lambda: nn.Sequential(used(BN1(5)), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)),
+         CE, splits=False),
+    Case("train-batchnorm-conv", lambda: cnn(nn.Conv2d(1, 2, 2), 8, after=(used(BN2(2)),)), CE, samples=5,
+         inputs=features(1, 3, 3), coupled=True),
+    Case("batch-centring", Centred, CE, coupled=True, psd=True),
+    Case("batch-centring-tanh", lambda: Centred(nn.Tanh()), CE, coupled=True),
+    Case("neighbours-in-the-loss", lambda: mlp(nn.ReLU()), neighbours, coupled=True, psd=True),
+    Case("contrastive-pairs", lambda: mlp(nn.ReLU()), pairs, samples=8, coupled=True),
+    Case("info-nce", lambda: mlp(nn.Tanh()), info_nce, samples=8, coupled=True),
+]  # fmt: skip
 
-def dense_truth(model, loss_fn, batch, layer, unit):
-    """The unit's Hessian by `torch.func.hessian` in float64, order [bias, weight row]."""
-    inputs, target = batch
-    double = {k: v.detach().double() for k, v in [*model.named_parameters(), *model.named_buffers()]}
-    double = {k: v if v.is_floating_point() else v.long() for k, v in double.items()}
-    if isinstance(inputs, dict):
-        args, kwargs = (), {k: v.double() for k, v in inputs.items()}
-    else:
-        args, kwargs = (inputs.double(),), {}
-    if target.is_floating_point():
-        target = target.double()
-    weight, bias = double[f"{layer}.weight"], double.get(f"{layer}.bias")
+SEQUENCES = [
+    Case("tokens-mean", lambda: Tokens(mean_over_tokens, nn.ReLU()), CE, inputs=features(3, 4), psd=True),
+    Case("tokens-mean-tanh", lambda: Tokens(mean_over_tokens, nn.Tanh()), CE, inputs=features(3, 4)),
+    Case("tokens-leading-shape", lambda: Tokens(lambda h: h.mean((1, 2)), nn.GELU()), nn.MSELoss(), "value",
+         samples=5, inputs=features(2, 2, 4)),
+    Case("per-token-lambda", lambda: PerToken(classes_second=False), per_token, labels(3), inputs=features(3, 4),
+         psd=True),
+    Case("per-token-classes-second", lambda: PerToken(classes_second=True), CE, labels(3), inputs=features(3, 4),
+         psd=True),
+    Case("sequence-first", lambda: Tokens(lambda h: h.sum(0), nn.Tanh()), CE, samples=5,
+         inputs=lambda draw, n: draw.normal(3, n, 4), splits=False),
+    Case("sequence-first-relu", lambda: Tokens(lambda h: h.amax(0), nn.ReLU()), nn.MSELoss(), "value", samples=5,
+         inputs=lambda draw, n: draw.normal(3, n, 4), splits=False, psd=True),
+    Case("attention-sdpa", lambda: Attention(F.scaled_dot_product_attention), CE, samples=4, inputs=features(3, 4)),
+    Case("attention-causal", lambda: Attention(causal_attention), CE, samples=4, inputs=features(3, 4)),
+    Case("attention-by-hand", lambda: Attention(attention_by_hand), CE, samples=4, inputs=features(3, 4)),
+]  # fmt: skip
 
-    def loss(parameters):
-        state = dict(double)
-        if bias is not None:
-            chosen = torch.arange(len(bias), device=bias.device) == unit
-            state[f"{layer}.bias"] = torch.where(chosen, parameters[0], bias)
-        row = parameters if bias is None else parameters[1:]
-        state[f"{layer}.weight"] = torch.cat([weight[:unit], row[None], weight[unit + 1 :]])
-        return loss_fn(functional_call(model, state, args, kwargs), target)
+MAP = features(2, 4, 4)
+CONVOLUTIONS = [
+    Case("conv1d", lambda: cnn(nn.Conv1d(2, 3, 3), 12), CE, inputs=features(2, 6), psd=True),
+    Case("conv1d-stride-dilation", lambda: cnn(nn.Conv1d(2, 2, 2, stride=2, dilation=3, padding=1), 6), CE,
+         inputs=features(2, 7), psd=True),
+    Case("conv1d-same-even-tanh", lambda: cnn(nn.Conv1d(2, 2, 4, padding="same"), 10, activation=nn.Tanh()), CE,
+         inputs=features(2, 5)),
+    Case("conv1d-circular-same", lambda: cnn(nn.Conv1d(2, 2, 3, padding="same", padding_mode="circular"), 8), CE,
+         inputs=features(2, 4), psd=True),
+    Case("conv1d-per-position", lambda: nn.Sequential(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.Conv1d(3, 3, 1)), CE,
+         labels(4), inputs=features(2, 6), psd=True),
+    Case("conv2d", lambda: cnn(nn.Conv2d(2, 3, 3), 12), CE, inputs=MAP, psd=True),
+    Case("conv2d-one-sample", lambda: cnn(nn.Conv2d(2, 3, 3), 12), CE, inputs=MAP, samples=1, psd=True),
+    Case("conv2d-tanh-mse", lambda: cnn(nn.Conv2d(2, 2, 3), 8, activation=nn.Tanh()), nn.MSELoss(), "value",
+         inputs=MAP),
+    Case("conv2d-gelu", lambda: cnn(nn.Conv2d(2, 2, (2, 3)), 12, activation=nn.GELU()), CE, inputs=MAP),
+    Case("conv2d-stride-padding", lambda: cnn(nn.Conv2d(2, 2, 3, stride=(2, 1), padding=(1, 0)), 8), CE, inputs=MAP,
+         psd=True),
+    Case("conv2d-same", lambda: cnn(nn.Conv2d(2, 2, (2, 3), padding="same"), 32), CE, inputs=MAP, psd=True),
+    Case("conv2d-same-dilated", lambda: cnn(nn.Conv2d(2, 1, 2, padding="same", dilation=2), 16), CE, inputs=MAP,
+         psd=True),
+    Case("conv2d-reflect", lambda: cnn(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), 32), CE, inputs=MAP,
+         psd=True),
+    Case("conv2d-replicate", lambda: cnn(nn.Conv2d(2, 2, 3, padding=(2, 1), padding_mode="replicate"), 48), CE,
+         inputs=MAP, psd=True),
+    Case("conv2d-circular-stride", lambda: cnn(nn.Conv2d(2, 2, 3, padding=1, stride=2, padding_mode="circular"), 8,
+                                               activation=nn.Softplus()), CE, inputs=MAP),
+    Case("conv2d-dilation", lambda: cnn(nn.Conv2d(2, 2, 2, dilation=(1, 2)), 12), CE, inputs=MAP, psd=True),
+    Case("conv2d-groups", lambda: cnn(nn.Conv2d(4, 6, 2, groups=2), 24), CE, inputs=features(4, 3, 3), psd=True),
+    Case("conv2d-depthwise", lambda: cnn(nn.Conv2d(3, 6, 2, groups=3, bias=False), 24, activation=nn.Tanh()), CE,
+         inputs=features(3, 3, 3)),
+    Case("conv2d-no-bias", lambda: cnn(nn.Conv2d(2, 3, 3, bias=False), 12), CE, inputs=MAP, psd=True),
+    Case("conv2d-pointwise", lambda: nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+                                                   nn.Flatten(), nn.Linear(3, 3)), CE, inputs=MAP, psd=True),
+    Case("conv2d-eval-batchnorm", lambda: cnn(nn.Conv2d(2, 2, 3), 8, after=(used(BN2(2)),)).eval(), CE, inputs=MAP,
+         psd=True),
+    Case("conv2d-groupnorm", lambda: cnn(nn.Conv2d(2, 4, 3), 16, after=(nn.GroupNorm(2, 4),)), CE, inputs=MAP),
+    Case("conv2d-maxpool", lambda: cnn(nn.Conv2d(2, 2, 3, padding=1), 8, after=(nn.MaxPool2d(2),)), CE, inputs=MAP,
+         psd=True),
+    Case("conv2d-avgpool", lambda: cnn(nn.Conv2d(2, 2, 3, padding=1), 8, after=(nn.AvgPool2d(2),),
+                                       activation=nn.Tanh()), CE, inputs=MAP),
+    Case("conv2d-adaptive-max", lambda: cnn(nn.Conv2d(2, 2, 2), 8, after=(nn.AdaptiveMaxPool2d(2),)), CE, inputs=MAP,
+         psd=True),
+    Case("conv2d-two-layers", lambda: nn.Sequential(nn.Conv2d(2, 2, 2), nn.ReLU(inplace=True), nn.Dropout2d(0.3),
+                                                    *cnn(nn.Conv2d(2, 3, 2), 12)).eval(), CE, inputs=MAP, psd=True),
+    Case("conv2d-two-layers-tanh", lambda: nn.Sequential(nn.Conv2d(2, 2, 2), nn.Tanh(), *cnn(nn.Conv2d(2, 3, 2), 12)),
+         CE, inputs=MAP),
+    Case("conv2d-train-dropout2d", lambda: cnn(nn.Conv2d(2, 3, 3), 12, after=(nn.Dropout2d(0.5),)), CE, inputs=MAP,
+         psd=True, splits=False),
+    Case("conv2d-channels-last", lambda: cnn(nn.Conv2d(2, 2, 3), 8), CE,
+         inputs=lambda draw, n: draw.normal(n, 2, 4, 4).contiguous(memory_format=torch.channels_last), psd=True),
+    Case("conv2d-float32", lambda: cnn(nn.Conv2d(2, 3, 3), 12, activation=nn.Tanh()), CE, inputs=MAP,
+         dtype=torch.float32),
+    Case("conv3d", lambda: cnn(nn.Conv3d(1, 2, 2, padding=(0, 1, 0)), 12), CE, inputs=features(1, 3, 2, 2), samples=5,
+         psd=True),
+    Case("conv3d-circular-stride", lambda: cnn(nn.Conv3d(1, 2, 2, padding=1, padding_mode="circular", stride=2), 16,
+                                               activation=nn.Tanh()), CE, inputs=features(1, 2, 2, 2), samples=5),
+    Case("transposed1d", lambda: cnn(nn.ConvTranspose1d(2, 3, 3, stride=2), 21), CE, inputs=features(2, 3), psd=True),
+    Case("transposed1d-dilation-tanh", lambda: cnn(nn.ConvTranspose1d(2, 2, 2, padding=1, dilation=2), 6,
+                                                   activation=nn.Tanh()), CE, inputs=features(2, 3)),
+    Case("transposed1d-output-size", Upsampled, nn.MSELoss(), values(1, 8), inputs=features(2, 3), psd=True),
+    Case("transposed2d-output-padding",
+         lambda: cnn(nn.ConvTranspose2d(1, 2, 3, stride=2, padding=1, output_padding=(1, 0)), 24), CE,
+         inputs=features(1, 2, 2), psd=True),
+    Case("transposed2d-groups", lambda: cnn(nn.ConvTranspose2d(4, 6, 2, groups=2), 54), CE, inputs=features(4, 2, 2),
+         psd=True),
+    Case("transposed2d-depthwise-no-bias",
+         lambda: cnn(nn.ConvTranspose2d(2, 4, 2, groups=2, stride=2, bias=False), 64, activation=nn.Tanh()), CE,
+         inputs=features(2, 2, 2)),
+    Case("transposed3d", lambda: cnn(nn.ConvTranspose3d(1, 2, 2), 36), CE, inputs=features(1, 2, 1, 2), psd=True),
+    Case("transposed3d-groups", lambda: cnn(nn.ConvTranspose3d(2, 2, (1, 2, 2), groups=2, stride=2), 32), CE,
+         inputs=features(2, 1, 2, 2), samples=4, psd=True),
+    Case("unet-skip", UNet, nn.MSELoss(), values(1, 4, 4), samples=4, inputs=features(1, 4, 4)),
+]  # fmt: skip
 
-    start = weight[unit] if bias is None else torch.cat([bias[unit : unit + 1], weight[unit]])
-    return hessian(loss)(start)
+
+def used(norm):
+    """A batch normalization that has seen data: running statistics, scales and shifts are not the initial ones."""
+    with torch.no_grad():
+        for tensor in (norm.running_mean, norm.weight, norm.bias):
+            tensor.add_(0.3 * torch.randn(tensor.shape))
+        norm.running_var.mul_(0.5 + torch.rand(norm.running_var.shape))
+    return norm
+
+
+CASES = [*DENSE, *SHARED, *COUPLED, *SEQUENCES, *CONVOLUTIONS]
+
+
+def case(name):
+    """The case called ``name``."""
+    return next(c for c in CASES if c.name == name)

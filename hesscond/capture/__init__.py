@@ -1,28 +1,35 @@
 """What a layer sees: extended activations Ĥ, curvature S and feature statistics, without side effects.
 
-The first room: it imports nothing else of hesscond but the errors.
+The first room: it imports nothing else of hesscond but the errors. `forward` runs the model, `graph` and `curved`
+read the autograd graph, `curvature` chooses the route to S, `layers` knows the modules.
 """
 
-from hesscond.capture.forward import (
-    Batch,
-    LayerCapture,
-    Recorder,
-    capture,
-    checked_units,
-    chosen_layers,
-    dense_layers,
-)
-from hesscond.capture.losses import LossFunction
+from hesscond.capture.captured import Diagonal, Factor, Formed, LayerCapture, LayerInputs
+from hesscond.capture.capturing import MEMORY, Captures, capture
+from hesscond.capture.forward import Batch, LossFunction, checked_batch, converted
+from hesscond.capture.layers import Geometry, Layer, checked_units, chosen_layers, dense_layers, eligible_layers
+from hesscond.capture.recorder import Recorder
 from hesscond.capture.statistics import FeatureStatistics
 
 __all__ = [
+    "MEMORY",
     "Batch",
+    "Captures",
+    "Diagonal",
+    "Factor",
     "FeatureStatistics",
+    "Formed",
+    "Geometry",
+    "Layer",
     "LayerCapture",
+    "LayerInputs",
     "LossFunction",
     "Recorder",
     "capture",
+    "checked_batch",
     "checked_units",
     "chosen_layers",
+    "converted",
     "dense_layers",
+    "eligible_layers",
 ]

@@ -1,241 +1,256 @@
-"""One forward pass of a model, without side effects, that yields Ĥ and S of chosen layers."""
+"""One forward pass of a model, without side effects, that perturbs the pre-activations of chosen layers by zero."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
-from hesscond.capture.losses import LossFunction, loss_curvature
-from hesscond.capture.tail import is_piecewise_linear
+from hesscond.capture.graph import dependent
+from hesscond.capture.layers import Layer
 from hesscond.errors import CaptureError, ConfigError
 
-Batch = tuple[Any, torch.Tensor]
+Batch = tuple[Any, Any]
+LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class LayerCapture:
-    """What a dense layer sees on a batch of N samples, and how the loss bends in its pre-activations.
+class Call:
+    """One call of a layer.
 
     Attributes
     ----------
-    name
-        The layer's qualified name in the model.
-    H_hat : (N, n + 1) float64
-        Extended activations [1; h], one row a sample (without the first column if the layer has no bias).
-    bias
-        Whether the layer has one.
-    units
-        The output units captured.
-    root : (N, len(units)) float64
-        √|S_jj| for each of them. S, the second derivative of the loss in the unit's pre-activations, is diagonal.
-    sign : (N, len(units)) or None
-        Signs of S_jj; None: all of them ≥ 0.
-    route
-        How S was computed.
+    inputs
+        What the layer was given, copied.
+    delta
+        Zeros of the output's shape, added to it: the loss is differentiated in them.
+    node
+        The autograd node of the sum; None for a layer that is differentiated in its parameters.
     """
 
-    name: str
-    H_hat: torch.Tensor
-    bias: bool
-    units: tuple[int, ...]
-    root: torch.Tensor
-    sign: torch.Tensor | None
-    route: str
-
-    @property
-    def h(self) -> torch.Tensor:
-        """(N, n) the activations without the column of ones."""
-        return self.H_hat[:, 1:] if self.bias else self.H_hat
+    inputs: torch.Tensor
+    delta: torch.Tensor
+    node: Any
 
 
-def dense_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """The layers that can be captured, by qualified name: every `torch.nn.Linear`."""
-    return {name or "model": module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+@dataclass(frozen=True)
+class ForwardPass:
+    """A loss with its graph down to the perturbations of every layer.
 
-
-def chosen_layers(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Linear]:
-    """The layers called ``names`` (None: all).
-
-    Raises
-    ------
-    ConfigError
-        A name the model does not have, or no dense layer at all.
-    CaptureError
-        A weight used by two layers: the Hessian of one of them alone is not that of the parameter.
-    """
-    layers = dense_layers(model)
-    if not layers:
-        raise ConfigError("the model has no torch.nn.Linear layer, and only those can be probed")
-    wanted = list(layers) if names is None else list(names)
-    for name in wanted:
-        if name not in layers:
-            raise ConfigError(f"no dense layer {name!r} in the model: it has {', '.join(layers)}")
-    for name in wanted:
-        for other, module in layers.items():
-            if other != name and module.weight is layers[name].weight:
-                raise CaptureError(f"layers {name!r} and {other!r} share their weight, which is not supported")
-    return {name: layers[name] for name in wanted}
-
-
-def checked_units(name: str, layer: nn.Linear, units: Sequence[int] | None) -> tuple[int, ...]:
-    """``units`` of the layer (None: all), or a ConfigError for one out of range."""
-    chosen = tuple(range(layer.out_features)) if units is None else tuple(units)
-    for unit in chosen:
-        if not 0 <= unit < layer.out_features:
-            raise ConfigError(f"unit {unit} is out of range: layer {name!r} has units 0 to {layer.out_features - 1}")
-    return chosen
-
-
-@dataclass
-class Recorder:
-    """Forward hooks that keep the input and output of layers while ``armed``; they change nothing.
-
-    The study runner leaves one on the model, so that a probe of the output layer reuses the training forward pass.
+    Attributes
+    ----------
+    loss
+        The scalar loss.
+    output, target
+        What it was computed from.
+    calls
+        By layer, in the order of the calls.
+    parameters
+        Weight and bias (None: there is none) of the layers that are differentiated in them.
+    samples
+        N, the leading dimension of the inputs.
+    bypassed
+        Layers of the request that were not used, with the reason.
+    entangled
+        Layers whose parameters act otherwise than through the perturbations: used outside the layer, or a call sees
+        what an earlier one gave. They must be differentiated in their parameters.
+    overwritten
+        Whether an input of a layer was changed in place after the call: the pass must be repeated with copies.
     """
 
-    layers: Mapping[str, nn.Linear]
-    armed: bool = False
-    seen: dict[str, tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._handles = [layer.register_forward_hook(self._hook(name)) for name, layer in self.layers.items()]
-
-    def _hook(self, name: str) -> Any:
-        def keep(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            if self.armed:
-                self.seen[name] = (args[0].detach(), output, output._version)
-
-        return keep
-
-    def remove(self) -> None:
-        """Take the hooks off the model."""
-        for handle in self._handles:
-            handle.remove()
-
-    def captured(
-        self,
-        loss_fn: LossFunction,
-        output: torch.Tensor,
-        target: torch.Tensor,
-        units: Mapping[str, tuple[int, ...]],
-    ) -> dict[str, LayerCapture] | None:
-        """The capture of the pass just seen, if every layer's output is the model's output; else None."""
-        for _, own, version in self.seen.values():
-            if own is not output or own._version != version:
-                return None
-        if set(self.seen) != set(self.layers):
-            return None
-        curvature = loss_curvature(loss_fn, output, target)
-        if curvature is None:
-            return None
-        result = {}
-        for name, layer in self.layers.items():
-            root = torch.stack([curvature.diagonal_root(i) for i in units[name]], 1)
-            result[name] = layer_capture(name, layer, self.seen[name][0], units[name], root, None, OUTPUT_ROUTE)
-        self.seen.clear()
-        return result
+    loss: torch.Tensor
+    output: Any
+    target: Any
+    calls: dict[str, list[Call]]
+    parameters: dict[str, tuple[torch.Tensor, torch.Tensor | None]]
+    samples: int
+    bypassed: dict[str, str]
+    entangled: set[str]
+    overwritten: bool
 
 
-OUTPUT_ROUTE = "loss curvature of the output"
-FACTOR_ROUTE = "loss factor through a piecewise linear tail"
-DOUBLE_ROUTE = "double backward"
+class WeightWatch(TorchFunctionMode):
+    """Notices every use of a layer's weight or bias outside the layer's own forward."""
+
+    #: Attributes that are the values in another form; the others only describe them.
+    VALUES = frozenset({"T", "mT", "H", "mH", "data", "real"})
+    HARMLESS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "stride", "__len__", "__hash__"})
+
+    def __init__(self, weights: Mapping[int, str]) -> None:
+        super().__init__()
+        self.weights = weights
+        self.inside: list[str] = []
+        self.used_outside: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in (*args, *(kwargs or {}).values()):
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                name = self.weights.get(id(item))
+                if name is not None and name not in self.inside and not self.reads_metadata(func):
+                    self.used_outside.add(id(item))
+        return func(*args, **(kwargs or {}))
+
+    def reads_metadata(self, func: Any) -> bool:
+        """Whether ``func`` looks at the shape, type or place of a tensor only."""
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            return getattr(func.__self__, "__name__", "") not in self.VALUES
+        return name in self.HARMLESS or name.startswith("is_")
 
 
-def layer_capture(
-    name: str,
-    layer: nn.Linear,
-    h: torch.Tensor,
-    units: tuple[int, ...],
-    root: torch.Tensor,
-    sign: torch.Tensor | None,
-    route: str,
-) -> LayerCapture:
-    """Form Ĥ from the input (N, n) of a layer and check that everything is finite."""
-    h = h.to(torch.float64)
-    if not math.isfinite(h.sum()) and not torch.isfinite(h).all():
-        raise CaptureError(f"the input of layer {name!r} has NaN or infinite entries")
-    if not math.isfinite(root.sum()):
-        raise CaptureError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
-    bias = layer.bias is not None
-    H_hat = torch.cat([h.new_ones(len(h), 1), h], 1) if bias else h
-    return LayerCapture(name, H_hat, bias, units, root, sign, route)
-
-
-def capture(
+def run_forward(
     model: nn.Module,
     loss_fn: LossFunction,
     batch: Batch,
-    layers: Iterable[str] | None = None,
+    layers: Mapping[str, Layer],
     *,
-    units: Mapping[str, Sequence[int]] | None = None,
-    dtype: torch.dtype | None = torch.float64,
-) -> dict[str, LayerCapture]:
-    """Ĥ and S of dense layers on a batch. The model is left as it was: mode, grads, buffers, RNG state.
+    dtype: torch.dtype | None,
+    optional: bool,
+    in_parameters: Set[str] = frozenset(),
+    keep_inputs: bool = False,
+) -> ForwardPass:
+    """Run the model on copies of its parameters and buffers, every output of ``layers`` plus a zero perturbation.
 
     Parameters
     ----------
-    model
-        Any module; the layers are its `torch.nn.Linear` modules with inputs (N, n), each called once.
-    loss_fn
-        ``loss_fn(output, target)``, a scalar.
-    batch
-        ``(inputs, targets)``; inputs a tensor, or a tuple of positional or a dict of keyword arguments.
+    model, loss_fn, batch, dtype
+        As in `capture`.
     layers
-        Qualified names; None: all.
-    units
-        For each layer name its units; a layer that is absent: all.
-    dtype
-        Precision of the forward pass: parameters, buffers and floating inputs are cast to it. None: as they are.
+        The layers to perturb.
+    optional
+        Whether layers that are not used are left out, or an error.
+    in_parameters
+        Layers to differentiate in their weight and bias instead.
+    keep_inputs
+        Whether to copy the layers' inputs, which the model is known to overwrite.
 
     Raises
     ------
     ConfigError
-        Unknown layer or unit; a batch that is not a pair or is empty.
+        An empty or malformed batch; one on another device than the model.
     CaptureError
-        A layer not reached, called twice or fed anything but (N, n); samples that influence each other (batch
-        normalization in training mode); a loss that is not a differentiable scalar; NaN or infinite values.
+        A layer not used; a loss that uses a weight directly, or is not a differentiable scalar.
     """
-    chosen = chosen_layers(model, layers)
-    wanted = {n: checked_units(n, layer, (units or {}).get(n)) for n, layer in chosen.items()}
     inputs, target = checked_batch(batch)
+    samples = leading_dimension(inputs)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    refuse_other_device(layers, tensors, inputs)
     state = {name: converted(t.detach(), dtype, copy=True) for name, t in tensors.items()}
-    args, kwargs = call_arguments(inputs, dtype)
-    if isinstance(target, torch.Tensor):
-        target = converted(target, dtype)
-    seen: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = {}
+    arguments = converted(inputs, dtype)
+    if isinstance(arguments, dict):
+        args, kwargs = (), arguments
+    else:
+        args, kwargs = (tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)), {}
+    target = converted(target, dtype)
 
-    def hook_for(name: str) -> Any:
-        def perturb(module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> torch.Tensor:
+    originals = {id(p): name for name, layer in layers.items() for p in own_parameters(layer)}
+    # by identity: a tied weight is in the state under its first name only
+    copies = {id(t): state[key] for key, t in tensors.items()}
+    parameters = {name: leaves(name, layers[name], copies) for name in layers if name in in_parameters}
+    watch = WeightWatch(originals | {id(copies[i]): name for i, name in originals.items()})
+    calls: dict[str, list[Call]] = {name: [] for name in layers}
+    entangled: set[str] = set()
+    versions: list[tuple[torch.Tensor, int]] = []
+
+    def enter(name: str) -> Callable[..., None]:
+        return lambda *_: watch.inside.append(name)
+
+    def perturb(name: str) -> Callable[..., torch.Tensor | None]:
+        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> torch.Tensor | None:
+            watch.inside.remove(name)
             h = args[0] if args else kwargs["input"]
-            if name in seen:
-                raise CaptureError(f"layer {name!r} is called more than once, which is not supported")
-            if h.ndim != 2:
-                raise CaptureError(f"layer {name!r} sees inputs of shape {tuple(h.shape)}: only (N, n) is supported")
-            delta = torch.zeros_like(output).requires_grad_()
+            seen = h.detach().clone() if keep_inputs else h.detach()
+            versions.append((seen, seen._version))
+            if name in in_parameters:
+                calls[name].append(Call(seen, torch.zeros_like(output), None))
+                return None
+            earlier = {get_gradient_edge(call.delta).node for call in calls[name]}
+            if earlier and h.grad_fn in dependent([h.grad_fn], earlier):
+                entangled.add(name)
+            delta = torch.zeros_like(output, requires_grad=True)
             perturbed = output + delta
-            seen[name] = (h.detach(), delta, perturbed, perturbed._version)
+            calls[name].append(Call(seen, delta, perturbed.grad_fn))
             return perturbed
 
-        return perturb
+        return hook
 
-    handles = [layer.register_forward_hook(hook_for(name), with_kwargs=True) for name, layer in chosen.items()]
-    devices = sorted({t.device.index for t in state.values() if t.device.type == "cuda"})
-    try:
-        with torch.random.fork_rng(devices), torch.enable_grad():
-            output = torch.func.functional_call(model, state, args, kwargs)
-            for name in chosen:
-                if name not in seen:
-                    raise CaptureError(f"layer {name!r} is not reached by this batch")
-            return curvatures(chosen, wanted, seen, loss_fn, output, target)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_pre_hook(enter(name)).remove)
+            stack.callback(layer.register_forward_hook(perturb(name), with_kwargs=True, prepend=True).remove)
+        stack.enter_context(untouched_randomness(state))
+        stack.enter_context(default_dtype(dtype))
+        stack.enter_context(torch.enable_grad())
+        # the other backends have no second derivatives
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(watch)
+        output = torch.func.functional_call(model, state, args, kwargs)
+        loss = in_precision(loss_fn, dtype)(output, target)
+    for number in watch.used_outside:
+        name = watch.weights[number]
+        if number in originals:
+            raise CaptureError(
+                f"the loss uses a parameter of layer {name!r} of the model itself, which is not differentiated: "
+                "leave terms in the parameters, as weight decay, out of the loss (their Hessian is known)"
+            )
+        entangled.add(name)
+    entangled -= set(in_parameters)
+    bypassed = {
+        name: "not reached by this batch"
+        for name, seen in calls.items()
+        if not seen and name not in entangled and name not in in_parameters
+    }
+    for name, reason in bypassed.items():
+        if not optional or len(bypassed) == len(layers):
+            raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
+    overwritten = any(seen._version != version for seen, version in versions)
+    reached = {name: seen for name, seen in calls.items() if name not in bypassed}
+    for name, seen in reached.items():
+        if not all(is_finite(call.inputs) for call in seen):
+            raise CaptureError(f"the input of layer {name!r} has NaN or infinite entries")
+    first = next(iter(reached))
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise CaptureError(f"the loss must be a scalar tensor, not {found}: use reduction 'mean' or 'sum'")
+    if not loss.requires_grad and not entangled:
+        raise CaptureError(f"the loss does not depend differentiably on layer {first!r}")
+    return ForwardPass(loss.reshape(()), output, target, reached, parameters, samples, bypassed, entangled, overwritten)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no entry is NaN or infinite; a sum is so only if every entry is (or if huge ones overflow)."""
+    return math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
+
+
+def own_parameters(layer: Layer) -> list[nn.Parameter]:
+    """The weight and bias of a layer that are parameters, not computed from others."""
+    return [p for p in (layer.weight, layer.bias) if isinstance(p, nn.Parameter)]
+
+
+def leaves(name: str, layer: Layer, copies: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The copies of a layer's weight and bias, made differentiable.
+
+    Raises
+    ------
+    CaptureError
+        They are computed from other parameters.
+    """
+    own = own_parameters(layer)
+    if len(own) != (1 if layer.bias is None else 2):
+        raise CaptureError(
+            f"layer {name!r} is used in more than one way and its weight is computed from other parameters: "
+            "its Hessian cannot be captured"
+        )
+    found = [copies[id(p)].requires_grad_() for p in own]
+    return found[0], found[1] if layer.bias is not None else None
 
 
 def checked_batch(batch: Batch) -> Batch:
@@ -243,131 +258,75 @@ def checked_batch(batch: Batch) -> Batch:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ConfigError("the batch must be a pair (inputs, targets)")
     inputs, target = batch
-    first = inputs
-    if isinstance(inputs, (tuple, list, dict)):
-        values = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
-        first = next((v for v in values if isinstance(v, torch.Tensor)), None)
-    if isinstance(first, torch.Tensor) and (first.ndim == 0 or len(first) == 0):
-        raise ConfigError("the batch is empty: it needs at least one sample")
+    for tensor in tensors_of(inputs):
+        if tensor.ndim == 0 or len(tensor) == 0:
+            raise ConfigError("the batch is empty: it needs at least one sample")
     return inputs, target
 
 
-def call_arguments(inputs: Any, dtype: torch.dtype | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of the model, floating tensors cast to ``dtype``."""
-    if isinstance(inputs, dict):
-        return (), {k: converted(v, dtype) for k, v in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return tuple(converted(v, dtype) for v in inputs), {}
-    return (converted(inputs, dtype),), {}
+def leading_dimension(inputs: Any) -> int:
+    """N, that of the first tensor among the inputs (1 if there is none)."""
+    return next((len(tensor) for tensor in tensors_of(inputs)), 1)
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_of(item)
 
 
 def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> Any:
-    """A floating tensor cast to ``dtype`` (None: its own), anything else as it is; a copy where asked for."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    if dtype is not None and value.is_floating_point():
-        return value.to(dtype, copy=copy)
-    return value.clone() if copy else value
+    """Floating tensors cast to ``dtype`` (None: their own), also in nested containers; the rest as it is."""
+    if isinstance(value, torch.Tensor):
+        # a tensor made in inference mode cannot be differentiated through
+        copy = copy or value.is_inference()
+        if dtype is not None and value.is_floating_point():
+            return value.to(dtype, copy=copy)
+        return value.clone() if copy else value
+    if isinstance(value, dict):
+        return {key: converted(item, dtype) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [converted(item, dtype) for item in value]
+        # a named tuple takes its fields one by one
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
 
 
-def curvatures(
-    chosen: Mapping[str, nn.Linear],
-    wanted: Mapping[str, tuple[int, ...]],
-    seen: Mapping[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]],
-    loss_fn: LossFunction,
-    output: Any,
-    target: Any,
-) -> dict[str, LayerCapture]:
-    """S of every layer by the cheapest exact route."""
-    known = loss_curvature(loss_fn, output, target) if isinstance(output, torch.Tensor) else None
-    captured = {}
-    inner = []
-    for name, layer in chosen.items():
-        h, _, perturbed, version = seen[name]
-        if known is not None and perturbed is output and perturbed._version == version:
-            root = torch.stack([known.diagonal_root(i) for i in wanted[name]], 1)
-            captured[name] = layer_capture(name, layer, h, wanted[name], root, None, OUTPUT_ROUTE)
-        else:
-            inner.append(name)
-    if inner:
-        results: list[tuple[torch.Tensor, torch.Tensor | None]]
-        deltas = [seen[name][1] for name in inner]
-        if known is not None and is_piecewise_linear(output):
-            factor = known.factor()
-            results = [(root, None) for root in factor_roots(inner, deltas, output, factor)]
-            route = FACTOR_ROUTE
-        else:
-            results = double_backward(inner, deltas, [wanted[n] for n in inner], loss_fn, output, target)
-            route = DOUBLE_ROUTE
-        for name, (root, sign) in zip(inner, results, strict=True):
-            if route == FACTOR_ROUTE:
-                root = root[:, list(wanted[name])]
-            captured[name] = layer_capture(name, chosen[name], seen[name][0], wanted[name], root, sign, route)
-    return {name: captured[name] for name in chosen}
+def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None) -> LossFunction:
+    """The loss, with its own tensors (class weights) cast to ``dtype`` if it is a module."""
+    if not isinstance(loss_fn, nn.Module):
+        return loss_fn
+    tensors = {**dict(loss_fn.named_parameters()), **dict(loss_fn.named_buffers())}
+    state = {name: converted(tensor.detach(), dtype) for name, tensor in tensors.items()}
+    return lambda output, target: torch.func.functional_call(loss_fn, state, (output, target))
 
 
-def factor_roots(
-    names: Sequence[str], deltas: Sequence[torch.Tensor], output: torch.Tensor, factor: torch.Tensor
-) -> list[torch.Tensor]:
-    """√S (N, m) of each layer from backward passes of the loss Hessian's factor (r, N, c): S_i = Σ_r (Jᵀb_r)_i²."""
-    gradients = torch.autograd.grad(
-        output, deltas, factor.to(output.dtype), is_grads_batched=True, retain_graph=True, allow_unused=True
-    )
-    check = torch.autograd.grad(output, deltas, even_rows(output), allow_unused=True)
-    roots = []
-    for name, delta, gradient, mixed in zip(names, deltas, gradients, check, strict=True):
-        if gradient is None or mixed is None:
-            roots.append(torch.zeros_like(delta, dtype=torch.float64))
-            continue
-        refuse_coupling(name, mixed)
-        # hypot, not the sum of squares: a curvature of 1e-400 must not vanish
-        scale = gradient.abs().amax(0).clamp_min(torch.finfo(gradient.dtype).tiny).to(torch.float64)
-        roots.append((gradient.to(torch.float64) / scale).square_().sum(0).sqrt_() * scale)
-    return roots
+def refuse_other_device(layers: Mapping[str, Layer], tensors: Mapping[str, torch.Tensor], inputs: Any) -> None:
+    """Raise a ConfigError if the inputs are where no part of the model is."""
+    homes = {tensor.device for tensor in tensors.values()}
+    for tensor in tensors_of(inputs):
+        if tensor.device not in homes:
+            name, layer = next(iter(layers.items()))
+            raise ConfigError(f"layer {name!r} is on device '{layer.weight.device}' but the batch on '{tensor.device}'")
 
 
-def even_rows(like: torch.Tensor) -> torch.Tensor:
-    """A direction on the even samples only, with unequal entries so that sums over units do not cancel."""
-    direction = torch.cos(torch.arange(like.numel(), dtype=like.dtype, device=like.device)).reshape(like.shape)
-    direction[1::2] = 0
-    return direction
+@contextmanager
+def untouched_randomness(state: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Leave the random state of the CPU and of the state's GPUs as it is found."""
+    devices = sorted({t.device.index for t in state.values() if t.device.type == "cuda"})
+    with torch.random.fork_rng(devices):
+        yield
 
 
-def refuse_coupling(name: str, derivative: torch.Tensor) -> None:
-    """Raise unless the odd rows are exactly zero: they are derivatives along the even samples alone."""
-    if not torch.isfinite(derivative).all():
-        raise CaptureError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
-    if derivative[1::2].any():
-        raise CaptureError(
-            f"the samples of the batch influence each other behind layer {name!r} (batch normalization in training "
-            "mode?): its S is not diagonal, which is not supported yet; probe in eval mode"
-        )
-
-
-def double_backward(
-    names: Sequence[str],
-    deltas: Sequence[torch.Tensor],
-    units: Sequence[tuple[int, ...]],
-    loss_fn: LossFunction,
-    output: Any,
-    target: Any,
-) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """√|S| and signs of each layer from second derivatives, one backward pass a unit."""
-    loss = loss_fn(output, target)
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise CaptureError("the loss must be a scalar tensor: use reduction 'mean' or 'sum'")
-    if not loss.requires_grad:
-        raise CaptureError(f"the loss does not depend differentiably on layer {names[0]!r}")
-    first = torch.autograd.grad(loss, deltas, create_graph=True, allow_unused=True)
-    results: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-    for name, delta, gradient, chosen in zip(names, deltas, first, units, strict=True):
-        S = torch.zeros(len(delta), len(chosen), dtype=torch.float64, device=delta.device)
-        if gradient is not None and gradient.requires_grad:
-            (mixed,) = torch.autograd.grad(gradient, delta, even_rows(gradient), retain_graph=True, allow_unused=True)
-            if mixed is not None:
-                refuse_coupling(name, mixed)
-                for column, unit in enumerate(chosen):
-                    (second,) = torch.autograd.grad(gradient[:, unit].sum(), delta, retain_graph=True)
-                    S[:, column] = second[:, unit]
-        results.append((S.abs().sqrt(), S.sign() if (S < 0).any() else None))
-    return results
+@contextmanager
+def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """Tensors that the model makes without a dtype get the precision of its parameters."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(before if dtype is None else dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,4 +1,4 @@
-"""Curvature of known losses in the network's output, as a factor formed without subtraction."""
+"""Curvature of losses known by their type, each entry formed without subtraction."""
 
 from __future__ import annotations
 
@@ -11,6 +11,32 @@ from torch import nn
 from torch.nn import functional
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def log_tail_sums(log_p: torch.Tensor) -> torch.Tensor:
+    """(…, c) log s_k with s_k = Σ_{l≥k} p_l, from the logarithms (…, c) of p."""
+    return torch.flip(torch.logcumsumexp(torch.flip(log_p, [-1]), -1), [-1])
+
+
+def stick_breaking_columns(log_p: torch.Tensor, tail: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    """Columns r < c − 1 of the lower triangular L with L Lᵀ = diag(p) − p pᵀ, for k distributions: (…, k, c).
+
+    With tail sums s_k = Σ_{l≥k} p_l it is √(p_r s_{r+1}/s_r) on the diagonal and −p_i √(p_r/(s_r s_{r+1})) below
+    it, here from logarithms, so that p of 1e-600 still counts.
+
+    Parameters
+    ----------
+    log_p, tail : (…, k, c)
+        The logarithms of the distributions and `log_tail_sums` of them.
+    r : (k,)
+        Which column of each.
+    """
+    index = r[:, None].expand(*log_p.shape[:-1], 1)
+    p_r, s_r, s_next = log_p.gather(-1, index), tail.gather(-1, index), tail.gather(-1, index + 1)
+    classes = torch.arange(log_p.shape[-1], device=log_p.device)
+    below = -(log_p + 0.5 * (p_r - s_r - s_next)).exp()
+    columns = torch.where(classes > r[:, None], below, 0.0)
+    return columns.scatter(-1, index, (0.5 * (p_r + s_next - s_r)).exp())
 
 
 @dataclass(frozen=True)
@@ -34,21 +60,6 @@ class SoftmaxCurvature:
         half_log = 0.5 * (self.log_p[:, unit] + torch.logsumexp(others, 1))
         return half_log.exp_().mul_(self.weight.sqrt())
 
-    def factor(self) -> torch.Tensor:
-        """(c − 1, N, c) B with C_j = Σ_r B_rj B_rjᵀ: the Cholesky factor by stick-breaking, no subtraction.
-
-        With tail sums s_k = Σ_{l≥k} p_l the r-th column is √(p_r s_{r+1}/s_r) on the diagonal and
-        −p_i √(p_r/(s_r s_{r+1})) below it, here from logarithms, so that p of 1e-600 still counts.
-        """
-        classes = self.log_p.shape[1]
-        tail = torch.flip(torch.logcumsumexp(torch.flip(self.log_p, [1]), 1), [1])
-        columns = torch.zeros(classes - 1, *self.log_p.shape, dtype=self.log_p.dtype, device=self.log_p.device)
-        for r in range(classes - 1):
-            p_r, s_r, s_next = self.log_p[:, r], tail[:, r], tail[:, r + 1]
-            columns[r, :, r] = (0.5 * (p_r + s_next - s_r)).exp()
-            columns[r, :, r + 1 :] = -(self.log_p[:, r + 1 :] + (0.5 * (p_r - s_r - s_next))[:, None]).exp()
-        return columns * self.weight.sqrt()[:, None]
-
 
 @dataclass(frozen=True)
 class SquaredErrorCurvature:
@@ -62,11 +73,6 @@ class SquaredErrorCurvature:
     def diagonal_root(self, unit: int) -> torch.Tensor:
         """(N,) √w for every sample."""
         return torch.full((self.samples,), math.sqrt(self.weight), dtype=torch.float64, device=self.device)
-
-    def factor(self) -> torch.Tensor:
-        """(c, N, c) √w times the unit vectors."""
-        eye = torch.eye(self.outputs, dtype=torch.float64, device=self.device)
-        return (math.sqrt(self.weight) * eye)[:, None, :].expand(-1, self.samples, -1)
 
 
 LossCurvature = SoftmaxCurvature | SquaredErrorCurvature

@@ -1,89 +1,155 @@
-"""Unit Hessians over a whole data set, one chunk of samples at a time."""
+"""Hessians over a whole data set, one batch of samples at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from hesscond.capture import FeatureStatistics, LayerCapture
-from hesscond.hessians.unit import UnitHessian
+from hesscond.errors import CaptureError
+from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.build import layer_hessian, runs, unit_hessians
+from hesscond.hessians.factored import FactoredHessian
+from hesscond.hessians.formed import FormedHessian
+from hesscond.hessians.layer import LayerHessian
 from hesscond.spectra.factored import EPS, error_factor
 
 
-class StreamedUnit:
-    """Accumulates S^½Ĥ of one unit as triangular factors, one for S > 0 and one for S < 0.
+class StreamedBlock:
+    """Accumulates S^½Ĥ of one block as triangular factors, one for S > 0 and one for S < 0.
 
     QR of the stacked chunks keeps κ(H) = κ(R)² out of the squared matrix; the rounding committed is bounded
-    column by column by c·eps times the column's norm.
+    column by column by c·eps times the column's norm. Hessians that come as matrices are added as they are.
     """
 
-    def __init__(self, order: int) -> None:
-        self.order = order
+    def __init__(self, order: int, units: int = 1) -> None:
+        self.order, self.units = order, units
         self.count = 0
         self._factors: dict[int, torch.Tensor] = {}
         self._square_norms: torch.Tensor | None = None
+        self._formed: FormedHessian | None = None
 
-    def add(self, captured: LayerCapture, unit: int, weight: float) -> None:
-        """Add a chunk whose loss counts ``weight`` (its share of the samples) in the whole."""
-        column = captured.units.index(unit)
-        rows = captured.H_hat * (captured.root[:, column] * weight**0.5)[:, None]
+    def add(self, hessian: BlockHessian, weight: float) -> None:
+        """Add the Hessian of a batch whose loss counts ``weight`` in the whole."""
+        if isinstance(hessian, LayerHessian):
+            hessian = hessian.dense()
+        if isinstance(hessian, FormedHessian):
+            self._add_formed(FormedHessian(hessian.H * weight, hessian.spread * weight**0.5, hessian.terms, self.units))
+            return
+        assert isinstance(hessian, FactoredHessian)
+        if hessian.spread is not None:
+            # its small eigenvalues are round-off that must not become rows
+            self.add(FormedHessian(hessian.matrix(), hessian.spread, len(hessian.rows), self.units), weight)
+            return
+        rows = hessian.factor() * weight**0.5
         self.count += len(rows)
         square_norms = rows.square().sum(0)
         self._square_norms = square_norms if self._square_norms is None else self._square_norms + square_norms
-        if captured.sign is None:
+        if hessian.sign is None:
             self._stack(1, rows)
             return
         for sign in (1, -1):
-            part = rows[captured.sign[:, column] == sign]
+            part = rows[hessian.sign == sign]
             if len(part):
                 self._stack(sign, part)
+
+    def _add_formed(self, new: FormedHessian) -> None:
+        old = self._formed
+        # d_i d_j of a sum is at most that of the root sums of squares
+        self._formed = (
+            new
+            if old is None
+            else FormedHessian(old.H + new.H, torch.hypot(old.spread, new.spread), old.terms + new.terms, self.units)
+        )
 
     def _stack(self, sign: int, rows: torch.Tensor) -> None:
         previous = self._factors.get(sign)
         stacked = rows if previous is None else torch.cat([previous, rows])
         self._factors[sign] = stacked if len(stacked) <= self.order else torch.linalg.qr(stacked, mode="r").R
 
-    def hessian(self) -> UnitHessian:
-        """The Hessian of the unit over everything added."""
+    def hessian(self, total: float = 1.0) -> BlockHessian:
+        """The Hessian of the block over everything added, divided by ``total``."""
+        if self._square_norms is None:
+            assert self._formed is not None
+            return self._scaled(self._formed, total)
         positive, negative = self._factors.get(1), self._factors.get(-1)
         parts = [part for part in (positive, negative) if part is not None]
-        rows = torch.cat(parts)
+        rows = torch.cat(parts) / total**0.5 if parts else self._square_norms.new_zeros(1, self.order)
         sign = None
         if negative is not None:
             sign = rows.new_ones(len(rows))
             sign[len(rows) - len(negative) :] = -1
-        assert self._square_norms is not None
-        error = error_factor(self.count, self.order) * EPS * self._square_norms.sqrt()
-        return UnitHessian(rows, None, sign, error)
+        lengths = (self._square_norms / total).sqrt()
+        constant = error_factor(self.count, self.order)
+        factored = FactoredHessian(rows, None, sign, constant * EPS * lengths, self.units)
+        if self._formed is None:
+            return factored
+        formed = self._scaled(self._formed, total)
+        spread = torch.hypot(formed.spread, lengths)
+        return FormedHessian(formed.H + factored.matrix(), spread, formed.terms + self.count, self.units)
+
+    def _scaled(self, formed: FormedHessian, total: float) -> FormedHessian:
+        return FormedHessian(formed.H / total, formed.spread / total**0.5, formed.terms, self.units)
 
 
 def stream(
-    chunks: Iterable[tuple[dict[str, LayerCapture], float]],
-) -> tuple[dict[tuple[str, int], UnitHessian], dict[str, FeatureStatistics]]:
-    """Unit Hessians and feature statistics over chunks of a data set.
+    batches: Iterable[tuple[Mapping[str, LayerCapture], float]], memory: int, total: Callable[[], float] = lambda: 1.0
+) -> tuple[dict[tuple[str, int], BlockHessian], dict[str, FeatureStatistics]]:
+    """Unit Hessians and feature statistics over batches of a data set.
 
     Parameters
     ----------
-    chunks
-        Captures, each with the chunk's weight in the loss of the whole (samples / total for a mean loss).
+    batches
+        Captures, each with the batch's weight in the loss of the whole (samples / total for a mean loss).
+    memory
+        Bytes that may be used.
+    total
+        Called at the end: what to divide by, if the weights are not shares.
 
     Returns
     -------
     hessians
         By (layer, unit).
     statistics
-        By layer, of all its inputs.
+        By layer, of all its inputs; not for grouped convolutions.
     """
-    units: dict[tuple[str, int], StreamedUnit] = {}
+    blocks: dict[tuple[str, int], StreamedBlock] = {}
     statistics: dict[str, FeatureStatistics] = {}
-    for captures, weight in chunks:
+    for captures, weight in batches:
         for name, captured in captures.items():
-            own = FeatureStatistics.of(captured.h)
-            statistics[name] = own if name not in statistics else statistics[name].merged(own)
-            for unit in captured.units:
-                key = (name, unit)
-                if key not in units:
-                    units[key] = StreamedUnit(captured.H_hat.shape[1])
-                units[key].add(captured, unit, weight)
-    return {key: unit.hessian() for key, unit in units.items()}, statistics
+            geometry = captured.inputs.geometry
+            if geometry.groups == 1:
+                own = FeatureStatistics.of(captured.h)
+                statistics[name] = own if name not in statistics else statistics[name].merged(own)
+            for units in runs(captured, 1):
+                (unit,) = units
+                block = blocks.setdefault((name, unit), StreamedBlock(geometry.n_params))
+                block.add(unit_hessians(captured, units, memory)[0], weight)
+    return {key: block.hessian(total()) for key, block in blocks.items()}, statistics
+
+
+def stream_layers(
+    batches: Iterable[tuple[Mapping[str, LayerCapture], float]], memory: int, total: Callable[[], float] = lambda: 1.0
+) -> dict[str, BlockHessian]:
+    """Layer Hessians over batches of a data set; arguments as in `stream`.
+
+    Raises
+    ------
+    CaptureError
+        A layer with too many parameters for a triangular factor to fit.
+    """
+    blocks: dict[str, StreamedBlock] = {}
+    for captures, weight in batches:
+        for name, captured in captures.items():
+            geometry = captured.inputs.geometry
+            order = geometry.units * geometry.n_params
+            if 16 * order**2 > memory:
+                raise CaptureError(
+                    f"layer {name!r} has {order} parameters, whose triangular factor over a data set takes "
+                    f"{16e-9 * order**2:.3g} GB, more than memory={memory / 1e9:.3g} GB (which is enough for "
+                    f"{int((memory / 16) ** 0.5)}): probe it on one batch, or its units"
+                )
+            block = blocks.setdefault(name, StreamedBlock(order, geometry.units))
+            block.add(layer_hessian(captured, memory), weight)
+    return {name: block.hessian(total()) for name, block in blocks.items()}

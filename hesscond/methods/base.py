@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from hesscond.capture import LayerCapture
+from hesscond.capture import FeatureStatistics
 from hesscond.errors import ConfigError
 from hesscond.hessians import Preconditioner
 
@@ -45,10 +45,13 @@ class Method(ABC):
     def preconditioner(self, layer: str) -> Preconditioner | None:
         """P of the layer's units as the last step used it; None: plain coordinates (P = I)."""
 
+    #: Whether the method has coordinates that the data alone define, for a model that it does not train.
+    needs_statistics: ClassVar[bool] = False
+
     @classmethod
-    @abstractmethod
-    def batch_preconditioner(cls, captured: LayerCapture) -> Preconditioner | None:
-        """P from the captured samples alone, for a model that the method does not train; None: P = I."""
+    def data_preconditioner(cls, statistics: FeatureStatistics, *, bias: bool) -> Preconditioner | None:
+        """P from the statistics of a dense layer's inputs alone, if the method ``needs_statistics``; else None."""
+        return None
 
     def diagnostics(self, layer: str) -> dict[str, float]:
         """Further columns of the study's probe table that only this method knows (see ``study/store.py``)."""

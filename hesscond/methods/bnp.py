@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hesscond.capture import FeatureStatistics, LayerCapture, dense_layers
+from hesscond.capture import FeatureStatistics, dense_layers
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import CentringScaling
 from hesscond.methods.base import Method, register
@@ -85,6 +85,7 @@ class BNP(Method):
     """
 
     name = "bnp"
+    needs_statistics = True
     summary = "batch normalization preconditioning of every dense layer (running statistics)"
     source = "Lange, Helfrich, Ye, JMLR 2022, Algorithm 2"
 
@@ -196,9 +197,9 @@ class BNP(Method):
         )
 
     @classmethod
-    def batch_preconditioner(cls, captured: LayerCapture) -> CentringScaling:
-        """P = U D from the raw statistics of the captured samples (no ε, q = 1)."""
-        return from_statistics(FeatureStatistics.of(captured.h), bias=captured.bias)
+    def data_preconditioner(cls, statistics: FeatureStatistics, *, bias: bool) -> CentringScaling:
+        """P = U D from the raw statistics (no ε, q = 1)."""
+        return from_statistics(statistics, bias=bias)
 
     def detach(self) -> None:
         """Take the forward hooks off the model."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hesscond.capture import LayerCapture
 from hesscond.hessians import Preconditioner
 from hesscond.methods.base import Method, register
 
@@ -20,10 +19,5 @@ class Vanilla(Method):
         return
 
     def preconditioner(self, layer: str) -> Preconditioner | None:
-        """None: plain coordinates."""
-        return None
-
-    @classmethod
-    def batch_preconditioner(cls, captured: LayerCapture) -> Preconditioner | None:
         """None: plain coordinates."""
         return None

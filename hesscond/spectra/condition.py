@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -77,7 +78,7 @@ class ConditionNumber:
     @property
     def width(self) -> float:
         """Relative width of the interval, (upper − lower) / value; ``inf`` if unresolved."""
-        return (self.upper - self.lower) / self.value if self.resolved else math.inf
+        return (self.upper - self.lower) / self.value if math.isfinite(self.value) else math.inf
 
 
 class Values(NamedTuple):
@@ -177,8 +178,12 @@ def conclude(values: Values, *, order: int, limit: int, scale: int) -> Condition
         decision = "numerical" if roundoff and bottom >= GAP * noise else "unresolved"
     resolved = decision != "unresolved"
     rounding = 8 * float(np.finfo(float).eps)
-    lower = max(1.0, ((top - e_top) / (bottom + float(above[rank - 1]))) ** power * (1 - rounding))
-    upper = ((top + float(above[0])) / (bottom - e_bottom)) ** power * (1 + rounding) if resolved else math.inf
+
+    def raised(ratio: float) -> float:
+        try:
+            return ratio**power
+        except OverflowError:
+            return math.inf
 
     def eigenvalue(magnitude: float) -> float:
         try:
@@ -186,8 +191,13 @@ def conclude(values: Values, *, order: int, limit: int, scale: int) -> Condition
         except OverflowError:
             return math.inf
 
+    lower = max(1.0, raised((top - e_top) / (bottom + float(above[rank - 1]))) * (1 - rounding))
+    # beyond the largest double it is known from below only
+    lower = min(lower, sys.float_info.max)
+    upper = raised((top + float(above[0])) / (bottom - e_bottom)) * (1 + rounding) if resolved else math.inf
+
     return ConditionNumber(
-        value=(top / bottom) ** power if resolved else math.inf,
+        value=raised(top / bottom) if resolved else math.inf,
         lower=lower,
         upper=upper,
         lambda_max=eigenvalue(top),
@@ -196,7 +206,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int) -> Condition
         nullity=order - rank,
         negative=0 if negative is None else int(negative[:rank].sum()),
         cutoff=eigenvalue(cutoff),
-        gap=(bottom / noise) ** power if noise > 0 else math.inf,
+        gap=raised(bottom / noise) if noise > 0 else math.inf,
         resolved=resolved,
         solver=solver,
         rank_decision=decision,

@@ -152,16 +152,22 @@ def jacobi_values(
     core : (m, n) array
     error
         Bound, in the 2-norm, of the error already in the core; or an array of such bounds for its columns (its rows
-        with ``across_rows``), of which σ_k feels what its singular vector weighs them with.
+        with ``across_rows``), of which σ_k feels what its singular vector weighs them with; or (m, n) of bounds for its
+        entries, of whose size a σ_k may then be round-off.
     across_rows
         What an array of errors belongs to.
     power
         As in `Values`.
     """
     values, u, v = jacobi_svd(core)
-    carried = np.abs(u if across_rows else v).T @ error if isinstance(error, np.ndarray) else error
     below, above = graded_errors(core, values, u, v)
     floors = NOISE * roundoff_of_entries(core, values, u, v)
+    carried = error
+    if isinstance(error, np.ndarray) and error.ndim == 2:
+        carried = np.einsum("ik,ik->k", np.abs(u), error @ np.abs(v))
+        floors = floors + carried
+    elif isinstance(error, np.ndarray):
+        carried = np.abs(u if across_rows else v).T @ error
     return Values(values, below + carried, floors, power, "Jacobi SVD", above=above + carried)
 
 
@@ -244,7 +250,7 @@ def factor_condition(
         Relative width of κ's interval that is good enough.
     error
         Absolute bound, in the 2-norm, of the error already in F (a triangular factor of a longer matrix, say), or
-        an array (n,) of such bounds for its columns.
+        an array (n,) of such bounds for its columns, or (m, n) of bounds for its entries.
 
     Raises
     ------
@@ -255,10 +261,15 @@ def factor_condition(
     core, scale, columns, transposed = scaled_core(matrix)
     if core.size == 0:
         return zero_matrix(matrix.shape[1])
-    errors = np.ldexp(error, -scale)
+    errors = np.asarray(np.ldexp(error, -scale))
     whole = float(np.linalg.norm(errors))
-    by_column = errors[columns] if errors.ndim else whole
-    routes = [partial(svd_values, core, whole), partial(jacobi_values, core, by_column, across_rows=transposed)]
+    by_part: float | np.ndarray = whole
+    if errors.ndim == 1:
+        by_part = errors[columns]
+    elif errors.ndim == 2:
+        by_part = errors[np.ix_((matrix != 0).any(1), columns)]
+        by_part = by_part.T if transposed else by_part
+    routes = [partial(svd_values, core, whole), partial(jacobi_values, core, by_part, across_rows=transposed)]
     if rtol >= GRAM_RTOL:
         routes.insert(0, partial(gram_values, core, whole))
 

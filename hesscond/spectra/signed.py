@@ -56,6 +56,7 @@ def signed_condition(
     rank_bound: Callable[[], int] | None = None,
     rtol: float = 1e-8,
     error: float = 0.0,
+    noise: float = 0.0,
 ) -> ConditionNumber:
     """κ = |λ|_max / |λ|_min of H = Fᵀ diag(signs) F, with its number of negative eigenvalues.
 
@@ -72,6 +73,8 @@ def signed_condition(
         Relative width of κ's interval that is good enough.
     error
         Absolute bound, in the 2-norm, of the error already in F.
+    noise
+        What a relative change eps of what H was made from changes it by, in the 2-norm.
 
     Raises
     ------
@@ -86,6 +89,9 @@ def signed_condition(
     floor = rounding / error_factor(*core.shape) * NOISE
     given = float(np.ldexp(error, -scale))
     rounding += given * (2 * float(np.linalg.norm(core, 2)) + given)
+    unit = float(np.ldexp(noise, -2 * scale))
+    rounding += error_factor(*core.shape) * unit
+    floor += NOISE * unit
 
     known = [] if rank_bound is None else [rank_bound]
     return resolve(

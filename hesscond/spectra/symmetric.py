@@ -112,19 +112,26 @@ def general_condition(
 
 
 def symmetric_condition(
-    matrix: np.ndarray, *, rank_bound: int | None = None, rtol: float = 1e-8, error: float = 0.0
+    matrix: np.ndarray,
+    *,
+    rank_bound: int | None = None,
+    rtol: float = 1e-8,
+    error: float = 0.0,
+    floor: float = 0.0,
 ) -> ConditionNumber:
     """κ = |λ|_max / smallest nonzero |λ| of a finite symmetric (n, n) array, with its inertia.
 
     The eigenvalues by LAPACK dsyevd if their normwise bound c·eps·|λ|_max decides; otherwise the singular
     values of the graded matrix by one-sided Jacobi, the sign of each λ_k that of u_kᵀv_k.
+
+    ``error`` and ``floor``: bound and typical size, in the 2-norm, of the error already in the matrix.
     """
     core, scale, *_ = scaled_core(matrix)
     if core.size == 0:
         return zero_matrix(len(matrix))
-    error = float(np.ldexp(error, -scale))
+    error, floor = float(np.ldexp(error, -scale)), float(np.ldexp(floor, -scale))
     return resolve(
-        [partial(eigenvalue_values, core, error), partial(signed_jacobi_values, core, error)],
+        [partial(eigenvalue_values, core, error, floor), partial(signed_jacobi_values, core, error, floor)],
         order=len(matrix),
         bounds=rank_bounds(core, rank_bound),
         scale=scale,

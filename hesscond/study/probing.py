@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hesscond.capture import FeatureStatistics, LayerCapture, LossFunction, Recorder, capture
-from hesscond.hessians import UnitHessian, scaling_condition, stream
+from hesscond.capture import MEMORY, FeatureStatistics, LayerCapture, LossFunction, Recorder, capture
+from hesscond.hessians import BlockHessian, scaling_condition, stream, unit_hessian
 from hesscond.methods import Method
 from hesscond.methods.bnp import from_statistics, regularized
 from hesscond.study.config import ProbeConfig
@@ -55,7 +55,7 @@ class Prober:
                 "batch",
                 name,
                 unit,
-                UnitHessian.of(captured, unit),
+                unit_hessian(captured, unit, MEMORY),
                 FeatureStatistics.of(captured.h),
                 captured.bias,
             )
@@ -73,7 +73,7 @@ class Prober:
                 captured = self._capture(inputs[part], targets[part])
                 yield captured, len(targets[part]) / samples
 
-        hessians, statistics = stream(chunks())
+        hessians, statistics = stream(chunks(), MEMORY)
         biased = {name: layer.bias is not None for name, layer in self.recorder.layers.items()}
         return [
             self._row("train", name, unit, hessian, statistics[name], biased[name])
@@ -89,7 +89,7 @@ class Prober:
         data: str,
         layer: str,
         unit: int,
-        hessian: UnitHessian,
+        hessian: BlockHessian,
         statistics: FeatureStatistics,
         bias: bool,
     ) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hesscond.capture import FeatureStatistics, LayerCapture, capture
-from hesscond.hessians import CentringScaling, UnitHessian, stream
+from hesscond.capture import MEMORY, Diagonal, FeatureStatistics, LayerCapture, LayerInputs, capture
+from hesscond.hessians import CentringScaling, stream, unit_hessian
 from hesscond.methods.bnp import from_statistics
 
 
@@ -25,7 +25,7 @@ def whole_and_streamed(case, cuts, layer, seed=0):
                 part = capture(model, loss_fn, (x[start:stop], y[start:stop]), [layer])
                 yield part, (stop - start) / n
 
-    hessians, statistics = stream(chunks())
+    hessians, statistics = stream(chunks(), MEMORY)
     return captured, hessians, statistics[layer]
 
 
@@ -39,7 +39,7 @@ def test_kappa_does_not_depend_on_how_the_data_are_split(cuts, name):
     P = from_statistics(FeatureStatistics.of(captured.h))
     streamed_P = from_statistics(statistics)
     for unit in captured.units:
-        whole, streamed = UnitHessian.of(captured, unit), hessians["2", unit]
+        whole, streamed = unit_hessian(captured, unit, MEMORY), hessians["2", unit]
         assert torch.allclose(streamed.matrix(), whole.matrix(), rtol=1e-11, atol=1e-13 * float(whole.matrix().norm()))
         for a, b in ((None, None), (P, streamed_P)):
             one, other = whole.condition_number(a), streamed.condition_number(b)
@@ -55,8 +55,8 @@ def test_equal_weights_for_ragged_batches_would_be_wrong():
     case = Case("", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(), "class", samples=60)
     model, loss_fn, (x, y) = case.make()
     parts = [(x[:50], y[:50]), (x[50:], y[50:])]
-    equal, _ = stream((capture(model, loss_fn, part, ["2"]), 0.5) for part in parts)
-    whole = UnitHessian.of(capture(model, loss_fn, (x, y), ["2"])["2"], 0).matrix()
+    equal, _ = stream(((capture(model, loss_fn, part, ["2"]), 0.5) for part in parts), MEMORY)
+    whole = unit_hessian(capture(model, loss_fn, (x, y), ["2"])["2"], 0, MEMORY).matrix()
     assert (equal["2", 0].matrix() - whole).norm() > 0.05 * whole.norm()
 
 
@@ -68,15 +68,19 @@ def test_long_streams_keep_small_eigenvalues():
     root = torch.from_numpy(rng.random(20_000))
     truth = np.linalg.cond((H * root[:, None] / torch.from_numpy(scale)).numpy())
 
+    def captured(h, root):
+        inputs = LayerInputs(nn.Linear(9, 1, bias=False), ((h, torch.Size([len(h), 1])),), len(h))
+        return LayerCapture("a", inputs, (0,), Diagonal(root, None), "")
+
     def chunks():
         for start in range(0, 20_000, 1536):
             part = slice(start, start + 1536)
             yield (
-                {"a": LayerCapture("a", H[part], False, (0,), root[part, None] / len(H[part]) ** 0.5, None, "")},
+                {"a": captured(H[part], root[part, None] / len(H[part]) ** 0.5)},
                 len(H[part]) / 20_000,
             )
 
-    hessians, _ = stream(chunks())
+    hessians, _ = stream(chunks(), MEMORY)
     kappa = hessians["a", 0].condition_number()
     assert kappa.resolved
     assert kappa.rank == 9
@@ -97,7 +101,7 @@ def test_dead_features_are_exactly_dead_in_a_stream():
         model[0].weight[1] = 0
         model[0].bias[1] = 0.1
     parts = (capture(model, loss_fn, (x[i : i + 7], y[i : i + 7]), ["2"]) for i in range(0, 40, 7))
-    hessians, statistics = stream((p, len(p["2"].h) / 40) for p in parts)
+    hessians, statistics = stream(((p, len(p["2"].h) / 40) for p in parts), MEMORY)
     assert statistics["2"].sigma[1] == 0
     P = from_statistics(statistics["2"])
     assert P.dead >= 1

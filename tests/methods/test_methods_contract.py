@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from hesscond.capture import capture
+from hesscond.capture import MEMORY, capture
 from hesscond.data import load
 from hesscond.errors import ConfigError
-from hesscond.hessians import UnitHessian
+from hesscond.hessians import unit_hessian
 from hesscond.methods import Method, method_class, register, registered
 from hesscond.models import MLP
 from hesscond.probe import probe
@@ -61,7 +61,7 @@ def test_its_hessian_is_the_dense_one_in_its_coordinates(name, digits):
     x, y = digits[0][:40].double(), digits[1][:40]
     P = method.preconditioner("fc2")
     result = probe(model, nn.CrossEntropyLoss(), (x, y), ["fc2"], method=method)["fc2"]
-    plain = UnitHessian.of(capture(model, nn.CrossEntropyLoss(), (x, y), ["fc2"])["fc2"], 2).matrix()
+    plain = unit_hessian(capture(model, nn.CrossEntropyLoss(), (x, y), ["fc2"])["fc2"], 2, MEMORY).matrix()
     dense = torch.eye(21, dtype=torch.float64) if P is None else P.matrix(21)
     truth = dense.T @ plain @ dense
     assert torch.allclose(result.hessian(2), truth, rtol=1e-10, atol=1e-12 * float(truth.norm()))

@@ -1,0 +1,160 @@
+"""Backward passes: many at once, on subsets of the samples, and what they are collected into."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import reduce
+from typing import Any
+
+import torch
+
+from hesscond.capture.captured import Diagonal, Factor
+from hesscond.capture.request import Request
+from hesscond.errors import CaptureError
+
+
+class Budget:
+    """The memory that captures may take.
+
+    Parameters
+    ----------
+    memory
+        Bytes.
+    samples
+        N, for the advice in the error.
+    largest
+        Numbers in the largest tensor of the forward pass.
+    """
+
+    def __init__(self, memory: int, samples: int, largest: int) -> None:
+        self.memory, self.samples, self.largest = memory, samples, largest
+        self.taken = 0
+
+    def take(self, request: Request, numbers: int) -> None:
+        """Count float64 numbers that the result will keep.
+
+        Raises
+        ------
+        CaptureError
+            They do not fit.
+        """
+        self.taken += 8 * numbers
+        if self.taken > self.memory:
+            raise CaptureError(
+                f"the curvature of layer {request.name!r} takes {readable(8 * numbers)}, {readable(self.taken)} with "
+                f"the layers before it, but memory={readable(self.memory)}: probe fewer layers or units at a time, "
+                f"take at most {max(1, self.samples * self.memory // self.taken)} of the {self.samples} samples, "
+                "or raise memory"
+            )
+
+    def chunk(self, passes: int, per_pass: int) -> int:
+        """How many derivatives to take at once, each with ``per_pass`` numbers of its own."""
+        one = 8 * (4 * self.largest + per_pass)
+        return max(1, min(passes, self.memory // 4 // one))
+
+
+def readable(size: float) -> str:
+    """Bytes in words."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def batched_gradients(
+    outputs: Sequence[Any], inputs: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor], *, vectorized: bool = True
+) -> Sequence[torch.Tensor | None]:
+    """Gradients (k, *shape) for each of k seeds; one by one where an operation cannot be vectorized."""
+    options = {"retain_graph": True, "allow_unused": True}
+    if vectorized:
+        with warnings.catch_warnings():
+            # operations without a batching rule are looped over
+            warnings.filterwarnings("ignore", message=".*batching rule.*")
+            # whatever fails here is tried again one by one, and fails there for good
+            with suppress(RuntimeError):
+                return torch.autograd.grad(outputs, inputs, seeds, is_grads_batched=True, **options)
+    single = [torch.autograd.grad(outputs, inputs, seed, **options) for seed in zip(*seeds, strict=True)]
+    return [None if parts[0] is None else torch.stack(parts) for parts in zip(*single, strict=True)]
+
+
+def separating_subsets(samples: int, device: torch.device) -> list[torch.Tensor]:
+    """Subsets (N,) of the samples, in pairs of complements, such that every two are separated by some of them."""
+    index = torch.arange(samples, device=device)
+    subsets = []
+    for bit in range(max(samples - 1, 0).bit_length()):
+        chosen = (index >> bit) % 2 == 0
+        subsets += [chosen, ~chosen]
+    return subsets
+
+
+def on_samples(subset: torch.Tensor, shape: torch.Size, dtype: torch.dtype, samples: int) -> torch.Tensor:
+    """A direction on some samples only, with unequal entries so that sums do not cancel."""
+    direction = torch.cos(torch.arange(shape.numel(), dtype=dtype, device=subset.device))
+    return (direction.reshape(samples, -1) * subset[:, None]).reshape(shape)
+
+
+def reaches(derivative: torch.Tensor, subset: torch.Tensor, samples: int) -> bool:
+    """Whether a derivative, in the layout of one row or more a sample, is not exactly zero on some samples."""
+    return bool(derivative.reshape(samples, -1)[subset].any())
+
+
+class DiagonalSink:
+    """Collects S_jj = Σ_r s_r b_rj² of units with one position a sample."""
+
+    def __init__(self, request: Request, blocks: int) -> None:
+        self.units = list(request.units)
+        device = request.deltas[0].device
+        self.root = torch.zeros(blocks, len(self.units), dtype=torch.float64, device=device)
+        self.negative: torch.Tensor | None = None
+
+    def add(self, rows: slice, values: torch.Tensor, signs: torch.Tensor | None) -> None:
+        """Backward passes (k, J, m, 1) with signs (k, J)."""
+        values = of_units(values, self.units)[..., 0]
+        if signs is None:
+            self.root = torch.hypot(self.root, root_sum_squares(values))
+            return
+        kept = [torch.where(mask[:, :, None], values, 0.0) for mask in (signs > 0, signs < 0)]
+        self.root = torch.hypot(self.root, root_sum_squares(kept[0]))
+        below = root_sum_squares(kept[1])
+        self.negative = below if self.negative is None else torch.hypot(self.negative, below)
+
+    def result(self) -> Diagonal:
+        """√|S| and its signs; the difference of the two sums is taken where both are there."""
+        if self.negative is None or not self.negative.any():
+            return Diagonal(self.root, None)
+        S = (self.root - self.negative) * (self.root + self.negative)
+        return Diagonal(S.abs().sqrt(), S.sign())
+
+
+class FactorSink:
+    """Collects the backward passes as they are."""
+
+    def __init__(self, request: Request, blocks: int, passes: int, signs: torch.Tensor | None) -> None:
+        self.units = list(request.units)
+        positions, device = request.inputs(blocks).positions, request.deltas[0].device
+        self.B = torch.zeros(passes, blocks, len(self.units), positions, dtype=torch.float64, device=device)
+        self.signs = signs
+
+    def add(self, rows: slice, values: torch.Tensor, signs: torch.Tensor | None) -> None:
+        """Backward passes (k, J, m, q)."""
+        self.B[rows] = of_units(values, self.units)
+
+    def result(self) -> Factor:
+        """All of them."""
+        return Factor(self.B, None if self.signs is None else self.signs[:, :, None])
+
+
+def of_units(values: torch.Tensor, units: list[int]) -> torch.Tensor:
+    """Values (k, J, m, q) of some units (k, J, u, q), without a copy if they are all in order."""
+    return values if units == list(range(values.shape[2])) else values[:, :, units]
+
+
+def root_sum_squares(values: torch.Tensor) -> torch.Tensor:
+    """√Σ v² over the first dimension; scaled, so that a curvature of 1e-400 does not vanish."""
+    if len(values) <= 16:
+        return reduce(torch.hypot, values.abs())
+    scale = values.abs().amax(0).clamp_min(torch.finfo(values.dtype).tiny)
+    return (values / scale).square_().sum(0).sqrt_() * scale

@@ -1,0 +1,256 @@
+"""What a capture returns: the rows a layer sees and how the loss bends in its pre-activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from hesscond.capture.layers import Geometry, Layer, windows
+from hesscond.errors import CaptureError
+
+EPS = float(torch.finfo(torch.float64).eps)
+
+#: Ĥ is kept once formed up to this many bytes; beyond, it is formed again in slices when needed.
+KEPT = 2**28
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """Ĥ of a layer in J blocks of q positions: (J, q, G, n̂), with G the groups of a convolution.
+
+    A block is a sample; where samples influence each other behind the layer, all of them together (J = 1). The
+    positions of several calls of the layer follow one another.
+
+    Attributes
+    ----------
+    layer
+        The module.
+    calls
+        Input of each call and the shape of its output.
+    blocks
+        J.
+    """
+
+    layer: Layer
+    calls: tuple[tuple[torch.Tensor, torch.Size], ...]
+    blocks: int
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """Units, groups and parameters of the layer."""
+        return Geometry.of(self.layer)
+
+    @cached_property
+    def positions(self) -> int:
+        """Q."""
+        units = self.geometry.units
+        return sum(shape.numel() for _, shape in self.calls) // units // self.blocks
+
+    def slice(self, start: int, stop: int) -> torch.Tensor:
+        """Blocks ``start`` to ``stop`` of Ĥ, float64, with the column of ones in front if there is a bias."""
+        if not self.calls:
+            raise CaptureError(
+                f"this {self.geometry.kind} is never called: its weight is used directly, its inputs unseen"
+            )
+        if self._whole is not None:
+            return self._whole[start:stop]
+        return self._form(start, stop)
+
+    def steps(self, memory: int) -> list[tuple[int, int]]:
+        """Ranges of blocks whose Ĥ takes at most ``memory`` bytes each."""
+        one = 8 * self.positions * self.geometry.groups * self.geometry.n_params
+        size = self.blocks if self._whole is not None else max(1, min(self.blocks, memory // max(one, 1)))
+        return [(start, min(start + size, self.blocks)) for start in range(0, self.blocks, size)]
+
+    def kept(self) -> LayerInputs:
+        """The same, independent of what becomes of the tensors it was made from."""
+        if self._whole is not None or not self.calls:
+            return self
+        return replace(self, calls=tuple((x.clone(), shape) for x, shape in self.calls))
+
+    @cached_property
+    def _whole(self) -> torch.Tensor | None:
+        if not self.calls:
+            return None
+        size = 8 * self.blocks * self.positions * self.geometry.groups * self.geometry.n_params
+        return self._form(0, self.blocks) if size <= KEPT else None
+
+    def _form(self, start: int, stop: int) -> torch.Tensor:
+        parts = []
+        for x, shape in self.calls:
+            if self.blocks > 1:
+                # an input has as many leading entries as the output
+                share = len(x) // self.blocks
+                chosen = x[start * share : stop * share]
+                shape = torch.Size([len(chosen), *shape[1:]])
+            else:
+                chosen = x
+            h = windows(self.layer, chosen.to(torch.float64), shape)
+            parts.append(h.reshape(stop - start, -1, *h.shape[2:]))
+        h = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        # a copy in any case: the inputs belong to others
+        return torch.cat([h.new_ones(*h.shape[:-1], 1), h], -1) if self.geometry.bias else h.clone()
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """S_i diagonal over all positions: the second derivatives of the loss in one pre-activation each.
+
+    Attributes
+    ----------
+    root : (J q, u) float64
+        √|S_pp| of each unit.
+    sign : (J q, u) or None
+        Signs of S_pp; None: all of them ≥ 0.
+    """
+
+    root: torch.Tensor
+    sign: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Factor:
+    """S = Σ_r s_r b_r b_rᵀ in each block, over the positions of all units of the block together.
+
+    Attributes
+    ----------
+    B : (R, J, u, q) float64
+        b_r of each block.
+    sign : (R, J, 1 or u) or None
+        s_r = ±1 (u: another one for each unit, of which only the blocks within a unit mean anything); None: all +1.
+    norms : (J, 1 or u) or None
+        Norms of the blocks of S, if it was formed and then decomposed: then it is known up to round-off of that
+        size, and so are its small eigenvalues. None: every b is right to the last digits.
+    """
+
+    B: torch.Tensor
+    sign: torch.Tensor | None
+    norms: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Formed:
+    """Hessians in the parameters, where they are cheaper to differentiate than S.
+
+    Attributes
+    ----------
+    matrices : (u, n̂, n̂) float64, or (1, m n̂, m n̂) for a whole layer
+    spread : (n̂,) or (m n̂,) float64
+        d such that a relative change eps of what was summed up changes entry (k, l) by eps·d_k·d_l.
+    terms
+        How many products were summed up for an entry.
+    """
+
+    matrices: torch.Tensor
+    spread: torch.Tensor
+    terms: int
+
+
+Curvature = Diagonal | Factor | Formed
+
+
+@dataclass(frozen=True)
+class LayerCapture:
+    """What a layer sees on a batch, and how the loss bends in its pre-activations.
+
+    Attributes
+    ----------
+    name
+        The layer's qualified name in the model.
+    inputs
+        Ĥ.
+    units
+        The output units captured.
+    curvature
+        S of each, or of all together.
+    route
+        How S was computed.
+    """
+
+    name: str
+    inputs: LayerInputs
+    units: tuple[int, ...]
+    curvature: Curvature
+    route: str
+
+    @property
+    def bias(self) -> bool:
+        """Whether the layer has one."""
+        return self.inputs.geometry.bias
+
+    @cached_property
+    def H_hat(self) -> torch.Tensor:
+        """(J q, n̂) float64 extended activations [1; h], one row a sample or position (no column of ones without bias).
+
+        Raises
+        ------
+        CaptureError
+            A grouped convolution, whose units see different inputs.
+        """
+        if self.inputs.geometry.groups != 1:
+            raise CaptureError(f"the units of layer {self.name!r} see different inputs: it has groups")
+        return self.inputs.slice(0, self.inputs.blocks).flatten(0, 2)
+
+    @property
+    def h(self) -> torch.Tensor:
+        """(J q, n) the activations without the column of ones."""
+        return self.H_hat[:, 1:] if self.bias else self.H_hat
+
+    def column(self, unit: int) -> int:
+        """Position of ``unit`` among the captured ones."""
+        return self.units.index(unit)
+
+    @cached_property
+    def squared_lengths(self) -> torch.Tensor:
+        """(J, G, n̂) Σ_p ĥ_p² over the positions of each block."""
+        inputs = self.inputs
+        parts = [inputs.slice(*step).square().sum(1) for step in inputs.steps(KEPT)]
+        return torch.cat(parts)
+
+    def spread(self, units: Sequence[int]) -> torch.Tensor | None:
+        """(u, n̂) d such that round-off in the blocks of S changes entry (k, l) of a Hessian by eps·d_k·d_l.
+
+        None: there is no such round-off.
+        """
+        assert isinstance(self.curvature, Factor)
+        norms = self.curvature.norms
+        if norms is None:
+            return None
+        columns = [min(self.column(unit), norms.shape[1] - 1) for unit in units]
+        lengths = self.squared_lengths[:, self.inputs.geometry.group(units[0])]
+        return (norms[:, columns].T @ lengths).sqrt()
+
+    def row_rounding(self, units: Sequence[int]) -> torch.Tensor | None:
+        """(u, R J, n̂) bounds of the rounding in each entry of `unit_rows`.
+
+        Σ_p b_p ĥ_p is off by at most √q·eps·‖b‖‖ĥ‖ (probable growth of a sum's error). None: with one position there
+        is no sum, and the entries are right to the last digit.
+        """
+        assert isinstance(self.curvature, Factor)
+        if self.inputs.positions == 1:
+            return None
+        growth = EPS * max(16.0, self.inputs.positions**0.5)
+        columns = [self.column(unit) for unit in units]
+        sizes = torch.linalg.vector_norm(self.curvature.B[:, :, columns], dim=3)
+        lengths = self.squared_lengths[:, self.inputs.geometry.group(units[0])].sqrt()
+        return (sizes.permute(2, 0, 1)[..., None] * lengths * growth).flatten(1, 2)
+
+    def unit_rows(self, units: Sequence[int], memory: int) -> torch.Tensor:
+        """F_i (u, R J, n̂) of several units with H_i = Σ ± (rows)ᵀ(rows), by a `Factor`: Σ_p b_rp ĥ_p for each block.
+
+        All of ``units`` must belong to one group.
+        """
+        assert isinstance(self.curvature, Factor)
+        B = self.curvature.B
+        columns = [self.column(unit) for unit in units]
+        group = self.inputs.geometry.group(units[0])
+        passes, blocks = B.shape[:2]
+        rows = B.new_empty(len(units), passes, blocks, self.inputs.geometry.n_params)
+        for start, stop in self.inputs.steps(memory):
+            h = self.inputs.slice(start, stop)[:, :, group]
+            b = B[:, start:stop, columns].permute(1, 2, 0, 3).reshape(stop - start, -1, B.shape[3])
+            rows[:, :, start:stop] = (b @ h).reshape(stop - start, len(units), passes, -1).permute(1, 2, 0, 3)
+        return rows.flatten(1, 2)

@@ -1,0 +1,225 @@
+"""S of every layer by the cheapest exact route, from one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+
+from hesscond.capture.backward import (
+    Budget,
+    DiagonalSink,
+    FactorSink,
+    batched_gradients,
+    on_samples,
+    reaches,
+    separating_subsets,
+)
+from hesscond.capture.captured import Diagonal, LayerCapture
+from hesscond.capture.curved import CurvedNode, curved_nodes
+from hesscond.capture.double_backward import SecondDerivatives
+from hesscond.capture.forward import ForwardPass
+from hesscond.capture.graph import consumers, dependent, is_piecewise_linear, keeps_rows, shape_of
+from hesscond.capture.layers import by_position
+from hesscond.capture.request import Request
+
+OUTPUT_ROUTE = "loss curvature of the output"
+FACTOR_ROUTE = "loss factor through a piecewise linear tail"
+
+#: Nodes that change the shape and nothing else.
+RESHAPES = {"ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"}
+
+
+class Differentiator:
+    """Second derivatives of one loss in the perturbations of layers.
+
+    Parameters
+    ----------
+    forward
+        The loss with its graph.
+    requests
+        What is wanted.
+    memory
+        Bytes that everything captured, and the work in progress, may take.
+    """
+
+    def __init__(self, forward: ForwardPass, requests: Sequence[Request], memory: int) -> None:
+        self.loss, self.samples = forward.loss, forward.samples
+        self.requests = requests
+        self.curved = curved_nodes(self.loss)
+        self.start = [] if self.curved is None else [node.edge.node for node in self.curved]
+        self.consumers = consumers([self.loss.grad_fn])
+        largest = max((shape_of(node).numel() for node in self.consumers), default=1)
+        self.budget = Budget(memory, self.samples, largest)
+
+    def capture(self) -> dict[str, LayerCapture]:
+        """Ĥ and S of every layer requested.
+
+        Raises
+        ------
+        CaptureError
+            More memory needed than there is; NaN or infinite derivatives.
+        """
+        captured: dict[str, LayerCapture] = {}
+        linear: list[Request] = []
+        curved: list[Request] = []
+        for request in self.requests:
+            direct = None if request.whole or request.parameters else self.direct(request)
+            if request.parameters is not None:
+                curved.append(request)
+            elif direct is not None and is_diagonal(direct, request):
+                captured[request.name] = request.finished(from_entries(direct, request), OUTPUT_ROUTE, self.samples)
+            elif self.is_linear_from(request):
+                linear.append(request)
+            else:
+                curved.append(request)
+        proved = [request for request in linear if self.proved_apart(request)]
+        tested = self.found_apart([request for request in linear if request not in proved])
+        coupled = [request for request in linear if request not in proved and request not in tested]
+        for group, blocks in ((proved + tested, self.samples), (coupled, 1)):
+            if group:
+                captured |= self.by_factor(group, blocks)
+        if curved:
+            twice = SecondDerivatives(self.loss, curved, self.samples, self.budget, self.proved_apart)
+            captured |= {request.name: twice.capture(request) for request in curved}
+        return captured
+
+    # what the graph says
+
+    def direct(self, request: Request) -> CurvedNode | None:
+        """The curved node whose input is the layer's output in another shape, if nothing else uses that output."""
+        if self.curved is None or len(request.calls) != 1:
+            return None
+        (call,) = request.calls
+        for curved in self.curved:
+            node = curved.edge.node
+            while node is not call.node and node.name() in RESHAPES and self.consumers[node] == 1:
+                node = node.next_functions[0][0]  # type: ignore[assignment]
+            if node is call.node and self.consumers[node] == 1:
+                return curved
+        return None
+
+    def is_linear_from(self, request: Request) -> bool:
+        """Whether the tail of this layer is piecewise linear, whatever the layers before it are."""
+        if self.curved is None:
+            return False
+        return self.tail_is_linear or is_piecewise_linear(self.start, dependent(self.start, request.leaves))
+
+    @cached_property
+    def tail_is_linear(self) -> bool:
+        """Whether it is for every layer."""
+        return is_piecewise_linear(self.start)
+
+    def proved_apart(self, request: Request) -> bool:
+        """Whether the graph proves that samples do not influence each other behind this layer."""
+        if self.samples == 1:
+            return request.splits(1)
+        if not request.splits(self.samples) or not self.loss_is_apart:
+            return False
+        return self.all_apart or keeps_rows(self.start, self.samples, dependent(self.start, request.leaves))
+
+    @cached_property
+    def loss_is_apart(self) -> bool:
+        """Whether where the loss is curved, it is so in each sample alone."""
+        return self.curved is not None and all(
+            node.shape and node.shape[0] % self.samples == 0 and node.class_dim != 0 for node in self.curved
+        )
+
+    @cached_property
+    def all_apart(self) -> bool:
+        """Whether the graph proves it for all layers at once."""
+        return keeps_rows(self.start, self.samples)
+
+    def found_apart(self, requests: list[Request]) -> list[Request]:
+        """Those layers whose samples provably do not influence each other where the loss is curved.
+
+        For every pair of samples some backward pass starts from one and not from the other, whose derivative must
+        be exactly zero.
+        """
+        requests = [request for request in requests if request.splits(self.samples)]
+        if not requests or not self.loss_is_apart or self.curved is None:
+            return []
+        deltas = [delta for request in requests for delta in request.deltas]
+        apart = set(range(len(requests)))
+        for subset in separating_subsets(self.samples, self.loss.device):
+            seeds = [on_samples(subset, node.shape, node.dtype, self.samples) for node in self.curved]
+            gradients = iter(
+                torch.autograd.grad(
+                    [node.edge for node in self.curved], deltas, seeds, retain_graph=True, allow_unused=True
+                )
+            )
+            for number, request in enumerate(requests):
+                for _ in request.calls:
+                    gradient = next(gradients)
+                    if gradient is not None and reaches(gradient, ~subset, self.samples):
+                        apart.discard(number)
+        return [request for number, request in enumerate(requests) if number in apart]
+
+    # the route through a piecewise linear tail
+
+    def by_factor(self, requests: Sequence[Request], blocks: int) -> dict[str, LayerCapture]:
+        """S = Σ_r s_r b_r b_rᵀ with b_r the loss Hessian's factor carried back, one backward pass each."""
+        assert self.curved is not None
+        passes = sum(node.passes(blocks) for node in self.curved)
+        signs = joined_signs([node.signs(blocks) for node in self.curved], [n.passes(blocks) for n in self.curved])
+        sinks: list[DiagonalSink | FactorSink] = []
+        for request in requests:
+            positions = request.inputs(blocks).positions
+            if positions == 1 and not request.whole:
+                self.budget.take(request, blocks * len(request.units))
+                sinks.append(DiagonalSink(request, blocks))
+            else:
+                self.budget.take(request, passes * blocks * len(request.units) * positions)
+                sinks.append(FactorSink(request, blocks, passes, signs))
+        deltas = [delta for request in requests for delta in request.deltas]
+        size = self.budget.chunk(passes, sum(delta.numel() for delta in deltas))
+        done = 0
+        for node in self.curved:
+            for start in range(0, node.passes(blocks), size):
+                seeds = node.factor(start, min(start + size, node.passes(blocks)), blocks)
+                gradients = iter(batched_gradients([node.edge], deltas, [seeds.to(node.dtype)]))
+                for request, sink in zip(requests, sinks, strict=True):
+                    own = [next(gradients) for _ in request.calls]
+                    if any(gradient is not None for gradient in own):
+                        rows = slice(done, done + len(seeds))
+                        sink.add(rows, request.positions(own, blocks), None if signs is None else signs[rows])
+                done += len(seeds)
+        return {
+            request.name: request.finished(sink.result(), FACTOR_ROUTE, self.samples, blocks)
+            for request, sink in zip(requests, sinks, strict=True)
+        }
+
+
+def from_entries(curved: CurvedNode, request: Request) -> Diagonal:
+    """Diagonal S of an output layer, from the loss alone."""
+    units = list(request.units)
+
+    def chosen(entries: torch.Tensor) -> torch.Tensor:
+        laid_out = by_position(request.layer, entries.reshape(request.deltas[0].shape))
+        return laid_out.flatten(0, 1)[:, units]
+
+    signs = curved.entry_signs()
+    return Diagonal(chosen(curved.entry_roots()), None if signs is None else chosen(signs))
+
+
+def is_diagonal(curved: CurvedNode, request: Request) -> bool:
+    """Whether the loss has no mixed second derivatives within a unit of this output layer."""
+    if curved.class_dim is None:
+        return True
+    shape, layer = request.deltas[0].shape, request.layer
+    last = len(curved.shape) - 1
+    if isinstance(layer, torch.nn.Linear):
+        # the classes are the units, also after a reshape of everything in front
+        return curved.class_dim == last and curved.shape[-1] == shape[-1]
+    return curved.shape == shape and curved.class_dim == last - len(layer.kernel_size)
+
+
+def joined_signs(signs: Sequence[torch.Tensor | None], passes: Sequence[int]) -> torch.Tensor | None:
+    """Signs (R, J) of several nodes one after the other; None if all are +1."""
+    present = next((s for s in signs if s is not None), None)
+    if present is None:
+        return None
+    return torch.cat(
+        [present.new_ones(r, present.shape[1]) if s is None else s for s, r in zip(signs, passes, strict=True)]
+    )

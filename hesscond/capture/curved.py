@@ -1,0 +1,419 @@
+"""Where a loss is curved, found on its autograd graph, with the curvature as a factor formed without subtraction.
+
+Most losses are a linear function of the outputs u_k of a few curved nodes (log-softmax, squares, logistic losses, …),
+each of which has one differentiable input z_k. If z_k is piecewise linear in the pre-activations a of a layer, with
+Jacobian J_k, then
+
+    ∇²_a loss = Σ_k J_kᵀ S_k J_k,        S_k = Σ_e g_ke ∇² u_ke(z_k),        g_k = ∂loss/∂u_k,
+
+and S_k is known in closed form. Everything the loss does between its curved nodes and its value (weights, masks,
+smoothing, reductions, sums of several losses) is in g_k, and everything done to the outputs before (reshapes,
+selections) in J_k, so that neither needs code of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+from hesscond.capture.graph import dimension, is_linear_node, shape_of
+from hesscond.capture.losses import log_tail_sums, stick_breaking_columns
+from hesscond.capture.second_derivatives import SECOND_DERIVATIVES, SYMMETRIC, saved, square_root
+
+# logarithms below it are cut there, since -inf - -inf would turn a class that is masked out into NaN
+LOG_FLOOR = -1e300
+
+
+@dataclass(frozen=True, eq=False)
+class CurvedNode(ABC):
+    """The Hessian S of a loss in the input z of one curved node, block diagonal over blocks of z along dim 0.
+
+    Each block of S is Σ_r s_r b_r b_rᵀ, with R rank-one terms, signs s_r = ±1 and rows b_r formed without subtraction.
+    ``blocks`` is the number N of samples, whose entries are then consecutive in z, or 1.
+
+    Attributes
+    ----------
+    edge
+        Where z is in the autograd graph: ``outputs=[edge]`` of `torch.autograd.grad` differentiates z.
+    """
+
+    edge: GradientEdge
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of z."""
+        return shape_of(self.edge.node, self.edge.output_nr)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of z, in which gradients with respect to it have to be given."""
+        return edge_dtype(self.edge)
+
+    @property
+    def class_dim(self) -> int | None:
+        """The dimension of z along which S couples entries; None: it couples none."""
+        return None
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether S is diagonal."""
+        return self.class_dim is None
+
+    def block_size(self, blocks: int) -> int:
+        """Number of entries of z in each of the blocks.
+
+        Raises
+        ------
+        ValueError
+            The first dimension of z does not split into that many blocks, or S couples them.
+        """
+        shape = tuple(self.shape)
+        if blocks < 1 or (shape[0] if shape else 1) % blocks:
+            raise ValueError(f"the first dimension of {shape} does not split into {blocks} equal blocks")
+        if blocks > 1 and self.class_dim == 0:
+            raise ValueError(f"the loss couples the entries of {shape} along the first dimension: use one block")
+        return math.prod(shape) // blocks
+
+    def row_range(self, start: int, stop: int, blocks: int) -> range:
+        """Rows start to stop of the factor.
+
+        Raises
+        ------
+        ValueError
+            There are no such rows.
+        """
+        if not 0 <= start <= stop <= self.passes(blocks):
+            raise ValueError(f"rows {start} to {stop} are not among the {self.passes(blocks)} of the factor")
+        return range(start, stop)
+
+    @abstractmethod
+    def passes(self, blocks: int) -> int:
+        """R, the number of rank-one terms of each block."""
+
+    @abstractmethod
+    def factor(self, start: int, stop: int, blocks: int) -> torch.Tensor:
+        """(stop − start, *shape) float64: rows start ≤ r < stop, each with the b_r of every block at its place in z."""
+
+    @abstractmethod
+    def signs(self, blocks: int) -> torch.Tensor | None:
+        """(R, blocks) float64 of ±1, the signs s_r; None: all of them +1."""
+
+    @abstractmethod
+    def entry_roots(self) -> torch.Tensor:
+        """(*shape) float64: √|S_ee|, to full relative accuracy."""
+
+    @abstractmethod
+    def entry_signs(self) -> torch.Tensor | None:
+        """(*shape) float64 of ±1, the signs of S_ee; None: all of them +1."""
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxNode(CurvedNode):
+    """S = w (diag(p) − p pᵀ) for each of many distributions p = softmax(z) along one dimension of z.
+
+    Each block of z holds L distributions over c classes, and R = L (c − 1).
+
+    Attributes
+    ----------
+    dim
+        The dimension of the classes.
+    log_p : (…, c) float64
+        log p, with the classes in the last place and the other dimensions of z in their order.
+    weight : (…) float64
+        w: for log-softmax −Σ_k g_k over the classes, for logsumexp g.
+    """
+
+    dim: int
+    log_p: torch.Tensor
+    weight: torch.Tensor
+
+    @property
+    def class_dim(self) -> int:
+        """The dimension of the classes."""
+        return self.dim
+
+    @cached_property
+    def log_tail(self) -> torch.Tensor:
+        """(…, c) log Σ_{l≥k} p_l."""
+        return log_tail_sums(self.log_p)
+
+    def passes(self, blocks: int) -> int:
+        """R = L (c − 1)."""
+        classes = self.log_p.shape[-1]
+        return self.block_size(blocks) // classes * (classes - 1)
+
+    def factor(self, start: int, stop: int, blocks: int) -> torch.Tensor:
+        """(stop − start, *shape): row l (c − 1) + k is √|w| times column k of the Cholesky factor of distribution l."""
+        rows = self.row_range(start, stop, blocks)
+        classes = self.log_p.shape[-1]
+        split = (blocks, self.block_size(blocks) // classes, classes)
+        log_p, tail = self.log_p.reshape(split), self.log_tail.reshape(split)
+        root = self.weight.abs().sqrt().reshape(split[:2])
+        r = torch.arange(rows.start, rows.stop, device=root.device)
+        which, column = r // (classes - 1), r % (classes - 1)
+        columns = stick_breaking_columns(log_p[:, which], tail[:, which], column) * root[:, which, None]
+        if split[1] == 1:
+            B = columns.transpose(0, 1)
+        else:
+            B = root.new_zeros(len(rows), *split)
+            B[torch.arange(len(rows)), :, which] = columns.transpose(0, 1)
+        return B.reshape(len(rows), *self.log_p.shape).movedim(-1, self.dim + 1)
+
+    def signs(self, blocks: int) -> torch.Tensor | None:
+        """(R, blocks) the signs of w."""
+        rows = self.passes(blocks)
+        sign = plus_or_minus(self.weight)
+        if sign is None:
+            return None
+        return sign[..., None].expand(*sign.shape, self.log_p.shape[-1] - 1).reshape(blocks, rows).T
+
+    def entry_roots(self) -> torch.Tensor:
+        """(*shape) √(|w| p_k (1 − p_k)) with 1 − p_k from the other classes where p_k is above 1/2."""
+        top = self.log_p.argmax(-1, keepdim=True)
+        others = self.log_p.scatter(-1, top, -math.inf).logsumexp(-1, keepdim=True)
+        p = self.log_p.exp()
+        log_rest = torch.where(p <= 0.5, torch.log1p(-p), others)
+        root = (0.5 * (self.log_p + log_rest)).exp_() * self.weight.abs().sqrt()[..., None]
+        return root.movedim(-1, self.dim)
+
+    def entry_signs(self) -> torch.Tensor | None:
+        """(*shape) the signs of w."""
+        sign = plus_or_minus(self.weight)
+        return None if sign is None else sign[..., None].expand(self.log_p.shape).movedim(-1, self.dim)
+
+
+@dataclass(frozen=True, eq=False)
+class ElementwiseNode(CurvedNode):
+    """S = diag(d), d = g f''(z), for a function f applied to every entry of z; R is the number of entries of a block.
+
+    Attributes
+    ----------
+    signed_root : (*shape) float64
+        sign(d) √|d|.
+    """
+
+    signed_root: torch.Tensor
+
+    def passes(self, blocks: int) -> int:
+        """R, the number of entries of a block."""
+        return self.block_size(blocks)
+
+    def factor(self, start: int, stop: int, blocks: int) -> torch.Tensor:
+        """(stop − start, *shape): row r is √|d_r| at entry r of every block."""
+        rows = self.row_range(start, stop, blocks)
+        root = self.signed_root.abs().reshape(blocks, self.block_size(blocks))
+        B = root.new_zeros(len(rows), *root.shape)
+        for out, r in zip(B, rows, strict=True):
+            out[:, r] = root[:, r]
+        return B.reshape(len(rows), *self.signed_root.shape)
+
+    def signs(self, blocks: int) -> torch.Tensor | None:
+        """(R, blocks) the signs of d."""
+        size = self.block_size(blocks)
+        sign = plus_or_minus(self.signed_root)
+        return None if sign is None else sign.reshape(blocks, size).T
+
+    def entry_roots(self) -> torch.Tensor:
+        """(*shape) √|d|."""
+        return self.signed_root.abs()
+
+    def entry_signs(self) -> torch.Tensor | None:
+        """(*shape) the signs of d."""
+        return plus_or_minus(self.signed_root)
+
+
+@torch.no_grad()
+def curved_nodes(loss: torch.Tensor) -> list[CurvedNode] | None:
+    """The outermost curved nodes of a loss, which is piecewise linear in their outputs; None if that is not known.
+
+    The Hessian of the loss is Σ_k J_kᵀ S_k J_k wherever every z_k is piecewise linear in the variables, which the
+    caller has to check below ``edge``: a node may be curved in the output of another one. At kinks of the loss
+    (clamping, absolute values, the border of the Huber loss) S_k is what second derivatives by autograd would give.
+    The graph stays as it is, for further derivatives.
+
+    Parameters
+    ----------
+    loss
+        A scalar.
+
+    Returns
+    -------
+    list of CurvedNode or None
+        An empty list: the loss is piecewise linear in all its leaves. None: it has a node of an unknown kind, or a
+        product of two different differentiable factors, outside the inputs z_k.
+
+    Raises
+    ------
+    ValueError
+        The loss is not a scalar.
+    """
+    if loss.numel() != 1:
+        raise ValueError(f"the loss must be a scalar, and has shape {tuple(loss.shape)}")
+    inside, _ = outermost(loss, set())
+    # What also enters linearly, as o in logsumexp(o) − o[y], is the caller's to check anyway: the walk may end there.
+    # The curved nodes that this hides are below the input of one that is found, which is then not piecewise linear.
+    curved, known = outermost(loss, {(edge.node, edge.output_nr) for edge in inside.values()})
+    if not known:
+        return None
+    if not curved:
+        return []
+    outputs = [GradientEdge(node, 0) for node in curved]
+    gradients = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
+    found = []
+    for (node, edge), g in zip(curved.items(), gradients, strict=True):
+        curvature = None if g is None else curvature_of(node, edge, g)
+        if curvature is None:
+            return None
+        found.append(curvature)
+    return found
+
+
+def outermost(loss: torch.Tensor, ends: set[tuple[Any, int]]) -> tuple[dict[Any, GradientEdge], bool]:
+    """Curved nodes reached from the loss through piecewise linear ones, and whether all branches end in known ones.
+
+    A branch also ends at a leaf and at each of the edges ``ends``. Each curved node comes with the edge of its input.
+    """
+    curved: dict[Any, GradientEdge] = {}
+    known = True
+    seen: set[Any] = set()
+    stack: list[tuple[Any, int]] = [(loss.grad_fn, 0)]
+    while stack:
+        node, number = stack.pop()
+        if node is None or node in seen or (node, number) in ends:
+            continue
+        seen.add(node)
+        edge = input_edge(node)
+        if edge is not None:
+            curved[node] = edge
+        elif node.name() in LINEAR_IN_LOSSES or is_linear_node(node.name(), node, list(node.next_functions)):
+            stack.extend(node.next_functions)
+        else:
+            known = False
+    return curved, known
+
+
+#: Nodes of losses that are linear in all their differentiable inputs together, or piecewise linear.
+LINEAR_IN_LOSSES = {
+    "NllLossBackward0",
+    "NllLoss2DBackward0",
+    "AddBackward1",
+    "SubBackward1",
+    "RsubBackward0",
+    "RsubBackward1",
+    "MulBackward1",
+    "DivBackward1",
+    "MaskedSelectBackward0",
+    "MaskedFillBackward1",
+    "TakeBackward0",
+    "TraceBackward0",
+    "NansumBackward0",
+    "ScatterAddBackward0",
+    "IndexAddBackward0",
+    "SortBackward0",
+    "TopkBackward0",
+}
+#: Products, which are squares if both factors are the same.
+PRODUCTS = {"MulBackward0", "DotBackward0"}
+SOFTMAX = {"LogSoftmaxBackward0", "LogsumexpBackward0"}
+MEAN = 1  # torch's code for this reduction
+
+
+def input_edge(node: Any) -> GradientEdge | None:
+    """The edge of the only input in which a node is curved; None: it is not known to be curved in one input alone."""
+    name, inputs = node.name(), node.next_functions
+    if name in PRODUCTS:
+        both = all(parent is not None for parent, _ in inputs)
+        return GradientEdge(*inputs[0]) if both and same_jacobian(*inputs) else None
+    if is_log_of_softmax(node):
+        return GradientEdge(*inputs[0][0].next_functions[0])
+    differentiable = [i for i, (parent, _) in enumerate(inputs) if parent is not None]
+    if name in SOFTMAX or (name in SECOND_DERIVATIVES and (name in SYMMETRIC or differentiable == [0])):
+        return GradientEdge(*inputs[differentiable[0]]) if len(differentiable) == 1 else None
+    return None
+
+
+def is_log_of_softmax(node: Any) -> bool:
+    """Whether a node is log(softmax(z)), written as two functions."""
+    if node.name() != "LogBackward0":
+        return False
+    parent = node.next_functions[0][0]
+    return parent is not None and parent.name() == "SoftmaxBackward0"
+
+
+def same_jacobian(left: tuple[Any, int], right: tuple[Any, int]) -> bool:
+    """Whether two factors differ by constants at most: the same edge, or sums of the same ones with constants."""
+    if left == right:
+        return True
+    first, second = left[0], right[0]
+    return (
+        first is not None
+        and second is not None
+        and first.name() == second.name()
+        and first.name() in {f"{sign}Backward{i}" for sign in ("Add", "Sub", "Rsub") for i in (0, 1)}
+        and getattr(first, "_saved_alpha", 1) == getattr(second, "_saved_alpha", 1)
+        and shape_of(*left) == shape_of(*right)
+        and all(map(same_jacobian, first.next_functions, second.next_functions))
+    )
+
+
+def edge_dtype(edge: GradientEdge) -> torch.dtype:
+    """Dtype of the tensor at an edge of the graph."""
+    node: Any = edge.node
+    variable = getattr(node, "variable", None)
+    return (node._input_metadata[edge.output_nr] if variable is None else variable).dtype
+
+
+def curvature_of(node: Any, edge: GradientEdge, g: torch.Tensor) -> CurvedNode | None:
+    """S of a curved node with input ``edge``, from the gradient ``g`` of the loss in its output; None: not known."""
+    shape = shape_of(edge.node, edge.output_nr)
+    if not edge_dtype(edge).is_floating_point:
+        return None
+    if node.name() in SOFTMAX or is_log_of_softmax(node):
+        return softmax_curvature(node, edge, g, len(shape)) if shape else None
+    weight = g.to(torch.float64)
+    if getattr(node, "_saved_reduction", 0) == MEAN:
+        weight = weight / math.prod(shape)
+    rule = SECOND_DERIVATIVES.get(node.name())
+    signed_root = square_root(2 * weight) if rule is None else square_root(weight) * rule(node)
+    if torch.broadcast_shapes(signed_root.shape, shape) != shape:
+        return None  # entries of z count more than once, since the target or the weights are larger
+    return ElementwiseNode(edge, signed_root.expand(shape).contiguous())
+
+
+def softmax_curvature(node: Any, edge: GradientEdge, g: torch.Tensor, ndim: int) -> SoftmaxNode | None:
+    """S of log-softmax, logsumexp, or log(softmax)."""
+    if node.name() == "LogsumexpBackward0":
+        if len(node._saved_dim) != 1:
+            return None
+        dim = dimension(node._saved_dim[0], ndim)
+        weight = (g.squeeze(dim) if node._saved_keepdim else g).to(torch.float64)
+        return SoftmaxNode(edge, dim, normalized(saved(node, "self").movedim(dim, -1)), weight)
+    if node.name() == "LogBackward0":
+        source, log_p = node.next_functions[0][0], saved(node, "self").log()
+    else:
+        source, log_p = node, saved(node, "result")
+    dim = dimension(source._saved_dim, ndim)
+    by_class = g.movedim(dim, -1).to(torch.float64)
+    weight = -by_class.sum(-1)
+    # differences of log-probabilities are linear in z: what rounding leaves of their sum is no curvature
+    rounding = by_class.shape[-1] * torch.finfo(g.dtype).eps * by_class.abs().sum(-1)
+    weight = weight.masked_fill(weight.abs() <= rounding, 0.0)
+    return SoftmaxNode(edge, dim, normalized(log_p.movedim(dim, -1)), weight)
+
+
+def normalized(log_p: torch.Tensor) -> torch.Tensor:
+    """(…, c) log-probabilities in float64 from numbers that are too, but for rounding or a constant for each row."""
+    shifted = log_p - log_p.amax(-1, keepdim=True)
+    return (shifted - shifted.logsumexp(-1, keepdim=True)).clamp_min(LOG_FLOOR)
+
+
+def plus_or_minus(x: torch.Tensor) -> torch.Tensor | None:
+    """Signs of ``x`` as ±1, a zero counting as +1; None: all +1."""
+    negative = x < 0
+    return torch.where(negative, -1.0, 1.0).to(torch.float64) if negative.any() else None

@@ -1,0 +1,268 @@
+"""S, or the Hessian itself, by two backward passes, where the tail is curved or the loss unknown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hesscond.capture.backward import Budget, batched_gradients, on_samples, reaches, separating_subsets
+from hesscond.capture.captured import Curvature, Diagonal, Factor, Formed, LayerCapture
+from hesscond.capture.layers import Geometry, from_unit_weights, unit_weights
+from hesscond.capture.request import Request
+from hesscond.errors import CaptureError
+
+DOUBLE_ROUTE = "double backward"
+PARAMETER_ROUTE = "double backward in the parameters"
+WEIGHT_ROUTE = "double backward in the parameters, used in several ways"
+
+
+class SecondDerivatives:
+    """Second derivatives of a loss in what the requests perturb.
+
+    Parameters
+    ----------
+    loss
+        The scalar loss.
+    requests
+        All that will be captured.
+    samples
+        N.
+    budget
+        Memory.
+    proved_apart
+        Whether the samples are known not to influence each other behind a layer.
+    """
+
+    def __init__(
+        self,
+        loss: torch.Tensor,
+        requests: Sequence[Request],
+        samples: int,
+        budget: Budget,
+        proved_apart: Callable[[Request], bool],
+    ) -> None:
+        self.samples, self.budget, self.proved_apart = samples, budget, proved_apart
+        self.variables = {request.name: variables(request) for request in requests}
+        every = [variable for own in self.variables.values() for variable in own]
+        first = iter(torch.autograd.grad(loss, every, create_graph=True, allow_unused=True))
+        #: whether the derivatives of a layer may be taken many at a time
+        self.vectorized: dict[str, bool] = {}
+        self.first = {name: [next(first) for _ in own] for name, own in self.variables.items()}
+
+    def product(self, request: Request, values: torch.Tensor) -> torch.Tensor:
+        """S times each of ``values`` (k, J, m, q)."""
+        product = self.derivatives(request, request.outputs(values))
+        return torch.zeros_like(values) if product is None else request.positions(product, values.shape[1])
+
+    def derivatives(self, request: Request, seeds: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None] | None:
+        """Second derivatives in all variables of a layer along k directions; None: all are zero.
+
+        The first product of a layer is compared with one that is not vectorized, since some operations (group
+        normalization in torch 2.13) have a wrong batching rule for their second derivative.
+
+        Raises
+        ------
+        CaptureError
+            An operation without a second derivative.
+        """
+        pairs = [
+            (gradient, seed)
+            for gradient, seed in zip(self.first[request.name], seeds, strict=True)
+            if gradient is not None and gradient.requires_grad
+        ]
+        if not pairs:
+            return None
+        gradients, seeds = zip(*pairs, strict=True)
+        own = self.variables[request.name]
+        try:
+            if request.name not in self.vectorized:
+                found = batched_gradients(gradients, own, [seed[-1:] for seed in seeds], vectorized=False)
+                many = batched_gradients(gradients, own, seeds)
+                self.vectorized[request.name] = all(map(agree, found, many))
+                if self.vectorized[request.name]:
+                    return many
+            return batched_gradients(gradients, own, seeds, vectorized=self.vectorized[request.name])
+        except RuntimeError as error:
+            if "derivative" not in str(error):
+                raise
+            raise CaptureError(
+                f"the second derivatives behind layer {request.name!r} are not in torch: {first_line(error)}"
+            ) from error
+
+    def is_apart(self, request: Request) -> bool:
+        """Whether samples do not influence each other behind the layer: proved, or S exactly zero between them."""
+        if self.proved_apart(request):
+            return True
+        if not request.splits(self.samples):
+            return False
+        for subset in separating_subsets(self.samples, request.deltas[0].device)[::2]:
+            seeds = [on_samples(subset, d.shape, d.dtype, self.samples)[None] for d in request.deltas]
+            product = self.product(request, request.positions(seeds, self.samples))[0]
+            if reaches(product, ~subset, self.samples):
+                return False
+        return True
+
+    def capture(self, request: Request) -> LayerCapture:
+        """S, or the Hessian in the parameters where that takes fewer derivatives."""
+        geometry = Geometry.of(request.layer)
+        if request.parameters is not None:
+            return request.finished(self.in_weights(request), WEIGHT_ROUTE, self.samples)
+        blocks = self.samples if request.splits(self.samples) else 1
+        positions = request.inputs(blocks).positions
+        if positions < geometry.n_params and not self.is_apart(request):
+            blocks, positions = 1, positions * blocks
+        if positions >= geometry.n_params:
+            return request.finished(self.in_parameters(request, blocks), PARAMETER_ROUTE, self.samples)
+        if request.whole:
+            curvature: Curvature = self.whole_factor(request, blocks, positions)
+        elif positions == 1:
+            curvature = self.diagonal(request, blocks)
+        else:
+            curvature = self.unit_factors(request, blocks, positions)
+        return request.finished(curvature, DOUBLE_ROUTE, self.samples, blocks)
+
+    def directions(self, request: Request, blocks: int, count: int, positions: int) -> Iterator[tuple[slice, Any]]:
+        """Zero tensors (k, J, m, q) for ``count`` directions, a few at a time."""
+        units = Geometry.of(request.layer).units
+        like = request.deltas[0]
+        size = self.budget.chunk(count, 2 * blocks * units * positions)
+        for start in range(0, count, size):
+            rows = slice(start, min(start + size, count))
+            shape = (rows.stop - start, blocks, units, positions)
+            yield rows, torch.zeros(shape, dtype=torch.float64, device=like.device)
+
+    def diagonal(self, request: Request, blocks: int) -> Diagonal:
+        """S_jj of units with one position a sample: one direction a unit, all samples at once."""
+        units = torch.tensor(request.units)
+        self.budget.take(request, 2 * blocks * len(units))
+        S = torch.zeros(blocks, len(units), dtype=torch.float64, device=request.deltas[0].device)
+        for rows, values in self.directions(request, blocks, len(units), 1):
+            own = torch.arange(len(values))
+            values[own, :, units[rows], 0] = 1
+            S[:, rows] = self.product(request, values)[own, :, units[rows], 0].T
+        return Diagonal(S.abs().sqrt(), S.sign() if (S < 0).any() else None)
+
+    def unit_factors(self, request: Request, blocks: int, positions: int) -> Factor:
+        """Signed factors of S_i (J, q, q) of every unit from its eigenvalues."""
+        count = len(request.units)
+        self.budget.take(request, 3 * positions * blocks * count * positions)
+        device = request.deltas[0].device
+        B = torch.zeros(positions, blocks, count, positions, dtype=torch.float64, device=device)
+        signs = torch.ones(positions, blocks, count, dtype=torch.float64, device=device)
+        norms = torch.zeros(blocks, count, dtype=torch.float64, device=device)
+        for column, unit in enumerate(request.units):
+            S = torch.zeros(positions, blocks, positions, dtype=torch.float64, device=device)
+            for rows, values in self.directions(request, blocks, positions, positions):
+                own = torch.arange(len(values))
+                values[own, :, unit, own + rows.start] = 1
+                S[rows] = self.product(request, values)[:, :, unit]
+            B[:, :, column], signs[:, :, column], norms[:, column] = signed_roots(S.transpose(0, 1))
+        return Factor(B, signs if (signs < 0).any() else None, norms)
+
+    def whole_factor(self, request: Request, blocks: int, positions: int) -> Factor:
+        """Signed factor of S (J, m q, m q) over all units together."""
+        units = Geometry.of(request.layer).units
+        order = units * positions
+        self.budget.take(request, 3 * blocks * order * order)
+        S = torch.zeros(order, blocks, order, dtype=torch.float64, device=request.deltas[0].device)
+        for rows, values in self.directions(request, blocks, order, positions):
+            values.view(len(values), blocks, order)[
+                torch.arange(len(values)), :, torch.arange(rows.start, rows.stop)
+            ] = 1
+            S[rows] = self.product(request, values).flatten(2)
+        B, signs, norms = signed_roots(S.transpose(0, 1))
+        return Factor(
+            B.unflatten(2, (units, positions)), signs[:, :, None] if (signs < 0).any() else None, norms[:, None]
+        )
+
+    def in_parameters(self, request: Request, blocks: int) -> Formed:
+        """Hessians Ĥᵀ(SĤ), one direction a parameter; κ of them is limited by their rounding, which `spread` bounds."""
+        inputs, geometry = request.inputs(blocks), Geometry.of(request.layer)
+        n, positions = geometry.n_params, inputs.positions
+        order = n * geometry.units if request.whole else n
+        count = 1 if request.whole else len(request.units)
+        self.budget.take(request, inputs.blocks * positions * geometry.groups * n + count * order * order)
+        H_hat = inputs.slice(0, blocks)
+        matrices = H_hat.new_zeros(count, order, order)
+        spread = H_hat.new_zeros(order)
+        for column, unit in enumerate(request.units):
+            group = geometry.group(unit)
+            lengths = torch.linalg.vector_norm(H_hat[:, :, group], dim=(0, 1))
+            largest = 0.0
+            own = slice(unit * n, (unit + 1) * n) if request.whole else slice(0, n)
+            for rows, values in self.directions(request, blocks, n, positions):
+                values[:, :, unit] = H_hat[:, :, group, rows].permute(2, 0, 1)
+                product = self.product(request, values)
+                steepest = product[:, :, unit].flatten(1).norm(dim=1) / lengths[rows].clamp_min(torch.finfo().tiny)
+                largest = max(largest, float(steepest.max()))
+                row = slice(own.start + rows.start, own.start + rows.stop)
+                if request.whole:
+                    by_group = product.unflatten(2, (geometry.groups, -1))
+                    contracted = torch.einsum("kjgip,jpgn->kgin", by_group, H_hat)
+                    matrices[0, row] = contracted.flatten(1)
+                else:
+                    matrices[column, row] = torch.einsum("kjp,jpn->kn", product[:, :, unit], H_hat[:, :, group])
+            spread[own] = torch.maximum(spread[own], lengths * math.sqrt(largest))
+        return Formed((matrices + matrices.mT) / 2, spread, blocks * positions)
+
+    def in_weights(self, request: Request) -> Formed:
+        """Hessians in the weight and bias themselves, for a layer that is used in several ways."""
+        geometry, layer = Geometry.of(request.layer), request.layer
+        n, units = geometry.n_params, geometry.units
+        order = n * units if request.whole else n
+        count = 1 if request.whole else len(request.units)
+        self.budget.take(request, count * order * order)
+        like = self.variables[request.name][0]
+        matrices = torch.zeros(count, order, order, dtype=torch.float64, device=like.device)
+        directions = len(request.units) * n
+        size = self.budget.chunk(directions, 2 * n * units)
+        for start in range(0, directions, size):
+            index = torch.arange(start, min(start + size, directions), device=like.device)
+            number, parameter = index // n, index % n
+            own = torch.tensor(request.units, device=like.device)[number]
+            seeds = torch.zeros(len(index), units, n, dtype=like.dtype, device=like.device)
+            seeds[torch.arange(len(index)), own, parameter] = 1
+            weight = from_unit_weights(layer, seeds[:, :, int(geometry.bias) :])
+            found = self.derivatives(request, [weight, seeds[:, :, 0]] if geometry.bias else [weight])
+            if found is None:
+                break
+            parts = [torch.zeros_like(seeds[:, :, 0]) if f is None else f for f in found[1:]]
+            rows = (
+                torch.zeros_like(seeds[:, :, int(geometry.bias) :])
+                if found[0] is None
+                else unit_weights(layer, found[0])
+            )
+            products = torch.cat([parts[0][:, :, None], rows], 2) if geometry.bias else rows
+            if request.whole:
+                matrices[0, index] = products.flatten(1).to(torch.float64)
+            else:
+                matrices[number, parameter] = products[torch.arange(len(index)), own].to(torch.float64)
+        spread = matrices.abs().max().sqrt().expand(order)
+        return Formed((matrices + matrices.mT) / 2, spread, max(1, sum(call.delta.numel() for call in request.calls)))
+
+
+def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows b_r (q, J, q) and signs (q, J) with S_j = Σ_r s_r b_r b_rᵀ, of symmetric S (J, q, q), and norms (J,)."""
+    values, vectors = torch.linalg.eigh((S + S.mT) / 2)
+    rows = (vectors * values.abs().sqrt()[:, None, :]).permute(2, 0, 1)
+    return rows, torch.where(values < 0, -1.0, 1.0).T.to(rows), values.abs().amax(1)
+
+
+def agree(one: torch.Tensor | None, many: torch.Tensor | None) -> bool:
+    """Whether the last of ``many`` is the ``one``, up to rounding."""
+    if one is None or many is None:
+        return one is many
+    return bool((one[-1] - many[-1]).norm() <= 1e-3 * torch.finfo(one.dtype).eps ** 0.5 * one[-1].norm())
+
+
+def first_line(error: Exception) -> str:
+    """The first sentence of a message."""
+    return str(error).splitlines()[0].rstrip(".")
+
+
+def variables(request: Request) -> list[torch.Tensor]:
+    """What the loss is differentiated in for a layer: its perturbations, or its weight and bias."""
+    return request.deltas if request.parameters is None else [p for p in request.parameters if p is not None]

@@ -1,0 +1,357 @@
+"""What the autograd graph proves: a piecewise linear tail, samples that do not influence each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Set
+from typing import Any
+
+import torch
+
+#: Nodes that are linear in all their differentiable inputs together, or piecewise linear.
+LINEAR = {
+    "torch::autograd::AccumulateGrad",
+    "AddBackward0",
+    "SubBackward0",
+    "NegBackward0",
+    "TBackward0",
+    "TransposeBackward0",
+    "PermuteBackward0",
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "ReshapeAliasBackward0",
+    "AliasBackward0",
+    "SqueezeBackward0",
+    "SqueezeBackward1",
+    "SqueezeBackward2",
+    "UnsqueezeBackward0",
+    "ExpandBackward0",
+    "RepeatBackward0",
+    "FlipBackward0",
+    "RollBackward0",
+    "CloneBackward0",
+    "ToCopyBackward0",
+    "CatBackward0",
+    "StackBackward0",
+    "UnbindBackward0",
+    "SplitBackward0",
+    "SplitWithSizesBackward0",
+    "SliceBackward0",
+    "SelectBackward0",
+    "IndexBackward0",
+    "IndexSelectBackward0",
+    "GatherBackward0",
+    "MaskedFillBackward0",
+    "WhereBackward0",
+    "CopyBackwards",
+    "SumBackward0",
+    "SumBackward1",
+    "MeanBackward0",
+    "MeanBackward1",
+    "CumsumBackward0",
+    "AvgPool2DBackward0",
+    "AvgPool3DBackward0",
+    "AdaptiveAvgPool2DBackward0",
+    "AdaptiveAvgPool3DBackward0",
+    "AdaptiveMaxPool2DBackward0",
+    "AdaptiveMaxPool3DBackward0",
+    "MkldnnAdaptiveAvgPool2DBackward0",
+    "ConstantPadNdBackward0",
+    "ReflectionPad1DBackward0",
+    "ReflectionPad2DBackward0",
+    "ReflectionPad3DBackward0",
+    "ReplicationPad1DBackward0",
+    "ReplicationPad2DBackward0",
+    "ReplicationPad3DBackward0",
+    "PixelShuffleBackward0",
+    "PixelUnshuffleBackward0",
+    "UpsampleNearest1DBackward0",
+    "UpsampleNearest2DBackward0",
+    "UpsampleNearest3DBackward0",
+    "UpsampleBilinear2DBackward0",
+    "Im2ColBackward0",
+    "Col2ImBackward0",
+    "UnfoldBackward0",
+    "TrilBackward0",
+    "TriuBackward0",
+    "DiagonalBackward0",
+    "ReluBackward0",
+    "LeakyReluBackward0",
+    "HardtanhBackward0",
+    "HardshrinkBackward0",
+    "SoftshrinkBackward0",
+    "HardsigmoidBackward0",
+    "ThresholdBackward0",
+    "RreluWithNoiseBackward0",
+    "AbsBackward0",
+    "MaximumBackward0",
+    "MinimumBackward0",
+    "MaxBackward0",
+    "MaxBackward1",
+    "MinBackward0",
+    "MinBackward1",
+    "AmaxBackward0",
+    "AminBackward0",
+    "MaxPool2DWithIndicesBackward0",
+    "MaxPool3DWithIndicesBackward0",
+    "ClampBackward0",
+    "ClampBackward1",
+    "ClampMinBackward0",
+    "ClampMaxBackward0",
+}
+#: Nodes that are linear in each input: piecewise linear if only one of the inputs is differentiable.
+BILINEAR = {
+    "MulBackward0",
+    "MmBackward0",
+    "BmmBackward0",
+    "MvBackward0",
+    "DotBackward0",
+    "LinearBackward0",
+    "ConvolutionBackward0",
+    "NativeDropoutBackward0",
+    "PreluKernelBackward0",
+}
+#: Nodes whose first input is divided, or normalized by constants.
+BATCH_NORM = {"NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"}
+
+
+Inputs = list[tuple[Any, int]]
+
+
+def nodes(start: Iterable[Any]) -> Iterator[Any]:
+    """Every node reached from ``start``, once."""
+    seen: set[Any] = set()
+    stack = list(start)
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        stack.extend(parent for parent, _ in node.next_functions)
+
+
+def dependent(start: Iterable[Any], leaves: Set[Any]) -> set[Any]:
+    """The nodes between ``start`` and the leaves: those whose value depends on them."""
+    found = set(leaves)
+    stack = [(node, False) for node in start]
+    seen: set[Any] = set()
+    while stack:
+        node, children_done = stack.pop()
+        if children_done:
+            if any(parent in found for parent, _ in node.next_functions):
+                found.add(node)
+        elif node is not None and node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((parent, False) for parent, _ in node.next_functions)
+    return found
+
+
+def inputs_of(node: Any, within: Set[Any] | None) -> Inputs:
+    """The differentiable inputs of a node, (None, 0) for those that are not, or that are not ``within``."""
+    return [(p, i) if p is not None and (within is None or p in within) else (None, 0) for p, i in node.next_functions]
+
+
+def is_piecewise_linear(start: Iterable[Any], within: Set[Any] | None = None) -> bool:
+    """Whether what the nodes ``start`` compute is piecewise linear in all its differentiable leaves together.
+
+    Every node of the autograd graph must be of a known piecewise linear kind, and a product may have one
+    differentiable side only. An unknown node means no.
+
+    Parameters
+    ----------
+    within
+        Take only these nodes to be variable (see `dependent`); None: all.
+    """
+    return all(
+        is_linear_node(node.name(), node, inputs_of(node, within))
+        for node in nodes(start)
+        if within is None or node in within
+    )
+
+
+def is_linear_node(name: str, node: Any, inputs: Inputs) -> bool:
+    """Whether a node is known to be piecewise linear in all its differentiable inputs together."""
+    if name in LINEAR:
+        return True
+    variable = [parent is not None for parent, _ in inputs]
+    if name == "DivBackward0":
+        return not variable[1]
+    if name in {"AddmmBackward0", "AddmvBackward0", "BaddbmmBackward0", "AddbmmBackward0"}:
+        # bias + A B: only A and B multiply
+        return not (variable[1] and variable[2])
+    if name in BATCH_NORM:
+        return not node._saved_training and not any(variable[1:])
+    return name in BILINEAR and sum(variable) <= 1
+
+
+def consumers(start: Iterable[Any]) -> dict[Any, int]:
+    """How many inputs of nodes reached from ``start`` each node feeds."""
+    count: dict[Any, int] = {}
+    for node in nodes(start):
+        for parent, _ in node.next_functions:
+            if parent is not None:
+                count[parent] = count.get(parent, 0) + 1
+    return count
+
+
+def shape_of(node: Any, number: int = 0) -> torch.Size:
+    """Shape of a node's output; of a leaf, of the tensor itself."""
+    variable = getattr(node, "variable", None)
+    return torch.Size(node._input_metadata[number].shape) if variable is None else variable.shape
+
+
+def dimension(value: int, ndim: int) -> int:
+    """A saved dimension as one counted from the front; negative ones are saved modulo 2**64."""
+    return (value - 2**64 if value >= 2**63 else value) % max(ndim, 1)
+
+
+def keeps_all(node: Any, inputs: Inputs) -> bool:
+    """Rows stay rows whatever the node's options are."""
+    return True
+
+
+def same_ndim(node: Any, inputs: Inputs) -> bool:
+    """No input is broadcast along rows."""
+    own = len(shape_of(node))
+    return all(parent is None or len(shape_of(parent, number)) == own for parent, number in inputs)
+
+
+def first_operand(node: Any, inputs: Inputs) -> bool:
+    """Only the left factor, whose rows these are, is differentiable."""
+    return all(parent is None for parent, _ in inputs[1:])
+
+
+def second_operand(node: Any, inputs: Inputs) -> bool:
+    """Bias + A B with only A differentiable."""
+    return inputs[0][0] is None and inputs[2][0] is None
+
+
+def not_over(*attributes: str, added: int = 0) -> Callable[[Any, Inputs], bool]:
+    """The saved dimensions do not include the first one of the input (which has ``added`` more than the output)."""
+
+    def holds(node: Any, inputs: Inputs) -> bool:
+        ndim = len(next(shape_of(parent, number) for parent, number in inputs if parent is not None)) + added
+        for attribute in attributes:
+            saved = getattr(node, attribute)
+            saved = (saved,) if isinstance(saved, int) else saved
+            # no dimensions at all means every one of them
+            if not saved or any(dimension(d, ndim) == 0 for d in saved):
+                return False
+        return True
+
+    return holds
+
+
+def permutes_no_rows(node: Any, inputs: Inputs) -> bool:
+    """The first dimension stays first."""
+    return dimension(node._saved_dims[0], len(node._saved_dims)) == 0
+
+
+def normalizes_by_constants(node: Any, inputs: Inputs) -> bool:
+    """Batch normalization in evaluation mode."""
+    return not node._saved_training and first_operand(node, inputs)
+
+
+ELEMENTWISE = [
+    "Neg",
+    "Clone",
+    "ToCopy",
+    "Alias",
+    "Relu",
+    "LeakyRelu",
+    "Elu",
+    "Tanh",
+    "Sigmoid",
+    "Gelu",
+    "Silu",
+    "Softplus",
+    "Hardtanh",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardshrink",
+    "Softshrink",
+    "Threshold",
+    "Abs",
+    "Exp",
+    "Log",
+    "Log1P",
+    "Expm1",
+    "Pow",
+    "Sqrt",
+    "Rsqrt",
+    "Reciprocal",
+    "Sin",
+    "Cos",
+    "Erf",
+    "Mish",
+    "LogSigmoid",
+    "Clamp",
+    "ClampMin",
+    "ClampMax",
+    "NativeDropout",
+    "MaskedFill",
+]
+PER_SAMPLE = [
+    "View",
+    "UnsafeView",
+    "ReshapeAlias",
+    "Expand",
+    "MaxPool2DWithIndices",
+    "MaxPool3DWithIndices",
+    "AvgPool2D",
+    "AvgPool3D",
+    "AdaptiveAvgPool2D",
+    "AdaptiveAvgPool3D",
+    "AdaptiveMaxPool2D",
+    "MkldnnAdaptiveAvgPool2D",
+    "ConstantPadNd",
+    "ReflectionPad1D",
+    "ReflectionPad2D",
+    "ReplicationPad1D",
+    "ReplicationPad2D",
+    "UpsampleNearest2D",
+    "UpsampleBilinear2D",
+    "PixelShuffle",
+]
+#: When a node whose output has one row a sample, made from inputs that have too, keeps the samples apart.
+KEEPS_ROWS: dict[str, Callable[[Any, Inputs], bool]] = {
+    "torch::autograd::AccumulateGrad": keeps_all,
+    **{f"{name}Backward{i}": keeps_all for name in (*ELEMENTWISE, *PER_SAMPLE) for i in (0, 1)},
+    **{f"{name}Backward0": same_ndim for name in ("Add", "Sub", "Mul", "Div", "Maximum", "Minimum")},
+    **{f"{name}Backward0": first_operand for name in ("Mm", "Convolution", "NativeLayerNorm", "NativeGroupNorm")},
+    "LinearBackward0": first_operand,
+    "BmmBackward0": keeps_all,
+    "AddmmBackward0": second_operand,
+    "TransposeBackward0": not_over("_saved_dim0", "_saved_dim1"),
+    "PermuteBackward0": permutes_no_rows,
+    "UnsqueezeBackward0": not_over("_saved_dim", added=1),
+    "SqueezeBackward1": not_over("_saved_dim"),
+    "SumBackward1": not_over("_saved_dim"),
+    "MeanBackward1": not_over("_saved_dim"),
+    "AmaxBackward0": not_over("_saved_dim"),
+    "SliceBackward0": not_over("_saved_dim"),
+    "SelectBackward0": not_over("_saved_dim"),
+    "SoftmaxBackward0": not_over("_saved_dim"),
+    "LogSoftmaxBackward0": not_over("_saved_dim"),
+    "CatBackward0": not_over("_saved_dim"),
+    **dict.fromkeys(BATCH_NORM, normalizes_by_constants),
+}
+
+
+def keeps_rows(start: Iterable[Any], samples: int, within: Set[Any] | None = None) -> bool:
+    """Whether the graph proves that sample j of what ``start`` compute depends on sample j of the leaves alone.
+
+    Every node must have as many consecutive rows for each sample as for the others, and be known to keep rows
+    apart. No is no proof of the contrary. ``within`` as in `is_piecewise_linear`.
+    """
+    for node in nodes(start):
+        if within is not None and node not in within:
+            continue
+        known = KEEPS_ROWS.get(node.name())
+        if known is None:
+            return False
+        shape = shape_of(node)
+        if not shape or shape[0] % samples or not known(node, inputs_of(node, within)):
+            return False
+    return True

@@ -1,0 +1,195 @@
+"""Which layers can be probed, and the rows ĥ that each of their output positions sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hesscond.errors import ConfigError
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+ELIGIBLE = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the pre-activations of a layer depend on its weights: a_{p,i} = b_i + w_iᵀ h_{p,g(i)}.
+
+    Attributes
+    ----------
+    kind
+        Name of the module's class.
+    units
+        m, the number of output units (channels).
+    groups
+        G; unit i sees the inputs of group g(i) = i // (m / G).
+    fan_in
+        n, the number of weights of a unit.
+    bias
+        Whether the layer has one.
+    """
+
+    kind: str
+    units: int
+    groups: int
+    fan_in: int
+    bias: bool
+
+    @classmethod
+    def of(cls, layer: Layer) -> Geometry:
+        """The geometry of an eligible module."""
+        kind, bias = type(layer).__name__, layer.bias is not None
+        if isinstance(layer, nn.Linear):
+            return cls(kind, layer.out_features, 1, layer.in_features, bias)
+        fan_in = layer.in_channels // layer.groups * prod(layer.kernel_size)
+        return cls(kind, layer.out_channels, layer.groups, fan_in, bias)
+
+    @property
+    def n_params(self) -> int:
+        """n̂, the number of parameters of a unit."""
+        return self.fan_in + self.bias
+
+    def group(self, unit: int) -> int:
+        """g(unit)."""
+        return unit * self.groups // self.units
+
+
+def eligible_layers(model: nn.Module) -> dict[str, Layer]:
+    """The layers that can be captured, by qualified name: dense, convolutional and transposed convolutional ones."""
+    return {name or "model": module for name, module in model.named_modules() if isinstance(module, ELIGIBLE)}
+
+
+def dense_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """The `torch.nn.Linear` modules, by qualified name."""
+    return {name: layer for name, layer in eligible_layers(model).items() if isinstance(layer, nn.Linear)}
+
+
+def chosen_layers(model: nn.Module, names: Iterable[str] | None) -> dict[str, Layer]:
+    """The layers called ``names`` (None: all).
+
+    Raises
+    ------
+    ConfigError
+        A name the model does not have, or no layer at all.
+    """
+    layers = eligible_layers(model)
+    if not layers:
+        raise ConfigError("the model has no layer to probe: it needs a torch.nn.Linear, Conv or ConvTranspose module")
+    wanted = list(layers) if names is None else list(names)
+    for name in wanted:
+        if name not in layers:
+            raise ConfigError(f"no layer {name!r} to probe in the model: it has {', '.join(layers)}")
+    return {name: layers[name] for name in wanted}
+
+
+def tied_layers(model: nn.Module) -> set[str]:
+    """Names of the layers that share a parameter with another one."""
+    owners: dict[int, list[str]] = {}
+    for name, layer in eligible_layers(model).items():
+        for parameter in layer.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    return {name for names in owners.values() if len(names) > 1 for name in names}
+
+
+def checked_units(name: str, layer: Layer, units: Sequence[int] | None) -> tuple[int, ...]:
+    """``units`` of the layer (None: all), or a ConfigError for one out of range."""
+    count = Geometry.of(layer).units
+    chosen = tuple(range(count)) if units is None else tuple(units)
+    for unit in chosen:
+        if not 0 <= unit < count:
+            raise ConfigError(f"unit {unit} is out of range: layer {name!r} has units 0 to {count - 1}")
+    return chosen
+
+
+def by_position(layer: Layer, values: torch.Tensor, *, leading: int = 0) -> torch.Tensor:
+    """Pre-activations (…, L, p, m) from the layer's output layout, with ``leading`` dimensions in front.
+
+    L is the leading dimension of the output (1 for an unbatched one), p the number of its positions.
+    """
+    front = values.shape[:leading]
+    if isinstance(layer, nn.Linear):
+        length = values.shape[leading] if values.ndim > leading + 1 else 1
+        return values.reshape(*front, length, -1, values.shape[-1])
+    if values.ndim == leading + len(layer.kernel_size) + 1:
+        values = values.unsqueeze(leading)
+    return values.flatten(leading + 2).transpose(-1, -2)
+
+
+def from_position(layer: Layer, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The inverse of `by_position`: values (k, L, p, m) in the layer's output layout (k, *shape)."""
+    if not isinstance(layer, nn.Linear):
+        values = values.transpose(-1, -2)
+    return values.reshape(len(values), *shape)
+
+
+def windows(layer: Layer, x: torch.Tensor, output_shape: torch.Size) -> torch.Tensor:
+    """Inputs (L, p, G, n) that the weights of each group multiply at each output position.
+
+    A strided view of the padded input is copied once. A transposed convolution is the convolution of stride 1 with
+    the flipped kernel over the input spread out by its stride.
+    """
+    if isinstance(layer, nn.Linear):
+        length = x.shape[0] if x.ndim > 1 else 1
+        return x.reshape(length, -1, 1, x.shape[-1])
+    dims = len(layer.kernel_size)
+    if x.ndim == dims + 1:
+        x = x.unsqueeze(0)
+    sizes = tuple(output_shape[-dims:])
+    kernel, dilation = layer.kernel_size, layer.dilation
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    if isinstance(layer, TRANSPOSED):
+        stride = [1] * dims
+        spread = x.new_zeros(*x.shape[:2], *((s - 1) * t + 1 for s, t in zip(x.shape[2:], layer.stride, strict=True)))
+        every: tuple[Any, ...] = tuple(slice(None, None, t) for t in layer.stride)
+        spread[(..., *every)] = x
+        padding = []
+        for axis in reversed(range(dims)):
+            left = reach[axis] - int(layer.padding[axis])
+            padding += [left, sizes[axis] + reach[axis] - left - spread.shape[2 + axis]]
+        x = functional.pad(spread, padding)
+    else:
+        stride = list(layer.stride)
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        if any(layer._reversed_padding_repeated_twice):
+            x = functional.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+    x = x.contiguous()
+    groups = layer.groups
+    per_group = x.shape[1] // groups
+    steps = x.stride()
+    view = x.as_strided(
+        (len(x), *sizes, groups, per_group, *kernel),
+        (
+            steps[0],
+            *(steps[2 + a] * stride[a] for a in range(dims)),
+            steps[1] * per_group,
+            steps[1],
+            *(steps[2 + a] * dilation[a] for a in range(dims)),
+        ),
+    )
+    if isinstance(layer, TRANSPOSED):
+        view = view.flip(tuple(range(-dims, 0)))
+    return view.reshape(len(x), prod(sizes), groups, per_group * prod(kernel))
+
+
+def unit_weights(layer: Layer, weights: torch.Tensor) -> torch.Tensor:
+    """Weights or their derivatives (k, *weight.shape) as one row a unit: (k, m, n)."""
+    if not isinstance(layer, TRANSPOSED):
+        return weights.flatten(2)
+    grouped = weights.reshape(len(weights), layer.groups, -1, weights.shape[2], prod(layer.kernel_size))
+    return grouped.transpose(2, 3).reshape(len(weights), layer.out_channels, -1)
+
+
+def from_unit_weights(layer: Layer, rows: torch.Tensor) -> torch.Tensor:
+    """The inverse of `unit_weights`."""
+    if not isinstance(layer, TRANSPOSED):
+        return rows.reshape(len(rows), *layer.weight.shape)
+    grouped = rows.reshape(len(rows), layer.groups, layer.weight.shape[1], -1, prod(layer.kernel_size))
+    return grouped.transpose(2, 3).reshape(len(rows), *layer.weight.shape)

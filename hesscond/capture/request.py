@@ -1,0 +1,114 @@
+"""What is wanted of a layer, and the layouts that its derivatives take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from hesscond.capture.captured import Curvature, Diagonal, Factor, Formed, LayerCapture, LayerInputs
+from hesscond.capture.forward import Call
+from hesscond.capture.layers import Layer, by_position, from_position
+from hesscond.errors import CaptureError
+
+COUPLED = ", samples coupled"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is wanted of one layer.
+
+    Attributes
+    ----------
+    name, layer
+        The layer.
+    calls
+        Its calls in the forward pass.
+    units
+        Output units.
+    whole
+        Whether all of the layer is one block.
+    parameters
+        Its weight and bias, if it is to be differentiated in them.
+    """
+
+    name: str
+    layer: Layer
+    calls: list[Call]
+    units: tuple[int, ...]
+    whole: bool
+    parameters: tuple[torch.Tensor, torch.Tensor | None] | None = None
+
+    @cached_property
+    def deltas(self) -> list[torch.Tensor]:
+        """The perturbation of every call."""
+        return [call.delta for call in self.calls]
+
+    @cached_property
+    def leaves(self) -> set[Any]:
+        """The graph's nodes of the perturbations."""
+        return {get_gradient_edge(delta).node for delta in self.deltas}
+
+    def splits(self, samples: int) -> bool:
+        """Whether every call has as many leading entries for each sample."""
+        return all(call.inputs.ndim > 1 and call.delta.shape[0] % samples == 0 for call in self.calls)
+
+    def inputs(self, blocks: int) -> LayerInputs:
+        """Ĥ."""
+        return LayerInputs(self.layer, tuple((call.inputs, call.delta.shape) for call in self.calls), blocks)
+
+    def positions(self, values: Sequence[torch.Tensor | None], blocks: int) -> torch.Tensor:
+        """Derivatives (k, *shape) in each call's output as (k, J, m, q) float64; None stands for zeros."""
+        count = next((len(v) for v in values if v is not None), 0)
+        parts = []
+        for value, delta in zip(values, self.deltas, strict=True):
+            if value is None:
+                value = delta.new_zeros(count, *delta.shape)
+            part = by_position(self.layer, value.detach().to(torch.float64), leading=1)
+            parts.append(part.reshape(count, blocks, -1, part.shape[-1]))
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        return joined.transpose(2, 3)
+
+    def outputs(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """The inverse of `positions`."""
+        k, blocks = values.shape[:2]
+        values = values.transpose(2, 3)
+        result, start = [], 0
+        for delta in self.deltas:
+            laid_out = by_position(self.layer, delta)
+            length, positions, units = laid_out.shape
+            own = length * positions // blocks
+            part = values[:, :, start : start + own].reshape(k, length, positions, units)
+            result.append(from_position(self.layer, part, delta.shape).to(delta.dtype))
+            start += own
+        return result
+
+    def finished(self, curvature: Curvature, route: str, samples: int, blocks: int | None = None) -> LayerCapture:
+        """The result, once its curvature is known to be finite.
+
+        Parameters
+        ----------
+        curvature, route
+            What was found and how.
+        samples
+            N.
+        blocks
+            N or 1, the blocks that the curvature is in; None: as many as the layout allows.
+
+        Raises
+        ------
+        CaptureError
+            NaN or infinite curvature.
+        """
+        tensor = getattr(curvature, {Diagonal: "root", Factor: "B", Formed: "matrices"}[type(curvature)])
+        if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+            raise CaptureError(f"the curvature of the loss at layer {self.name!r} is NaN or infinite")
+        if blocks is None:
+            blocks = samples if self.splits(samples) else 1
+        elif blocks == 1 < samples:
+            route += COUPLED
+        return LayerCapture(self.name, self.inputs(blocks).kept(), self.units, curvature, route)

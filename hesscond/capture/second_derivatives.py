@@ -1,0 +1,120 @@
+"""Second derivatives of the functions that losses apply to every entry of a tensor, without subtraction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def saved(node: Any, name: str) -> torch.Tensor:
+    """A tensor that a node keeps for its derivative, in float64."""
+    tensor: torch.Tensor = getattr(node, f"_saved_{name}")
+    return tensor.detach().to(torch.float64)
+
+
+def square_root(x: torch.Tensor) -> torch.Tensor:
+    """sign(x) √|x|, so that the signed root of a product is the product of the signed roots."""
+    return x.sign() * x.abs().sqrt()
+
+
+def logistic_root(x: torch.Tensor) -> torch.Tensor:
+    """√(σ(x) σ(−x)) = e^{−|x|/2} / (1 + e^{−|x|})."""
+    return (-0.5 * x.abs()).exp() / (1 + (-x.abs()).exp())
+
+
+def distance(node: Any) -> torch.Tensor:
+    """|z − t| as the loss saw it, in its own precision: only compared with the border of a quadratic part."""
+    return (node._saved_self.detach() - node._saved_target.detach()).abs()
+
+
+def squared_error(node: Any) -> torch.Tensor:
+    """√2, if no side is broadcast: f = (z − t)²."""
+    return torch.full_like(distance(node), math.sqrt(2.0), dtype=torch.float64)
+
+
+def huber(node: Any) -> torch.Tensor:
+    """1 where f is quadratic: f = (z − t)²/2 where |z − t| < δ."""
+    return (distance(node) < node._saved_delta).to(torch.float64)
+
+
+def smooth_l1(node: Any) -> torch.Tensor:
+    """1/√β where f is quadratic: f = (z − t)²/(2β) where |z − t| < β."""
+    beta = node._saved_beta
+    return (distance(node) < beta).to(torch.float64) / math.sqrt(beta or 1.0)
+
+
+def power(node: Any) -> torch.Tensor:
+    """Signed root of n (n − 1) z^{n−2}: f = z^n."""
+    z, n = saved(node, "self"), float(node._saved_exponent)
+    coefficient = math.copysign(math.sqrt(abs(n * (n - 1))), n * (n - 1))
+    if coefficient == 0 or n == 2:
+        return torch.full_like(z, coefficient)
+    root = coefficient * z.abs().pow(0.5 * (n - 2))
+    return torch.where(z < 0, -root, root) if n % 2 == 1 else root
+
+
+def logistic_with_target(node: Any) -> torch.Tensor:
+    """Signed root of v ((1 − t) + q t) σ(z) σ(−z) with weight v and weight q of positives: f = BCE of σ(z) and t."""
+    z, target = saved(node, "self"), saved(node, "target")
+    q = 1.0 if node._saved_pos_weight is None else saved(node, "pos_weight")
+    v = 1.0 if node._saved_weight is None else saved(node, "weight")
+    return square_root(v * ((1 - target) + q * target)) * logistic_root(z)
+
+
+def binary_cross_entropy(node: Any) -> torch.Tensor:
+    """Signed root of v (t/p² + (1 − t)/(1 − p)²): f = −v (t log p + (1 − t) log(1 − p))."""
+    p, target = saved(node, "self"), saved(node, "target")
+    v = 1.0 if node._saved_weight is None else saved(node, "weight")
+    # a term that the target switches off must not be 0/0
+    positive = torch.where(target == 0, 0.0, target / p.square())
+    negative = torch.where(target == 1, 0.0, (1 - target) / (1 - p).square())
+    return square_root(v * (positive + negative))
+
+
+def softplus(node: Any) -> torch.Tensor:
+    """√(β σ(βz) σ(−βz)), and 0 from the threshold on, where torch's softplus is linear: f = log(1 + e^{βz})/β."""
+    beta = node._saved_beta
+    x = beta * saved(node, "self")
+    return torch.where(x < node._saved_threshold, square_root(x.new_tensor(beta)) * logistic_root(x), 0.0)
+
+
+def log_sigmoid(node: Any) -> torch.Tensor:
+    """−√(σ(z) σ(−z)): f = log σ(z)."""
+    return -logistic_root(saved(node, "self"))
+
+
+def soft_margin(node: Any) -> torch.Tensor:
+    """|y| √(σ(yz) σ(−yz)): f = log(1 + e^{−yz})."""
+    y = saved(node, "target")
+    return y.abs() * logistic_root(y * saved(node, "self"))
+
+
+def exponential(node: Any) -> torch.Tensor:
+    """√e^z: f = e^z. Only e^z is kept, so that z below −745 counts as none."""
+    return saved(node, "result").sqrt()
+
+
+def logarithm(node: Any) -> torch.Tensor:
+    """−1/|z|: f = log z."""
+    return -1 / saved(node, "self").abs()
+
+
+#: Curved in either input, whichever is differentiable.
+SYMMETRIC = {"MseLossBackward0", "HuberLossBackward0", "SmoothL1LossBackward0"}
+#: sign(f'') √|f''| (float64, in the shape of z) of the nodes that apply a function f to every entry of z.
+SECOND_DERIVATIVES: dict[str, Callable[[Any], torch.Tensor]] = {
+    "MseLossBackward0": squared_error,
+    "HuberLossBackward0": huber,
+    "SmoothL1LossBackward0": smooth_l1,
+    "PowBackward0": power,
+    "BinaryCrossEntropyWithLogitsBackward0": logistic_with_target,
+    "BinaryCrossEntropyBackward0": binary_cross_entropy,
+    "SoftplusBackward0": softplus,
+    "LogSigmoidBackward0": log_sigmoid,
+    "SoftMarginLossBackward0": soft_margin,
+    "ExpBackward0": exponential,
+    "LogBackward0": logarithm,
+}

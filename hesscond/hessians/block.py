@@ -1,0 +1,45 @@
+"""What every block of the Hessian can be asked for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from hesscond.hessians.preconditioner import Preconditioner
+from hesscond.spectra import ConditionNumber
+
+
+class BlockHessian(ABC):
+    """The Hessian H of the loss in the parameters of one unit or layer, in plain or preconditioned coordinates.
+
+    With a `Preconditioner` P every method speaks of PᵀHP; for a whole layer P acts on each unit.
+    """
+
+    @property
+    @abstractmethod
+    def order(self) -> int:
+        """Number of parameters."""
+
+    @abstractmethod
+    def matrix(self, P: Preconditioner | None = None) -> torch.Tensor:
+        """The dense Hessian (k, k), float64; parameters in the order [bias, weight row], unit by unit."""
+
+    @abstractmethod
+    def condition_numbers(
+        self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
+    ) -> list[ConditionNumber]:
+        """κ in several coordinate systems at once (None: the plain ones), cheaper than one by one."""
+
+    def condition_number(self, P: Preconditioner | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
+        """κ(H), or κ(PᵀHP)."""
+        return self.condition_numbers([P], rtol=rtol)[0]
+
+    @abstractmethod
+    def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """All nonzero eigenvalues (r,), descending, and orthonormal eigenvectors (k, r), float64."""
+
+    @abstractmethod
+    def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
+        """All nonzero eigenvalues (r,), descending, float64."""

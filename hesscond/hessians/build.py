@@ -1,0 +1,121 @@
+"""From what was captured to the Hessians of units and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hesscond.capture import Diagonal, Factor, Formed, LayerCapture
+from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.factored import FactoredHessian
+from hesscond.hessians.formed import FormedHessian
+from hesscond.hessians.layer import LayerHessian
+from hesscond.hessians.preconditioner import Preconditioner
+from hesscond.spectra import ConditionNumber, scaled_gram_conditions, stacked_conditions
+
+#: A layer's factor with no more numbers than this is formed, for the sake of its zeros and its scales.
+SMALL = 2**14
+
+
+def unit_hessian(captured: LayerCapture, unit: int, memory: int) -> BlockHessian:
+    """The Hessian of one output unit of a captured layer."""
+    return unit_hessians(captured, [unit], memory)[0]
+
+
+def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> list[BlockHessian]:
+    """The Hessians of output units that belong to one group of the layer."""
+    curvature = captured.curvature
+    columns = [captured.column(unit) for unit in units]
+    if isinstance(curvature, Formed):
+        return [FormedHessian(curvature.matrices[column], curvature.spread, curvature.terms) for column in columns]
+    if isinstance(curvature, Diagonal):
+        inputs = captured.inputs
+        if inputs.geometry.groups == 1:
+            rows = captured.H_hat
+        else:
+            rows = inputs.slice(0, inputs.blocks)[:, :, inputs.geometry.group(units[0])].flatten(0, 1)
+        found: list[BlockHessian] = []
+        for column in columns:
+            sign = None if curvature.sign is None else curvature.sign[:, column]
+            found.append(FactoredHessian(rows, curvature.root[:, column], mixed(sign)))
+        return found
+    factors = captured.unit_rows(units, memory // 8)
+    terms = (curvature.B != 0).any(3)
+    errors, spreads = captured.row_rounding(units), captured.spread(units)
+    found = []
+    for number, (column, rows) in enumerate(zip(columns, factors, strict=True)):
+        error = None if errors is None else errors[number]
+        spread = None if spreads is None else spreads[number]
+        sign = None
+        if curvature.sign is not None:
+            sign = curvature.sign[:, :, min(column, curvature.sign.shape[2] - 1)].flatten()
+        # a block's rows span no more than its active positions
+        active = (curvature.B[:, :, column] != 0).any(0).sum(1)
+        limit = int(torch.minimum(terms[:, :, column].sum(0), active).sum())
+        found.append(FactoredHessian(rows, None, mixed(sign), error, 1, limit, spread))
+    return found
+
+
+def mixed(sign: torch.Tensor | None) -> torch.Tensor | None:
+    """``sign``, or None if none is negative."""
+    return sign if sign is not None and bool((sign < 0).any()) else None
+
+
+def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
+    """The Hessian of all parameters of a layer captured whole."""
+    curvature = captured.curvature
+    units = captured.inputs.geometry.units
+    if isinstance(curvature, Formed):
+        return FormedHessian(curvature.matrices[0], curvature.spread, curvature.terms, units)
+    layer = LayerHessian(captured, memory)
+    if layer.order <= layer.count or layer.order * layer.count <= SMALL:
+        return layer.dense()
+    return layer
+
+
+def unit_conditions(
+    captured: LayerCapture, P: Preconditioner | None, *, rtol: float, memory: int
+) -> list[ConditionNumber]:
+    """κ of every captured unit, in batches where S ≥ 0 and is known to the last digits."""
+    geometry, curvature = captured.inputs.geometry, captured.curvature
+    step = len(captured.units)
+    if isinstance(curvature, Factor):
+        one = 8 * curvature.B.shape[0] * curvature.B.shape[1] * geometry.n_params
+        step = max(1, memory // 4 // max(one, 1))
+    conditions: list[ConditionNumber] = []
+    for units in runs(captured, step):
+        hessians = unit_hessians(captured, units, memory)
+        batch = [h for h in hessians if isinstance(h, FactoredHessian) and h.sign is None and h.spread is None]
+        if len(batch) < len(hessians) or len(batch) == 1:
+            conditions += [hessian.condition_number(P, rtol=rtol) for hessian in hessians]
+        else:
+            conditions += batch_conditions(batch, P, rtol)
+    return conditions
+
+
+def batch_conditions(
+    hessians: Sequence[FactoredHessian], P: Preconditioner | None, rtol: float
+) -> list[ConditionNumber]:
+    """κ of positive semidefinite Hessians with factors of one shape, or with rows that all of them share."""
+    bounds = [hessian.rank_bound for hessian in hessians]
+    first = hessians[0]
+    if first.root is None:
+        factors = torch.stack([hessian.factor(P) for hessian in hessians])
+        errors = [hessian.factor_error(P) for hessian in hessians]
+        return stacked_conditions(factors, rtol=rtol, rank_bounds=bounds, error=errors)
+    rows = first.rows if P is None else P.right_multiply(first.rows)
+    roots = torch.stack([hessian.root for hessian in hessians if hessian.root is not None], 1)
+    return scaled_gram_conditions(rows, roots, rtol=rtol, rank_bounds=bounds)
+
+
+def runs(captured: LayerCapture, step: int) -> list[list[int]]:
+    """The captured units in order, at most ``step`` at a time and never of two groups."""
+    found: list[list[int]] = []
+    for unit in captured.units:
+        group = captured.inputs.geometry.group(unit)
+        if found and len(found[-1]) < step and captured.inputs.geometry.group(found[-1][0]) == group:
+            found[-1].append(unit)
+        else:
+            found.append([unit])
+    return found

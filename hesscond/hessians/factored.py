@@ -1,0 +1,159 @@
+"""A Hessian kept as its factor, ∇²L = Fᵀ diag(±1) F."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.preconditioner import Preconditioner
+from hesscond.spectra import (
+    ConditionNumber,
+    factor_conditions,
+    factor_eigenpairs,
+    factor_eigenvalues,
+    signed_condition,
+    signed_eigenpairs,
+    signed_eigenvalues,
+)
+from hesscond.spectra.factored import EPS, error_factor
+
+
+@dataclass(frozen=True)
+class FactoredHessian(BlockHessian):
+    """Ĥᵀ S Ĥ of one unit with ŵ = [b, w] (or w alone), or of u units together, from rows and signs.
+
+    Attributes
+    ----------
+    rows : (m, u n̂) float64
+        Ĥ with ``root``; or F itself: one row for each rank-one term of S, or after streaming a triangular factor.
+    root : (m,) float64 or None
+        √|S_jj|; None: all 1.
+    sign : (m,) or None
+        Signs of S_jj or of the rank-one terms; None: S ≥ 0.
+    row_error : (u n̂,) or (m, u n̂) or None
+        Bounds of the error in each column of ``rows``, in the 2-norm, or in each entry; None: they are what was asked
+        for.
+    units
+        u, on each of which a preconditioner acts.
+    rank_limit
+        An upper bound of the rank that is known from elsewhere.
+    spread : (u n̂,) or None
+        d such that round-off in S changes entry (k, l) of H by eps·d_k·d_l; None: S has none.
+    """
+
+    rows: torch.Tensor
+    root: torch.Tensor | None
+    sign: torch.Tensor | None
+    row_error: torch.Tensor | None = None
+    units: int = 1
+    rank_limit: int | None = None
+    spread: torch.Tensor | None = None
+
+    @property
+    def order(self) -> int:
+        """Number of parameters u n̂."""
+        return self.rows.shape[1]
+
+    def factor(self, P: Preconditioner | None = None) -> torch.Tensor:
+        """|S|^½ Ĥ P (m, k): H = FᵀF where S ≥ 0, and Fᵀ diag(sign) F otherwise."""
+        rows = self.rows if P is None else multiplied(self.rows, P, self.units)
+        return rows if self.root is None else rows * self.root[:, None]
+
+    def matrix(self, P: Preconditioner | None = None) -> torch.Tensor:
+        """The dense Hessian (k, k)."""
+        F = self.factor(P)
+        return F.T @ (F if self.sign is None else F * self.sign[:, None])
+
+    def condition_numbers(
+        self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
+    ) -> list[ConditionNumber]:
+        """κ in several coordinate systems at once."""
+        factors = [self.factor(P) for P in coordinates]
+        errors = [self.factor_error(P) for P in coordinates]
+        if self.sign is None and self.spread is None:
+            return factor_conditions(factors, rank_bound=self.rank_bound, rtol=rtol, error=errors)
+        return [
+            signed_condition(
+                factor,
+                self._signs,
+                rank_bound=self.rank_bound,
+                rtol=rtol,
+                error=float(np.linalg.norm(error)),
+                noise=noise_of(self.spread, P, self.units),
+            )
+            for P, factor, error in zip(coordinates, factors, errors, strict=True)
+        ]
+
+    @property
+    def _signs(self) -> torch.Tensor:
+        return self.rows.new_ones(len(self.rows)) if self.sign is None else self.sign
+
+    def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
+        """All nonzero eigenvalues, descending."""
+        F, condition = self.factor(P), self.condition_number(P)
+        if self.sign is not None or self.spread is not None:
+            values = signed_eigenvalues(F, self._signs, condition.rank)
+        else:
+            values = factor_eigenvalues(F, condition)
+        return torch.from_numpy(np.ascontiguousarray(values)).to(F.device)
+
+    def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """All nonzero eigenvalues, descending, and their eigenvectors."""
+        F, condition = self.factor(P), self.condition_number(P)
+        if self.sign is not None or self.spread is not None:
+            pairs = signed_eigenpairs(F, self._signs, condition.rank)
+        else:
+            pairs = factor_eigenpairs(F, condition)
+        values, vectors = (torch.from_numpy(np.ascontiguousarray(part)).to(F.device) for part in pairs)
+        return values, vectors
+
+    def rank_bound(self) -> int:
+        """Distinct active samples, or features: one for each that varies over them and one for all constant ones.
+
+        It holds in all coordinates, since P is linear; a transformed dead feature no longer looks dead.
+        """
+        known = self.order if self.rank_limit is None else self.rank_limit
+        if self.root is None:
+            return min(known, int((self.rows != 0).any(1).sum()), int((self.rows != 0).any(0).sum()))
+        active = torch.unique(self.rows[self.root != 0], dim=0)
+        if len(active) == 0:
+            return 0
+        low, high = active.amin(0), active.amax(0)
+        varying = low != high
+        return min(known, len(active), int(varying.sum()) + int((low[~varying] != 0).any()))
+
+    def factor_error(self, P: Preconditioner | None) -> float | np.ndarray:
+        """Bounds of the error in each column of the factor, or in each entry."""
+        if self.row_error is None:
+            return 0.0
+        if P is None:
+            return self.row_error.cpu().numpy()
+        absolute = P.matrix(self.order // self.units, self.rows.device).abs()
+        if self.row_error.ndim == 2:
+            # the entries' errors, and those of the product rows·P, carried through |P|
+            each = self.row_error + 16 * EPS * self.rows.abs()
+            return (each.unflatten(1, (self.units, -1)) @ absolute).flatten(1).cpu().numpy()
+        norms = torch.linalg.vector_norm(self.rows, dim=0)
+        per_column = self.row_error + error_factor(*self.rows.shape) * EPS * norms
+        return (per_column.reshape(self.units, -1) @ absolute).flatten().cpu().numpy()
+
+
+def noise_of(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> float:
+    """eps·‖|P|ᵀd‖², the round-off in PᵀHP that d stands for."""
+    if spread is None:
+        return 0.0
+    if P is not None:
+        own = spread.reshape(units, -1)
+        spread = own @ P.matrix(own.shape[1], own.device).abs()
+    return EPS * float(spread.square().sum())
+
+
+def multiplied(rows: torch.Tensor, P: Preconditioner, units: int) -> torch.Tensor:
+    """``rows`` (m, u n̂) times I_u ⊗ P."""
+    if units == 1:
+        return P.right_multiply(rows)
+    return P.right_multiply(rows.reshape(len(rows) * units, -1)).reshape(len(rows), -1)

@@ -1,0 +1,82 @@
+"""A Hessian known as a matrix, with a bound of the rounding in its entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.preconditioner import Preconditioner
+from hesscond.spectra import ConditionNumber
+from hesscond.spectra.condition import NOISE
+from hesscond.spectra.factored import EPS, as_matrix, error_factor
+from hesscond.spectra.symmetric import symmetric_condition
+
+
+@dataclass(frozen=True)
+class FormedHessian(BlockHessian):
+    """H itself, differentiated in the parameters: what lies below its rounding is unresolved.
+
+    Attributes
+    ----------
+    H : (k, k) float64
+    spread : (k,)
+        d such that a relative change eps of what was summed up changes entry (i, j) by eps·d_i·d_j.
+    terms
+        How many products were summed up for an entry.
+    units
+        Number of units, on each of which a preconditioner acts.
+    """
+
+    H: torch.Tensor
+    spread: torch.Tensor
+    terms: int
+    units: int = 1
+
+    @property
+    def order(self) -> int:
+        """Number of parameters."""
+        return len(self.H)
+
+    def matrix(self, P: Preconditioner | None = None) -> torch.Tensor:
+        """The dense Hessian (k, k)."""
+        if P is None:
+            return self.H
+        dense = self._dense(P)
+        product = dense.T @ self.H @ dense
+        return (product + product.T) / 2
+
+    def _dense(self, P: Preconditioner) -> torch.Tensor:
+        one = P.matrix(self.order // self.units, self.H.device)
+        return torch.block_diag(*[one] * self.units)
+
+    def condition_numbers(
+        self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
+    ) -> list[ConditionNumber]:
+        """κ in several coordinate systems at once."""
+        conditions = []
+        for P in coordinates:
+            spread = self.spread if P is None else self._dense(P).abs().T @ self.spread
+            size = EPS * float(spread.square().sum())
+            conditions.append(
+                symmetric_condition(
+                    as_matrix(self.matrix(P)),
+                    rtol=rtol,
+                    error=error_factor(self.terms, self.order) * size,
+                    floor=NOISE * size,
+                )
+            )
+        return conditions
+
+    def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
+        """All nonzero eigenvalues, descending."""
+        return self.eigenpairs(P)[0]
+
+    def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """All nonzero eigenvalues, descending, and their eigenvectors."""
+        values, vectors = torch.linalg.eigh(self.matrix(P))
+        largest = values.abs().argsort(descending=True)[: self.condition_number(P).rank]
+        kept = largest[values[largest].argsort(descending=True)]
+        return values[kept], vectors[:, kept]

@@ -1,0 +1,246 @@
+"""The Hessian of a whole layer by its dual: as large as the samples make it, however many parameters there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from hesscond.capture import Factor, LayerCapture
+from hesscond.errors import CaptureError
+from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.factored import FactoredHessian, multiplied, noise_of
+from hesscond.hessians.preconditioner import Preconditioner
+from hesscond.spectra import (
+    ConditionNumber,
+    dual_condition,
+    dual_signed_condition,
+    factor_eigenvalues,
+    signed_eigenvalues,
+)
+from hesscond.spectra.factored import EPS, error_factor
+
+#: Columns of F that are brought to triangular form at a time.
+PANEL = 8192
+
+
+@dataclass(frozen=True)
+class LayerHessian(BlockHessian):
+    """Σ_r s_r f_r f_rᵀ with f_r = Σ_p b_rp ⊗ ĥ_p in R^(m n̂): F (R J, m n̂) with fewer rows than columns.
+
+    Its nonzero eigenvalues are those of the (R J, R J) Gram matrix FFᵀ. With one position a sample that is
+    (BBᵀ)∘(ĤĤᵀ), and F is never formed.
+
+    Attributes
+    ----------
+    captured
+        A layer captured whole, by a `Factor`.
+    memory
+        Bytes that may be used.
+    """
+
+    captured: LayerCapture
+    memory: int
+
+    @cached_property
+    def _factor(self) -> Factor:
+        assert isinstance(self.captured.curvature, Factor)
+        return self.captured.curvature
+
+    @property
+    def order(self) -> int:
+        """Number of parameters m n̂."""
+        geometry = self.captured.inputs.geometry
+        return geometry.units * geometry.n_params
+
+    @property
+    def count(self) -> int:
+        """R J, the number of rows of F."""
+        return self._factor.B.shape[0] * self._factor.B.shape[1]
+
+    @property
+    def sign(self) -> torch.Tensor | None:
+        """(R J,) signs of the rows; None: all +1."""
+        signs = self._factor.sign
+        return None if signs is None else signs.flatten()
+
+    @property
+    def _signs(self) -> torch.Tensor | None:
+        """The signs, all written out where S has round-off of both."""
+        if self.sign is None and self._factor.norms is not None:
+            return self._factor.B.new_ones(self.count)
+        return self.sign
+
+    @cached_property
+    def _spread(self) -> torch.Tensor | None:
+        """(m n̂,) see `LayerCapture.spread`."""
+        own = [self.captured.spread([unit]) for unit in range(self.captured.inputs.geometry.units)]
+        present = [spread[0] for spread in own if spread is not None]
+        return torch.cat(present) if present else None
+
+    def matrix(self, P: Preconditioner | None = None) -> torch.Tensor:
+        """The dense Hessian (k, k)."""
+        if 8 * self.order**2 > self.memory:
+            raise CaptureError(
+                f"the dense Hessian of layer {self.captured.name!r} has order {self.order} and takes "
+                f"{8e-9 * self.order**2:.3g} GB, more than memory={self.memory / 1e9:.3g} GB: "
+                "ask for its eigenvalues or κ, or a unit's Hessian"
+            )
+        return self.dense().matrix(P)
+
+    def dense(self) -> FactoredHessian:
+        """F itself (R J, m n̂).
+
+        Raises
+        ------
+        CaptureError
+            It does not fit into the memory.
+        """
+        if 8 * self.count * self.order > self.memory:
+            raise CaptureError(
+                f"the factor of layer {self.captured.name!r} is {self.count} × {self.order} and takes "
+                f"{8e-9 * self.count * self.order:.3g} GB, more than memory={self.memory / 1e9:.3g} GB: "
+                f"take at most {max(1, self.memory // (8 * self.order))} rank-one terms, with fewer samples or classes"
+            )
+        rows = torch.cat([panel.permute(1, 0, 2).flatten(1) for panel in self._unit_panels(None)], 1)
+        units = self.captured.inputs.geometry.units
+        by_unit = [self.captured.row_rounding([unit]) for unit in range(units)]
+        errors = [own[0] for own in by_unit if own is not None]
+        error = torch.cat(errors, 1) if errors else None
+        return FactoredHessian(rows, None, self.sign, error, units, self.rank_bound(), self._spread)
+
+    def condition_numbers(
+        self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
+    ) -> list[ConditionNumber]:
+        """κ in several coordinate systems at once."""
+        conditions = []
+        for P in coordinates:
+
+            def triangular(P: Preconditioner | None = P) -> tuple[torch.Tensor, np.ndarray]:
+                return self.triangular(P)
+
+            def gram(P: Preconditioner | None = P) -> tuple[torch.Tensor, float]:
+                return self.gram(P)
+
+            if self._signs is None:
+                found = dual_condition(gram, triangular, order=self.order, rank_bound=self.rank_bound, rtol=rtol)
+            else:
+                found = dual_signed_condition(
+                    triangular,
+                    self._signs,
+                    order=self.order,
+                    rank_bound=self.rank_bound,
+                    rtol=rtol,
+                    noise=noise_of(self._spread, P, self.captured.inputs.geometry.units),
+                )
+            conditions.append(found)
+        return conditions
+
+    def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
+        """All nonzero eigenvalues, descending."""
+        R, _ = self.triangular(P)
+        condition = self.condition_number(P)
+        signed = self._signs is not None
+        values = signed_eigenvalues(R.T, self._signs, condition.rank) if signed else factor_eigenvalues(R, condition)
+        return torch.from_numpy(np.ascontiguousarray(values)).to(R.device)
+
+    def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """All nonzero eigenvalues, descending, and their eigenvectors (k, r)."""
+        return self.dense().eigenpairs(P)
+
+    def gram(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, float]:
+        """FFᵀ (R J, R J), and a bound, in the 2-norm, of its rounding.
+
+        An inner product of rows is off by at most c·eps times their lengths; the matrix of these products of lengths
+        has the norm tr FFᵀ.
+        """
+        B = self._factor.B
+        if self._one_position:
+            rows, passes = self._rows(P), B.shape[0]
+            flat = B.flatten(0, 1)[:, :, 0]
+            K = (flat @ flat.T) * (rows @ rows.T).repeat(passes, passes)
+            growth = B.shape[2] ** 0.5 + rows.shape[1] ** 0.5
+        else:
+            K = B.new_zeros(self.count, self.count)
+            for panel in self._unit_panels(P):
+                flat = panel.permute(1, 0, 2).flatten(1)
+                K.addmm_(flat, flat.T)
+            growth = self.order**0.5
+        trace = float(K.diagonal().sum())
+        carried = float(self._rounding(P).norm())
+        return K, max(16.0, growth) * EPS * trace + carried * (2 * trace**0.5 + carried)
+
+    def triangular(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, np.ndarray]:
+        """R (R J, R J) with RᵀR = FFᵀ, by QR of Fᵀ panel by panel, and bounds of the error in each column."""
+        R: torch.Tensor | None = None
+        square_norms: torch.Tensor | None = None
+        for panel in self._panels(P):
+            norms = panel.square().sum(0)
+            square_norms = norms if square_norms is None else square_norms + norms
+            stacked = panel if R is None else torch.cat([R, panel])
+            R = torch.linalg.qr(stacked, mode="r").R if len(stacked) > self.count else stacked
+        assert R is not None
+        assert square_norms is not None
+        error = error_factor(self.order, self.count) * EPS * square_norms.sqrt()
+        return R, (error + self._rounding(P)).cpu().numpy()
+
+    def _rounding(self, P: Preconditioner | None) -> torch.Tensor:
+        """(R J,) bounds, in the 2-norm, of the rounding in the rows of FP; only sums over positions have any."""
+        total = self._factor.B.new_zeros(self.count)
+        if self.captured.inputs.positions > 1:
+            for unit in range(self.captured.inputs.geometry.units):
+                errors = self.captured.row_rounding([unit])
+                assert errors is not None
+                each = errors[0] if P is None else errors[0] @ P.matrix(errors.shape[2], errors.device).abs()
+                total += each.square().sum(1)
+        return total.sqrt()
+
+    @property
+    def _one_position(self) -> bool:
+        return self._factor.B.shape[3] == 1 and self.captured.inputs.geometry.groups == 1
+
+    def _rows(self, P: Preconditioner | None) -> torch.Tensor:
+        """ĤP (J, k)."""
+        return self.captured.H_hat if P is None else P.right_multiply(self.captured.H_hat)
+
+    def _panels(self, P: Preconditioner | None) -> Iterator[torch.Tensor]:
+        """Fᵀ in panels (·, R J); with one position a sample in the basis of Ĥ's row space, of N columns at most."""
+        if not self._one_position:
+            for panel in self._unit_panels(P):
+                yield panel.permute(0, 2, 1).flatten(0, 1)
+            return
+        rows, B = self._rows(P), self._factor.B
+        if rows.shape[1] > len(rows):
+            rows = torch.linalg.qr(rows.T, mode="r").R.T
+        passes, blocks, units = B.shape[:3]
+        step = max(1, max(PANEL, self.count) // rows.shape[1])
+        for start in range(0, units, step):
+            b = B[:, :, start : start + step, 0].permute(2, 0, 1)
+            yield (b[:, None] * rows.T[None, :, None, :]).reshape(-1, passes * blocks)
+
+    def _unit_panels(self, P: Preconditioner | None) -> Iterator[torch.Tensor]:
+        """F_iP of some units at a time, (u, R J, k)."""
+        geometry = self.captured.inputs.geometry
+        one = 8 * self.count * geometry.n_params
+        per_group = geometry.units // geometry.groups
+        step = max(1, min(per_group, self.memory // 8 // one))
+        for first in range(0, geometry.units, per_group):
+            for start in range(first, first + per_group, step):
+                chosen = range(start, min(start + step, first + per_group))
+                rows = self.captured.unit_rows(chosen, self.memory // 8)
+                yield rows if P is None else multiplied(rows.flatten(0, 1), P, 1).unflatten(0, rows.shape[:2])
+
+    def rank_bound(self) -> int:
+        """Σ_j of the rank that the rows of block j can have by the zeros of b: terms, or active units and positions."""
+        B = self._factor.B
+        terms = (B != 0).any(3).any(2).sum(0)
+        active = (B != 0).any(0)
+        if not self._one_position:
+            # each active unit contributes at most the rank of its rows, which no more than positions
+            return int(torch.minimum(terms, active.flatten(1).sum(1)).sum())
+        # a sample without features adds nothing
+        seen = (self.captured.H_hat != 0).any(1)
+        return int((torch.minimum(terms, active.flatten(1).sum(1)) * seen).sum())

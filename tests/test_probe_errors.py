@@ -1,0 +1,149 @@
+"""What cannot be measured is refused, in one sentence that names the layer."""
+
+import pytest
+import torch
+from cases import case, mlp
+from torch import nn
+from torch.nn import functional as F
+
+import hesscond
+from hesscond.errors import CaptureError, ConfigError, HesscondError
+
+GENERATOR = torch.Generator().manual_seed(0)
+X, Y = torch.randn(6, 5, generator=GENERATOR), torch.tensor([0, 1, 2, 0, 1, 2])
+IMAGES = torch.randn(6, 2, 4, 4, generator=GENERATOR)
+
+
+class Partly(nn.Module):
+    """One layer used, one spare."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.spare, self.filter = nn.Linear(5, 3), nn.Linear(5, 3), nn.Conv2d(1, 1, 1)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+class Unreached(nn.Module):
+    """Two layers, none used."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.scale = nn.Linear(5, 3), nn.Conv1d(2, 2, 2), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x[:, :3] * self.scale
+
+
+class Log(nn.Module):
+    def forward(self, x):
+        return (x.abs().neg() - 1).log()
+
+
+def nan_behind_a_layer():
+    return nn.Sequential(nn.Linear(5, 6), Log(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def nan_in_a_weight():
+    model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] = float("nan")
+    return model
+
+
+def accuracy(output, target):
+    return (output.argmax(1) == target).double().mean()
+
+
+MLP = mlp(nn.ReLU())
+
+
+def with_decay(output, target):
+    return F.cross_entropy(output, target) + MLP[2].weight.square().sum()
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize(
+    ("model", "arguments", "error", "words"),
+    [
+        (MLP, {"layers": ["nope"]}, ConfigError, "nope"),
+        (MLP, {"layers": ["1"]}, ConfigError, "'1'"),
+        (MLP, {"method": "nope"}, ConfigError, "unknown method"),
+        (MLP, {"method": 3}, ConfigError, "Preconditioner"),
+        (nn.Sequential(nn.ReLU()), {}, ConfigError, "no .*layer"),
+        (nn.Sequential(nn.Embedding(6, 3), nn.Flatten()), {"data": (Y, Y)}, ConfigError, "no .*layer"),
+        (MLP, {"data": (X[:0], Y[:0])}, ConfigError, "empty"),
+        (MLP, {"data": []}, ConfigError, "empty"),
+        (MLP, {"data": iter(())}, ConfigError, "empty"),
+        (MLP, {"data": X}, ConfigError, "pair"),
+        (MLP, {"data": 3}, ConfigError, "pair"),
+        (MLP, {"data": [X, Y, Y]}, ConfigError, "pair"),
+        (MLP, {"data": (X * float("nan"), Y)}, CaptureError, "NaN.*'0'|'0'.*NaN"),
+        (nan_behind_a_layer(), {}, CaptureError, "NaN.*'2'|'2'.*NaN"),
+        (nan_behind_a_layer(), {"layers": ["4"]}, CaptureError, "NaN.*'[24]'|'[24]'.*NaN"),
+        (nan_in_a_weight(), {"data": (IMAGES, Y)}, CaptureError, "NaN.*'[03]'|'[03]'.*NaN"),
+        (MLP, {"loss_fn": nn.CrossEntropyLoss(reduction="none")}, CaptureError, "scalar"),
+        (MLP, {"loss_fn": lambda o, t: 1.0}, CaptureError, "scalar|differentiab"),
+        (MLP, {"loss_fn": lambda o, t: torch.tensor(1.0)}, CaptureError, "differentiab"),
+        (MLP, {"loss_fn": accuracy}, CaptureError, "differentiab"),
+        (Partly(), {"layers": ["spare"]}, CaptureError, "'spare'.*not reached"),
+        (Partly(), {"layers": ["head", "filter"]}, CaptureError, "'filter'.*not reached"),
+        (Unreached(), {}, CaptureError, "reach"),
+        (MLP, {"loss_fn": with_decay}, CaptureError, "'2'.*weight decay"),
+        (MLP, {"data": (X.to("meta"), Y.to("meta"))}, HesscondError, "device"),
+        (MLP, {"data": (X.to("meta"), Y)}, HesscondError, "device"),
+        (mlp(nn.ReLU()).to("meta"), {}, HesscondError, "device"),
+        (MLP, {"memory": 1}, HesscondError, r"memory.*\d"),
+        (MLP, {"memory": -5}, HesscondError, "memory"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_sentence(model, arguments, error, words, level):
+    arguments = {"loss_fn": nn.CrossEntropyLoss(), "data": (X, Y), "level": level, **arguments}
+    with pytest.raises(error, match=words) as caught:
+        hesscond.probe(model, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"layers": ["4"], "units": [3]}, "unit 3"),
+        ({"layers": ["4"], "units": [-1]}, "unit -1"),
+        ({"units": [0]}, "layers"),
+        ({"level": "galaxy"}, "unknown level"),
+    ],
+)
+def test_wrong_levels_and_units(arguments, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        hesscond.probe(MLP, nn.CrossEntropyLoss(), (X, Y), **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_unit_that_was_not_probed():
+    result = hesscond.probe(MLP, nn.CrossEntropyLoss(), (X, Y), layers=["4"], units=[1])
+    for number in (0, 7):
+        for method in ("hessian", "eigenvalues", "eigenvectors"):
+            with pytest.raises(ConfigError, match=f"unit {number}.*'4'"):
+                getattr(result["4"], method)(unit=number)
+
+
+@pytest.mark.parametrize("bad", [(X[:, :4], Y), (X.to("meta"), Y), (X * float("nan"), Y)])
+def test_a_bad_batch_late_in_a_stream(bad):
+    """An exception, not the Hessian of what came before."""
+    with pytest.raises((HesscondError, RuntimeError)):
+        hesscond.probe(MLP, nn.CrossEntropyLoss(), [(X, Y), bad])
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_a_budget_that_is_too_small_says_what_would_fit(level):
+    model, loss_fn, batch = case("conv2d-two-layers").make()
+    with pytest.raises(HesscondError, match=r"memory.*\d+(\.\d+)? ?([kKMG]i?)?B|memory.*\d+ bytes") as caught:
+        hesscond.probe(model, loss_fn, batch, level=level, memory=100)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+def test_model_and_batch_on_different_devices():
+    with pytest.raises(HesscondError, match="device"):
+        hesscond.probe(MLP, nn.CrossEntropyLoss(), (X.cuda(), Y.cuda()))

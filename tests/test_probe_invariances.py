@@ -1,0 +1,242 @@
+"""What a probe's numbers must not depend on, and what it must leave as it was."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from cases import Case, case, eligible_layers, mlp, rows, used
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from truth import layer_truth
+
+import hesscond
+from hesscond.errors import CaptureError
+
+#: One of each kind: dense, convolution, sequence, shared, coupled, indefinite.
+KINDS = [
+    "relu-ce-lambda", "tanh-ce", "relu-mse", "relu-nonconvex", "repeated-tanh", "train-batchnorm-tanh-mse",
+    "tokens-mean", "attention-by-hand", "conv2d", "conv2d-tanh-mse", "transposed1d", "conv2d-one-sample",
+]  # fmt: skip
+
+
+def same(one, other, *, scale=1.0, rtol=1e-8):
+    """Two tables agree, up to the scale of the Hessian."""
+    for column in ("layer", "n_params", "rank", "nullity", "negative", "resolved"):
+        assert one[column].equals(other[column]), column
+    np.testing.assert_allclose(other["kappa"], one["kappa"], rtol=rtol)
+    np.testing.assert_allclose(other["lambda_max"], scale * one["lambda_max"], rtol=1e-10)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("scale", [1e-30, 3.0, 1e30])
+@pytest.mark.parametrize("name", KINDS)
+def test_kappa_does_not_depend_on_the_scale_of_the_loss(name, scale, level):
+    model, loss_fn, batch = case(name).make()
+    plain = hesscond.probe(model, loss_fn, batch, level=level)
+    scaled = hesscond.probe(model, lambda o, t: scale * loss_fn(o, t), batch, level=level)
+    same(plain.to_frame(), scaled.to_frame(), scale=scale)
+
+
+ORDERED = {
+    c.name: c
+    for c in [
+        Case("relu", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(), samples=20),
+        Case("tanh", lambda: mlp(nn.Tanh()), nn.CrossEntropyLoss(), samples=20),
+        *map(case, ("gated", "train-batchnorm", "batch-centring-tanh", "recurrent-relu", "two-inputs", "dict-output",
+                    "conv2d-groups", "transposed2d-groups", "attention-sdpa", "many-samples")),
+    ]
+}  # fmt: skip
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.sampled_from(sorted(ORDERED)), st.sampled_from(["unit", "layer"]), st.integers(0, 1000))
+def test_kappa_does_not_depend_on_the_order_of_the_samples(name, level, seed):
+    example = ORDERED[name]
+    model, loss_fn, batch = example.make()
+    order = torch.randperm(example.samples, generator=torch.Generator().manual_seed(seed))
+    plain = hesscond.probe(model, loss_fn, batch, level=level).to_frame()
+    same(plain, hesscond.probe(model, loss_fn, rows(batch, order), level=level).to_frame())
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("name", ["relu-ce", "tanh-ce", "relu-ce-weighted-ignored", "train-batchnorm", "conv2d",
+                                  "transposed2d-groups", "recurrent-tanh"])  # fmt: skip
+def test_every_sample_twice_is_the_same_mean(name, level):
+    example = case(name)
+    model, loss_fn, batch = example.make()
+    twice = rows(batch, torch.arange(example.samples).repeat(2))
+    plain = hesscond.probe(model, loss_fn, batch, level=level).to_frame()
+    same(plain, hesscond.probe(model, loss_fn, twice, level=level).to_frame())
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("name", ["relu-ce", "conv2d-tanh-mse"])
+def test_unused_parameters_and_layers_change_nothing(name, level):
+    model, loss_fn, batch = case(name).make()
+    plain = hesscond.probe(model, loss_fn, batch, level=level)
+    model.register_parameter("unused", nn.Parameter(torch.randn(3)))
+    model[0].spare = nn.Linear(3, 2)
+    more = hesscond.probe(model, loss_fn, batch, level=level)
+    assert set(more.skipped) == {"0.spare"}
+    assert more.to_frame().equals(plain.to_frame())
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("name", ["tanh-ce", "conv2d", "attention-sdpa"])
+def test_frozen_parameters_are_measured_alike(name, level):
+    model, loss_fn, batch = case(name).make()
+    plain = hesscond.probe(model, loss_fn, batch, level=level).to_frame()
+    for number, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(number % 2 == 1)
+    assert hesscond.probe(model, loss_fn, batch, level=level).to_frame().equals(plain)
+    model.requires_grad_(False)
+    with torch.no_grad():
+        assert hesscond.probe(model, loss_fn, batch, level=level).to_frame().equals(plain)
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["relu-ce", "conv2d-two-layers-tanh", "repeated-tanh"])
+def test_one_layer_alone_is_as_among_the_others(name):
+    model, loss_fn, batch = case(name).make()
+    for level in ("unit", "layer"):
+        everything = hesscond.probe(model, loss_fn, batch, level=level)
+        for layer, found in everything.items():
+            alone = hesscond.probe(model, loss_fn, batch, layers=[layer], level=level)[layer]
+            which = {} if level == "layer" else {"unit": 0}
+            a, b = found.hessian(**which), alone.hessian(**which)
+            assert (a - b).norm() <= 1e-13 * a.norm()
+
+
+def test_dropout_is_measured_with_the_mask_of_the_next_forward_pass():
+    model, loss_fn, batch = case("train-dropout").make()
+    torch.manual_seed(11)
+    first = hesscond.probe(model, loss_fn, batch, level="layer")
+    again = hesscond.probe(model, loss_fn, batch, level="layer")
+    assert again.to_frame().equals(first.to_frame())
+    for name, layer in first.items():
+        truth = layer_truth(model, loss_fn, batch, name)
+        assert (layer.hessian() - truth).norm() <= 1e-10 * truth.norm()
+    torch.manual_seed(12)
+    other = hesscond.probe(model, loss_fn, batch, level="layer")
+    assert (other["4"].hessian() - first["4"].hessian()).norm() > 1e-3 * first["4"].hessian().norm()
+
+
+# ------------------------------------------------------------------------------------------------- no side effects
+
+
+class Everything(nn.Module):
+    """Whatever a probe could disturb: batch normalization and dropout in train mode, and a counter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(2, 3, 2), used(nn.BatchNorm1d(3))
+        self.a, self.drop, self.b = nn.Linear(12, 4), nn.Dropout(0.3), nn.Linear(4, 3)
+        self.last, self.spare = used(nn.BatchNorm1d(3)), nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        h = torch.relu(self.norm(self.conv(x))).flatten(1)
+        return self.last(self.b(self.drop(torch.tanh(self.a(h)))))
+
+
+def everything():
+    torch.manual_seed(0)
+    model = Everything()
+    x, y = torch.randn(9, 2, 5), torch.randint(0, 3, (9,))
+    nn.functional.cross_entropy(model(x), y).backward()
+    model.last.eval()
+    model.a.weight.requires_grad_(False)
+    model.b.register_forward_hook(lambda module, args, output: output * 1.5)
+    model.conv.register_forward_pre_hook(lambda module, args: None)
+    return model, x, y
+
+
+def snapshot(model, *tensors):
+    return {
+        "state": copy.deepcopy(model.state_dict()),
+        "identities": [id(p) for p in [*model.parameters(), *model.buffers()]],
+        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "modes": [m.training for m in model.modules()],
+        "hooks": [
+            [len(getattr(m, name)) for name in
+             ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")]
+            for m in model.modules()
+        ],
+        "attributes": [sorted(vars(m)) for m in model.modules()],
+        "forwards": ["forward" in vars(m) for m in model.modules()],
+        "flags": [p.requires_grad for p in model.parameters()],
+        "tensors": [t.clone() for t in tensors],
+        "tensor flags": [(t.requires_grad, t.grad, t.dtype) for t in tensors],
+        "random": torch.get_rng_state(),
+        "modes of torch": (torch.is_grad_enabled(), torch.get_default_dtype()),
+    }  # fmt: skip
+
+
+def equal(one, other):
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("data", ["batch", "stream"])
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_the_model_is_left_as_it_was(level, data):
+    model, x, y = everything()
+    before = snapshot(model, x, y)
+    hesscond.probe(model, nn.CrossEntropyLoss(), (x, y) if data == "batch" else [(x[:5], y[:5]), (x[5:], y[5:])],
+                   level=level)  # fmt: skip
+    after = snapshot(model, x, y)
+    for what, value in before.items():
+        assert equal(value, after[what]), what
+
+
+def test_the_model_is_left_as_it_was_after_an_error():
+    model, x, y = everything()
+    before = snapshot(model, x, y)
+    with pytest.raises(CaptureError, match="NaN"):
+        hesscond.probe(model, nn.CrossEntropyLoss(), (x * float("nan"), y))
+    with pytest.raises(CaptureError, match="scalar"):
+        hesscond.probe(model, nn.CrossEntropyLoss(reduction="none"), (x, y), level="layer")
+
+    def broken(output, target):
+        raise ZeroDivisionError("the user's own mistake")
+
+    with pytest.raises(ZeroDivisionError, match="own mistake"):
+        hesscond.probe(model, broken, (x, y))
+    after = snapshot(model, x, y)
+    for what, value in before.items():
+        assert equal(value, after[what]), what
+
+
+def test_training_goes_on_bit_for_bit():
+    def train(probing):
+        model, x, y = everything()
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            if probing:
+                hesscond.probe(model, nn.CrossEntropyLoss(), (x, y))
+                hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), level="layer")
+            optimizer.step()
+        return model.state_dict()
+
+    assert equal(train(probing=True), train(probing=False))
+
+
+def test_results_do_not_change_when_the_model_does():
+    model, loss_fn, batch = case("tanh-ce").make()
+    result = hesscond.probe(model, loss_fn, batch, level="layer")
+    truth = {name: layer_truth(model, loss_fn, batch, name) for name in eligible_layers(model)}
+    with torch.no_grad():
+        for tensor in [*model.parameters(), batch[0]]:
+            tensor.mul_(3).add_(1)
+    for name, layer in result.items():
+        assert (layer.hessian() - truth[name]).norm() <= 1e-10 * truth[name].norm()

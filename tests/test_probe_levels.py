@@ -1,0 +1,158 @@
+"""What a probe returns at each level: blocks, tables, choices of layers and units."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from cases import case, eligible_layers
+from truth import block, layer_truth, unit_truth
+
+import hesscond
+from hesscond.errors import ConfigError
+
+COLUMNS = [
+    "layer", "unit", "n_params", "rank", "nullity", "negative", "lambda_max", "lambda_min",
+    "kappa", "kappa_lower", "kappa_upper", "resolved", "solver",
+]  # fmt: skip
+
+KINDS = [
+    "relu-ce", "tanh-ce", "relu-nonconvex", "repeated-tanh", "train-batchnorm", "attention-sdpa", "tokens-mean",
+    "conv2d-groups", "conv2d-tanh-mse", "transposed2d-groups", "no-bias",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_diagonal_blocks_of_the_layer_are_the_units(name):
+    arguments = case(name).make()
+    units, layers = hesscond.probe(*arguments), hesscond.probe(*arguments, level="layer")
+    for layer in units:
+        whole, size = layers[layer].hessian(), units[layer].n_params
+        assert layers[layer].n_params == size * len(units[layer].units)
+        for unit in units[layer].units:
+            own = units[layer].hessian(unit=unit)
+            assert (block(whole, size, unit) - own).norm() <= 1e-13 * whole.norm()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_units_interlace_with_their_layer(name):
+    """Cauchy: the eigenvalues of a diagonal block lie within those of the whole."""
+    arguments = case(name).make(seed=5)
+    units, layers = hesscond.probe(*arguments), hesscond.probe(*arguments, level="layer")
+    for layer, found in units.items():
+        for kappa in found.kappa:
+            assert kappa.lambda_max <= layers[layer].kappa.lambda_max * (1 + 1e-12)
+            assert kappa.rank <= layers[layer].kappa.rank or not layers[layer].kappa.resolved
+        traces = sum(found.hessian(unit=unit).trace() for unit in found.units)
+        assert traces == pytest.approx(
+            float(layers[layer].eigenvalues().sum()), rel=1e-9, abs=1e-11 * layers[layer].kappa.lambda_max
+        )
+
+
+def test_table_of_units():
+    result = hesscond.probe(*case("relu-ce").make())
+    frame = result.to_frame()
+    assert list(frame.columns) == COLUMNS
+    assert frame["layer"].tolist() == ["0"] * 6 + ["2"] * 4 + ["4"] * 3
+    assert frame["unit"].tolist() == [*range(6), *range(4), *range(3)]
+    assert frame["n_params"].tolist() == [6] * 6 + [7] * 4 + [5] * 3
+    assert (frame["rank"] + frame["nullity"] == frame["n_params"]).all()
+    assert (frame["kappa_lower"] <= frame["kappa"]).all()
+    assert (frame["kappa"] <= frame["kappa_upper"]).all()
+    assert frame["kappa"].tolist() == [float(k) for layer in result.values() for k in layer.kappa]
+
+
+def test_table_of_layers():
+    result = hesscond.probe(*case("relu-ce").make(), level="layer")
+    frame = result.to_frame()
+    assert list(frame.columns) == COLUMNS
+    assert frame["layer"].tolist() == ["0", "2", "4"]
+    assert frame["unit"].isna().all()
+    assert frame["unit"].iloc[0] is pd.NA
+    assert frame["n_params"].tolist() == [36, 28, 15]
+    assert (frame["rank"] + frame["nullity"] == frame["n_params"]).all()
+    assert frame["kappa"].tolist() == [float(layer.kappa) for layer in result.values()]
+
+
+@pytest.mark.parametrize(("name", "layer", "units"), [
+    ("relu-ce", "2", [3, 1]), ("conv2d-groups", "0", [5, 0]), ("transposed2d-groups", "0", [4]),
+    ("train-batchnorm", "0", [2, 3]), ("recurrent-tanh", "cell", [1]), ("attention-sdpa", "qkv", [11, 0, 5]),
+])  # fmt: skip
+def test_chosen_units(name, layer, units):
+    model, loss_fn, batch = case(name).make()
+    result = hesscond.probe(model, loss_fn, batch, layers=[layer], units=units)
+    assert list(result) == [layer]
+    found = result[layer]
+    assert list(found.units) == units
+    assert len(found.kappa) == len(units)
+    assert result.to_frame()["unit"].tolist() == units
+    for unit in units:
+        truth = unit_truth(model, loss_fn, batch, layer, unit)
+        assert (found.hessian(unit=unit) - truth).norm() <= 1e-10 * truth.norm()
+    with pytest.raises(ConfigError, match="not probed"):
+        found.hessian(unit=2 if 2 not in units else 1)
+
+
+def test_chosen_layers_in_the_order_asked_for():
+    model, loss_fn, batch = case("conv2d-two-layers").make()
+    names = list(eligible_layers(model))
+    result = hesscond.probe(model, loss_fn, batch, layers=names[::-1], level="layer")
+    assert list(result) == names[::-1]
+    with pytest.raises(KeyError, match="was not probed"):
+        result["nope"]
+
+
+def test_skipped_layers_say_why():
+    result = hesscond.probe(*case("unreached-and-frozen").make())
+    assert set(result.skipped) == {"spare", "deep.0"}
+    assert all(isinstance(reason, str) and reason for reason in result.skipped.values())
+    assert hesscond.probe(*case("relu-ce").make()).skipped == {}
+
+
+def test_layers_that_the_loss_does_not_see_have_a_zero_hessian():
+    for level in ("unit", "layer"):
+        frame = hesscond.probe(*case("auxiliary-output").make(), level=level).to_frame()
+        flat = frame[frame["layer"] == "value"]
+        assert (flat["rank"] == 0).all()
+        assert not flat["resolved"].any()
+        assert np.isinf(flat["kappa"]).all()
+
+
+def test_cheapest_exact_routes():
+    def routes(name):
+        return [layer.route for layer in hesscond.probe(*case(name).make()).values()]
+
+    first, second, last = routes("relu-ce")
+    assert "piecewise linear" in first
+    assert "piecewise linear" in second
+    assert "output" in last
+    for name in ("tanh-ce", "layernorm", "relu-nonconvex", "attention-sdpa", "conv2d-tanh-mse"):
+        assert "piecewise linear" not in routes(name)[0]
+    assert routes("tanh-ce")[-1] == last
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("name", ["relu-ce", "conv2d-two-layers-tanh", "train-batchnorm-conv", "attention-sdpa"])
+def test_a_memory_budget_that_suffices_changes_nothing(name, level):
+    arguments = case(name).make()
+    free = hesscond.probe(*arguments, level=level)
+    tight = hesscond.probe(*arguments, level=level, memory=64 * 2**20)
+    pd.testing.assert_frame_equal(free.to_frame(), tight.to_frame(), rtol=1e-8)
+
+
+def test_a_float32_model_is_measured_in_float64():
+    model, loss_fn, (x, y) = case("float32-tanh").make()
+    single = hesscond.probe(model, loss_fn, (x, y)).to_frame()
+    assert next(model.parameters()).dtype == torch.float32
+    double = hesscond.probe(model.double(), loss_fn, (x.double(), y)).to_frame()
+    pd.testing.assert_frame_equal(single, double, rtol=1e-12)
+
+
+def test_structured_inputs_may_be_lists_of_two():
+    model, loss_fn, (x, y) = case("relu-ce").make()
+    plain = hesscond.probe(model, loss_fn, (x, y)).to_frame()
+    pd.testing.assert_frame_equal(hesscond.probe(model, loss_fn, [x, y]).to_frame(), plain)
+    model, loss_fn, (inputs, y) = case("two-inputs").make()
+    as_list = hesscond.probe(model, loss_fn, [inputs, y], level="layer")
+    for layer, found in as_list.items():
+        truth = layer_truth(model, loss_fn, (inputs, y), layer)
+        assert (found.hessian() - truth).norm() <= 1e-10 * truth.norm()

@@ -1,0 +1,131 @@
+"""Parameters that act in more ways than through one layer's pre-activations: the Hessian is still the exact one."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from truth import packed, unpacked
+
+import hesscond
+
+
+class Borrowed(nn.Module):
+    """A weight used by its layer, or not, and once more behind its back."""
+
+    def __init__(self, *, called):
+        super().__init__()
+        self.first, self.lent, self.head, self.called = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3), called
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        if self.called:
+            h = torch.tanh(self.lent(h))
+        return self.head(F.linear(h, self.lent.weight))
+
+
+def tied():
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+    model[2].weight = model[0].weight
+    return model
+
+
+def tied_convolutions():
+    model = nn.Sequential(
+        nn.ConvTranspose2d(2, 2, 1), nn.Tanh(), nn.ConvTranspose2d(2, 2, 1, bias=False), nn.Flatten(), nn.Linear(18, 3)
+    )
+    model[2].weight = model[0].weight
+    return model
+
+
+def tied_to_an_embedding():
+    """A language model's output layer: its weight is the embedding's."""
+    model = nn.Sequential(nn.Embedding(6, 4), nn.Tanh(), nn.Linear(4, 6))
+    model[2].weight = model[0].weight
+    return model
+
+
+def tied_bias():
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+    model[2].bias = model[0].bias
+    return model
+
+
+def attention():
+    """Uses the weight of its output projection without calling it."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+    return Block()
+
+
+def normal(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+Y = torch.tensor([0, 1, 2, 0, 1, 2, 2])
+SHARED = {
+    "tied": (tied, normal(7, 5), ["0", "2"]),
+    "tied-convolutions": (tied_convolutions, normal(7, 2, 3, 3), ["0", "2"]),
+    "tied-to-an-embedding": (tied_to_an_embedding, torch.tensor([0, 1, 2, 3, 4, 5, 1]), ["2"]),
+    "tied-bias": (tied_bias, normal(7, 5), ["0", "2"]),
+    "borrowed": (lambda: Borrowed(called=True), normal(7, 5), ["lent"]),
+    "borrowed-never-called": (lambda: Borrowed(called=False), normal(7, 5), ["lent"]),
+    "attention": (attention, normal(7, 3, 4), ["attention.out_proj", "head"]),
+}
+
+
+def shared_truth(model, inputs, layer):
+    """The layer's Hessian by double backward, wherever its parameters appear."""
+    module = model.get_submodule(layer)
+    everywhere = dict(model.named_parameters(remove_duplicate=False))
+    start = packed(module).detach()
+
+    def loss(theta):
+        own = unpacked(module, theta.reshape(start.shape))
+        state = dict(everywhere)
+        for part, value in own.items():
+            original = getattr(module, part)
+            state |= {name: value for name, parameter in everywhere.items() if parameter is original}
+        return F.cross_entropy(functional_call(model, state, (inputs,), tie_weights=False), Y)
+
+    return torch.autograd.functional.hessian(loss, start.flatten()), start.shape[1]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_parameters_have_their_exact_hessian(name):
+    build, inputs, layers = SHARED[name]
+    torch.manual_seed(0)
+    model = build().double()
+    result = hesscond.probe(model, nn.CrossEntropyLoss(), (inputs, Y), level="layer")
+    by_unit = hesscond.probe(model, nn.CrossEntropyLoss(), (inputs, Y))
+    for layer in layers:
+        truth, n = shared_truth(model, inputs, layer)
+        assert (result[layer].hessian() - truth).norm() <= 1e-12 * truth.norm()
+        for unit in by_unit[layer].units:
+            own = slice(unit * n, (unit + 1) * n)
+            block = by_unit[layer].hessian(unit=unit)
+            assert (block - truth[own, own]).norm() <= 1e-12 * truth.norm()
+        eigenvalues = torch.linalg.eigvalsh(truth).abs()
+        kappa = result[layer].kappa
+        if kappa.resolved:
+            nonzero = eigenvalues[eigenvalues > 1e-11 * eigenvalues.max()]
+            assert kappa.rank == len(nonzero)
+            assert float(kappa) == pytest.approx(float(nonzero.max() / nonzero.min()), rel=1e-6)
+
+
+def test_a_shared_weight_is_not_taken_for_its_one_use():
+    model, x = tied().double(), normal(7, 5)
+    alone = nn.Sequential(*[nn.Linear(5, n) for n in (5, 5, 3)]).double()
+    alone = nn.Sequential(alone[0], nn.ReLU(), alone[1], nn.ReLU(), alone[2])
+    alone.load_state_dict(model.state_dict())
+    one, both = (
+        hesscond.probe(m, nn.CrossEntropyLoss(), (x, Y), ["0"], "layer")["0"].hessian() for m in (alone, model)
+    )
+    assert (one - both).norm() > 1e-2 * both.norm()

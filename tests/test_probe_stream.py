@@ -1,0 +1,239 @@
+"""A stream of ragged batches gives the Hessian of the whole data set."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from cases import CASES, Case, case, labels, mlp, rows, split
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from truth import block, case_truth, layer_truth
+
+import hesscond
+from hesscond.errors import HesscondError
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+
+STREAMS = [c for c in CASES if c.streams]
+#: One of each kind for what is too slow to do with all of them.
+KINDS = [
+    "leaky-ce-sum", "relu-ce-weighted", "relu-ce-weighted-ignored", "relu-ce-sum-ignored", "gelu-mse", "dict-output",
+    "integer-and-real-inputs", "recurrent-tanh", "attention-sdpa", "conv2d-groups", "transposed1d", "many-samples",
+    "relu-ce-probabilities-weighted", "per-token-lambda", "eval-batchnorm", "float32-ce-weighted",
+]  # fmt: skip
+
+
+def ragged(n):
+    """Batch sizes that add up to n: half, one, and the rest."""
+    half = max(n // 2, 1)
+    return [size for size in (half, min(1, n - half), n - half - 1) if size > 0]
+
+
+def is_the_hessian(result, truth, size, level, tolerance=1e-10):
+    assert list(result) == list(truth)
+    for name, layer in result.items():
+        whole = truth[name]
+        if level == "layer":
+            assert (layer.hessian().cpu() - whole).norm() <= tolerance * whole.norm()
+            continue
+        for unit in layer.units:
+            own = block(whole, size[name], unit)
+            assert (layer.hessian(unit=unit).cpu() - own).norm() <= tolerance * own.norm()
+
+
+def agree(one, other, rtol=1e-8):
+    """Two tables of the same blocks say the same, where both are resolved."""
+    assert len(one) == len(other)
+    for a, b in zip(one.itertuples(), other.itertuples(), strict=True):
+        assert (a.layer, a.n_params) == (b.layer, b.n_params)
+        if a.resolved and b.resolved:
+            assert (a.rank, a.negative) == (b.rank, b.negative)
+            # a stream adds up Hessians: eps·κ is lost where the whole batch works on factors
+            assert b.kappa == pytest.approx(a.kappa, rel=rtol + 1e-13 * a.kappa)
+
+
+@pytest.mark.parametrize(
+    ("example", "level"),
+    [
+        pytest.param(c, level, id=f"{c.name}-{level}",
+                     marks=() if level == "unit" or c.name in KINDS else pytest.mark.slow)
+        for c in STREAMS for level in ("unit", "layer")
+    ],
+)  # fmt: skip
+def test_ragged_batches_are_the_whole(example, level):
+    model, loss_fn, batch = example.make()
+    parts = split(batch, ragged(example.samples))
+    result = hesscond.probe(model, loss_fn, parts, level=level)
+    is_the_hessian(result, *case_truth(example), level)
+    assert set(result.skipped) == set(example.unreached)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("name", ["relu-ce", "tanh-ce", "gelu-mse", "conv2d-tanh-mse", "relu-ce-weighted-ignored"])
+def test_numbers_of_a_stream_are_those_of_the_whole(name, level):
+    model, loss_fn, batch = case(name).make()
+    whole = hesscond.probe(model, loss_fn, batch, level=level)
+    parts = hesscond.probe(model, loss_fn, split(batch, ragged(case(name).samples)), level=level)
+    agree(whole.to_frame(), parts.to_frame())
+    for layer in parts.values():
+        for which in [{}] if level == "layer" else [{"unit": u} for u in layer.units]:
+            H, values, vectors = layer.hessian(**which), layer.eigenvalues(**which), layer.eigenvectors(**which)
+            assert (H @ vectors - vectors * values).norm() <= 1e-10 * H.norm()
+            assert (vectors.T @ vectors - torch.eye(len(values), dtype=torch.float64)).norm() <= 1e-10
+
+
+SPLIT = {
+    c.name: c
+    for c in [
+        Case("relu", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(), samples=24),
+        Case("tanh", lambda: mlp(nn.Tanh()), nn.MSELoss(), "value", samples=24),
+        Case("sum", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(reduction="sum"), samples=24),
+        Case("ignored", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 5.0]).double(),
+                                                                    ignore_index=0), samples=24),
+    ]
+}  # fmt: skip
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.lists(st.integers(1, 23), max_size=5, unique=True).map(sorted),
+    st.sampled_from(sorted(SPLIT)),
+    st.sampled_from(["unit", "layer"]),
+)
+def test_any_split_gives_the_same(cuts, name, level):
+    example = SPLIT[name]
+    model, loss_fn, batch = example.make()
+    edges = [0, *cuts, example.samples]
+    parts = split(batch, [b - a for a, b in pairwise(edges)])
+    is_the_hessian(hesscond.probe(model, loss_fn, parts, level=level), *case_truth(example), level)
+
+
+@pytest.mark.parametrize("name", ["relu-mse-sum", "relu-ce-sum-ignored"])
+def test_a_sum_is_told_from_a_mean_in_any_disguise(name):
+    model, loss_fn, batch = case(name).make()
+    result = hesscond.probe(model, lambda o, t: loss_fn(o, t), split(batch, ragged(case(name).samples)), level="layer")
+    is_the_hessian(result, *case_truth(case(name)), "layer")
+
+
+@pytest.mark.parametrize(("name", "reduction"), [("relu-mse-by-hand", "mean"), ("relu-mse-sum", "sum")])
+def test_reduction_given(name, reduction):
+    model, loss_fn, batch = case(name).make()
+    parts = split(batch, ragged(case(name).samples))
+    result = hesscond.probe(model, lambda o, t: loss_fn(o, t), parts, level="layer", reduction=reduction)
+    is_the_hessian(result, *case_truth(case(name)), "layer")
+
+
+def test_a_batch_without_a_target_that_counts_counts_nothing():
+    loss_fn = nn.CrossEntropyLoss(ignore_index=2)
+    model, _, (x, y) = Case("", lambda: mlp(nn.ReLU()), loss_fn, samples=12).make()
+    y[4:7] = 2
+    for parts in (split((x, y), [4, 3, 5]), split((x[4:], y[4:]), [3, 5])):
+        result = hesscond.probe(model, loss_fn, parts, level="layer")
+        for name, layer in result.items():
+            truth = layer_truth(model, loss_fn, (x, y) if len(parts) == 3 else (x[4:], y[4:]), name)
+            assert (layer.hessian() - truth).norm() <= 1e-10 * truth.norm()
+
+
+def test_hidden_class_weights_are_never_silently_wrong():
+    """The mean of F.cross_entropy with weights, in a lambda: the weights of the batches cannot be seen from outside."""
+    weight = torch.tensor([0.01, 1.0, 100.0], dtype=torch.float64)
+    model, _, (x, y) = case("many-samples").make()
+
+    def loss_fn(output, target):
+        return F.cross_entropy(output, target, weight=weight)
+
+    order = y.argsort()
+    batch = x[order], y[order]
+    try:
+        result = hesscond.probe(model, loss_fn, split(batch, [15, 25, 20]), level="layer")
+    except HesscondError:
+        return
+    for name, layer in result.items():
+        truth = layer_truth(model, loss_fn, batch, name)
+        assert (layer.hessian() - truth).norm() <= 1e-10 * truth.norm()
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_data_loader(level, shuffle):
+    example = case("many-samples")
+    model, loss_fn, (x, y) = example.make()
+    loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=shuffle)
+    random_state = torch.get_rng_state()
+    result = hesscond.probe(model, loss_fn, loader, level=level)
+    # a loader draws a seed whenever it is iterated
+    assert torch.equal(torch.get_rng_state(), random_state)
+    is_the_hessian(result, *case_truth(example), level)
+
+
+class Named(Dataset):
+    """Samples with a dict of inputs and a dict of targets."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        return rows(self.batch, index)
+
+
+@pytest.mark.parametrize("name", ["two-inputs", "positional-inputs", "dict-output", "tuple-output"])
+def test_data_loader_with_structured_samples(name):
+    model, loss_fn, batch = case(name).make()
+    loader = DataLoader(Named(batch), batch_size=3)
+    if name in ("positional-inputs", "tuple-output"):
+        # the default collation makes lists of tuples
+        loader = [tuple(tuple(part) if isinstance(part, list) else part for part in pair) for pair in loader]
+    is_the_hessian(hesscond.probe(model, loss_fn, loader), *case_truth(case(name)), "unit")
+
+
+def test_a_generator_is_read_once():
+    model, loss_fn, batch = case("many-samples").make()
+    given_out = []
+
+    def batches():
+        for number, part in enumerate(split(batch, [20, 30, 10])):
+            given_out.append(number)
+            yield part
+
+    result = hesscond.probe(model, loss_fn, batches(), level="layer")
+    assert given_out == [0, 1, 2]
+    is_the_hessian(result, *case_truth(case("many-samples")), "layer")
+
+
+def test_a_stream_of_one_batch_is_the_batch():
+    example = case("tanh-ce")
+    model, loss_fn, batch = example.make()
+    agree(hesscond.probe(model, loss_fn, batch).to_frame(), hesscond.probe(model, loss_fn, [batch]).to_frame())
+
+
+def test_layers_and_units_of_a_stream():
+    example = case("conv2d-groups")
+    model, loss_fn, batch = example.make()
+    result = hesscond.probe(model, loss_fn, split(batch, [4, 3]), layers=["0"], units=[5, 2])
+    truth, size = case_truth(example)
+    assert list(result) == ["0"]
+    assert list(result["0"].units) == [5, 2]
+    for unit in (5, 2):
+        own = block(truth["0"], size["0"], unit)
+        assert (result["0"].hessian(unit=unit) - own).norm() <= 1e-10 * own.norm()
+
+
+def test_sequences_of_different_lengths_in_a_stream():
+    """Positions count within their sample, samples count alike."""
+    example = Case("", case("tokens-mean").build, nn.CrossEntropyLoss(), labels())
+    model, loss_fn, _ = example.make()
+    generator = torch.Generator().manual_seed(3)
+    parts = [
+        (torch.randn(n, length, 4, generator=generator, dtype=torch.float64), torch.arange(n) % 3)
+        for n, length in ((4, 3), (1, 5), (6, 2))
+    ]
+    result = hesscond.probe(model, loss_fn, parts, level="layer")
+    for name, layer in result.items():
+        truth = sum(len(y) / 11 * layer_truth(model, loss_fn, (x, y), name) for x, y in parts)
+        assert (layer.hessian() - truth).norm() <= 1e-10 * truth.norm()

@@ -1,0 +1,213 @@
+"""Every case, at every level, against the dense Hessian of automatic differentiation."""
+
+import copy
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, case, eligible_layers
+from torch import nn
+from truth import (
+    block,
+    case_truth,
+    forward_over_reverse,
+    layer_truth,
+    packed,
+    reverse_over_reverse,
+    unit_truth,
+    unpacked,
+)  # fmt: skip
+
+import hesscond
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+
+EVERY = [pytest.param(c, id=c.name) for c in CASES]
+
+
+# ------------------------------------------------------------------------------------------------ the truth itself
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "relu-ce", "float32-ce-weighted", "one-layer", "gated", "dict-output", "repeated-tanh", "train-batchnorm-conv",
+        "info-nce", "attention-sdpa", "conv2d-depthwise", "transposed1d-dilation-tanh", "transposed3d-groups",
+    ],
+)  # fmt: skip
+def test_two_ways_to_the_truth_agree(name):
+    the_ways_agree(case(name), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("example", EVERY)
+def test_two_ways_to_the_truth_agree_everywhere(example, seed):
+    the_ways_agree(example, seed)
+
+
+def the_ways_agree(example, seed):
+    model, loss_fn, batch = example.make(seed)
+    random_state = torch.get_rng_state()
+    for name, whole in case_truth(example, seed)[0].items():
+        norm = whole.norm()
+        other = layer_truth(model, loss_fn, batch, name, derivative=reverse_over_reverse)
+        assert (whole - other).norm() <= 1e-13 * norm
+        assert (whole - whole.T).norm() <= 1e-13 * norm
+        size = packed(eligible_layers(model)[name]).shape[1]
+        unit = len(whole) // size - 1
+        assert (block(whole, size, unit) - unit_truth(model, loss_fn, batch, name, unit)).norm() <= 1e-13 * norm
+        assert (norm == 0) == (name in example.flat)
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+@pytest.mark.parametrize("name", ["conv2d-dilation", "transposed2d-groups", "transposed2d-depthwise-no-bias"])
+def test_truth_is_the_difference_of_the_models_own_gradients(name):
+    """No functional call, no replaced parameter: the weights are moved in place."""
+    model, loss_fn, (x, y) = case(name).make()
+    module, step = model[0], 1e-6
+    start = packed(module).detach()
+
+    def gradient(theta):
+        with torch.no_grad():
+            for key, tensor in unpacked(module, theta).items():
+                getattr(module, key).copy_(tensor)
+        model.zero_grad()
+        loss_fn(model(x), y).backward()
+        gradients = copy.deepcopy(module).requires_grad_(False)
+        for key, tensor in gradients.named_parameters():
+            tensor.copy_(getattr(module, key).grad)
+        return packed(gradients).flatten()
+
+    columns = []
+    for k in range(start.numel()):
+        e = torch.zeros(start.numel(), dtype=torch.float64)
+        e[k] = step
+        e = e.view_as(start)
+        columns.append((gradient(start + e) - gradient(start - e)) / (2 * step))
+    differences = torch.stack(columns)
+    model, loss_fn, batch = case(name).make()
+    truth = layer_truth(model, loss_fn, batch, "0", derivative=forward_over_reverse)
+    assert (differences - truth).norm() <= 1e-7 * truth.norm()
+
+
+@pytest.mark.parametrize(("C_in", "C_out", "groups"), [(3, 2, 1), (4, 6, 2), (3, 6, 3)])
+def test_parameters_of_an_output_channel(C_in, C_out, groups):
+    for module in (nn.Conv2d(C_in, C_out, (2, 3), groups=groups), nn.ConvTranspose2d(C_in, C_out, 2, groups=groups)):
+        theta = packed(module)
+        for i in range(C_out):
+            if isinstance(module, nn.Conv2d):
+                row = module.weight[i]
+            else:
+                group, per_group = i // (C_out // groups), C_in // groups
+                row = module.weight[group * per_group : (group + 1) * per_group, i - group * (C_out // groups)]
+            assert torch.equal(theta[i], torch.cat([module.bias[i : i + 1], row.flatten()]))
+        back = unpacked(module, theta)
+        assert torch.equal(back["weight"], module.weight)
+        assert torch.equal(back["bias"], module.bias)
+
+
+@pytest.mark.parametrize("example", EVERY)
+def test_facts_of_the_cases(example):
+    model, _, batch = example.make()
+    assert set(example.unreached) | set(example.flat) <= set(eligible_layers(model))
+    again, _, same = example.make()
+    assert str(batch) == str(same)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    if example.psd:
+        for whole in case_truth(example)[0].values():
+            assert torch.linalg.eigvalsh(whole)[0] >= -1e-13 * whole.norm()
+
+
+def test_there_are_cases_enough_and_no_two_of_the_same_name():
+    assert len(CASES) >= 45
+    assert len({c.name for c in CASES}) == len(CASES)
+
+
+# ---------------------------------------------------------------------------------------------------------- engine
+
+
+@functools.cache
+def probed(example, seed, level, device):
+    model, loss_fn, batch = example.make(seed, device)
+    return hesscond.probe(model, loss_fn, batch, level=level)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("example", EVERY)
+def test_every_block_is_the_dense_hessian(example, seed, level, device):
+    truth, size = case_truth(example, seed, str(device))
+    result = probed(example, seed, level, str(device))
+    assert list(result) == list(truth)
+    assert set(result.skipped) == set(example.unreached)
+    for name, layer in result.items():
+        whole = truth[name]
+        assert isinstance(layer.route, str)
+        assert layer.route
+        if level == "layer":
+            assert layer.n_params == len(whole)
+            agrees(layer.kappa, whole, layer, {}, example)
+            continue
+        assert layer.n_params == size[name]
+        assert tuple(layer.units) == tuple(range(len(whole) // size[name]))
+        assert len(layer.kappa) == len(layer.units)
+        for unit, kappa in zip(layer.units, layer.kappa, strict=True):
+            agrees(kappa, block(whole, size[name], unit), layer, {"unit": unit}, example)
+
+
+def agrees(kappa, truth, layer, which, example):
+    """One block: the Hessian, its rank and inertia, its eigenpairs and κ are those of the dense truth."""
+    ours = layer.hessian(**which)
+    assert ours.dtype == torch.float64
+    assert ours.shape == truth.shape
+    ours, norm = ours.cpu(), float(truth.norm())
+    assert (ours - truth).norm() <= 1e-10 * norm
+    assert kappa.rank + kappa.nullity == len(truth)
+    if example.psd:
+        assert kappa.negative == 0
+    eigenvalues = torch.linalg.eigvalsh(truth)
+    sizes = eigenvalues.abs()
+    nonzero = eigenvalues[sizes > 1e-11 * norm]
+    if not kappa.resolved:
+        assert float(kappa) == math.inf
+        if kappa.rank:
+            assert kappa.lower <= float(sizes.max() / sizes[sizes > 1e-11 * norm].min()) * (1 + 1e-9)
+        return
+    if not ((sizes > 1e-14 * norm) & (sizes <= 1e-11 * norm)).any():
+        # the dense truth can tell what is zero
+        assert kappa.rank == len(nonzero)
+        assert kappa.negative == int((nonzero < 0).sum())
+    assert kappa.rank >= len(nonzero)
+
+    own, vectors = layer.eigenvalues(**which).cpu(), layer.eigenvectors(**which).cpu()
+    assert own.shape == (kappa.rank,)
+    assert vectors.shape == (len(truth), kappa.rank)
+    assert (own[:-1] >= own[1:]).all()
+    matched = own[own.abs() > 1e-11 * norm]
+    assert torch.allclose(matched, nonzero.flip(0), rtol=1e-10, atol=1e-13 * norm)
+    assert int((own < 0).sum()) == kappa.negative
+    assert (vectors.T @ vectors - torch.eye(kappa.rank, dtype=torch.float64)).norm() <= 1e-10
+    assert (ours @ vectors - vectors * own).norm() <= 1e-10 * norm
+
+    # the eigenvalues of the dense truth are themselves only good to eps·norm
+    if kappa.rank == len(nonzero):
+        true_kappa = float(nonzero.abs().max() / nonzero.abs().min())
+        slack = 1e-10 + 1e-14 * len(truth) * true_kappa
+        assert float(kappa) == pytest.approx(true_kappa, rel=slack)
+        assert kappa.lower * (1 - slack) <= true_kappa <= kappa.upper * (1 + slack)
+        assert kappa.lambda_max == pytest.approx(float(nonzero.abs().max()), rel=1e-10)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_unresolved_is_rare_on_the_cases(level):
+    resolved = {
+        (c.name, row.layer, row.unit): row.resolved
+        for c in CASES
+        for row in probed(c, 0, level, "cpu").to_frame().itertuples()
+        if row.rank
+    }
+    unresolved = [key for key, value in resolved.items() if not value]
+    assert np.mean(list(resolved.values())) > 0.98, unresolved
