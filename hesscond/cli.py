@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 import hesscond
+from hesscond.commands.printing import json_rows, stderr, stdout
+from hesscond.commands.probe import probe
 from hesscond.data import fetch, load
 from hesscond.errors import ConfigError, DivergedError, HesscondError
 from hesscond.methods import registered
@@ -37,9 +38,6 @@ from hesscond.study.batch import Overrides, plan_runs
 from hesscond.study.config import LARGEST
 from hesscond.study.store import TABLES
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 app = typer.Typer(
     name="hesscond",
     help="Exact per-layer Hessian condition numbers of neural networks, and studies of the methods that claim to "
@@ -51,10 +49,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
-
-# no markup: a path or a name from a file may contain square brackets
-stdout = Console(markup=False, highlight=False)
-stderr = Console(stderr=True, markup=False, highlight=False)
+app.command()(probe)
 
 #: Base of the errors that the option parser raises (typer brings its own copy of click, or imports it).
 ParserError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -291,14 +286,6 @@ def export(
         raise
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
-
-
-def json_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of a table for JSON; missing and infinite (unresolved) values are null, as JSON has neither."""
-    return [
-        {name: None if cell is None or cell != cell or cell == math.inf else cell for name, cell in row.items()}
-        for row in frame.astype(object).where(frame.notna(), math.nan).to_dict("records")
-    ]
 
 
 def listing(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -10,12 +10,14 @@ import pytest
 import hesscond
 
 PACKAGE = Path(hesscond.__file__).parent
-ORDER = ["errors", "capture", "spectra", "hessians", "methods", "probe", "models", "data", "study", "report"]
-#: spectra is numbers only, models and data know nothing of Hessians
+ORDER = ["errors", "capture", "spectra", "hessians", "methods", "probe", "target", "models", "data", "study", "report"]
+ORDER += ["progress", "commands", "cli"]
+#: spectra is numbers only, models, data and targets know nothing of Hessians
 FORBIDDEN = {
     "spectra": {"capture"},
     "models": set(ORDER) - {"errors", "models"},
     "data": set(ORDER) - {"errors", "data"},
+    "target": set(ORDER) - {"errors"},
 }
 
 

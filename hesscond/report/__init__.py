@@ -1,12 +1,27 @@
-"""Figures and tables from stored runs only: nothing here trains, probes or writes into a run folder.
+"""Figures and tables from stored runs and from what a probe found: nothing here trains, probes or writes into a
+run folder.
 
-`selection` picks the rows, `series` turns them into curves, the rest draws or prints; a new figure or table
-is a new module. This is the only place that imports matplotlib, and it never imports pyplot.
+`selection` picks the rows of stored runs, `series` turns them into curves, `probed_table` sums up a probe; the rest
+draws or prints; a new figure or table is a new module. This is the only place that imports matplotlib, and it never
+imports pyplot.
 """
 
 from hesscond.report.conditioning import conditioning_figure
 from hesscond.report.palette import method_colors
+from hesscond.report.probed import probe_figure
+from hesscond.report.probed_table import layer_frame, layer_table, notes, unit_table
 from hesscond.report.saving import save_figure
 from hesscond.report.summary import summary_frame, summary_table
 
-__all__ = ["conditioning_figure", "method_colors", "save_figure", "summary_frame", "summary_table"]
+__all__ = [
+    "conditioning_figure",
+    "layer_frame",
+    "layer_table",
+    "method_colors",
+    "notes",
+    "probe_figure",
+    "save_figure",
+    "summary_frame",
+    "summary_table",
+    "unit_table",
+]

@@ -1,0 +1,273 @@
+"""``hesscond probe FILE.py:FUNCTION``: condition numbers of any torch model's layers."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+import typer
+from rich.text import Text
+from torch import nn
+
+import hesscond
+from hesscond.commands.printing import json_rows, sign_of_life, stdout
+from hesscond.errors import ConfigError, HesscondError
+from hesscond.methods import method_class
+from hesscond.report import layer_table, notes, probe_figure, save_figure, unit_table
+from hesscond.report.saving import METADATA
+from hesscond.study import resolve_device
+from hesscond.study.config import LARGEST
+from hesscond.target import Target, load_target, one_line, user_failure
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEVELS = {"unit": "every output unit by itself", "layer": "all parameters of a layer together"}
+#: Precision of the forward pass.
+DTYPES = {"float64": torch.float64, "as-is": None}
+BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+def probe(
+    target: Annotated[str, typer.Argument(help="FILE.py:FUNCTION; FUNCTION() returns (model, loss_fn, data).")],
+    layers: Annotated[
+        list[str] | None,
+        typer.Option("--layers", "-l", help="Layer names, separated by commas or repeated; all if not given."),
+    ] = None,
+    level: Annotated[str, typer.Option(help="unit: each output unit by itself; layer: whole layers.")] = "unit",
+    units: Annotated[str | None, typer.Option(help="Output units of the layers, as 0,1,5-9; all if not given.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="In the coordinates of a method (hesscond methods).")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Precision of the forward pass: float64 | as-is.")] = "float64",
+    rtol: Annotated[float, typer.Option(help="Relative width of κ's interval that is good enough.")] = 1e-8,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    memory: Annotated[str | None, typer.Option(help="How much memory may be used, as 2GB.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random generators before FUNCTION is called.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="The rows, one per Hessian, as a list of objects.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="The rows, one per Hessian, as CSV.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File for the rows: .csv, .json, or as the options say.")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw κ per layer to a .pdf, .png or .svg file.")] = None,
+    show_traceback: Annotated[
+        bool, typer.Option("--traceback", help="If the file's own code fails, show where it came from.")
+    ] = False,
+) -> None:
+    """Condition numbers of the Hessians of any torch model's layers.
+
+    Example: hesscond probe mymodel.py:make --layers fc1,fc2 --figure kappa.pdf
+    """
+    request = Request(
+        layers=None if not layers else [name.strip() for text in layers for name in text.split(",")],
+        level=choice("--level", level, LEVELS),
+        units=None if units is None else parse_units(units),
+        method=None if method is None else method_class(method).name,
+        dtype=DTYPES[choice("--dtype", dtype, DTYPES)],
+        rtol=rtol,
+        memory=None if memory is None else parse_size(memory),
+    )
+    if not 0 <= seed <= LARGEST:
+        raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {seed}")
+    write = writer(as_json, as_csv, output)
+    check_file("--figure", figure, METADATA)
+    place = resolve_device(device)
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the rows
+        try:
+            with sign_of_life(f"running {target}") as say:
+                found = load_target(target, seed=seed).to(place)
+                result, frame = run_probe(found, request, target, say)
+        except ConfigError as error:
+            if show_traceback and error.__cause__ is not None:
+                traceback.print_exception(error.__cause__)
+            raise
+    write(frame)
+    if not (as_json or as_csv):
+        print_summary(result, frame, request, found, target)
+    if figure is not None:
+        save_figure(probe_figure(frame), figure)
+        if not (as_json or as_csv):
+            stdout.print(f"figure: {figure}", soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `hesscond.probe` is asked for."""
+
+    layers: list[str] | None
+    level: str
+    units: tuple[int, ...] | None
+    method: str | None
+    dtype: torch.dtype | None
+    rtol: float
+    memory: int | None
+
+    def __post_init__(self) -> None:
+        if self.units is not None and self.layers is None:
+            raise ConfigError("--units needs --layers: name the layers they belong to")
+        if self.units is not None and self.level != "unit":
+            raise ConfigError(f"--units goes with --level unit, not with --level {self.level}")
+        if not 0 < self.rtol < 1:
+            raise ConfigError(f"--rtol must lie between 0 and 1, got {self.rtol}")
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `hesscond.probe`."""
+        chosen = {name: getattr(self, name) for name in ("layers", "level", "units", "method", "dtype", "rtol")}
+        return chosen if self.memory is None else chosen | {"memory": self.memory}
+
+
+def run_probe(
+    target: Target, request: Request, spec: str, say: Callable[[str], None]
+) -> tuple[hesscond.ProbeResult, pd.DataFrame]:
+    """Probe, layer by layer, and turn what the user's code raises into one sentence."""
+    try:
+        say(f"probing {spec}")
+        data: Any = target.data
+        result = hesscond.probe(target.model, target.loss_fn, data, **request.options())
+        for number, (name, layer) in enumerate(result.items(), 1):
+            say(f"κ of {name} ({number} of {len(result)})")
+            _ = layer.kappa  # computed here and kept
+        skipped = getattr(result, "skipped", {})
+        if not result:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+            raise ConfigError(f"no layer of {spec} could be probed: {reasons or 'it has none'}")
+        return result, result.to_frame()
+    except HesscondError:
+        raise
+    except Exception as error:
+        sentence = explained(error, spec)
+        if sentence is None:
+            raise
+        raise ConfigError(sentence) from error
+
+
+def explained(error: Exception, spec: str) -> str | None:
+    """The sentence for an exception during a probe; None for a fault of hesscond."""
+    # hesscond watches the operations of the model: those frames are on the way to the operation that failed
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name != "__torch_function__"]
+    where = user_failure(error, Path(spec.rpartition(":")[0]))
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+        return f"out of memory: take fewer samples, --layers or --units, or set --memory ({one_line(error)})"
+    if where is None and not Path(frames[-1].filename).is_relative_to(Path(hesscond.__file__).parent):
+        return f"the model, loss or data of {spec} raised {one_line(error)} (--traceback shows where)"
+    return where
+
+
+def print_summary(
+    result: hesscond.ProbeResult, frame: pd.DataFrame, request: Request, target: Target, spec: str
+) -> None:
+    """What was probed, the table, and what there is to say below it."""
+    precision = "float64" if request.dtype is torch.float64 else "the model's own precision"
+    coordinates = "plain coordinates" if request.method is None else f"coordinates of {request.method}"
+    mode = "train" if target.model.training else "eval"
+    level = f"level {request.level}: {LEVELS[request.level]}"
+    stdout.print(f"{spec} · {target.samples} samples · {level}", soft_wrap=True)
+    stdout.print(f"{coordinates} · forward pass in {precision} · model in {mode} mode", soft_wrap=True)
+    stdout.print()
+    draw = unit_table if request.level == "unit" else layer_table
+    stdout.print(draw(frame, {name: kind(target.model, name) for name in result}))
+    stdout.print()
+    for line in notes(frame, {name: getattr(layer, "route", "") for name, layer in result.items()}):
+        stdout.print(Text(line))
+    for name, reason in getattr(result, "skipped", {}).items():
+        stdout.print(Text(f"skipped {name}: {reason}"))
+
+
+def kind(model: nn.Module, name: str) -> str:
+    """The class of a layer; the model itself may be one."""
+    return type(dict(model.named_modules()).get(name, model)).__name__
+
+
+def writer(as_json: bool, as_csv: bool, output: Path | None) -> Callable[[pd.DataFrame], None]:
+    """A function that writes the rows where the options say, checked beforehand; it does nothing without them."""
+    if as_json and as_csv:
+        raise ConfigError("give either --json or --csv, not both")
+    if output is None and not (as_json or as_csv):
+        return lambda frame: None
+    check_file("--output", output, (".csv", ".json") if not (as_json or as_csv) else None)
+    json_wanted = as_json or (not as_csv and output is not None and output.suffix.lower() == ".json")
+
+    def write(frame: pd.DataFrame) -> None:
+        if json_wanted:
+            text = json.dumps(json_rows(frame), indent=1) + "\n"
+        else:
+            text = frame.to_csv(index=False, lineterminator="\n")
+        if output is None:
+            sys.stdout.write(text)
+            return
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
+
+    return write
+
+
+def check_file(option: str, path: Path | None, suffixes: Any) -> None:
+    """Refuse a file that could not be written after all the work: its folder, or the end of its name."""
+    if path is None:
+        return
+    if suffixes is not None and path.suffix.lower() not in suffixes:
+        raise ConfigError(f"{option} {path}: its name must end in {', '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {path.parent}")
+
+
+def choice(option: str, given: str, known: Any) -> str:
+    """The given value if it is known."""
+    if given not in known:
+        raise ConfigError(f"{option} is one of {', '.join(known)}, not {given!r}")
+    return given
+
+
+def parse_units(text: str) -> tuple[int, ...]:
+    """Units from ``0,1,5-9``, in that order, each once.
+
+    Raises
+    ------
+    ConfigError
+        Anything else, or more than a million.
+
+    Examples
+    --------
+    >>> parse_units("0, 1,5-9,6")
+    (0, 1, 5, 6, 7, 8, 9)
+    """
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise ConfigError(f"--units takes units and ranges of them, as 0,1,5-9, not {text!r}")
+        if last - first > 10**6:
+            raise ConfigError(f"--units {part.strip()} is a range of more than a million units")
+        found |= dict.fromkeys(range(first, last + 1))
+    return tuple(found)
+
+
+def parse_size(text: str) -> int:
+    """Bytes from ``2GB``, ``512 MiB`` or a plain number of them.
+
+    Raises
+    ------
+    ConfigError
+        Anything else.
+
+    Examples
+    --------
+    >>> parse_size("2GB"), parse_size("1.5 KiB")
+    (2000000000, 1536)
+    """
+    match = re.fullmatch(r"\s*(\d+\.?\d*)\s*([KMGT]I?)?B?\s*", text.upper(), re.ASCII)
+    size = int(float(match[1]) * BYTES[match[2] or ""]) if match else 0
+    if size < 1:
+        raise ConfigError(f"--memory takes a size as 500MB or 2GB, not {text!r}")
+    return size

@@ -1,0 +1,194 @@
+"""κ per layer of a model that was probed: one row a layer, in network order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter, NullLocator
+
+from hesscond.probe import ProbeResult
+from hesscond.report.drawing import COLUMN_WIDTH, STYLE, say_empty
+from hesscond.report.palette import METHOD_COLORS
+from hesscond.report.probed_table import layer_frame, span
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Positive semidefinite blocks, and blocks with negative eigenvalues.
+PLAIN, INDEFINITE, MEDIAN = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"], "0.1"
+
+#: Share of a row's height that its dots are spread over.
+SPREAD = 0.66
+#: Longest layer name that is not shortened.
+LONGEST = 18
+#: With more dots than this they become an image inside a PDF or SVG.
+MANY_DOTS = 3000
+LEGEND: dict[str, Any] = {
+    "frameon": False,
+    "handlelength": 1.2,
+    "handletextpad": 0.4,
+    "columnspacing": 1.2,
+    "labelspacing": 0.25,
+    "borderaxespad": 0.0,
+    "borderpad": 0.2,
+}
+GOLDEN = (5**0.5 - 1) / 2
+
+
+def probe_figure(found: ProbeResult | pd.DataFrame) -> Figure:
+    """κ of every layer on a logarithmic axis, layers from the top in network order.
+
+    At level ``"unit"`` a layer's row holds a dot for every output unit, spread over the height of the row, and a
+    bar at their median; at level ``"layer"`` one dot with its interval. Blocks with negative eigenvalues are
+    diamonds of another colour. An unresolved κ is an open triangle at its lower bound, which points to where κ is,
+    and no part of the median; a Hessian that is exactly zero has no κ and shows only as the rank 0.
+
+    Parameters
+    ----------
+    found
+        A `ProbeResult`, or its ``to_frame()``.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        At the width of a journal column. Save it with `save_figure`.
+    """
+    frame: pd.DataFrame = found.to_frame() if isinstance(found, ProbeResult) else found
+    layers = layer_frame(frame)
+    whole = bool(frame["unit"].isna().all())
+    count = len(layers)
+    with matplotlib.rc_context(STYLE):
+        height = 0.95 + count * row_height(count)
+        layout = ConstrainedLayoutEngine(h_pad=0.03, w_pad=0.02)
+        figure = Figure(figsize=(COLUMN_WIDTH, max(height, 1.5)), layout=layout)
+        ax = figure.add_subplot()
+        ax.set_xscale("log", nonpositive="mask")
+        ax.set_ylim(count - 0.5, -0.5)
+        ax.set_yticks(range(count), [shortened(name) for name in layers["layer"]])
+        for row in range(1, count, 2):
+            ax.axhspan(row - 0.5, row + 0.5, color="0.95", lw=0, zorder=0)
+        handles = draw_blocks(ax, frame, layers, whole)
+        if handles:
+            logarithmic_x(ax)
+            figure.legend(handles=handles, loc="outside upper left", ncols=2, **LEGEND)
+        else:
+            say_empty_row(ax, count)
+        ax.set_xlabel(r"$\kappa$ of the whole layer" if whole else r"$\kappa$ of the output units")
+        label_ranks(ax, layers)
+        ax.tick_params(axis="y", length=0)
+    return figure
+
+
+def row_height(count: int) -> float:
+    """Inches of a row."""
+    return next(height for most, height in ((4, 0.45), (12, 0.28), (25, 0.19), (10**9, 0.14)) if count <= most)
+
+
+def shortened(name: str) -> str:
+    """A layer's name with its middle left out if it is long: both ends tell layers apart."""
+    head = LONGEST // 3
+    return name if len(name) <= LONGEST else f"{name[:head]}…{name[head + 1 - LONGEST :]}"
+
+
+def draw_blocks(ax: Axes, frame: pd.DataFrame, layers: pd.DataFrame, whole: bool) -> list[Line2D]:
+    """Dots, medians, intervals and triangles; returns the legend entries of what was drawn."""
+    place = {name: row for row, name in enumerate(layers["layer"])}
+    rows = frame["layer"].map(place).to_numpy(dtype=float)
+    kappa, lower, upper = (frame[n].to_numpy(dtype=float) for n in ("kappa", "kappa_lower", "kappa_upper"))
+    resolved = frame["resolved"].to_numpy(dtype=bool)
+    indefinite = frame["negative"].to_numpy(dtype=int) > 0
+    unresolved = ~resolved & (frame["rank"].to_numpy(dtype=int) > 0)
+    heights = rows if whole else rows + spread(frame)
+    size = 4.5 if whole else max(1.3, 3.6 - 0.12 * frame.groupby("layer").size().max() ** 0.5 - 0.02 * len(layers))
+    common: dict[str, Any] = {"ls": "none", "zorder": 3, "rasterized": len(frame) > MANY_DOTS}
+    alpha = 1.0 if whole else 0.55
+    noun = "layer" if whole else "unit"
+    handles = []
+    for chosen, color, marker, label, name in (
+        (resolved & ~indefinite, PLAIN, "o", noun, "blocks"),
+        (resolved & indefinite, INDEFINITE, "D", rf"{noun} with $\lambda<0$", "indefinite"),
+    ):
+        if not chosen.any():
+            continue
+        style: dict[str, Any] = {"marker": marker, "color": color, "markeredgewidth": 0}
+        scale = 0.85 if marker == "D" else 1.0
+        if whole:
+            ax.hlines(heights[chosen], lower[chosen], upper[chosen], color=color, lw=1.4, zorder=2, gid=f"{name}-range")
+        ax.plot(kappa[chosen], heights[chosen], **common, **style, ms=scale * size, alpha=alpha, gid=name)
+        handles.append(Line2D([], [], ls="none", **style, ms=4 * scale, label=label))
+    if not whole and resolved.any():
+        medians = layers["kappa_median"].to_numpy(dtype=float)
+        at = np.flatnonzero(np.isfinite(medians))
+        length = 0.42
+        ax.vlines(medians[at], at - length, at + length, color=MEDIAN, lw=1.3, zorder=5, gid="medians")
+        handles.append(
+            Line2D([], [], ls="none", marker="|", ms=6, markeredgewidth=1.3, color=MEDIAN, label="median of resolved")
+        )
+    if unresolved.any():
+        for chosen, color in ((unresolved & ~indefinite, PLAIN), (unresolved & indefinite, INDEFINITE)):
+            style = {"marker": ">", "markerfacecolor": "none", "markeredgewidth": 0.6, "color": color}
+            ax.plot(
+                lower[chosen], heights[chosen], **(common | {"zorder": 4}), **style, ms=size + 0.8, gid="unresolved"
+            )
+        handles.append(
+            Line2D(
+                [],
+                [],
+                ls="none",
+                marker=">",
+                mfc="none",
+                mew=0.7,
+                ms=4.5,
+                color="0.25",
+                label="unresolved (lower bound)",
+            )
+        )
+    return handles
+
+
+def spread(frame: pd.DataFrame) -> np.ndarray:
+    """How far each block's dot is moved from the middle of its row: the same every time, and evenly spread."""
+    number = frame.groupby("layer", sort=False).cumcount().to_numpy()
+    total = frame.groupby("layer", sort=False)["layer"].transform("size").to_numpy()
+    return np.where(total == 1, 0.0, SPREAD * ((0.5 + number * GOLDEN) % 1 - 0.5))
+
+
+def logarithmic_x(ax: Axes) -> None:
+    """Limits and ticks of the κ axis; at least two decades wide, so that round-off does not look like a difference."""
+    low, high = np.log10(ax.dataLim.intervalx)
+    room = max(0.06 * (high - low), (2 - (high - low)) / 2)
+    ax.set_xlim(10 ** max(low - room, min(-0.1, low)), 10 ** (high + room))
+    ax.xaxis.set_major_locator(LogLocator(numticks=5))
+    ax.xaxis.set_major_formatter(LogFormatterMathtext())
+    ax.xaxis.set_minor_locator(LogLocator(subs=range(2, 10), numticks=99) if high - low <= 4 else NullLocator())
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_axisbelow(True)
+    ax.grid(axis="x", color="0.88", lw=0.4)
+
+
+def label_ranks(ax: Axes, layers: pd.DataFrame) -> None:
+    """Ranks and nullities to the right of the rows, as "57–60 / 41–44"."""
+    right = ax.twinx()
+    right.set_ylim(ax.get_ylim())
+    labels = [
+        f"{span(row['rank_min'], row['rank_max'])} / {span(row['nullity_min'], row['nullity_max'])}"
+        for row in layers.to_dict("records")
+    ]
+    right.set_yticks(range(len(layers)), labels)
+    right.tick_params(axis="y", length=0)
+    ax.annotate("rank / nullity", (1, 0), (2, -15), xycoords="axes fraction", textcoords="offset points", va="top")
+
+
+def say_empty_row(ax: Axes, count: int) -> None:
+    """Say that there is nothing to draw, and keep the names of the layers."""
+    ticks, labels = ax.get_yticks(), ax.get_yticklabels()
+    say_empty(ax, "every Hessian is zero" if count else "nothing was probed")
+    ax.set_yticks(ticks, [label.get_text() for label in labels])
+    ax.xaxis.set_major_locator(NullLocator())
+    ax.xaxis.set_minor_locator(NullLocator())

@@ -1,0 +1,218 @@
+"""What a probe found, one row per layer: as a data frame, as a table for the terminal, and what it says below it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Significant digits of the ends of κ's interval at layer level.
+DIGITS = 6
+
+UNIT_REMARK = (
+    "κ over the resolved units; ≥: at least one unit is unresolved, and the number is a lower bound; params: of one "
+    "unit, bias included; unres.: unresolved units; neg.: units with negative eigenvalues (κ is of |λ|)"
+)
+LAYER_REMARK = (
+    "κ and an interval that contains it, rounded outwards; ≥: unresolved, the number is a lower bound; neg.: negative "
+    "eigenvalues (κ is of |λ|)"
+)
+
+
+def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per layer of what a probe found.
+
+    Parameters
+    ----------
+    frame
+        ``ProbeResult.to_frame()``, one row per block.
+
+    Returns
+    -------
+    pandas.DataFrame
+        In the order of the frame: layer; units, how many blocks; n_params of a block; kappa_min, kappa_median and
+        kappa_max over the resolved blocks, NaN if there are none; unresolved, how many blocks, of which zero are
+        the zero matrix, which has no κ; lower_min, lower_median, lower_max: lower bounds of κ of the unresolved
+        blocks that are not zero; rank_min, rank_max, nullity_min, nullity_max; negative: how many blocks have
+        negative eigenvalues; solvers: how many blocks each solver did, by name.
+    """
+    import pandas as pd
+
+    rows = []
+    for layer, blocks in frame.groupby("layer", sort=False):
+        resolved = blocks["resolved"].astype(bool)
+        zero = ~resolved & (blocks["rank"] == 0)
+        kappa, lower = blocks["kappa"][resolved], blocks["kappa_lower"][~resolved & ~zero]
+        rows.append(
+            {
+                "layer": layer,
+                "units": len(blocks),
+                "n_params": int(blocks["n_params"].iloc[0]),
+                **{f"kappa_{how}": float(kappa.agg(how)) for how in ("min", "median", "max")},
+                "unresolved": int((~resolved).sum()),
+                "zero": int(zero.sum()),
+                **{f"lower_{how}": float(lower.agg(how)) for how in ("min", "median", "max")},
+                **{
+                    f"{what}_{how}": int(blocks[what].agg(how))
+                    for what in ("rank", "nullity")
+                    for how in ("min", "max")
+                },
+                "negative": int((blocks["negative"] > 0).sum()),
+                "solvers": blocks["solver"].value_counts().to_dict(),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> Table:
+    """The condition numbers of every layer's units: least, median and largest, with ranks and nullities.
+
+    Parameters
+    ----------
+    frame
+        ``ProbeResult.to_frame()`` at level ``"unit"``.
+    kinds
+        Of layers by name, as "Linear".
+
+    Returns
+    -------
+    rich.table.Table
+        Fits 80 columns: long names are folded, no digit is lost.
+    """
+    table = empty_table(UNIT_REMARK, ("layer", "kind"))
+    for name in ("units", "params", "κ min", "median", "κ max", "unres.", "rank", "nullity", "neg."):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in layer_frame(frame).to_dict("records"):
+        table.add_row(
+            Text(row["layer"]),
+            kinds.get(row["layer"], ""),
+            str(row["units"]),
+            str(row["n_params"]),
+            *kappa_cells(row),
+            str(row["unresolved"]),
+            span(row["rank_min"], row["rank_max"]),
+            span(row["nullity_min"], row["nullity_max"]),
+            str(row["negative"]),
+        )
+    return table
+
+
+def layer_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> Table:
+    """The condition number of every whole layer, with its interval.
+
+    Parameters
+    ----------
+    frame
+        ``ProbeResult.to_frame()`` at level ``"layer"``.
+    kinds
+        As for `unit_table`.
+
+    Returns
+    -------
+    rich.table.Table
+        Fits 80 columns: long names are folded, no digit is lost.
+    """
+    table = empty_table(LAYER_REMARK, ("layer", "kind"))
+    for name in ("params", "κ", "[lower, upper]", "rank", "nullity", "neg."):
+        table.add_column(Text(name), justify="right", no_wrap=True)
+    for row in frame.to_dict("records"):
+        upper = compact(row["kappa_upper"], DIGITS, ROUND_CEILING)
+        interval = f"[{compact(row['kappa_lower'], DIGITS, ROUND_FLOOR)}, {upper}{')' if upper == '∞' else ']'}"
+        if row["rank"] == 0:
+            cells = ["zero", "–"]
+        else:
+            cells = [compact(row["kappa"], 4) if row["resolved"] else at_least(row["kappa_lower"]), interval]
+        counts = [str(int(row[name])) for name in ("rank", "nullity", "negative")]
+        table.add_row(
+            Text(row["layer"]), kinds.get(row["layer"], ""), str(int(row["n_params"])), *map(Text, cells), *counts
+        )
+    return table
+
+
+def empty_table(remark: str, names: Sequence[str]) -> Table:
+    """A table with columns that give way in a narrow terminal."""
+    table = Table(caption=Text(remark), caption_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def kappa_cells(row: Mapping[str, Any]) -> list[str]:
+    """Least, median and largest κ of a row of `layer_frame`: of the resolved units, or bounds if there are none."""
+    if row["unresolved"] == row["units"]:
+        if row["zero"] == row["units"]:
+            return ["–", "–", "–"]
+        return [at_least(row[f"lower_{how}"]) for how in ("min", "median", "max")]
+    bounded = row["unresolved"] > row["zero"]
+    largest = at_least(max(row["kappa_max"], row["lower_max"])) if bounded else compact(row["kappa_max"])
+    return [compact(row["kappa_min"]), compact(row["kappa_median"]), largest]
+
+
+def at_least(value: float) -> str:
+    """A lower bound, rounded down."""
+    return f"≥ {compact(value, rounding=ROUND_FLOOR)}"
+
+
+def compact(value: float, digits: int = 3, rounding: str = ROUND_HALF_EVEN) -> str:
+    """A positive number to so many significant digits: plain below 1000, else as 1.23e5.
+
+    Examples
+    --------
+    >>> compact(1.0), compact(188.34), compact(123456.0), compact(123456.0, 4, ROUND_FLOOR), compact(math.inf)
+    ('1.00', '188', '1.23e5', '1.234e5', '∞')
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞"
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(value)
+    exponent = rounded.adjusted()
+    if 0 <= exponent < 3:
+        return f"{rounded:.{max(digits - 1 - exponent, 0)}f}"
+    return f"{rounded.scaleb(-exponent):.{digits - 1}f}e{exponent}"
+
+
+def span(low: int, high: int) -> str:
+    """A range of whole numbers."""
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def notes(frame: pd.DataFrame, routes: Mapping[str, str]) -> list[str]:
+    """What else there is to say of the layers, one line each: how S and κ were computed, zero Hessians.
+
+    Parameters
+    ----------
+    frame
+        ``ProbeResult.to_frame()``.
+    routes
+        How S was computed, by layer name.
+
+    Returns
+    -------
+    list of str
+        Layers of which the same is true share a line.
+    """
+    rows = layer_frame(frame).to_dict("records")
+    by_route: dict[str, list[str]] = {}
+    by_solvers: dict[str, list[str]] = {}
+    for row in rows:
+        by_route.setdefault(routes.get(row["layer"], ""), []).append(row["layer"])
+        counts = row["solvers"]
+        solvers = ", ".join(f"{name} ({n})" if len(counts) > 1 else str(name) for name, n in counts.items())
+        by_solvers.setdefault(solvers, []).append(row["layer"])
+    lines = [f"S of {', '.join(layers)}: {route}" for route, layers in by_route.items() if route]
+    lines += [f"κ of {', '.join(layers)}: {solvers}" for solvers, layers in by_solvers.items()]
+    for row in rows:
+        if row["zero"]:
+            whole = row["units"] == 1
+            which = "its" if whole else f"{row['zero']} of {row['units']} units: the"
+            lines.append(f"{row['layer']}: {which} Hessian is exactly zero on these data, which has no κ")
+    return lines

@@ -1,0 +1,334 @@
+"""Any torch model from a Python file: ``FILE.py:FUNCTION``, where FUNCTION() returns (model, loss_fn, data)."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import random
+import sys
+import sysconfig
+import textwrap
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FunctionType, ModuleType, TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from hesscond.errors import ConfigError
+
+FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
+#: A package that does not exist, of which the loaded file and its siblings are modules: ``from .sibling import x``
+PACKAGE = "_hesscond_target"
+#: Code that is not the user's, even where the user's folder contains it.
+FOREIGN = tuple(
+    Path(folder).resolve()
+    for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parent))
+)
+
+
+class Stream:
+    """Batches (inputs, targets) that can be read again and again, on one device, counted as they pass.
+
+    Attributes
+    ----------
+    samples
+        How many samples there were in the latest pass.
+    """
+
+    def __init__(self, source: Iterable[Any], device: torch.device | None = None) -> None:
+        self.samples = 0
+        self._source = source
+        self._device = device
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        self.samples = 0
+        for number, batch in enumerate(self._source):
+            if not is_pair(batch):
+                raise ConfigError(f"batch {number} of the data is not a pair (inputs, targets) but {described(batch)}")
+            self.samples += batch_size(batch)
+            yield moved(tuple(batch), self._device)
+
+    def to(self, device: torch.device) -> Stream:
+        """The same batches on a device, moved one by one."""
+        return Stream(self._source, device)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be probed.
+
+    Attributes
+    ----------
+    model
+        Any module.
+    loss_fn
+        ``loss_fn(output, target)``.
+    data
+        One batch (inputs, targets), or a `Stream` of such.
+    """
+
+    model: nn.Module
+    loss_fn: Callable[..., Any]
+    data: tuple[Any, Any] | Stream
+
+    @property
+    def samples(self) -> int:
+        """Number of samples; of a stream, those of its latest pass."""
+        return self.data.samples if isinstance(self.data, Stream) else batch_size(self.data)
+
+    def to(self, device: torch.device) -> Target:
+        """The same on a device; the model itself is moved, and the loss if it is a module.
+
+        Raises
+        ------
+        ConfigError
+            Tensors without values, on torch's meta device.
+        """
+        for module in (self.model, self.loss_fn):
+            if isinstance(module, nn.Module):
+                if any(t.is_meta for t in (*module.parameters(), *module.buffers())):
+                    raise ConfigError("the model or the loss is on the meta device, so its parameters have no values")
+                module.to(device)
+        data = self.data.to(device) if isinstance(self.data, Stream) else moved(self.data, device)
+        return replace(self, data=data)
+
+
+def load_target(spec: str, *, seed: int | None = None) -> Target:
+    """Run FUNCTION() of a Python file.
+
+    While it runs, modules beside the file can be imported, absolutely or relatively; afterwards `sys.path` and
+    `sys.modules` are as they were.
+
+    Parameters
+    ----------
+    spec
+        ``"FILE.py:FUNCTION"``. FUNCTION takes no arguments and returns ``(model, loss_fn, data)``: a module, a
+        callable of (output, target), and a pair (inputs, targets) or an iterable of such pairs, a DataLoader say.
+        A list of pairs is a list of batches.
+    seed
+        Of the generators of torch, numpy and `random` beforehand; None: they are left alone.
+
+    Returns
+    -------
+    Target
+        On the devices that FUNCTION left things on.
+
+    Raises
+    ------
+    ConfigError
+        No such file or function, another return value, or an exception in the file's own code, which is then
+        the ``__cause__``.
+
+    Examples
+    --------
+    >>> load_target("nowhere.py:make")
+    Traceback (most recent call last):
+        ...
+    hesscond.errors.ConfigError: there is no file nowhere.py
+    """
+    file, colon, name = spec.rpartition(":")
+    if not colon or not file or not name.isidentifier():
+        given = f": which function of {spec}?" if not colon and spec.endswith(".py") else ""
+        raise ConfigError(f"{spec!r} is not of the form {FORM}{given}")
+    path = Path(file)
+    source = read(path)
+    if seed is not None:
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 - the user's code may draw from it
+        torch.manual_seed(seed)
+    with importable(path.resolve().parent):
+        try:
+            function = named(executed(source, path), name, path)
+            return checked(function(), spec)
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise ConfigError(user_failure(error, path) or one_line(error)) from error
+
+
+def read(path: Path) -> bytes:
+    """The file, or a ConfigError with what is near."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        near = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise ConfigError(f"there is no file {path}{suggestion(path.name, near)}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Let modules in ``folder`` be imported, and forget them afterwards: another folder may have the same names."""
+    package = ModuleType(PACKAGE)
+    package.__path__ = [str(folder)]
+    search, before = list(sys.path), set(sys.modules)
+    sys.path.insert(0, str(folder))
+    sys.modules[PACKAGE] = package
+    try:
+        yield
+    finally:
+        sys.path[:] = search
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if name.split(".")[0] == PACKAGE or (file and is_users(file, folder)):
+                del sys.modules[name]
+
+
+def executed(source: bytes, path: Path) -> ModuleType:
+    """The module that the source makes; not through the import system, whose cache may be a second out of date."""
+    module = ModuleType(f"{PACKAGE}.{path.stem}")
+    module.__file__ = str(path.resolve())
+    module.__package__ = PACKAGE
+    sys.modules[module.__name__] = module
+    exec(compile(source, module.__file__, "exec"), module.__dict__)
+    return module
+
+
+def named(module: ModuleType, name: str, path: Path) -> Callable[[], Any]:
+    """The function called ``name``, if it can be called without arguments."""
+    if not hasattr(module, name):
+        own = [n for n, v in vars(module).items() if isinstance(v, FunctionType) and v.__module__ == module.__name__]
+        raise ConfigError(f"{path} has no function {name!r}{suggestion(name, own)}")
+    function = getattr(module, name)
+    if not callable(function):
+        raise ConfigError(f"{name!r} in {path} is not a function but {described(function)}")
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        raise ConfigError(
+            f"{path}:{name} must be callable without arguments, but it is {name}{inspect.signature(function)}"
+        ) from None
+    except ValueError:  # written in C: no signature to look at
+        pass
+    return function
+
+
+def suggestion(name: str, there: list[str]) -> str:
+    """What could have been meant, or what there is."""
+    if near := difflib.get_close_matches(name, there, 3, 0.5):
+        return f": did you mean {' or '.join(near)}?"
+    return f": there is {', '.join(there[:8])}{', …' if len(there) > 8 else ''}" if there else ""
+
+
+def checked(returned: Any, spec: str) -> Target:
+    """What FUNCTION returned as a `Target`, or a ConfigError."""
+    if not isinstance(returned, (tuple, list)) or len(returned) != 3:
+        raise ConfigError(f"{spec} must return (model, loss_fn, data), but it returned {described(returned)}")
+    model, loss_fn, data = returned
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{spec}: the model must be a torch.nn.Module, not {described(model)}")
+    if not callable(loss_fn) or isinstance(loss_fn, type):
+        raise ConfigError(f"{spec}: the loss must be a callable (output, target), not {described(loss_fn)}")
+    if isinstance(data, Dataset):
+        raise ConfigError(f"{spec}: the data are single samples ({described(data)}): wrap them in a DataLoader")
+    if is_pair(data):
+        return Target(model, loss_fn, tuple(data))
+    if isinstance(data, (torch.Tensor, np.ndarray, str, bytes, dict)) or not isinstance(data, Iterable):
+        raise ConfigError(
+            f"{spec}: the data must be a pair (inputs, targets) or an iterable of such pairs, not {described(data)}"
+        )
+    if isinstance(data, Iterator):  # can be read only once
+        data = list(data)
+    return Target(model, loss_fn, Stream(data))
+
+
+def is_pair(data: Any) -> bool:
+    """Whether it is one batch: two things, and not a list of two batches."""
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        return False
+    return isinstance(data, tuple) or not all(isinstance(part, (tuple, list)) for part in data)
+
+
+def described(value: Any) -> str:
+    """What a thing is, for an error sentence."""
+    if isinstance(value, type):
+        return f"the class {value.__name__} (write {value.__name__}() to make one)"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def batch_size(batch: Any) -> int:
+    """Number of samples: the length of the first tensor that has one, inputs first; 0 if there is none."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.ndim else 0
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (tuple, list)) else ()
+    return next((size for part in parts if (size := batch_size(part))), 0)
+
+
+def moved(value: Any, device: torch.device | None) -> Any:
+    """The same with every tensor in it on a device (None: where they are).
+
+    Raises
+    ------
+    ConfigError
+        A tensor without values, on torch's meta device.
+    """
+    if device is None:
+        return value
+    if isinstance(value, dict):
+        return {key: moved(part, device) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(part, device) for part in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(moved(part, device) for part in value)
+    if getattr(value, "is_meta", False):
+        raise ConfigError("the data are on the meta device, so they have no values")
+    return value.to(device) if hasattr(value, "to") else value
+
+
+def user_failure(error: BaseException, path: Path) -> str | None:
+    """Where in the code of ``path`` and the modules beside it an exception arose, in one sentence.
+
+    The traceback of ``error`` is cut to begin with that code.
+
+    Returns
+    -------
+    str or None
+        None if the exception did not pass through that code.
+    """
+    folder = path.resolve().parent
+    theirs = [tb for tb in tracebacks(error) if is_users(tb.tb_frame.f_code.co_filename, folder)]
+    if theirs:
+        error.__traceback__ = theirs[0]
+    if isinstance(error, SyntaxError) and error.filename and is_users(error.filename, folder):
+        return f"{shown(error.filename, path)}:{error.lineno} is not valid Python: {error.msg}"
+    if not theirs:
+        return None
+    file = theirs[-1].tb_frame.f_code.co_filename
+    return f"{shown(file, path)}:{theirs[-1].tb_lineno} raised {one_line(error)}"
+
+
+def tracebacks(error: BaseException) -> list[TracebackType]:
+    """The traceback of an exception, one for each call, outermost first."""
+    tb = error.__traceback__
+    found = []
+    while tb:
+        found.append(tb)
+        tb = tb.tb_next
+    return found
+
+
+def is_users(file: str, folder: Path) -> bool:
+    """Whether a file of code lies in the folder and is not of Python, of an installed package or of hesscond."""
+    path = Path(file).resolve()
+    installed = "site-packages" in path.parts or any(path.is_relative_to(foreign) for foreign in FOREIGN)
+    return path.is_relative_to(folder) and not installed
+
+
+def shown(file: str, path: Path) -> str:
+    """The name of a file beside or below ``path``, written as ``path`` is."""
+    return str(path.parent / Path(file).resolve().relative_to(path.resolve().parent))
+
+
+def one_line(error: BaseException) -> str:
+    """Type and message of an exception on one line, the message cut if it is very long."""
+    return textwrap.shorten("".join(traceback.format_exception_only(type(error), error)), 400, placeholder=" …")

@@ -1,0 +1,252 @@
+"""Table and figure of a probe: every number is one of the frame's, nothing unresolved is shown as a value."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import hesscond
+from hesscond.report import layer_frame, layer_table, notes, probe_figure, save_figure, unit_table
+from hesscond.report.probed import LONGEST, shortened, spread
+from hesscond.report.probed_table import compact
+
+
+def made_up(
+    names: list[str],
+    units: int = 20,
+    *,
+    unresolved: float = 0.0,
+    negative: float = 0.0,
+    zero: int = 0,
+    whole: bool = False,
+    scale: float = 1e5,
+) -> pd.DataFrame:
+    """A frame as of ``ProbeResult.to_frame()``; the first ``zero`` units of each layer are zero."""
+    rng = np.random.default_rng(0)
+    rows: list[dict[str, Any]] = []
+    for name, unit in itertools.product(names, [pd.NA] if whole else range(units)):
+        kappa = scale * 10 ** rng.standard_normal()
+        nothing = not whole and unit < zero
+        lost = bool(nothing or rng.random() < unresolved)
+        rank = 0 if nothing else int(rng.integers(1000, 1100))
+        rows.append(
+            {
+                "layer": name,
+                "unit": unit,
+                "n_params": 1152,
+                "rank": rank,
+                "nullity": 1152 - rank,
+                "negative": int(not nothing and rng.random() < negative),
+                "lambda_max": 1.0,
+                "lambda_min": 1 / kappa,
+                "kappa": math.inf if lost else kappa,
+                "kappa_lower": 1.0 if nothing else kappa * (0.5 if lost else 1 - 1e-9),
+                "kappa_upper": math.inf if lost else kappa * (1 + 1e-9),
+                "resolved": not lost,
+                "solver": "zero matrix" if nothing else "SVD",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def printed(table: Table, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(table)
+    text = console.file.getvalue()
+    assert all(cell_len(line) <= width for line in text.splitlines())
+    assert "…" not in text
+    assert "nan" not in text
+    assert "inf" not in text
+    return text
+
+
+def test_layer_frame_is_the_frame_summed_up() -> None:
+    frame = made_up(["b", "a"], unresolved=0.3, negative=0.4, zero=2)
+    rows = layer_frame(frame)
+    assert list(rows["layer"]) == ["b", "a"]
+    for row in rows.to_dict("records"):
+        blocks = [b for b in frame.to_dict("records") if b["layer"] == row["layer"]]
+        kappa = [b["kappa"] for b in blocks if b["resolved"]]
+        lower = [b["kappa_lower"] for b in blocks if not b["resolved"] and b["rank"] > 0]
+        assert lower
+        for name, values in (("kappa", kappa), ("lower", lower)):
+            for how, function in (("min", min), ("median", np.median), ("max", max)):
+                assert row[f"{name}_{how}"] == function(values)
+        assert (row["units"], row["n_params"], row["zero"]) == (20, 1152, 2)
+        assert row["unresolved"] == 20 - len(kappa)
+        assert row["negative"] == sum(b["negative"] > 0 for b in blocks)
+        assert (row["rank_min"], row["nullity_max"]) == (0, 1152)
+        assert row["solvers"] == {"SVD": 18, "zero matrix": 2}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_table_of_units(width: int) -> None:
+    frame = made_up(["encoder.layers.11.self_attn.out_proj", "fc"], 100, unresolved=0.1, negative=0.5, scale=1e13)
+    text = printed(unit_table(frame, {"fc": "ConvTranspose2d"}), width)
+    for row in layer_frame(frame).to_dict("records"):
+        assert f" {compact(row['kappa_min'])} " in text
+        assert f" {compact(row['kappa_median'])} " in text
+        largest = max(row["kappa_max"], row["lower_max"])
+        assert f"≥ {compact(largest, rounding=ROUND_FLOOR)}" in text
+        assert f" {row['rank_min']}–{row['rank_max']} " in text
+        assert f" {row['nullity_min']}–{row['nullity_max']} " in text
+
+
+def test_units_never_resolved_are_bounds() -> None:
+    frame = made_up(["fc"], unresolved=2.0)
+    (row,) = layer_frame(frame).to_dict("records")
+    text = printed(unit_table(frame, {}), 80)
+    for how in ("min", "median", "max"):
+        assert f"≥ {compact(row[f'lower_{how}'], rounding=ROUND_FLOOR)}" in text
+    assert "– " in printed(unit_table(made_up(["fc"], 3, zero=3), {}), 80)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_table_of_layers(width: int) -> None:
+    names = ["encoder.layers.11.self_attn.out_proj", "fc", "head"]
+    frame = made_up(names, whole=True)
+    frame.loc[1, ["resolved", "kappa", "kappa_upper"]] = [False, math.inf, math.inf]
+    frame.loc[2, ["resolved", "kappa", "kappa_upper", "rank"]] = [False, math.inf, math.inf, 0]
+    text = printed(layer_table(frame, dict.fromkeys(names, "Conv2d")), width)
+    lower, upper = frame["kappa_lower"][0], frame["kappa_upper"][0]
+    assert f"[{compact(lower, 6, ROUND_FLOOR)}, {compact(upper, 6, ROUND_CEILING)}]" in text
+    lower = frame["kappa_lower"][1]
+    assert f"≥ {compact(lower, rounding=ROUND_FLOOR)} " in text
+    assert f" [{compact(lower, 6, ROUND_FLOOR)}, ∞)" in text
+    assert "zero" in text
+
+
+def test_numbers_round_outwards() -> None:
+    rng = np.random.default_rng(1)
+    for value in 10 ** rng.uniform(0, 18, 500):
+        low, high = compact(value, 6, ROUND_FLOOR), compact(value, 6, ROUND_CEILING)
+        assert Decimal(low) <= Decimal(value) <= Decimal(high)
+        assert float(high) / float(low) - 1 <= 1.1e-5
+        assert float(compact(value)) == pytest.approx(value, rel=5.1e-3)
+        assert len(compact(value)) <= 7
+    assert [compact(x) for x in (999.6, 99.96, 0.0123, 1e5)] == ["1.00e3", "100", "1.23e-2", "1.00e5"]
+
+
+def test_notes() -> None:
+    lines = notes(made_up(["a", "b", "c"], 3, zero=1), {"a": "by hand", "b": "by hand", "c": ""})
+    assert lines[0] == "S of a, b: by hand"
+    assert lines[1] == "κ of a, b, c: SVD (2), zero matrix (1)"
+    assert len(lines) == 5
+    assert "1 of 3 units" in lines[2]
+
+
+# --- figure ----------------------------------------------------------------------------------------------------------
+
+NAMES = {
+    "one": ["fc"],
+    "three": ["fc1", "fc2", "fc3"],
+    "forty": [f"layer{i}.conv" for i in range(40)],
+    "long": ["encoder.layers.11.self_attn.out_proj", "encoder.layers.12.self_attn.out_proj", "head"],
+}
+
+
+def by_gid(figure: Figure, gid: str) -> list[Any]:
+    return [a for a in figure.axes[0].get_children() if a.get_gid() == gid]
+
+
+def overlaps(figure: Figure) -> list[tuple[str, str]]:
+    """Pairs of texts that touch each other, and texts outside the figure."""
+    figure.draw_without_rendering()
+    left, right = figure.axes
+    texts = [*left.get_yticklabels(), *right.get_yticklabels(), *left.texts, left.xaxis.label]
+    low, high = left.get_xlim()
+    texts += [t for t in left.get_xticklabels() if low <= t.get_position()[0] <= high]
+    texts += [t for legend in figure.legends for t in legend.get_texts()]
+    texts = [t for t in texts if t.get_text()]
+    boxes = [(t.get_text(), t.get_window_extent()) for t in texts]
+    page = figure.bbox.padded(1)
+    outside = [(name, "") for name, b in boxes if not (page.contains(b.x0, b.y0) and page.contains(b.x1, b.y1))]
+    return outside + [(n, m) for (n, a), (m, b) in itertools.combinations(boxes, 2) if a.padded(-0.5).overlaps(b)]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("unresolved", [0.0, 0.2, 2.0])
+@pytest.mark.parametrize("names", list(NAMES))
+def test_no_text_touches_another(names: str, unresolved: float, whole: bool) -> None:
+    frame = made_up(NAMES[names], 100, unresolved=unresolved, negative=0.3, whole=whole)
+    assert overlaps(probe_figure(frame)) == []
+
+
+def test_figure_shows_the_frame() -> None:
+    frame = made_up(NAMES["three"], 50, unresolved=0.2, negative=0.3, zero=2)
+    figure = probe_figure(frame)
+    plain, indefinite = (
+        frame[frame["resolved"] & (frame["negative"] == 0)],
+        frame[frame["resolved"] & frame["negative"]],
+    )
+    for gid, blocks in (("blocks", plain), ("indefinite", indefinite)):
+        (dots,) = by_gid(figure, gid)
+        assert np.array_equal(dots.get_xdata(), blocks["kappa"])
+        rows = [NAMES["three"].index(name) for name in blocks["layer"]]
+        assert np.array_equal(np.rint(dots.get_ydata()), rows)
+    triangles = np.concatenate([line.get_xdata() for line in by_gid(figure, "unresolved")])
+    assert sorted(triangles) == sorted(frame["kappa_lower"][~frame["resolved"] & (frame["rank"] > 0)])
+    (bars,) = by_gid(figure, "medians")
+    assert [s[0, 0] for s in bars.get_segments()] == layer_frame(frame)["kappa_median"].tolist()
+    left, right = figure.axes
+    assert [t.get_text() for t in left.get_yticklabels()] == NAMES["three"]
+    assert left.get_ylim()[0] > left.get_ylim()[1]
+    assert right.get_yticklabels()[0].get_text().startswith("0–")
+    low, high = left.get_xlim()
+    assert low < frame["kappa_lower"].where(frame["rank"] > 0).min() < high
+
+
+def test_whole_layers_have_intervals() -> None:
+    frame = made_up(NAMES["three"], whole=True)
+    frame["kappa_upper"] *= 3
+    figure = probe_figure(frame)
+    (bars,) = by_gid(figure, "blocks-range")
+    assert [tuple(s[:, 0]) for s in bars.get_segments()] == list(
+        zip(frame["kappa_lower"], frame["kappa_upper"], strict=True)
+    )
+    assert by_gid(figure, "medians") == []
+
+
+def test_nothing_to_draw_is_said() -> None:
+    figure = probe_figure(made_up(["a", "b"], 3, zero=3))
+    assert "every Hessian is zero" in [t.get_text() for t in figure.axes[0].texts]
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["a", "b"]
+
+
+def test_a_result_is_as_good_as_its_frame(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    result = hesscond.probe(model, nn.CrossEntropyLoss(), (torch.randn(9, 4), torch.randint(0, 2, (9,))))
+    for name, found in (("a.svg", result), ("b.svg", result.to_frame())):
+        save_figure(probe_figure(found), tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_spread_stays_in_the_row_and_is_even() -> None:
+    frame = made_up(NAMES["three"], 200)
+    moved = spread(frame)
+    assert np.array_equal(moved, spread(frame))
+    assert np.abs(moved).max() < 0.4
+    assert np.diff(np.sort(moved[:200])).max() < 0.02
+    assert (spread(made_up(["a"], 1)) == 0).all()
+
+
+def test_long_names_keep_both_ends() -> None:
+    assert shortened("fc1") == "fc1"
+    long = shortened("encoder.layers.11.self_attn.out_proj")
+    assert len(long) == LONGEST
+    assert long.startswith("encode")
+    assert long.endswith("out_proj")

@@ -1,0 +1,395 @@
+"""``hesscond probe``, in this process: the numbers are those of hesscond.probe, and what is wrong gets one sentence."""
+
+import csv
+import io
+import json
+import math
+import re
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.cells import cell_len
+
+import hesscond
+from hesscond import cli
+from hesscond.commands.printing import sign_of_life
+from hesscond.commands.probe import parse_size, parse_units
+from hesscond.errors import ConfigError
+from hesscond.target import Stream, load_target
+
+NET = """
+import torch
+from torch import nn
+
+print("made in the file")
+
+def make():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    with torch.no_grad():
+        model[0].bias[2] = -100  # a dead unit
+    return model, nn.CrossEntropyLoss(), (torch.randn(20, 6), torch.randint(0, 3, (20,)))
+
+def batches():
+    model, loss_fn, (inputs, targets) = make()
+    return model, loss_fn, [(inputs[:7], targets[:7]), (inputs[7:], targets[7:])]
+
+def bad_forward():
+    class Net(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + missing
+    return Net(6, 3), nn.CrossEntropyLoss(), make()[2]
+
+def bad_shape():
+    model, loss_fn, (inputs, targets) = make()
+    return model, loss_fn, (inputs[:, :3], targets)
+
+def bad_loss():
+    def loss(output, target):
+        raise RuntimeError("no loss today")
+    return make()[0], loss, make()[2]
+
+def bad_targets():
+    model, loss_fn, (inputs, targets) = make()
+    return model, loss_fn, (inputs, targets + 3)
+
+def functional_loss():
+    return make()[0], torch.nn.functional.cross_entropy, (make()[2][0], torch.zeros(7, dtype=torch.long))
+
+def no_layer():
+    return nn.ReLU(), nn.CrossEntropyLoss(), make()[2]
+
+def fail():
+    raise ValueError("the [/data] are missing")
+"""
+COLUMNS = ["layer", "unit", "n_params", "rank", "nullity", "negative", "lambda_max", "lambda_min"]
+COLUMNS += ["kappa", "kappa_lower", "kappa_upper", "resolved", "solver"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run_cli(folder, monkeypatch, capsys):
+    """Call hesscond with arguments: code, out, err."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["hesscond", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=exit.value.code, out=out, err=err.replace("made in the file\n", ""))
+
+    return call
+
+
+def expected(*arguments, **options):
+    target = load_target("net.py:make", seed=0)
+    return hesscond.probe(target.model, target.loss_fn, target.data, *arguments, **options).to_frame()
+
+
+def same(rows, frame):
+    assert len(rows) == len(frame) > 0
+    for row, wanted in zip(rows, frame.to_dict("records"), strict=True):
+        assert list(row) == list(wanted) == COLUMNS
+        for name, value in row.items():
+            assert value == (None if wanted[name] == math.inf else wanted[name]), name
+
+
+# --- what it prints --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ((), {}),
+        (("--layers", "2,4"), {"layers": ["2", "4"]}),
+        (("-l", "4", "-l", "0"), {"layers": ["4", "0"]}),
+        (("-l", "0", "--units", "4,0-2"), {"layers": ["0"], "units": (4, 0, 1, 2)}),
+        (("-m", "bnp"), {"method": "bnp"}),
+        (("--dtype", "as-is", "--rtol", "1e-4"), {"dtype": None, "rtol": 1e-4}),
+    ],
+)
+def test_json_is_what_probe_returns(run_cli, arguments, options):
+    result = run_cli("probe", "net.py:make", "--json", *arguments)
+    assert (result.code, result.err) == (0, "")
+    same(json.loads(result.out, parse_constant=pytest.fail), expected(**options))
+
+
+def test_csv_is_what_probe_returns(run_cli):
+    result = run_cli("probe", "net.py:make", "--csv")
+    assert (result.code, result.err) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(result.out)))
+    frame = expected()
+    assert list(rows[0]) == COLUMNS
+    for name in ("lambda_max", "kappa", "kappa_lower", "kappa_upper"):
+        assert [float(row[name]) for row in rows] == frame[name].tolist()
+    assert [row["resolved"] == "True" for row in rows] == frame["resolved"].tolist()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_table(run_cli, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    result = run_cli("probe", "net.py:make")
+    assert (result.code, result.err) == (0, "")
+    assert "\x1b" not in result.out
+    assert "made in the file" not in result.out
+    assert max(cell_len(line) for line in result.out.splitlines()) <= width
+    assert "net.py:make · 20 samples · level unit" in result.out
+    assert "plain coordinates · forward pass in float64 · model in train mode" in result.out
+    frame = expected()
+    rows = [line.split() for line in result.out.splitlines() if re.match(r"\d +Linear ", line)]
+    assert [row[:4] for row in rows] == [
+        ["0", "Linear", "5", "7"],
+        ["2", "Linear", "4", "6"],
+        ["4", "Linear", "3", "5"],
+    ]
+    for row in rows:
+        blocks = frame[frame["layer"] == row[0]]
+        kappa = blocks["kappa"][blocks["resolved"]]
+        for cell, value in zip(row[4:7], (kappa.min(), kappa.median(), kappa.max()), strict=True):
+            assert float(cell) == pytest.approx(value, rel=6e-3)
+        assert int(row[7]) == (~blocks["resolved"]).sum()
+        for cell, name in zip(row[8:10], ("rank", "nullity"), strict=True):
+            assert cell in (f"{blocks[name].min()}–{blocks[name].max()}", str(blocks[name].max()))
+        assert int(row[10]) == (blocks["negative"] > 0).sum()
+    assert "0: 1 of 5 units" in result.out
+    assert "exactly zero" in result.out
+    assert "S of 4: loss curvature of the output" in result.out
+    assert re.search(r"^κ of .*SVD", result.out, re.MULTILINE)
+
+
+def test_files(run_cli, folder):
+    result = run_cli("probe", "net.py:make", "-o", "rows.csv", "--figure", "k[bold].svg")
+    assert (result.code, result.err) == (0, "")
+    assert "figure: k[bold].svg\n" in result.out
+    assert "<svg" in (folder / "k[bold].svg").read_text()
+    printed = run_cli("probe", "net.py:make", "--csv").out
+    assert (folder / "rows.csv").read_text() == printed
+    result = run_cli("probe", "net.py:make", "--json", "--output", "rows.txt", "--figure", "k.png")
+    assert (result.code, result.out, result.err) == (0, "", "")
+    same(json.loads((folder / "rows.txt").read_text()), expected())
+    assert (folder / "k.png").read_bytes().startswith(b"\x89PNG")
+    run_cli("probe", "net.py:make", "-o", "rows.json")
+    assert (folder / "rows.json").read_text() == (folder / "rows.txt").read_text()
+
+
+def test_seed_and_model_are_the_files_own(run_cli, folder):
+    (folder / "net.py").write_text(NET.replace("    torch.manual_seed(1)\n", ""))
+    outs = [run_cli("probe", "net.py:make", "--json", "--seed", seed).out for seed in (0, 0, 1)]
+    assert outs[0] == outs[1] != outs[2]
+
+
+# --- what it hands to the engine, also where that is not there yet ---------------------------------------------------
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """A stand-in for hesscond.probe that keeps its arguments and returns whole layers, one of them skipped."""
+    real, seen = hesscond.probe, {}
+
+    class Result(dict):
+        skipped = {"2": "it is used [twice]"}  # noqa: RUF012
+
+        def to_frame(self):
+            import pandas as pd
+
+            first = seen["frame"].groupby("layer", sort=False).head(1)
+            return first[first["layer"] != "2"].assign(unit=pd.NA)
+
+    def probe(model, loss_fn, data, layers=None, level="unit", method=None, **options):
+        seen.update(options, data=data, level=level, batches=list(data) if isinstance(data, Stream) else [data])
+        result = real(model, loss_fn, seen["batches"][0])
+        seen["frame"] = result.to_frame()
+        return Result((name, SimpleNamespace(kappa=layer.kappa[0])) for name, layer in result.items() if name != "2")
+
+    monkeypatch.setattr(hesscond, "probe", probe)
+    return seen
+
+
+def test_whole_layers(run_cli, engine):
+    result = run_cli("probe", "net.py:make", "--level", "layer", "--memory", "1.5GB")
+    assert (result.code, result.err) == (0, "")
+    assert (engine["level"], engine["memory"]) == ("layer", 1_500_000_000)
+    assert max(map(cell_len, result.out.splitlines())) <= 80
+    assert "skipped 2: it is used [twice]\n" in result.out
+    rows = [line.split() for line in result.out.splitlines() if re.match(r"\d +Linear ", line)]
+    assert [row[0] for row in rows] == ["0", "4"]
+    for row in rows:
+        wanted = engine["frame"].query("layer == @row[0]").iloc[0]
+        low, high = (float(cell.strip("[,]")) for cell in row[4:6])
+        assert low <= wanted["kappa"] <= high
+        assert high / low - 1 < 3e-5
+        assert [int(cell) for cell in row[6:]] == [wanted["rank"], wanted["nullity"], wanted["negative"]]
+    rows = json.loads(run_cli("probe", "net.py:make", "--level", "layer", "--json").out)
+    assert [row["unit"] for row in rows] == [None, None]
+    assert "memory" in engine
+
+
+def test_batches(run_cli, engine):
+    result = run_cli("probe", "net.py:batches")
+    assert result.code == 0
+    assert [len(targets) for _, targets in engine["batches"]] == [7, 13]
+    assert "20 samples" in result.out
+
+
+def test_only_skipped_layers(run_cli, monkeypatch):
+    class Nothing(dict):
+        skipped = {"0": "it is frozen", "1": "it is odd"}  # noqa: RUF012
+
+    monkeypatch.setattr(hesscond, "probe", lambda *args, **options: Nothing())
+    result = run_cli("probe", "net.py:make")
+    assert result.code == 2
+    assert result.err == "error: no layer of net.py:make could be probed: 0: it is frozen; 1: it is odd\n"
+
+
+def test_a_fault_of_ours_is_not_blamed_on_the_file(run_cli, monkeypatch):
+    def broken(self):
+        raise TypeError("ours")
+
+    monkeypatch.setattr(hesscond.ProbeResult, "to_frame", broken)
+    # raised in this file, which is neither the user's nor hesscond's
+    assert "net.py:make raised TypeError: ours" in run_cli("probe", "net.py:make").err
+    code = compile("def broken(self):\n    raise TypeError('ours')", hesscond.__file__, "exec")
+    exec(code, place := {})
+    monkeypatch.setattr(hesscond.ProbeResult, "to_frame", place["broken"])
+    monkeypatch.setattr(sys, "argv", ["hesscond", "probe", "net.py:make"])
+    with pytest.raises(TypeError, match="ours"):
+        cli.main()
+
+
+def test_out_of_memory(run_cli, monkeypatch):
+    def full(*args, **options):
+        raise torch.OutOfMemoryError("tried to allocate 5 GB")
+
+    monkeypatch.setattr(hesscond, "probe", full)
+    result = run_cli("probe", "net.py:make")
+    assert result.code == 2
+    assert "out of memory" in result.err
+    assert "--memory" in result.err
+
+
+# --- bad use ---------------------------------------------------------------------------------------------------------
+
+
+def line_of(words):
+    """The number of the line of `NET` that has these words."""
+    return next(number for number, line in enumerate(NET.splitlines(), 1) if words in line)
+
+
+TARGET = ("probe", "net.py:make")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("probe",), ["target"]),
+        (("probe", "nte.py:make"), ["no file nte.py", "net.py"]),
+        (("probe", "net.py"), ["FILE.py:FUNCTION"]),
+        (("probe", "net.py:mak"), ["no function 'mak'", "did you mean make"]),
+        (
+            ("probe", "net.py:fail"),
+            [f"net.py:{line_of('raise ValueError')} raised ValueError: the [/data] are missing"],
+        ),
+        (("probe", "net.py:bad_forward"), [f"net.py:{line_of('+ missing')} raised NameError", "missing"]),
+        (("probe", "net.py:bad_shape"), ["net.py:bad_shape raised RuntimeError", "20x3"]),
+        (("probe", "net.py:bad_loss"), [f"net.py:{line_of('no loss today')} raised RuntimeError: no loss today"]),
+        (("probe", "net.py:bad_targets"), ["IndexError: Target", "out of bounds"]),
+        (("probe", "net.py:functional_loss"), ["batch_size"]),
+        (("probe", "net.py:no_layer"), ["layer"]),
+        ((*TARGET, "-l", "fc9"), ["fc9"]),
+        ((*TARGET, "-l", ""), ["''"]),
+        ((*TARGET, "--level", "unti"), ["--level", "unit, layer", "'unti'"]),
+        ((*TARGET, "--units", "0"), ["--units needs --layers"]),
+        ((*TARGET, "-l", "0", "--units", "0", "--level", "layer"), ["--units", "--level layer"]),
+        ((*TARGET, "-l", "0", "--units", "99"), ["99"]),
+        ((*TARGET, "-l", "0", "--units", "3-1"), ["--units", "'3-1'"]),
+        ((*TARGET, "-l", "0", "--units", "a"), ["--units"]),
+        ((*TARGET, "-l", "0", "--units", ""), ["--units"]),
+        ((*TARGET, "-l", "0", "--units", "0-99999999"), ["--units", "million"]),
+        ((*TARGET, "-m", "adam"), ["adam", "bnp"]),
+        ((*TARGET, "--dtype", "float16"), ["--dtype", "as-is"]),
+        ((*TARGET, "--rtol", "0"), ["--rtol"]),
+        ((*TARGET, "--rtol", "nan"), ["--rtol"]),
+        ((*TARGET, "--device", "cuda:99"), ["cuda:99"]),
+        ((*TARGET, "--device", "tpu"), ["tpu"]),
+        ((*TARGET, "--memory", "lots"), ["--memory", "2GB"]),
+        ((*TARGET, "--memory", "0"), ["--memory"]),
+        ((*TARGET, "--seed", "-1"), ["--seed"]),
+        ((*TARGET, "--json", "--csv"), ["--json", "--csv"]),
+        ((*TARGET, "-o", "rows.txt"), ["rows.txt", ".csv"]),
+        ((*TARGET, "-o", "nowhere/rows.csv"), ["nowhere"]),
+        ((*TARGET, "--figure", "a.docx"), ["a.docx", ".pdf"]),
+        ((*TARGET, "--figure", "nowhere/a.pdf"), ["nowhere"]),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
+)
+def test_bad_use(run_cli, folder, arguments, words):
+    before = sorted(folder.rglob("*"))
+    result = run_cli(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert len(result.err.splitlines()) == 1
+    assert "Traceback" not in result.err
+    for word in words:
+        assert word in result.err
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["fail", "bad_forward", "bad_shape"])
+def test_traceback_on_request(run_cli, name):
+    result = run_cli("probe", f"net.py:{name}", "--traceback")
+    assert result.code == 2
+    assert result.err.startswith("Traceback")
+    assert result.err.splitlines()[-1].startswith("error: ")
+    if name != "bad_shape":  # no code of the file is on the way to that one
+        assert "net.py" in result.err.splitlines()[1]
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_units_syntax():
+    assert parse_units("0,1,5-9") == (0, 1, 5, 6, 7, 8, 9)
+    assert parse_units(" 3 , 1 - 3 ") == (3, 1, 2)
+    for bad in ("", "1,", "-1", "1-", "1--2", "1.5", "٣", "1-2-3", "99999999999"):
+        with pytest.raises(ConfigError, match="--units"):
+            parse_units(bad)
+
+
+def test_sizes():
+    sizes = {"1": 1, "2GB": 2 * 10**9, "2 gib": 2**31, "0.5M": 500_000, "1.5kB": 1500, "3T": 3 * 10**12, "7B": 7}
+    assert {text: parse_size(text) for text in sizes} == sizes
+    for bad in ("", "GB", "-1GB", "0.2", "1e9", "2XB", "nan"):
+        with pytest.raises(ConfigError, match="--memory"):
+            parse_size(bad)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_sign_of_life_only_in_a_terminal(monkeypatch, terminal):
+    from rich.console import Console
+
+    from hesscond.commands import printing
+
+    written = io.StringIO()
+    monkeypatch.setattr(printing, "stderr", Console(file=written, force_terminal=terminal, width=80))
+    monkeypatch.setattr(printing, "PATIENCE", 0.0)
+    with sign_of_life("running [/x]") as say:
+        say("probing [/x]")
+        time.sleep(0.3)
+    assert ("probing [/x]" in written.getvalue()) == terminal
+    monkeypatch.setattr(printing, "PATIENCE", 60.0)
+    written.truncate(0)
+    with sign_of_life("running"):
+        pass
+    assert written.getvalue().strip("\0") == ""
