@@ -4,7 +4,7 @@ The first room: it imports nothing else of hesscond but the errors. `forward` ru
 read the autograd graph, `curvature` chooses the route to S, `layers` knows the modules.
 """
 
-from hesscond.capture.captured import Diagonal, Factor, Formed, LayerCapture, LayerInputs
+from hesscond.capture.captured import Diagonal, EntryBounds, Factor, Formed, LayerCapture, LayerInputs
 from hesscond.capture.capturing import MEMORY, Captures, capture
 from hesscond.capture.forward import Batch, LossFunction, checked_batch, converted
 from hesscond.capture.layers import Geometry, Layer, checked_units, chosen_layers, dense_layers, eligible_layers
@@ -16,6 +16,7 @@ __all__ = [
     "Batch",
     "Captures",
     "Diagonal",
+    "EntryBounds",
     "Factor",
     "FeatureStatistics",
     "Formed",

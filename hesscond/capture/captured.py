@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from torch import nn
 
 from hesscond.capture.layers import Geometry, Layer, windows
 from hesscond.errors import CaptureError
@@ -42,6 +43,11 @@ class LayerInputs:
     def geometry(self) -> Geometry:
         """Units, groups and parameters of the layer."""
         return Geometry.of(self.layer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.layer.weight.device
 
     @cached_property
     def positions(self) -> int:
@@ -88,11 +94,21 @@ class LayerInputs:
                 shape = torch.Size([len(chosen), *shape[1:]])
             else:
                 chosen = x
-            h = windows(self.layer, chosen.to(torch.float64), shape)
-            parts.append(h.reshape(stop - start, -1, *h.shape[2:]))
-        h = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        # a copy in any case: the inputs belong to others
-        return torch.cat([h.new_ones(*h.shape[:-1], 1), h], -1) if self.geometry.bias else h.clone()
+            parts.append(self._rows(chosen, shape).unflatten(0, (stop - start, -1)).flatten(1, 2))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _rows(self, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """(L, p, G, n̂) of one call, in memory of its own."""
+        geometry = self.geometry
+        view = windows(self.layer, x.to(torch.float64), shape)
+        # the positions come first, then the groups, then the weights
+        dims = 1 if isinstance(self.layer, nn.Linear) else len(self.layer.kernel_size)
+        positions, weights = view.shape[1 : 1 + dims], view.shape[2 + dims :]
+        rows = view.new_empty(len(view), *positions, geometry.groups, geometry.n_params)
+        rows[..., geometry.bias :].unflatten(-1, weights).copy_(view)
+        if geometry.bias:
+            rows[..., 0] = 1
+        return rows.reshape(len(view), -1, geometry.groups, geometry.n_params)
 
 
 @dataclass(frozen=True)
@@ -150,6 +166,30 @@ class Formed:
 
 
 Curvature = Diagonal | Factor | Formed
+
+
+@dataclass(frozen=True)
+class EntryBounds:
+    """Bounds of the error in the entries of a factor's rows: entry k of row r of block j is off by s_rj l_jk at most.
+
+    Attributes
+    ----------
+    sizes : (R, J)
+        s.
+    lengths : (J, n̂)
+        l.
+    """
+
+    sizes: torch.Tensor
+    lengths: torch.Tensor
+
+    def entries(self) -> torch.Tensor:
+        """(R J, n̂) all bounds."""
+        return (self.sizes[..., None] * self.lengths).flatten(0, 1)
+
+    def squared_rows(self) -> torch.Tensor:
+        """(R J,) sums of squares along each row."""
+        return (self.sizes.square() * self.lengths.square().sum(1)).flatten()
 
 
 @dataclass(frozen=True)
@@ -223,20 +263,20 @@ class LayerCapture:
         lengths = self.squared_lengths[:, self.inputs.geometry.group(units[0])]
         return (norms[:, columns].T @ lengths).sqrt()
 
-    def row_rounding(self, units: Sequence[int]) -> torch.Tensor | None:
-        """(u, R J, n̂) bounds of the rounding in each entry of `unit_rows`.
+    def row_rounding(self, units: Sequence[int]) -> list[EntryBounds | None]:
+        """Bounds of the rounding in the entries of `unit_rows`, for each unit.
 
         Σ_p b_p ĥ_p is off by at most √q·eps·‖b‖‖ĥ‖ (probable growth of a sum's error). None: with one position there
         is no sum, and the entries are right to the last digit.
         """
         assert isinstance(self.curvature, Factor)
         if self.inputs.positions == 1:
-            return None
+            return [None] * len(units)
         growth = EPS * max(16.0, self.inputs.positions**0.5)
         columns = [self.column(unit) for unit in units]
-        sizes = torch.linalg.vector_norm(self.curvature.B[:, :, columns], dim=3)
+        sizes = growth * torch.linalg.vector_norm(self.curvature.B[:, :, columns], dim=3)
         lengths = self.squared_lengths[:, self.inputs.geometry.group(units[0])].sqrt()
-        return (sizes.permute(2, 0, 1)[..., None] * lengths * growth).flatten(1, 2)
+        return [EntryBounds(own, lengths) for own in sizes.unbind(2)]
 
     def unit_rows(self, units: Sequence[int], memory: int) -> torch.Tensor:
         """F_i (u, R J, n̂) of several units with H_i = Σ ± (rows)ᵀ(rows), by a `Factor`: Σ_p b_rp ĥ_p for each block.

@@ -131,9 +131,10 @@ def from_position(layer: Layer, values: torch.Tensor, shape: torch.Size) -> torc
 
 
 def windows(layer: Layer, x: torch.Tensor, output_shape: torch.Size) -> torch.Tensor:
-    """Inputs (L, p, G, n) that the weights of each group multiply at each output position.
+    """Inputs (L, …, G, …) that the weights of each group multiply at each output position.
 
-    A strided view of the padded input is copied once. A transposed convolution is the convolution of stride 1 with
+    A view of the padded input, with the p positions of the output in the places of the first dots and the n weights
+    in those of the second. A transposed convolution is the convolution of stride 1 with
     the flipped kernel over the input spread out by its stride.
     """
     if isinstance(layer, nn.Linear):
@@ -176,7 +177,7 @@ def windows(layer: Layer, x: torch.Tensor, output_shape: torch.Size) -> torch.Te
     )
     if isinstance(layer, TRANSPOSED):
         view = view.flip(tuple(range(-dims, 0)))
-    return view.reshape(len(x), prod(sizes), groups, per_group * prod(kernel))
+    return view
 
 
 def unit_weights(layer: Layer, weights: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
 from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.spectra import ConditionNumber, scaled_gram_conditions, stacked_conditions
+from hesscond.spectra.condition import is_good_enough
 
 #: A layer's factor with no more numbers than this is formed, for the sake of its zeros and its scales.
 SMALL = 2**14
@@ -45,7 +46,6 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
     errors, spreads = captured.row_rounding(units), captured.spread(units)
     found = []
     for number, (column, rows) in enumerate(zip(columns, factors, strict=True)):
-        error = None if errors is None else errors[number]
         spread = None if spreads is None else spreads[number]
         sign = None
         if curvature.sign is not None:
@@ -53,7 +53,7 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
         # a block's rows span no more than its active positions
         active = (curvature.B[:, :, column] != 0).any(0).sum(1)
         limit = int(torch.minimum(terms[:, :, column].sum(0), active).sum())
-        found.append(FactoredHessian(rows, None, mixed(sign), error, 1, limit, spread))
+        found.append(FactoredHessian(rows, None, mixed(sign), errors[number], 1, limit, spread))
     return found
 
 
@@ -78,13 +78,8 @@ def unit_conditions(
     captured: LayerCapture, P: Preconditioner | None, *, rtol: float, memory: int
 ) -> list[ConditionNumber]:
     """κ of every captured unit, in batches where S ≥ 0 and is known to the last digits."""
-    geometry, curvature = captured.inputs.geometry, captured.curvature
-    step = len(captured.units)
-    if isinstance(curvature, Factor):
-        one = 8 * curvature.B.shape[0] * curvature.B.shape[1] * geometry.n_params
-        step = max(1, memory // 4 // max(one, 1))
     conditions: list[ConditionNumber] = []
-    for units in runs(captured, step):
+    for units in runs(captured, memory):
         hessians = unit_hessians(captured, units, memory)
         batch = [h for h in hessians if isinstance(h, FactoredHessian) and h.sign is None and h.spread is None]
         if len(batch) < len(hessians) or len(batch) == 1:
@@ -102,19 +97,28 @@ def batch_conditions(
     first = hessians[0]
     if first.root is None:
         factors = torch.stack([hessian.factor(P) for hessian in hessians])
-        errors = [hessian.factor_error(P) for hessian in hessians]
-        return stacked_conditions(factors, rtol=rtol, rank_bounds=bounds, error=errors)
+        norms = [hessian.error_norm(P) for hessian in hessians]
+        found = stacked_conditions(factors, rtol=rtol, rank_bounds=bounds, error=norms)
+        # one by one with the errors of every entry
+        return [
+            kappa if is_good_enough(kappa, rtol) or not norm else hessian.condition_number(P, rtol=rtol)
+            for hessian, kappa, norm in zip(hessians, found, norms, strict=True)
+        ]
     rows = first.rows if P is None else P.right_multiply(first.rows)
     roots = torch.stack([hessian.root for hessian in hessians if hessian.root is not None], 1)
     return scaled_gram_conditions(rows, roots, rtol=rtol, rank_bounds=bounds)
 
 
-def runs(captured: LayerCapture, step: int) -> list[list[int]]:
-    """The captured units in order, at most ``step`` at a time and never of two groups."""
+def runs(captured: LayerCapture, memory: int) -> list[list[int]]:
+    """The captured units in order, never of two groups, and no more at a time than have room for their factors."""
+    geometry, curvature = captured.inputs.geometry, captured.curvature
+    step = len(captured.units)
+    if isinstance(curvature, Factor):
+        one = 8 * curvature.B.shape[0] * curvature.B.shape[1] * geometry.n_params
+        step = max(1, memory // 4 // max(one, 1))
     found: list[list[int]] = []
     for unit in captured.units:
-        group = captured.inputs.geometry.group(unit)
-        if found and len(found[-1]) < step and captured.inputs.geometry.group(found[-1][0]) == group:
+        if found and len(found[-1]) < step and geometry.group(found[-1][0]) == geometry.group(unit):
             found[-1].append(unit)
         else:
             found.append([unit])

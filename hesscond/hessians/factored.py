@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hesscond.capture import EntryBounds
 from hesscond.hessians.block import BlockHessian
 from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.spectra import (
@@ -34,7 +35,7 @@ class FactoredHessian(BlockHessian):
         √|S_jj|; None: all 1.
     sign : (m,) or None
         Signs of S_jj or of the rank-one terms; None: S ≥ 0.
-    row_error : (u n̂,) or (m, u n̂) or None
+    row_error : (u n̂,) or (m, u n̂) tensor, EntryBounds or None
         Bounds of the error in each column of ``rows``, in the 2-norm, or in each entry; None: they are what was asked
         for.
     units
@@ -48,7 +49,7 @@ class FactoredHessian(BlockHessian):
     rows: torch.Tensor
     root: torch.Tensor | None
     sign: torch.Tensor | None
-    row_error: torch.Tensor | None = None
+    row_error: torch.Tensor | EntryBounds | None = None
     units: int = 1
     rank_limit: int | None = None
     spread: torch.Tensor | None = None
@@ -126,19 +127,26 @@ class FactoredHessian(BlockHessian):
         varying = low != high
         return min(known, len(active), int(varying.sum()) + int((low[~varying] != 0).any()))
 
+    def error_norm(self, P: Preconditioner | None) -> float:
+        """A bound, in the 2-norm, of the error in the factor."""
+        if P is None and isinstance(self.row_error, EntryBounds):
+            return float(self.row_error.squared_rows().sum().sqrt())
+        return float(np.linalg.norm(self.factor_error(P)))
+
     def factor_error(self, P: Preconditioner | None) -> float | np.ndarray:
         """Bounds of the error in each column of the factor, or in each entry."""
         if self.row_error is None:
             return 0.0
+        error = self.row_error.entries() if isinstance(self.row_error, EntryBounds) else self.row_error
         if P is None:
-            return self.row_error.cpu().numpy()
+            return error.cpu().numpy()
         absolute = P.matrix(self.order // self.units, self.rows.device).abs()
-        if self.row_error.ndim == 2:
+        if error.ndim == 2:
             # the entries' errors, and those of the product rows·P, carried through |P|
-            each = self.row_error + 16 * EPS * self.rows.abs()
+            each = error + 16 * EPS * self.rows.abs()
             return (each.unflatten(1, (self.units, -1)) @ absolute).flatten(1).cpu().numpy()
         norms = torch.linalg.vector_norm(self.rows, dim=0)
-        per_column = self.row_error + error_factor(*self.rows.shape) * EPS * norms
+        per_column = error + error_factor(*self.rows.shape) * EPS * norms
         return (per_column.reshape(self.units, -1) @ absolute).flatten().cpu().numpy()
 
 

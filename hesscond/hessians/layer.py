@@ -107,8 +107,8 @@ class LayerHessian(BlockHessian):
             )
         rows = torch.cat([panel.permute(1, 0, 2).flatten(1) for panel in self._unit_panels(None)], 1)
         units = self.captured.inputs.geometry.units
-        by_unit = [self.captured.row_rounding([unit]) for unit in range(units)]
-        errors = [own[0] for own in by_unit if own is not None]
+        by_unit = [self.captured.row_rounding([unit])[0] for unit in range(units)]
+        errors = [bounds.entries() for bounds in by_unit if bounds is not None]
         error = torch.cat(errors, 1) if errors else None
         return FactoredHessian(rows, None, self.sign, error, units, self.rank_bound(), self._spread)
 
@@ -190,12 +190,14 @@ class LayerHessian(BlockHessian):
     def _rounding(self, P: Preconditioner | None) -> torch.Tensor:
         """(R J,) bounds, in the 2-norm, of the rounding in the rows of FP; only sums over positions have any."""
         total = self._factor.B.new_zeros(self.count)
-        if self.captured.inputs.positions > 1:
-            for unit in range(self.captured.inputs.geometry.units):
-                errors = self.captured.row_rounding([unit])
-                assert errors is not None
-                each = errors[0] if P is None else errors[0] @ P.matrix(errors.shape[2], errors.device).abs()
-                total += each.square().sum(1)
+        for unit in range(self.captured.inputs.geometry.units):
+            (bounds,) = self.captured.row_rounding([unit])
+            if bounds is None:
+                break
+            if P is None:
+                total += bounds.squared_rows()
+            else:
+                total += (bounds.entries() @ P.matrix(bounds.lengths.shape[1], total.device).abs()).square().sum(1)
         return total.sqrt()
 
     @property

@@ -14,6 +14,7 @@ from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
 from hesscond.spectra.factored import EPS, error_factor
+from hesscond.spectra.threads import side_by_side, threads_for
 
 
 class StreamedBlock:
@@ -112,20 +113,26 @@ def stream(
     hessians
         By (layer, unit).
     statistics
-        By layer, of all its inputs; not for grouped convolutions.
+        By dense layer, of all its inputs.
     """
     blocks: dict[tuple[str, int], StreamedBlock] = {}
     statistics: dict[str, FeatureStatistics] = {}
     for captures, weight in batches:
         for name, captured in captures.items():
             geometry = captured.inputs.geometry
-            if geometry.groups == 1:
-                own = FeatureStatistics.of(captured.h)
-                statistics[name] = own if name not in statistics else statistics[name].merged(own)
-            for units in runs(captured, 1):
-                (unit,) = units
-                block = blocks.setdefault((name, unit), StreamedBlock(geometry.n_params))
-                block.add(unit_hessians(captured, units, memory)[0], weight)
+            if geometry.kind == "Linear":
+                seen = FeatureStatistics.of(captured.h)
+                statistics[name] = seen if name not in statistics else statistics[name].merged(seen)
+            for units in runs(captured, memory):
+                hessians = unit_hessians(captured, units, memory)
+                own = [blocks.setdefault((name, unit), StreamedBlock(geometry.n_params)) for unit in units]
+                pairs = list(zip(own, hessians, strict=True))
+
+                def add(pair: tuple[StreamedBlock, BlockHessian], weight: float = weight) -> None:
+                    pair[0].add(pair[1], weight)
+
+                # tall and narrow: one thread each is faster than many within a decomposition
+                side_by_side(add, pairs, threads_for(captured.inputs.device))
     return {key: block.hessian(total()) for key, block in blocks.items()}, statistics
 
 

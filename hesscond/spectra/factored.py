@@ -267,8 +267,8 @@ def factor_condition(
     if errors.ndim == 1:
         by_part = errors[columns]
     elif errors.ndim == 2:
-        by_part = errors[np.ix_((matrix != 0).any(1), columns)]
-        by_part = by_part.T if transposed else by_part
+        entries = errors[np.ix_((matrix != 0).any(1), columns)]
+        by_part = entries.T if transposed else entries
     routes = [partial(svd_values, core, whole), partial(jacobi_values, core, by_part, across_rows=transposed)]
     if rtol >= GRAM_RTOL:
         routes.insert(0, partial(gram_values, core, whole))

@@ -35,7 +35,7 @@ def condition_number(
     *,
     factor: object | None = None,
     rank_bound: int | None = None,
-    rtol: float = 1e-8,
+    rtol: float = 1e-12,
     error: float = 0.0,
 ) -> ConditionNumber:
     """κ of a matrix, or of FᵀF from its factor F.
@@ -49,7 +49,7 @@ def condition_number(
     rank_bound
         An upper bound of the rank that is known from elsewhere.
     rtol
-        Relative width of κ's interval at which the cheaper solver is accepted.
+        Relative width of κ's interval at which the cheaper solver is accepted; larger is faster.
     error
         Absolute bound, in the 2-norm, of the error already in the matrix or factor.
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from threading import Barrier
 from typing import TypeVar
 
 import torch
@@ -23,29 +22,22 @@ def threads_for(device: torch.device) -> int:
 def side_by_side(task: Callable[[Part], Result], parts: Sequence[Part], threads: int) -> list[Result]:
     """``task`` of every part, in their order.
 
-    LAPACK runs on one thread for small matrices; torch's functions release the interpreter while they work.
+    Small decompositions gain nothing from threads within; torch's functions release the interpreter while they work.
+    Meanwhile torch is set to one thread, for the whole process, since its linear algebra library knows no other way.
     """
     if threads == 1 or len(parts) < 2:
         return [task(part) for part in parts]
-    return list(workers(threads).map(task, parts))
+    torch.set_num_threads(1)
+    try:
+        return list(workers(threads).map(task, parts))
+    finally:
+        torch.set_num_threads(threads)
 
 
 @cache
 def workers(threads: int) -> ThreadPoolExecutor:
-    """Threads that stay, for torch to use one processor in each."""
-    started = Barrier(threads + 1)
-
-    def start() -> None:
-        torch.set_num_threads(1)
-        started.wait()
-
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="hesscond", initializer=start)
-    for _ in range(threads):
-        pool.submit(int)
-    started.wait()
-    # what a thread sets for itself is also the default of threads to come
-    torch.set_num_threads(threads)
-    return pool
+    """Threads that stay; each takes over the number of threads that is set when it first uses torch."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="hesscond")
 
 
 # a forked process inherits the pool but not its threads
