@@ -34,8 +34,13 @@ lint: setup ## ruff: lint and format
 types: setup ## mypy
 	$(BIN)/mypy
 
-bench: setup ## what probing costs, interleaved in one run (HESSCOND_DATA_DIR)
+$(VENV)/.bench: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.bench ## what studies and exact Hessians cost, other tools beside them (HESSCOND_DATA_DIR)
 	$(BIN)/python benchmarks/study_cost.py
+	$(BIN)/python benchmarks/engine.py
 
 clean: ## remove what the others made (runs/ stays)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -11,7 +11,7 @@ from scipy.linalg import qr
 from hesscond.spectra.condition import NOISE, ConditionNumber, resolve, zero_matrix
 from hesscond.spectra.factored import EPS, as_array, as_matrix, error_factor
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
-from hesscond.spectra.symmetric import eigenvalue_values, signed_jacobi_values
+from hesscond.spectra.symmetric import eigenvalue_values
 
 
 def small_form(factor: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, float]:
@@ -95,7 +95,8 @@ def signed_condition(
 
     known = [] if rank_bound is None else [rank_bound]
     return resolve(
-        [partial(eigenvalue_values, matrix, rounding, floor), partial(signed_jacobi_values, matrix, rounding, floor)],
+        # no other solver is better than the rounding that the small matrix has already
+        [partial(eigenvalue_values, matrix, rounding, floor)],
         order=order,
         bounds=[*known, partial(structural_rank_bound, core)],
         scale=2 * scale,

@@ -15,6 +15,7 @@ from hesscond.spectra.condition import NOISE, ConditionNumber, Values, resolve, 
 from hesscond.spectra.factored import (
     EPS,
     as_matrix,
+    error_factor,
     factor_condition,
     graded_errors,
     jacobi_svd,
@@ -130,8 +131,12 @@ def symmetric_condition(
     if core.size == 0:
         return zero_matrix(len(matrix))
     error, floor = float(np.ldexp(error, -scale)), float(np.ldexp(floor, -scale))
+    routes = [partial(eigenvalue_values, core, error, floor)]
+    # Jacobi is no better than an error that is larger than that of the eigenvalues
+    if error <= error_factor(*core.shape) * EPS * float(np.linalg.norm(core)) / len(core) ** 0.5:
+        routes.append(partial(signed_jacobi_values, core, error, floor))
     return resolve(
-        [partial(eigenvalue_values, core, error, floor), partial(signed_jacobi_values, core, error, floor)],
+        routes,
         order=len(matrix),
         bounds=rank_bounds(core, rank_bound),
         scale=scale,
