@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,17 @@ def test_its_commands_exist():
     used = set(re.findall(r"hesscond ([a-z]+)", README)) - {"computes"}
     assert {"study", "table", "export", "figure"} <= used
     assert used <= known
+
+
+def test_its_model_file_is_probed_as_it_says(tmp_path):
+    source = re.search(r"```python\n(# mymodel.py\n.*?)```", README, re.DOTALL)
+    table = re.search(r"\n(layer kind .*?\n6 .*?)\n```", README, re.DOTALL)
+    assert source is not None
+    assert table is not None
+    (tmp_path / "mymodel.py").write_text(source.group(1), encoding="utf-8")
+    command = [sys.executable, "-m", "hesscond", "probe", "mymodel.py:digits", "--figure", "kappa.png"]
+    environment = {**os.environ, "COLUMNS": "80"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert table.group(1) in done.stdout
+    assert (tmp_path / "kappa.png").stat().st_size > 10_000
