@@ -42,12 +42,17 @@ class Budget:
         """
         self.taken += 8 * numbers
         if self.taken > self.memory:
+            fitting = self.samples * self.memory // self.taken
             raise CaptureError(
                 f"the curvature of layer {request.name!r} takes {readable(8 * numbers)}, {readable(self.taken)} with "
-                f"the layers before it, but memory={readable(self.memory)}: probe fewer layers or units at a time, "
-                f"take at most {max(1, self.samples * self.memory // self.taken)} of the {self.samples} samples, "
-                "or raise memory"
+                f"the layers before it, but memory={readable(self.memory)}: probe fewer layers or units at a time"
+                + (f", take at most {fitting} of the {self.samples} samples," if fitting else "")
+                + " or raise memory"
             )
+
+    def fits(self, numbers: int) -> bool:
+        """Whether there is room for that many float64 numbers."""
+        return self.taken + 8 * numbers <= self.memory
 
     def chunk(self, passes: int, per_pass: int) -> int:
         """How many derivatives to take at once, each with ``per_pass`` numbers of its own."""

@@ -162,7 +162,7 @@ class SoftmaxNode(CurvedNode):
             B = columns.transpose(0, 1)
         else:
             B = root.new_zeros(len(rows), *split)
-            B[torch.arange(len(rows)), :, which] = columns.transpose(0, 1)
+            B[torch.arange(len(rows), device=root.device), :, which] = columns.transpose(0, 1)
         return B.reshape(len(rows), *self.log_p.shape).movedim(-1, self.dim + 1)
 
     def signs(self, blocks: int) -> torch.Tensor | None:

@@ -114,7 +114,7 @@ class SecondDerivatives:
         positions = request.inputs(blocks).positions
         if positions < geometry.n_params and not self.is_apart(request):
             blocks, positions = 1, positions * blocks
-        if positions >= geometry.n_params:
+        if positions >= geometry.n_params or not self.has_room(request, blocks, positions):
             return request.finished(self.in_parameters(request, blocks), PARAMETER_ROUTE, self.samples)
         if request.whole:
             curvature: Curvature = self.whole_factor(request, blocks, positions)
@@ -123,6 +123,16 @@ class SecondDerivatives:
         else:
             curvature = self.unit_factors(request, blocks, positions)
         return request.finished(curvature, DOUBLE_ROUTE, self.samples, blocks)
+
+    def has_room(self, request: Request, blocks: int, positions: int) -> bool:
+        """Whether the factors of S fit into the memory, or the Hessian in the parameters does not fit either."""
+        geometry, units = Geometry.of(request.layer), len(request.units)
+        if positions == 1 and not request.whole:
+            return True
+        n, order = geometry.n_params, geometry.n_params * (geometry.units if request.whole else 1)
+        in_S = 3 * blocks * positions**2 * (units**2 if request.whole else units)
+        in_parameters = blocks * positions * geometry.groups * n + (1 if request.whole else units) * order**2
+        return self.budget.fits(in_S) or not self.budget.fits(in_parameters)
 
     def directions(self, request: Request, blocks: int, count: int, positions: int) -> Iterator[tuple[slice, Any]]:
         """Zero tensors (k, J, m, q) for ``count`` directions, a few at a time."""
