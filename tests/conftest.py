@@ -1,4 +1,6 @@
 import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,3 +26,19 @@ def device(request):
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU on this machine")
     return torch.device(request.param)
+
+
+@pytest.fixture
+def call_cli(monkeypatch, capsys):
+    """Call hesscond with arguments: code, out, err."""
+    from hesscond import cli
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["hesscond", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=exit.value.code, out=out, err=err)
+
+    return call

@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import math
-import sys
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -64,18 +62,9 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run_cli(folder, monkeypatch, capsys):
-    """Call hesscond with arguments: code, out, err."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hesscond", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=exit.value.code, out=out, err=err)
-
-    return call
+def run_cli(folder, call_cli):
+    """Call hesscond with arguments in the folder: code, out, err."""
+    return call_cli
 
 
 @pytest.fixture

@@ -79,16 +79,13 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run_cli(folder, monkeypatch, capsys):
-    """Call hesscond with arguments: code, out, err."""
+def run_cli(folder, call_cli):
+    """Call hesscond with arguments in the folder: code, out, err (without what the file itself prints)."""
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hesscond", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=exit.value.code, out=out, err=err.replace("made in the file\n", ""))
+        done = call_cli(*arguments)
+        done.err = done.err.replace("made in the file\n", "")
+        return done
 
     return call
 

@@ -278,21 +278,30 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(item)
 
 
-def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> Any:
-    """Floating tensors cast to ``dtype`` (None: their own), also in nested containers; the rest as it is."""
+def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``function`` of every tensor in nested tuples, lists and dicts; the rest as it is."""
     if isinstance(value, torch.Tensor):
-        # a tensor made in inference mode cannot be differentiated through
-        copy = copy or value.is_inference()
-        if dtype is not None and value.is_floating_point():
-            return value.to(dtype, copy=copy)
-        return value.clone() if copy else value
+        return function(value)
     if isinstance(value, dict):
-        return {key: converted(item, dtype) for key, item in value.items()}
+        return {key: mapped(item, function) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        items = [converted(item, dtype) for item in value]
+        items = [mapped(item, function) for item in value]
         # a named tuple takes its fields one by one
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
+
+
+def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> Any:
+    """Floating tensors cast to ``dtype`` (None: their own), also in nested containers; the rest as it is."""
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        # a tensor made in inference mode cannot be differentiated through
+        own = copy or tensor.is_inference()
+        if dtype is not None and tensor.is_floating_point():
+            return tensor.to(dtype, copy=own)
+        return tensor.clone() if own else tensor
+
+    return mapped(value, cast)
 
 
 def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None) -> LossFunction:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hesscond.capture.forward import ForwardPass, LossFunction, in_precision
+from hesscond.capture.forward import ForwardPass, LossFunction, in_precision, mapped
 from hesscond.errors import ConfigError
 
 
@@ -96,15 +96,3 @@ def doubled(value: Any, samples: int) -> Any:
 def same(first: float, second: float) -> bool:
     """Whether two losses are equal up to rounding in float32."""
     return math.isclose(first, second, rel_tol=1e-5)
-
-
-def mapped(value: Any, function: Any) -> Any:
-    """``function`` of every tensor in nested containers."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: mapped(item, function) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        items = [mapped(item, function) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
