@@ -385,6 +385,8 @@ def probe_stream(
         for name, own in blocks.items():
             P = coordinates(method, name, seen[name][0], statistics.get(name))
             layers[name] = StreamedLayer(name, level, own, seen[name][1], P, rtol)
+    if not layers:
+        raise ConfigError("no target in the stream counts in the loss: there is no Hessian")
     return ProbeResult(layers, {name: reason for name, reason in skipped.items() if name not in layers})
 
 
