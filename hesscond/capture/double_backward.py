@@ -60,7 +60,7 @@ class SecondDerivatives:
     def derivatives(self, request: Request, seeds: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None] | None:
         """Second derivatives in all variables of a layer along k directions; None: all are zero.
 
-        The first product of a layer is compared with one that is not vectorized, since some operations (group
+        The first products of a layer are compared with one that is not vectorized, since some operations (group
         normalization in torch 2.13) have a wrong batching rule for their second derivative.
 
         Raises
@@ -78,6 +78,8 @@ class SecondDerivatives:
         gradients, seeds = zip(*pairs, strict=True)
         own = self.variables[request.name]
         try:
+            if len(seeds[0]) == 1:
+                return batched_gradients(gradients, own, seeds, vectorized=False)
             if request.name not in self.vectorized:
                 found = batched_gradients(gradients, own, [seed[-1:] for seed in seeds], vectorized=False)
                 many = batched_gradients(gradients, own, seeds)
