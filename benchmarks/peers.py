@@ -1,0 +1,276 @@
+"""The same Hessians by other tools, and what those answer next to the truth. Each tool is optional.
+
+The truth comes from no Hessian code: the singular values of the factor C^½ J ⊗ ĥ of the output's Jacobian.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import statistics
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from measuring import TimeUp, seconds_of, time_limit
+from torch.func import functional_call, hessian, jacrev, vmap
+from workloads import LAYERS, Problem
+
+import hesscond
+
+CPU = torch.device("cpu")
+#: Seconds; calls that take less are repeated, the first one not counted.
+QUICK_CALL = 1.0
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Nonzero eigenvalues, descending, of one Hessian of order ``order``."""
+
+    eigenvalues: np.ndarray
+    order: int
+
+    @property
+    def rank(self) -> int:
+        """Number of nonzero eigenvalues."""
+        return len(self.eigenvalues)
+
+    @property
+    def kappa(self) -> float:
+        """The true condition number."""
+        return float(self.eigenvalues[0] / self.eigenvalues[-1])
+
+    def __str__(self) -> str:
+        largest, smallest = self.eigenvalues[0], self.eigenvalues[-1]
+        return f"{self.rank} of {self.order:,} eigenvalues nonzero, {largest:.5g} … {smallest:.5g}, κ {self.kappa:.5g}"
+
+
+@dataclass
+class Answer:
+    """What a tool said of a block, and how long it took."""
+
+    tool: str
+    block: str
+    says: str
+    seconds: float | None = None
+    error: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return dict(vars(self))
+
+
+def features_and_factors(problem: Problem, layer: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ĥ (N, n̂) of a layer and B (N, units, classes), the second derivatives of sample j in its outputs B_j B_jᵀ."""
+    position = int(layer)
+    before, after = problem.model[:position], problem.model[position + 1 :]
+    inputs, _ = problem.batch
+    h = before(inputs)
+    a = problem.model[position](h)
+    z = after(a)
+    p = torch.softmax(z, 1)
+    # L Lᵀ = diag(p) − p pᵀ
+    L = torch.diag_embed(p.sqrt()) - p[:, :, None] * p.sqrt()[:, None]
+    J = vmap(jacrev(after))(a) if len(after) else torch.eye(z.shape[1], dtype=z.dtype).expand(len(z), -1, -1)
+    H_hat = torch.cat([torch.ones_like(h[:, :1]), h], 1)
+    return H_hat.detach(), (J.mT @ L).detach() / len(z) ** 0.5
+
+
+def eigenvalues_of(factor: torch.Tensor) -> Truth:
+    """The nonzero eigenvalues of FᵀF."""
+    sigma = np.linalg.svd(factor.numpy(), compute_uv=False)
+    return Truth(sigma[sigma > 1e-12 * sigma[0]] ** 2, factor.shape[1])
+
+
+def true_layer(problem: Problem, layer: str) -> Truth:
+    """The truth of a whole layer."""
+    H_hat, B = features_and_factors(problem, layer)
+    return eigenvalues_of(torch.einsum("jur,jn->jrun", B, H_hat).flatten(0, 1).flatten(1))
+
+
+def true_units(problem: Problem, layer: str, units: int) -> list[Truth]:
+    """The truth of the first ``units`` units of a layer."""
+    H_hat, B = features_and_factors(problem, layer)
+    return [eigenvalues_of(B[:, unit].norm(dim=1)[:, None] * H_hat) for unit in range(units)]
+
+
+def off(found: float, true: float) -> str:
+    """A relative error."""
+    return f"{abs(found - true) / true:.0e} off"
+
+
+@dataclass
+class Comparison:
+    """Runs tools on blocks of one problem, each at most ``seconds`` long, and collects the answers."""
+
+    problem: Problem
+    seconds: float
+    answers: list[Answer] = field(default_factory=list)
+    truths: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, tool: str, block: str, call: Callable[[], Any], says: Callable[[Any], str]) -> None:
+        """Time ``call`` and keep what it says; a failure is an answer too. Quick calls: the median of three others."""
+        answer = Answer(tool, block, "")
+        self.answers.append(answer)
+        try:
+            with time_limit(self.seconds), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                answer.seconds, found = seconds_of(call, CPU)
+                if answer.seconds < QUICK_CALL:
+                    answer.seconds = statistics.median(seconds_of(call, CPU)[0] for _ in range(3))
+            answer.says = says(found)
+        except TimeUp:
+            answer.seconds, answer.says = self.seconds, "no answer in this time"
+        except ImportError as error:
+            answer.says, answer.error = f"not installed ({error.name})", None
+        except Exception as error:
+            answer.says, answer.error = f"{type(error).__name__}: {error}"[:35], traceback.format_exc()
+
+    def every_unit(self, layer: str, units: int, label: str) -> None:
+        """κ of the first units of a layer: the engine, and dense automatic differentiation."""
+        truths = true_units(self.problem, layer, units)
+        self.truths[f"{label}, the first" if units > 1 else label] = str(truths[0])
+        model, loss_fn, batch = self.problem.model, self.problem.loss_fn, self.problem.batch
+
+        def ours() -> Any:
+            return hesscond.probe(model, loss_fn, batch, layers=[layer], units=range(units), rtol=1e-6)[layer].kappa
+
+        self.ask("hesscond", label, ours, lambda found: inside(found, truths))
+
+        def dense() -> list[torch.Tensor]:
+            return [torch.linalg.eigvalsh(unit_hessian(self.problem, layer, unit)) for unit in range(units)]
+
+        def says(spectra: list[torch.Tensor]) -> str:
+            errors = [abs(float(s[-1] / s[-t.rank]) - t.kappa) / t.kappa for s, t in zip(spectra, truths, strict=True)]
+            first = spectra[0]
+            return f"κ {float(first[-1] / first[0]):.0e}; told the rank: {max(errors):.0e} off"
+
+        self.ask("torch.func.hessian", label, dense, says)
+
+    def whole_layer(self, layer: str, label: str) -> None:
+        """Ends of a layer's spectrum, by every tool."""
+        truth = true_layer(self.problem, layer)
+        self.truths[label] = str(truth)
+        top, bottom = truth.eigenvalues[0], truth.eigenvalues[-1]
+        model, loss_fn, batch = self.problem.model, self.problem.loss_fn, self.problem.batch
+
+        def ours() -> Any:
+            return hesscond.probe(model, loss_fn, batch, layers=[layer], level="layer", rtol=1e-6)[layer].kappa
+
+        self.ask("hesscond", label, ours, lambda found: inside([found], [truth]))
+
+        def curvlinops(**options: Any) -> Callable[[], np.ndarray]:
+            def run() -> np.ndarray:
+                from curvlinops import HessianLinearOperator
+                from scipy.sparse.linalg import eigsh
+
+                parameters = list(model.get_submodule(layer).parameters())
+                operator = HessianLinearOperator(model, loss_fn, parameters, [batch]).to_scipy()
+                return eigsh(operator, return_eigenvectors=False, **options)
+
+            return run
+
+        name = "curvlinops, eigsh"
+        self.ask(f"{name} LA", label, curvlinops(k=1, which="LA"), lambda e: f"top {off(e[-1], top)}")
+        self.ask(f"{name} SA", label, curvlinops(k=1, which="SA"), lambda e: f"bottom {e[0]:.1e}")
+        told = curvlinops(k=truth.rank, which="LA") if truth.rank < truth.order else curvlinops(k=1, which="SA")
+        self.ask(f"{name} k={truth.rank}", label, told, lambda e: f"told the rank: smallest {off(min(e), bottom)}")
+
+        def pyhessian(**options: Any) -> Callable[[], float]:
+            def run() -> float:
+                from pyhessian import hessian as pyhessian_hessian
+
+                with only_trained(model, layer) as alone, double_by_default():
+                    return pyhessian_hessian(alone, loss_fn, data=batch, cuda=False).eigenvalues(**options)[0][0]
+
+            return run
+
+        # the whole model is all it offers: the other layers are frozen here
+        self.ask("PyHessian", label, pyhessian(), lambda value: f"top {off(value, top)}; no bottom")
+        tight = pyhessian(maxIter=1000, tol=1e-10)
+        self.ask("PyHessian, tol 1e-10", label, tight, lambda value: f"top {off(value, top)}; no bottom")
+
+        def eigenthings(**options: Any) -> Callable[[], Any]:
+            def run() -> Any:
+                from hessian_eigenthings import HessianOperator, lanczos, match_names, supervised_loss
+
+                chosen = match_names(f"{layer}.*")
+                operator = HessianOperator(model, [batch], supervised_loss(loss_fn), param_filter=chosen)
+                return lanczos(operator, k=1, seed=0, **options)
+
+            return run
+
+        def top_says(found: Any) -> str:
+            return f"top {off(float(found.eigenvalues[0]), top)}, converged={bool(found.converged[0])}"
+
+        def bottom_says(found: Any) -> str:
+            return f"bottom {float(found.eigenvalues[0]):.1e}, converged={bool(found.converged[0])}"
+
+        steps = min(50, truth.order)
+        self.ask("hessian-eigenthings", label, eigenthings(), top_says)
+        self.ask("the same, 50 steps", label, eigenthings(max_iter=steps), top_says)
+        self.ask("the same, 50 steps, SA", label, eigenthings(max_iter=steps, which="SA"), bottom_says)
+
+
+def inside(found: Any, truths: list[Truth]) -> str:
+    """How far κ are off, and how many intervals contain the truth (which is itself good to about 1e-11)."""
+    pairs = list(zip(found, truths, strict=True))
+    worst = max(abs(kappa.value - truth.kappa) / truth.kappa for kappa, truth in pairs)
+    slack = 1e-11
+    held = sum(k.lower * (1 - slack) <= t.kappa <= k.upper * (1 + slack) for k, t in pairs)
+    ranks = sum(kappa.rank == truth.rank for kappa, truth in pairs)
+    right = "ranks and bounds right" if ranks == held == len(pairs) else f"{ranks} ranks, {held} bounds of {len(pairs)}"
+    return f"κ {worst:.0e} off; {right}"
+
+
+def unit_hessian(problem: Problem, layer: str, unit: int) -> torch.Tensor:
+    """The Hessian in [w, b] of one unit by `torch.func.hessian`."""
+    module = problem.model.get_submodule(layer)
+    weight, bias = module.weight.detach(), module.bias.detach()
+    inputs, targets = problem.batch
+
+    def loss(row: torch.Tensor) -> torch.Tensor:
+        replaced = {
+            f"{layer}.weight": torch.cat([weight[:unit], row[None, :-1], weight[unit + 1 :]]),
+            f"{layer}.bias": torch.cat([bias[:unit], row[-1:], bias[unit + 1 :]]),
+        }
+        return problem.loss_fn(functional_call(problem.model, replaced, (inputs,)), targets)
+
+    return hessian(loss)(torch.cat([weight[unit], bias[unit : unit + 1]])).detach()
+
+
+@contextlib.contextmanager
+def only_trained(model: torch.nn.Module, layer: str) -> Iterator[torch.nn.Module]:
+    """A copy of the model with all frozen but one layer, its gradients released in the end (they hold a graph)."""
+    alone = copy.deepcopy(model).requires_grad_(False)
+    alone.get_submodule(layer).requires_grad_(True)
+    try:
+        yield alone
+    finally:
+        alone.zero_grad()
+
+
+@contextlib.contextmanager
+def double_by_default() -> Iterator[None]:
+    """PyHessian draws its vectors in torch's default precision."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def compare(problem: Problem, seconds: float) -> Comparison:
+    """All tools on output units, units of the layers before, and the whole middle layer."""
+    comparison = Comparison(problem, seconds)
+    classes, hidden = problem.model[-1].out_features, problem.model[0].out_features
+    comparison.every_unit(LAYERS[2], classes, f"{classes} output units")
+    comparison.every_unit(LAYERS[1], hidden, f"{hidden} units of layer 2")
+    comparison.every_unit(LAYERS[0], 1, "1 unit of layer 1")
+    comparison.whole_layer(LAYERS[1], "whole layer 2")
+    return comparison

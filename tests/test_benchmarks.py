@@ -1,0 +1,150 @@
+"""The benchmarks run, small: their figures come from the machine, what they say and how they fail is tested here."""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cases import case
+from truth import unit_truth
+
+import hesscond
+
+ROOT = Path(hesscond.__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+#: What a plain checkout on a GPU machine need not have.
+MISSING = [
+    "pandas", "pydantic", "typer", "rich", "matplotlib", "pooch", "sklearn", "tomli_w", "tqdm", "pytest", "hypothesis",
+    "curvlinops", "pyhessian", "hessian_eigenthings",
+]  # fmt: skip
+
+
+def run(script, *arguments, cwd, blocked=()):
+    """A benchmark in another process, in which some packages cannot be imported."""
+    (cwd / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({list(blocked)!r}))\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(cwd), str(ROOT)])}
+    command = [sys.executable, str(BENCHMARKS / script), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """benchmarks/gpu.py as a module."""
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    import gpu
+
+    yield gpu
+    for name in ("gpu", "measuring", "workloads"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.slow
+def test_gpu_on_a_machine_without_one(tmp_path):
+    done = run("gpu.py", "--device", "cpu", "--out", "report.md", cwd=tmp_path, blocked=MISSING)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "No GPU on this machine" in done.stdout
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "No GPU on this machine" in report
+    assert "## No failures" in report
+    assert f"- torch: {torch.__version__}" in report
+    for row in ("SGD step", "all curvatures", "all 28 units, 1e-6", "whole layer 1, 1e-6", "4 channels", "the same"):
+        assert f"| {row}" in report or f"{row} " in report
+    numbers = json.loads(re.search(r"```json\n(.*?)\n```", report, re.DOTALL)[1])
+    assert len(numbers["checks"]) >= 24
+    assert all(check["passed"] and check["blocks"] for check in numbers["checks"])
+    for rows in numbers["timings"].values():
+        assert all(row["median_s"] > 0 and row["error"] is None for row in rows)
+    assert numbers["seconds"] < 60
+
+
+@pytest.mark.slow
+def test_engine_quick(tmp_path):
+    done = run("engine.py", "--quick", "--json", "numbers.json", cwd=tmp_path, blocked=MISSING)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("not installed") == 8
+    assert "FAILED" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    numbers = json.loads((tmp_path / "numbers.json").read_text(encoding="utf-8"))
+    assert {"float64", "float32", "saturated", "convolution", "stream", "peers", "memory"} <= set(numbers)
+    units = {row["key"]: row for row in numbers["float64"]}["units"]
+    assert units["hessians"] == 28
+    assert units["widest"] <= 1e-6
+    answers = {(a["tool"], a["block"]): a["says"] for a in numbers["peers"]}
+    for block in ("4 output units", "12 units of layer 2", "1 unit of layer 1", "whole layer 2"):
+        assert "ranks and bounds right" in answers["hesscond", block]
+    assert "told the rank" in answers["torch.func.hessian", "1 unit of layer 1"]
+
+
+def test_engine_only_one_row(tmp_path):
+    done = run("engine.py", "--quick", "--only", "units-3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "SGD step" in done.stdout
+    assert "of layer 3, 1e-6" in done.stdout
+    assert "of layer 2" not in done.stdout
+
+
+def test_engine_names_an_unknown_row(tmp_path):
+    done = run("engine.py", "--quick", "--only", "nothing", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no such row: nothing" in done.stderr
+
+
+def test_a_wrong_condition_number_is_found(gpu):
+    model, loss_fn, batch = case("relu-ce").make()
+    layer = list(hesscond.probe(model, loss_fn, batch))[-1]
+    kappa = hesscond.probe(model, loss_fn, batch)[layer].kappa[0]
+    expected = unit_truth(model, loss_fn, batch, layer, 0)
+    assert list(gpu.disagreements(kappa, expected)) == []
+    assert list(gpu.differences(kappa, kappa)) == []
+    wrong = {
+        "κ ": {"value": kappa.value * 1.01},
+        "outside": {"lower": kappa.value * 1.01, "upper": kappa.value * 1.02},
+        "negative": {"negative": 1},
+        "rank ": {"rank": kappa.rank - 1, "nullity": kappa.nullity + 1},
+        "nullity": {"nullity": kappa.nullity + 1},
+    }
+    for text, change in wrong.items():
+        problems = list(gpu.disagreements(dataclasses.replace(kappa, **change), expected))
+        assert any(text in problem for problem in problems), (text, problems)
+    for change in (wrong["outside"], wrong["negative"], {"resolved": False}):
+        assert list(gpu.differences(dataclasses.replace(kappa, **change), kappa))
+
+
+def test_failures_are_reported_and_stop_nothing(gpu, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("the device is on fire")
+
+    report = gpu.Report(gpu.CPU, gpu.environment(gpu.CPU))
+    monkeypatch.setattr(gpu.hesscond, "probe", fail)
+    gpu.compare_cases(report, 20.0, 25)
+    gpu.time_rows(report, True)
+    assert len(report.checks) >= 4
+    assert not any(check["passed"] for check in report.checks)
+    text = report.markdown()
+    assert "RuntimeError: the device is on fire" in text
+    assert "FAILED: RuntimeError: the device is on fire" in text
+    assert "| SGD step" in text
+    json.loads(re.search(r"```json\n(.*?)\n```", text, re.DOTALL)[1])
+
+
+def test_a_time_limit_breaks_off(gpu):
+    report = gpu.Report(gpu.CPU, {"device": "CPU"})
+
+    def forever():
+        while True:
+            pass
+
+    def wrapped():
+        try:
+            forever()
+        except BaseException as error:
+            raise RuntimeError("failed in compiled code") from error
+
+    for loop in (forever, wrapped):
+        assert report.attempt("a loop", loop, 0.1) is None
+        assert report.failures[-1].traceback == "broken off after 0 s"
