@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import reduce
 from typing import Any
 
 import torch
@@ -158,8 +158,12 @@ def of_units(values: torch.Tensor, units: list[int]) -> torch.Tensor:
 
 
 def root_sum_squares(values: torch.Tensor) -> torch.Tensor:
-    """√Σ v² over the first dimension; scaled, so that a curvature of 1e-400 does not vanish."""
-    if len(values) <= 16:
-        return reduce(torch.hypot, values.abs())
-    scale = values.abs().amax(0).clamp_min(torch.finfo(values.dtype).tiny)
-    return (values / scale).square_().sum(0).sqrt_() * scale
+    """√Σ v² over the first dimension; scaled to 2**400, so that what is 270 decades smaller still counts."""
+    largest = float(values.abs().amax())
+    if largest == 0 or not math.isfinite(largest):
+        return values.abs().amax(0)
+    exponent = 400 - math.frexp(largest)[1]
+    # two steps, since 2**1474 is no double
+    half = exponent // 2
+    scaled = values * 2.0**half * 2.0 ** (exponent - half)
+    return torch.linalg.vector_norm(scaled, dim=0) * 2.0**-half * 2.0 ** (half - exponent)

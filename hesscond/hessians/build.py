@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -78,6 +79,11 @@ def unit_conditions(
     captured: LayerCapture, P: Preconditioner | None, *, rtol: float, memory: int
 ) -> list[ConditionNumber]:
     """κ of every captured unit, in batches where S ≥ 0 and is known to the last digits."""
+    curvature = captured.curvature
+    if isinstance(curvature, Diagonal) and curvature.sign is None and captured.inputs.geometry.groups == 1:
+        rows = captured.H_hat if P is None else P.right_multiply(captured.H_hat)
+        bounds = [partial(rank_bound, captured, unit, memory) for unit in captured.units]
+        return scaled_gram_conditions(rows, curvature.root, rtol=rtol, rank_bounds=bounds)
     conditions: list[ConditionNumber] = []
     for units in runs(captured, memory):
         hessians = unit_hessians(captured, units, memory)
@@ -92,21 +98,21 @@ def unit_conditions(
 def batch_conditions(
     hessians: Sequence[FactoredHessian], P: Preconditioner | None, rtol: float
 ) -> list[ConditionNumber]:
-    """κ of positive semidefinite Hessians with factors of one shape, or with rows that all of them share."""
+    """κ of positive semidefinite Hessians with factors of one shape, one by one if errors in their entries matter."""
+    factors = torch.stack([hessian.factor(P) for hessian in hessians])
     bounds = [hessian.rank_bound for hessian in hessians]
-    first = hessians[0]
-    if first.root is None:
-        factors = torch.stack([hessian.factor(P) for hessian in hessians])
-        norms = [hessian.error_norm(P) for hessian in hessians]
-        found = stacked_conditions(factors, rtol=rtol, rank_bounds=bounds, error=norms)
-        # one by one with the errors of every entry
-        return [
-            kappa if is_good_enough(kappa, rtol) or not norm else hessian.condition_number(P, rtol=rtol)
-            for hessian, kappa, norm in zip(hessians, found, norms, strict=True)
-        ]
-    rows = first.rows if P is None else P.right_multiply(first.rows)
-    roots = torch.stack([hessian.root for hessian in hessians if hessian.root is not None], 1)
-    return scaled_gram_conditions(rows, roots, rtol=rtol, rank_bounds=bounds)
+    norms = [hessian.error_norm(P) for hessian in hessians]
+    found = stacked_conditions(factors, rtol=rtol, rank_bounds=bounds, error=norms)
+    return [
+        kappa if is_good_enough(kappa, rtol) or not norm else hessian.condition_number(P, rtol=rtol)
+        for hessian, kappa, norm in zip(hessians, found, norms, strict=True)
+    ]
+
+
+def rank_bound(captured: LayerCapture, unit: int, memory: int) -> int:
+    """An upper bound of the rank of a unit's Hessian."""
+    hessian = unit_hessian(captured, unit, memory)
+    return hessian.rank_bound() if isinstance(hessian, FactoredHessian) else hessian.order
 
 
 def runs(captured: LayerCapture, memory: int) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from hesscond.spectra import (
     signed_eigenvalues,
 )
 from hesscond.spectra.factored import EPS, error_factor
+from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Columns of F that are brought to triangular form at a time.
 PANEL = 8192
@@ -174,18 +176,22 @@ class LayerHessian(BlockHessian):
         return K, max(16.0, growth) * EPS * trace + carried * (2 * trace**0.5 + carried)
 
     def triangular(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, np.ndarray]:
-        """R (R J, R J) with RᵀR = FFᵀ, by QR of Fᵀ panel by panel, and bounds of the error in each column."""
-        R: torch.Tensor | None = None
-        square_norms: torch.Tensor | None = None
-        for panel in self._panels(P):
-            norms = panel.square().sum(0)
-            square_norms = norms if square_norms is None else square_norms + norms
-            stacked = panel if R is None else torch.cat([R, panel])
-            R = torch.linalg.qr(stacked, mode="r").R if len(stacked) > self.count else stacked
-        assert R is not None
-        assert square_norms is not None
-        error = error_factor(self.order, self.count) * EPS * square_norms.sqrt()
-        return R, (error + self._rounding(P)).cpu().numpy()
+        """R (R J, R J) with RᵀR = FFᵀ, by QR of Fᵀ panel by panel, and bounds of the error in each column.
+
+        Each QR commits at most c·eps of a column's norm; the panels are decomposed side by side.
+        """
+        threads = threads_for(self._factor.B.device)
+        square_norms = self._factor.B.new_zeros(self.count)
+        rows, parts = 0, []
+        for panels in batched(self._panels(P), threads):
+            square_norms += sum(panel.square().sum(0) for panel in panels)
+            rows += sum(map(len, panels))
+            parts += side_by_side(upper, panels, threads)
+            parts = [upper(torch.cat(parts))]
+        error = error_factor(rows, self.count) * EPS * square_norms.sqrt()
+        if self._one_position:
+            error += error_factor(*self.captured.H_hat.shape) * EPS * square_norms.sqrt()
+        return parts[0], (error + self._rounding(P)).cpu().numpy()
 
     def _rounding(self, P: Preconditioner | None) -> torch.Tensor:
         """(R J,) bounds, in the 2-norm, of the rounding in the rows of FP; only sums over positions have any."""
@@ -218,7 +224,7 @@ class LayerHessian(BlockHessian):
         if rows.shape[1] > len(rows):
             rows = torch.linalg.qr(rows.T, mode="r").R.T
         passes, blocks, units = B.shape[:3]
-        step = max(1, max(PANEL, self.count) // rows.shape[1])
+        step = max(1, self._panel_rows(units * rows.shape[1]) // rows.shape[1])
         for start in range(0, units, step):
             b = B[:, :, start : start + step, 0].permute(2, 0, 1)
             yield (b[:, None] * rows.T[None, :, None, :]).reshape(-1, passes * blocks)
@@ -235,6 +241,11 @@ class LayerHessian(BlockHessian):
                 rows = self.captured.unit_rows(chosen, self.memory // 8)
                 yield rows if P is None else multiplied(rows.flatten(0, 1), P, 1).unflatten(0, rows.shape[:2])
 
+    def _panel_rows(self, rows: int) -> int:
+        """Rows of a panel: shares for every thread, as long as they are at least as long as wide and fit."""
+        share = -(-rows // threads_for(self._factor.B.device))
+        return max(self.count, min(share, PANEL))
+
     def rank_bound(self) -> int:
         """Σ_j of the rank that the rows of block j can have by the zeros of b: terms, or active units and positions."""
         B = self._factor.B
@@ -246,3 +257,14 @@ class LayerHessian(BlockHessian):
         # a sample without features adds nothing
         seen = (self.captured.H_hat != 0).any(1)
         return int((torch.minimum(terms, active.flatten(1).sum(1)) * seen).sum())
+
+
+def upper(rows: torch.Tensor) -> torch.Tensor:
+    """The triangular factor of ``rows``, or they themselves if they are no longer than wide."""
+    return torch.linalg.qr(rows, mode="r").R if len(rows) > rows.shape[1] else rows
+
+
+def batched(items: Iterator[torch.Tensor], size: int) -> Iterator[list[torch.Tensor]]:
+    """``size`` items at a time."""
+    while chosen := list(islice(items, size)):
+        yield chosen

@@ -11,6 +11,7 @@ import torch
 from hesscond.spectra.condition import ConditionNumber, Values, conclude, is_good_enough, zero_matrix
 from hesscond.spectra.factored import EPS, GRAM_RANGE, GRAM_RTOL, as_array, factor_condition, uniform
 from hesscond.spectra.signed import signed_condition
+from hesscond.spectra.threads import one_thread
 
 
 def dual_condition(
@@ -44,14 +45,17 @@ def dual_condition(
         if top == 0:
             return zero_matrix(order)
         if GRAM_RANGE[0] < top < GRAM_RANGE[1]:
-            values = as_array(torch.linalg.eigvalsh(K)).astype(float)[::-1].clip(min=0.0)
+            with one_thread():
+                values = as_array(torch.linalg.eigvalsh(K)).astype(float)[::-1].clip(min=0.0)
             spread = uniform(values, (len(K), len(K)), EPS * float(values[0]), error)
             limit = rank_bound()
             found = conclude(Values(values, **spread, power=1, solver="dual Gram"), order=order, limit=limit, scale=0)
             if is_good_enough(found, rtol):
                 return found
     R, errors = triangular()
-    found = factor_condition(R, rank_bound=lambda: rank_bound() if limit is None else limit, rtol=rtol, error=errors)
+    # a Gram matrix once more would be no better
+    finer = min(rtol, GRAM_RTOL / 2)
+    found = factor_condition(R, rank_bound=lambda: rank_bound() if limit is None else limit, rtol=finer, error=errors)
     return replace(found, nullity=order - found.rank, solver=f"dual {found.solver}")
 
 

@@ -23,6 +23,7 @@ from hesscond.spectra.condition import (
     zero_matrix,
 )
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
+from hesscond.spectra.threads import one_thread
 
 #: Gram matrices whose trace lies outside are near overflow or underflow, and are not used.
 GRAM_RANGE = (1e-200, 1e200)
@@ -132,9 +133,8 @@ def from_gram_eigenvalues(ascending: np.ndarray, shape: tuple[int, int], error: 
 
 def svd_values(core: np.ndarray, error: float = 0.0, *, power: int = 2) -> Values:
     """Singular values of ``core`` with the normwise error bound c·eps·σ_max + ``error``."""
-    _, values, _, info = lapack.dgesdd(core, compute_uv=0)
-    if info != 0:
-        raise np.linalg.LinAlgError("dgesdd did not converge")
+    with one_thread():
+        values = torch.linalg.svdvals(torch.from_numpy(core)).numpy()
     return Values(values, **uniform(values, core.shape, EPS * float(values[0]), error), power=power, solver="SVD")
 
 

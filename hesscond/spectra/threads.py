@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -27,11 +28,22 @@ def side_by_side(task: Callable[[Part], Result], parts: Sequence[Part], threads:
     """
     if threads == 1 or len(parts) < 2:
         return [task(part) for part in parts]
+    with one_thread():
+        return list(workers(threads).map(task, parts))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Decompositions of some hundred rows on one thread: several gain a third, and lose tenfold beside other work."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
     torch.set_num_threads(1)
     try:
-        return list(workers(threads).map(task, parts))
+        yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 @cache
