@@ -94,15 +94,20 @@ class LayerInputs:
                 shape = torch.Size([len(chosen), *shape[1:]])
             else:
                 chosen = x
-            parts.append(self._rows(chosen, shape).unflatten(0, (stop - start, -1)).flatten(1, 2))
+            parts.append(
+                self._rows(chosen, shape).reshape(stop - start, -1, self.geometry.groups, self.geometry.n_params)
+            )
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _rows(self, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """(L, p, G, n̂) of one call, in memory of its own."""
-        geometry = self.geometry
-        view = windows(self.layer, x.to(torch.float64), shape)
+        geometry, x = self.geometry, x.to(torch.float64)
+        if isinstance(self.layer, nn.Linear):
+            h = x.reshape(len(x) if x.ndim > 1 else 1, -1, 1, geometry.fan_in)
+            return torch.cat([h.new_ones(*h.shape[:3], 1), h], 3) if geometry.bias else h.clone()
+        view = windows(self.layer, x, shape)
         # the positions come first, then the groups, then the weights
-        dims = 1 if isinstance(self.layer, nn.Linear) else len(self.layer.kernel_size)
+        dims = len(self.layer.kernel_size)
         positions, weights = view.shape[1 : 1 + dims], view.shape[2 + dims :]
         rows = view.new_empty(len(view), *positions, geometry.groups, geometry.n_params)
         rows[..., geometry.bias :].unflatten(-1, weights).copy_(view)

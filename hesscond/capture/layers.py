@@ -15,7 +15,8 @@ from hesscond.errors import ConfigError
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Layer = nn.Linear | Convolution
 ELIGIBLE = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 
 
@@ -130,16 +131,13 @@ def from_position(layer: Layer, values: torch.Tensor, shape: torch.Size) -> torc
     return values.reshape(len(values), *shape)
 
 
-def windows(layer: Layer, x: torch.Tensor, output_shape: torch.Size) -> torch.Tensor:
-    """Inputs (L, …, G, …) that the weights of each group multiply at each output position.
+def windows(layer: Convolution, x: torch.Tensor, output_shape: torch.Size) -> torch.Tensor:
+    """Inputs (L, …, G, …) of a convolution that the weights of each group multiply at each output position.
 
     A view of the padded input, with the p positions of the output in the places of the first dots and the n weights
     in those of the second. A transposed convolution is the convolution of stride 1 with
     the flipped kernel over the input spread out by its stride.
     """
-    if isinstance(layer, nn.Linear):
-        length = x.shape[0] if x.ndim > 1 else 1
-        return x.reshape(length, -1, 1, x.shape[-1])
     dims = len(layer.kernel_size)
     if x.ndim == dims + 1:
         x = x.unsqueeze(0)
