@@ -158,12 +158,9 @@ def of_units(values: torch.Tensor, units: list[int]) -> torch.Tensor:
 
 
 def root_sum_squares(values: torch.Tensor) -> torch.Tensor:
-    """√Σ v² over the first dimension; scaled to 2**400, so that what is 270 decades smaller still counts."""
-    largest = float(values.abs().amax())
-    if largest == 0 or not math.isfinite(largest):
-        return values.abs().amax(0)
-    exponent = 400 - math.frexp(largest)[1]
-    # two steps, since 2**1474 is no double
-    half = exponent // 2
-    scaled = values * 2.0**half * 2.0 ** (exponent - half)
-    return torch.linalg.vector_norm(scaled, dim=0) * 2.0**-half * 2.0 ** (half - exponent)
+    """√Σ v² over the first dimension, with squares that neither vanish above 1e-270 nor overflow."""
+    # not vector_norm, which is twenty times slower along this dimension
+    norms = (values * 2.0**400).square_().sum(0).sqrt_() * 2.0**-400
+    if math.isfinite(norms.sum()):
+        return norms
+    return (values * 2.0**-400).square_().sum(0).sqrt_() * 2.0**400
