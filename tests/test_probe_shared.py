@@ -129,3 +129,26 @@ def test_a_shared_weight_is_not_taken_for_its_one_use():
         hesscond.probe(m, nn.CrossEntropyLoss(), (x, Y), ["0"], "layer")["0"].hessian() for m in (alone, model)
     )
     assert (one - both).norm() > 1e-2 * both.norm()
+
+
+def test_a_module_with_two_names_is_left_as_it_was():
+    """torch 2.13's functional_call puts its own copies into such a module when it ties weights."""
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 5)
+    model = nn.Sequential(layer, nn.Tanh(), layer, nn.ReLU(), nn.Linear(5, 3)).double()
+    weight, bias = layer.weight, layer.bias
+    before = weight.clone()
+    result = hesscond.probe(model, nn.CrossEntropyLoss(), (normal(7, 5), Y), level="layer")
+    assert layer.weight is weight
+    assert layer.bias is bias
+    assert torch.equal(weight, before)
+    assert list(result) == ["0", "4"]
+
+    def loss(theta):
+        h = torch.tanh(normal(7, 5) @ theta[:, 1:].T + theta[:, 0])
+        h = torch.relu(h @ theta[:, 1:].T + theta[:, 0])
+        return F.cross_entropy(model[4](h), Y)
+
+    theta = packed(layer).detach()
+    truth = torch.autograd.functional.hessian(lambda v: loss(v.reshape(theta.shape)), theta.flatten())
+    assert (result["0"].hessian() - truth).norm() <= 1e-12 * truth.norm()

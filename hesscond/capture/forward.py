@@ -141,9 +141,10 @@ def run_forward(
     """
     inputs, target = checked_batch(batch)
     samples = leading_dimension(inputs)
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = tensors_by_module(model)
     refuse_other_device(layers, tensors, inputs)
-    state = {name: converted(t.detach(), dtype, copy=True) for name, t in tensors.items()}
+    copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
+    state = {key: copies[id(t)] for key, t in tensors.items()}
     arguments = converted(inputs, dtype)
     if isinstance(arguments, dict):
         args, kwargs = (), arguments
@@ -152,8 +153,6 @@ def run_forward(
     target = converted(target, dtype)
 
     originals = {id(p): name for name, layer in layers.items() for p in own_parameters(layer)}
-    # by identity: a tied weight is in the state under its first name only
-    copies = {id(t): state[key] for key, t in tensors.items()}
     parameters = {name: leaves(name, layers[name], copies) for name in layers if name in in_parameters}
     watch = WeightWatch(originals | {id(copies[i]): name for i, name in originals.items()})
     calls: dict[str, list[Call]] = {name: [] for name in layers}
@@ -192,7 +191,7 @@ def run_forward(
         # the other backends have no second derivatives
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(watch)
-        output = torch.func.functional_call(model, state, args, kwargs)
+        output = torch.func.functional_call(model, state, args, kwargs, tie_weights=False)
         loss = in_precision(loss_fn, dtype)(output, target)
     for number in watch.used_outside:
         name = watch.weights[number]
@@ -223,6 +222,20 @@ def run_forward(
     if not loss.requires_grad and not entangled:
         raise CaptureError(f"the loss does not depend differentiably on layer {first!r}")
     return ForwardPass(loss.reshape(()), output, target, reached, parameters, samples, bypassed, entangled, overwritten)
+
+
+def tensors_by_module(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name, those of a module once (torch 2.13 leaves its copies in a module with two names).
+
+    A tensor that several modules share has a name in each.
+    """
+    return {
+        f"{name}.{attribute}" if name else attribute: tensor
+        for name, module in model.named_modules()
+        for own in (module._parameters, module._buffers)
+        for attribute, tensor in own.items()
+        if tensor is not None
+    }
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -308,9 +321,8 @@ def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None) -> LossFuncti
     """The loss, with its own tensors (class weights) cast to ``dtype`` if it is a module."""
     if not isinstance(loss_fn, nn.Module):
         return loss_fn
-    tensors = {**dict(loss_fn.named_parameters()), **dict(loss_fn.named_buffers())}
-    state = {name: converted(tensor.detach(), dtype) for name, tensor in tensors.items()}
-    return lambda output, target: torch.func.functional_call(loss_fn, state, (output, target))
+    state = {name: converted(tensor.detach(), dtype) for name, tensor in tensors_by_module(loss_fn).items()}
+    return lambda output, target: torch.func.functional_call(loss_fn, state, (output, target), tie_weights=False)
 
 
 def refuse_other_device(layers: Mapping[str, Layer], tensors: Mapping[str, torch.Tensor], inputs: Any) -> None:
