@@ -1,0 +1,119 @@
+"""The dual of a layer's Hessian against its factor written out."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hesscond
+from hesscond.capture import MEMORY, capture
+from hesscond.errors import CaptureError
+from hesscond.hessians import DensePreconditioner, LayerHessian, layer_hessian
+from hesscond.spectra import condition_number
+
+
+def dense(activation, spread=0.0):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 30), activation, nn.Linear(30, 4)).double()
+    generator = torch.Generator().manual_seed(1)
+    scales = 10.0 ** (spread * (2 * torch.rand(40, generator=generator, dtype=torch.float64) - 1))
+    x = torch.randn(20, 40, generator=generator, dtype=torch.float64) * scales
+    return model, (x, torch.randint(0, 4, (20,), generator=generator)), "0"
+
+
+def convolution(activation):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(4, 24, 3, groups=2), activation, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(96, 4)
+    ).double()
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(16, 4, 6, 6, generator=generator, dtype=torch.float64)
+    return model, (x, torch.randint(0, 4, (16,), generator=generator)), "0"
+
+
+PROBLEMS = {
+    "dense": lambda: dense(nn.ReLU()),
+    "graded": lambda: dense(nn.ReLU(), 3.0),
+    "indefinite": lambda: dense(nn.Tanh()),
+    "convolution": lambda: convolution(nn.ReLU()),
+}
+
+
+def layer_of(name):
+    model, batch, layer = PROBLEMS[name]()
+    hessian = layer_hessian(capture(model, nn.CrossEntropyLoss(), batch, [layer], whole=True)[layer], MEMORY)
+    return hessian
+
+
+@pytest.mark.parametrize("name", ["dense", "graded", "convolution"])
+@pytest.mark.parametrize("rtol", [1e-6, 1e-8, 1e-12])
+@pytest.mark.parametrize("transformed", [False, True])
+def test_kappa_of_the_dual_is_that_of_the_factor(name, rtol, transformed):
+    hessian = layer_of(name)
+    P = None
+    if transformed:
+        n = hessian.order // hessian.captured.inputs.geometry.units
+        P = DensePreconditioner(torch.diag(torch.logspace(0, 2, n, dtype=torch.float64)))
+    F = hessian.dense().factor(P)
+    truth = condition_number(factor=F)
+    found = hessian.condition_number(P, rtol=rtol)
+    assert truth.resolved
+    assert found.resolved
+    assert (found.rank, found.nullity) == (truth.rank, truth.nullity)
+    assert found.value == pytest.approx(truth.value, rel=max(1e-11, 1e-14 * truth.value**0.5))
+    assert found.lower <= truth.value * (1 + 1e-12)
+    assert found.upper >= truth.value * (1 - 1e-12)
+    assert found.lambda_max == pytest.approx(truth.lambda_max, rel=1e-11)
+
+
+def test_the_problems_are_really_solved_by_their_dual():
+    assert all(isinstance(layer_of(name), LayerHessian) for name in PROBLEMS)
+    assert layer_of("dense").condition_number(rtol=1e-6).solver == "dual Gram"
+    assert layer_of("graded").condition_number(rtol=1e-12).solver.startswith("dual")
+
+
+@pytest.mark.parametrize("name", list(PROBLEMS))
+def test_matrix_eigenvalues_and_eigenvectors(name):
+    hessian = layer_of(name)
+    H = hessian.matrix()
+    truth = torch.linalg.eigvalsh(H)
+    values = hessian.eigenvalues()
+    rank = hessian.condition_number().rank
+    assert len(values) == rank
+    largest = truth[truth.abs().argsort(descending=True)[:rank]].sort(descending=True).values
+    assert torch.allclose(values, largest, rtol=0, atol=1e-12 * float(truth.abs().max()))
+    pairs = hessian.eigenpairs()
+    residual = H @ pairs[1] - pairs[1] * pairs[0]
+    assert residual.norm() <= 1e-12 * H.norm()
+    assert torch.allclose(pairs[1].T @ pairs[1], torch.eye(rank).double(), atol=1e-11)
+
+
+def test_the_inertia_of_an_indefinite_layer():
+    hessian = layer_of("indefinite")
+    truth = torch.linalg.eigvalsh(hessian.matrix())
+    kappa = hessian.condition_number()
+    assert kappa.negative > 0
+    assert kappa.negative == int((truth < -1e-11 * truth.abs().max()).sum())
+    assert kappa.rank + kappa.nullity == hessian.order
+
+
+def test_the_gram_matrix_and_its_triangular_factor():
+    for name in ("dense", "convolution"):
+        hessian = layer_of(name)
+        F = hessian.dense().factor()
+        K, error = hessian.gram()
+        assert torch.linalg.matrix_norm(F @ F.T - K, 2) <= error
+        R, errors = hessian.triangular()
+        assert torch.allclose(R.T @ R, K, rtol=1e-12, atol=1e-15)
+        assert (errors > 0).all()
+        assert (errors < 1e-10 * np.linalg.norm(R, axis=0)).all()
+
+
+def test_what_does_not_fit_is_said():
+    model, batch, layer = PROBLEMS["dense"]()
+    result = hesscond.probe(model, nn.CrossEntropyLoss(), batch, [layer], "layer", memory=3e5)
+    assert result[layer].kappa.resolved
+    with pytest.raises(CaptureError, match=r"order 1230 and takes 0.0121 GB"):
+        result[layer].hessian()
+    with pytest.raises(CaptureError, match="take at most"):
+        result[layer].eigenvectors()
