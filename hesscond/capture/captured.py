@@ -14,6 +14,9 @@ from hesscond.errors import CaptureError
 
 EPS = float(torch.finfo(torch.float64).eps)
 
+#: Terms are merged if what is lost is no more than this many units of round-off.
+MERGED = 16.0
+
 #: Ĥ is kept once formed up to this many bytes; beyond, it is formed again in slices when needed.
 KEPT = 2**28
 
@@ -70,6 +73,11 @@ class LayerInputs:
         one = 8 * self.positions * self.geometry.groups * self.geometry.n_params
         size = self.blocks if self._whole is not None else max(1, min(self.blocks, memory // max(one, 1)))
         return [(start, min(start + size, self.blocks)) for start in range(0, self.blocks, size)]
+
+    @cached_property
+    def squared_lengths(self) -> torch.Tensor:
+        """(J, G, n̂) Σ_p ĥ_p² over the positions of each block."""
+        return torch.cat([self.slice(*step).square().sum(1) for step in self.steps(KEPT)])
 
     def kept(self) -> LayerInputs:
         """The same, independent of what becomes of the tensors it was made from."""
@@ -248,12 +256,9 @@ class LayerCapture:
         """Position of ``unit`` among the captured ones."""
         return self.units.index(unit)
 
-    @cached_property
-    def squared_lengths(self) -> torch.Tensor:
-        """(J, G, n̂) Σ_p ĥ_p² over the positions of each block."""
-        inputs = self.inputs
-        parts = [inputs.slice(*step).square().sum(1) for step in inputs.steps(KEPT)]
-        return torch.cat(parts)
+    def columns(self, units: Sequence[int]) -> list[int] | slice:
+        """Positions of ``units`` among the captured ones; a slice, which copies nothing, if they are all of them."""
+        return slice(None) if tuple(units) == self.units else [self.column(unit) for unit in units]
 
     def spread(self, units: Sequence[int]) -> torch.Tensor | None:
         """(u, n̂) d such that round-off in the blocks of S changes entry (k, l) of a Hessian by eps·d_k·d_l.
@@ -265,7 +270,7 @@ class LayerCapture:
         if norms is None:
             return None
         columns = [min(self.column(unit), norms.shape[1] - 1) for unit in units]
-        lengths = self.squared_lengths[:, self.inputs.geometry.group(units[0])]
+        lengths = self.inputs.squared_lengths[:, self.inputs.geometry.group(units[0])]
         return (norms[:, columns].T @ lengths).sqrt()
 
     def row_rounding(self, units: Sequence[int]) -> list[EntryBounds | None]:
@@ -277,11 +282,27 @@ class LayerCapture:
         assert isinstance(self.curvature, Factor)
         if self.inputs.positions == 1:
             return [None] * len(units)
-        growth = EPS * max(16.0, self.inputs.positions**0.5)
-        columns = [self.column(unit) for unit in units]
-        sizes = growth * torch.linalg.vector_norm(self.curvature.B[:, :, columns], dim=3)
-        lengths = self.squared_lengths[:, self.inputs.geometry.group(units[0])].sqrt()
+        growth = EPS * max(2 * MERGED, self.inputs.positions**0.5)
+        columns = self.columns(units)
+        sizes = growth * self.curvature.B[:, :, columns].square().sum(3).sqrt()
+        lengths = self.inputs.squared_lengths[:, self.inputs.geometry.group(units[0])].sqrt()
         return [EntryBounds(own, lengths) for own in sizes.unbind(2)]
+
+    def narrowed(self, units: Sequence[int]) -> LayerCapture:
+        """Some of the units only; if their rank-one terms are the same up to a factor in every block, merged into one.
+
+        They are behind a mean over the positions, say: then S has rank 1 in each block, whatever the number of terms.
+        """
+        assert isinstance(self.curvature, Factor)
+        columns = self.columns(units)
+        B, sign, norms = self.curvature.B[:, :, columns], self.curvature.sign, self.curvature.norms
+        if sign is None and norms is None:
+            B = merged(B)
+        if sign is not None and sign.shape[2] > 1:
+            sign = sign[:, :, columns]
+        if norms is not None and norms.shape[1] > 1:
+            norms = norms[:, columns]
+        return replace(self, units=tuple(units), curvature=Factor(B, sign, norms))
 
     def unit_rows(self, units: Sequence[int], memory: int) -> torch.Tensor:
         """F_i (u, R J, n̂) of several units with H_i = Σ ± (rows)ᵀ(rows), by a `Factor`: Σ_p b_rp ĥ_p for each block.
@@ -289,8 +310,7 @@ class LayerCapture:
         All of ``units`` must belong to one group.
         """
         assert isinstance(self.curvature, Factor)
-        B = self.curvature.B
-        columns = [self.column(unit) for unit in units]
+        B, columns = self.curvature.B, self.columns(units)
         group = self.inputs.geometry.group(units[0])
         passes, blocks = B.shape[:2]
         rows = B.new_empty(len(units), passes, blocks, self.inputs.geometry.n_params)
@@ -299,3 +319,27 @@ class LayerCapture:
             b = B[:, start:stop, columns].permute(1, 2, 0, 3).reshape(stop - start, -1, B.shape[3])
             rows[:, :, start:stop] = (b @ h).reshape(stop - start, len(units), passes, -1).permute(1, 2, 0, 3)
         return rows.flatten(1, 2)
+
+
+def merged(B: torch.Tensor) -> torch.Tensor:
+    """Terms (R, J, u, q) that are multiples of one another in each block and unit, as one (1, J, u, q)."""
+    if len(B) == 1 or B.shape[3] == 1:
+        return B
+    # the largest block decides most cases
+    first = int(B[:, :, 0].square().sum((0, 2)).argmax())
+    if not are_multiples(B[:, first : first + 1, :1])[1]:
+        return B
+    longest, same = are_multiples(B)
+    return longest[None] if same else B
+
+
+def are_multiples(B: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """√(Σ α²) times the longest term (J, u, q), the terms being α times it, and whether they are so up to rounding."""
+    squares = B.square().sum(3)
+    index = squares.argmax(0)[None, :, :, None].expand(1, *B.shape[1:])
+    longest = B.gather(0, index)[0]
+    largest = squares.amax(0)
+    factors = torch.einsum("rjuq,juq->rju", B, longest) / torch.where(largest == 0, 1.0, largest)
+    rest = (B - factors[..., None] * longest).square().sum(3)
+    same = bool((rest <= (MERGED * EPS) ** 2 * squares).all())
+    return longest * factors.square().sum(0).sqrt()[..., None], same

@@ -42,19 +42,19 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
             sign = None if curvature.sign is None else curvature.sign[:, column]
             found.append(FactoredHessian(rows, curvature.root[:, column], mixed(sign)))
         return found
-    factors = captured.unit_rows(units, memory // 8)
-    terms = (curvature.B != 0).any(3)
-    errors, spreads = captured.row_rounding(units), captured.spread(units)
+    own = captured.narrowed(units)
+    assert isinstance(own.curvature, Factor)
+    B, signs = own.curvature.B, own.curvature.sign
+    terms = (B != 0).any(3)
+    factors, errors, spreads = own.unit_rows(units, memory // 8), own.row_rounding(units), own.spread(units)
     found = []
-    for number, (column, rows) in enumerate(zip(columns, factors, strict=True)):
-        spread = None if spreads is None else spreads[number]
-        sign = None
-        if curvature.sign is not None:
-            sign = curvature.sign[:, :, min(column, curvature.sign.shape[2] - 1)].flatten()
+    for column, rows in enumerate(factors):
+        spread = None if spreads is None else spreads[column]
+        sign = None if signs is None else signs[:, :, min(column, signs.shape[2] - 1)].flatten()
         # a block's rows span no more than its active positions
-        active = (curvature.B[:, :, column] != 0).any(0).sum(1)
+        active = (B[:, :, column] != 0).any(0).sum(1)
         limit = int(torch.minimum(terms[:, :, column].sum(0), active).sum())
-        found.append(FactoredHessian(rows, None, mixed(sign), errors[number], 1, limit, spread))
+        found.append(FactoredHessian(rows, None, mixed(sign), errors[column], 1, limit, spread))
     return found
 
 
