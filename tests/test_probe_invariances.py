@@ -240,3 +240,22 @@ def test_results_do_not_change_when_the_model_does():
             tensor.mul_(3).add_(1)
     for name, layer in result.items():
         assert (layer.hessian() - truth[name]).norm() <= 1e-10 * truth[name].norm()
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()], ids=["relu", "tanh"])
+@pytest.mark.parametrize("position", ["one", "several"])
+def test_a_unit_whose_curvature_cancels_has_no_kappa_from_round_off(activation, position):
+    """It moves all logits alike, which softmax does not see: its Hessian (ReLU), or S up to round-off, is zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), activation, nn.Linear(4, 3)).double()
+    with torch.no_grad():
+        model[2].weight[:, 1] = 0.37
+    x = torch.randn(20, 5, dtype=torch.float64) if position == "one" else torch.randn(20, 3, 5, dtype=torch.float64)
+    targets = torch.randint(0, 3, (20,))
+
+    def loss_fn(output, target):
+        return nn.functional.cross_entropy(output if output.ndim == 2 else output.mean(1), target)
+
+    kappa = hesscond.probe(model, loss_fn, (x, targets), ["0"])["0"].kappa
+    assert not kappa[1].resolved
+    assert all(other.resolved for unit, other in enumerate(kappa) if unit != 1)

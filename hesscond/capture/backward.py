@@ -95,6 +95,12 @@ def separating_subsets(samples: int, device: torch.device) -> list[torch.Tensor]
     return subsets
 
 
+def scattered_signs(like: torch.Tensor) -> torch.Tensor:
+    """±1 in every place, the same ones in every run and without a pattern that sums could follow."""
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randint(0, 2, like.shape, generator=generator) * 2 - 1).to(like)
+
+
 def on_samples(subset: torch.Tensor, shape: torch.Size, dtype: torch.dtype, samples: int) -> torch.Tensor:
     """A direction on some samples only, with unequal entries so that sums do not cancel."""
     direction = torch.cos(torch.arange(shape.numel(), dtype=dtype, device=subset.device))
@@ -104,6 +110,10 @@ def on_samples(subset: torch.Tensor, shape: torch.Size, dtype: torch.dtype, samp
 def reaches(derivative: torch.Tensor, subset: torch.Tensor, samples: int) -> bool:
     """Whether a derivative, in the layout of one row or more a sample, is not exactly zero on some samples."""
     return bool(derivative.reshape(samples, -1)[subset].any())
+
+
+#: A backward pass this many times its round-off or less has been cancelled: it is measured with that error.
+CANCELLED = 2.0**20
 
 
 class DiagonalSink:
@@ -126,12 +136,19 @@ class DiagonalSink:
         below = root_sum_squares(kept[1])
         self.negative = below if self.negative is None else torch.hypot(self.negative, below)
 
-    def result(self) -> Diagonal:
-        """√|S| and its signs; the difference of the two sums is taken where both are there."""
+    def result(self, noise: torch.Tensor) -> Diagonal:
+        """√|S| and its signs; the difference of the two sums is taken where both are there.
+
+        ``noise`` (J, m, 1) bounds the round-off in a backward pass; it matters for units whose S is of its size.
+        """
+        error = of_units(noise[None], self.units)[0, :, :, 0]
+        size = self.root if self.negative is None else torch.hypot(self.root, self.negative)
+        lost = ((size > 0) & (size <= CANCELLED * error)).any(0)
+        known = error * lost if lost.any() else None
         if self.negative is None or not self.negative.any():
-            return Diagonal(self.root, None)
+            return Diagonal(self.root, None, known)
         S = (self.root - self.negative) * (self.root + self.negative)
-        return Diagonal(S.abs().sqrt(), S.sign())
+        return Diagonal(S.abs().sqrt(), S.sign(), known)
 
 
 class FactorSink:
@@ -147,9 +164,10 @@ class FactorSink:
         """Backward passes (k, J, m, q)."""
         self.B[rows] = of_units(values, self.units)
 
-    def result(self) -> Factor:
-        """All of them."""
-        return Factor(self.B, None if self.signs is None else self.signs[:, :, None])
+    def result(self, noise: torch.Tensor) -> Factor:
+        """All of them; ``noise`` (J, m, q) bounds the round-off in a backward pass."""
+        own = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
+        return Factor(self.B, None if self.signs is None else self.signs[:, :, None], noise=own)
 
 
 def of_units(values: torch.Tensor, units: list[int]) -> torch.Tensor:

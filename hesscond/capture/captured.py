@@ -134,10 +134,16 @@ class Diagonal:
         √|S_pp| of each unit.
     sign : (J q, u) or None
         Signs of S_pp; None: all of them ≥ 0.
+    error : (J q, u) or None
+        Bounds of the round-off in ``root`` for units where it is of their size, 0 for others; None: for none.
+    norm
+        Size of S over the whole layer, if its entries are known up to round-off of that size only.
     """
 
     root: torch.Tensor
     sign: torch.Tensor | None
+    error: torch.Tensor | None = None
+    norm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -153,11 +159,14 @@ class Factor:
     norms : (J, 1 or u) or None
         Norms of the blocks of S, if it was formed and then decomposed: then it is known up to round-off of that
         size, and so are its small eigenvalues. None: every b is right to the last digits.
+    noise : (J, u) or None
+        Bounds, in the 2-norm, of the round-off in each b.
     """
 
     B: torch.Tensor
     sign: torch.Tensor | None
     norms: torch.Tensor | None = None
+    noise: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -285,6 +294,8 @@ class LayerCapture:
         growth = EPS * max(2 * MERGED, self.inputs.positions**0.5)
         columns = self.columns(units)
         sizes = growth * self.curvature.B[:, :, columns].square().sum(3).sqrt()
+        if self.curvature.noise is not None:
+            sizes = sizes + self.curvature.noise[:, columns]
         lengths = self.inputs.squared_lengths[:, self.inputs.geometry.group(units[0])].sqrt()
         return [EntryBounds(own, lengths) for own in sizes.unbind(2)]
 
@@ -302,7 +313,9 @@ class LayerCapture:
             sign = sign[:, :, columns]
         if norms is not None and norms.shape[1] > 1:
             norms = norms[:, columns]
-        return replace(self, units=tuple(units), curvature=Factor(B, sign, norms))
+        noise = self.curvature.noise
+        noise = None if noise is None else noise[:, columns]
+        return replace(self, units=tuple(units), curvature=Factor(B, sign, norms, noise))
 
     def unit_rows(self, units: Sequence[int], memory: int) -> torch.Tensor:
         """F_i (u, R J, n̂) of several units with H_i = Σ ± (rows)ᵀ(rows), by a `Factor`: Σ_p b_rp ĥ_p for each block.

@@ -14,6 +14,8 @@ from hesscond.capture.backward import (
     batched_gradients,
     on_samples,
     reaches,
+    root_sum_squares,
+    scattered_signs,
     separating_subsets,
 )
 from hesscond.capture.captured import Diagonal, LayerCapture
@@ -21,11 +23,14 @@ from hesscond.capture.curved import CurvedNode, curved_nodes
 from hesscond.capture.double_backward import SecondDerivatives
 from hesscond.capture.forward import ForwardPass
 from hesscond.capture.graph import consumers, dependent, is_piecewise_linear, keeps_rows, shape_of
-from hesscond.capture.layers import by_position
+from hesscond.capture.layers import Geometry, by_position
 from hesscond.capture.request import Request
 
 OUTPUT_ROUTE = "loss curvature of the output"
 FACTOR_ROUTE = "loss factor through a piecewise linear tail"
+
+#: Backward passes with scattered signs that measure the terms of the others, and the round-off in units of these.
+PROBES, ROUNDING = 3, 16 * float(torch.finfo(torch.float64).eps)
 
 #: Nodes that change the shape and nothing else.
 RESHAPES = {"ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"}
@@ -175,7 +180,11 @@ class Differentiator:
         deltas = [delta for request in requests for delta in request.deltas]
         size = self.budget.chunk(passes, sum(delta.numel() for delta in deltas))
         done = 0
+        noise = [
+            self.loss.new_zeros((), dtype=torch.float64).expand(blocks, Geometry.of(r.layer).units, 1) for r in requests
+        ]
         for node in self.curved:
+            probes = torch.zeros(PROBES, *node.shape, dtype=torch.float64, device=self.loss.device)
             for start in range(0, node.passes(blocks), size):
                 seeds = node.factor(start, min(start + size, node.passes(blocks)), blocks)
                 gradients = iter(batched_gradients([node.edge], deltas, [seeds.to(node.dtype)]))
@@ -185,9 +194,17 @@ class Differentiator:
                         rows = slice(done, done + len(seeds))
                         sink.add(rows, request.positions(own, blocks), None if signs is None else signs[rows])
                 done += len(seeds)
+                probes = torch.hypot(probes, root_sum_squares(seeds))
+            # what these sum up to if nothing cancels is what the round-off is relative to
+            probes *= scattered_signs(probes)
+            gradients = iter(batched_gradients([node.edge], deltas, [probes.to(node.dtype)]))
+            for number, request in enumerate(requests):
+                own = [next(gradients) for _ in request.calls]
+                if any(gradient is not None for gradient in own):
+                    noise[number] = noise[number] + ROUNDING * root_sum_squares(request.positions(own, blocks))
         return {
-            request.name: request.finished(sink.result(), FACTOR_ROUTE, self.samples, blocks)
-            for request, sink in zip(requests, sinks, strict=True)
+            request.name: request.finished(sink.result(bound), FACTOR_ROUTE, self.samples, blocks)
+            for request, sink, bound in zip(requests, sinks, noise, strict=True)
         }
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from hesscond.capture.backward import Budget, batched_gradients, on_samples, reaches, separating_subsets
+from hesscond.capture.backward import (
+    Budget,
+    batched_gradients,
+    on_samples,
+    reaches,
+    scattered_signs,
+    separating_subsets,
+)
 from hesscond.capture.captured import Curvature, Diagonal, Factor, Formed, LayerCapture
 from hesscond.capture.layers import Geometry, from_unit_weights, unit_weights
 from hesscond.capture.request import Request
@@ -146,6 +153,12 @@ class SecondDerivatives:
             shape = (rows.stop - start, blocks, units, positions)
             yield rows, torch.zeros(shape, dtype=torch.float64, device=like.device)
 
+    def size(self, request: Request, blocks: int, positions: int) -> float:
+        """Of S in the whole layer: that of the sums for one entry before anything in them cancels."""
+        units = Geometry.of(request.layer).units
+        like = torch.zeros(1, blocks, units, positions, dtype=torch.float64, device=request.deltas[0].device)
+        return float(self.product(request, scattered_signs(like)).abs().amax())
+
     def diagonal(self, request: Request, blocks: int) -> Diagonal:
         """S_jj of units with one position a sample: one direction a unit, all samples at once."""
         units = torch.tensor(request.units)
@@ -155,7 +168,8 @@ class SecondDerivatives:
             own = torch.arange(len(values))
             values[own, :, units[rows], 0] = 1
             S[:, rows] = self.product(request, values)[own, :, units[rows], 0].T
-        return Diagonal(S.abs().sqrt(), S.sign() if (S < 0).any() else None)
+        norm = max(self.size(request, blocks, 1), float(S.abs().amax()))
+        return Diagonal(S.abs().sqrt(), S.sign() if (S < 0).any() else None, norm=norm)
 
     def unit_factors(self, request: Request, blocks: int, positions: int) -> Factor:
         """Signed factors of S_i (J, q, q) of every unit from its eigenvalues."""
@@ -172,6 +186,7 @@ class SecondDerivatives:
                 values[own, :, unit, own + rows.start] = 1
                 S[rows] = self.product(request, values)[:, :, unit]
             B[:, :, column], signs[:, :, column], norms[:, column] = signed_roots(S.transpose(0, 1))
+        norms.clamp_(min=self.size(request, blocks, positions))
         return Factor(B, signs if (signs < 0).any() else None, norms)
 
     def whole_factor(self, request: Request, blocks: int, positions: int) -> Factor:

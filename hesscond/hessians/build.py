@@ -39,8 +39,15 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
             rows = inputs.slice(0, inputs.blocks)[:, :, inputs.geometry.group(units[0])].flatten(0, 1)
         found: list[BlockHessian] = []
         for column in columns:
-            sign = None if curvature.sign is None else curvature.sign[:, column]
-            found.append(FactoredHessian(rows, curvature.root[:, column], mixed(sign)))
+            sign = mixed(None if curvature.sign is None else curvature.sign[:, column])
+            root, spread = curvature.root[:, column], None
+            if curvature.norm is not None:
+                spread = (curvature.norm * rows.square().sum(0)).sqrt()
+            if curvature.error is None or not curvature.error[:, column].any():
+                found.append(FactoredHessian(rows, root, sign, spread=spread))
+            else:
+                error = curvature.error[:, column, None] * rows.abs()
+                found.append(FactoredHessian(rows * root[:, None], None, sign, error, spread=spread))
         return found
     own = captured.narrowed(units)
     assert isinstance(own.curvature, Factor)
@@ -80,14 +87,17 @@ def unit_conditions(
 ) -> list[ConditionNumber]:
     """κ of every captured unit, in batches where S ≥ 0 and is known to the last digits."""
     curvature = captured.curvature
-    if isinstance(curvature, Diagonal) and curvature.sign is None and captured.inputs.geometry.groups == 1:
+    one_group = captured.inputs.geometry.groups == 1
+    if isinstance(curvature, Diagonal) and curvature.sign is curvature.error is curvature.norm is None and one_group:
         rows = captured.H_hat if P is None else P.right_multiply(captured.H_hat)
         bounds = [partial(rank_bound, captured, unit, memory) for unit in captured.units]
         return scaled_gram_conditions(rows, curvature.root, rtol=rtol, rank_bounds=bounds)
     conditions: list[ConditionNumber] = []
     for units in runs(captured, memory):
         hessians = unit_hessians(captured, units, memory)
-        batch = [h for h in hessians if isinstance(h, FactoredHessian) and h.sign is None and h.spread is None]
+        batch = [
+            h for h in hessians if isinstance(h, FactoredHessian) and h.sign is h.spread is None and h.root is None
+        ]
         if len(batch) < len(hessians) or len(batch) == 1:
             conditions += [hessian.condition_number(P, rtol=rtol) for hessian in hessians]
         else:
