@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 LEVELS = ("unit", "layer")
 
 
-class LayerResult:
+class LayerResult(ABC):
     """The Hessians of one layer, in the coordinates asked for.
 
     Attributes
@@ -52,15 +53,9 @@ class LayerResult:
         self._P: Preconditioner | None = None
         self._rtol = 1e-8
 
+    @abstractmethod
     def block(self, unit: int | None) -> BlockHessian:
-        """The Hessian object of a unit, or of the layer (``unit`` None).
-
-        Raises
-        ------
-        ConfigError
-            The unit was not probed, is missing, or is given for a whole layer.
-        """
-        raise NotImplementedError
+        """The Hessian object of a probed unit, or of the layer (``unit`` None)."""
 
     def _checked(self, unit: int | None) -> int | None:
         if self.level == "layer":
