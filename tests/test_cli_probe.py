@@ -163,7 +163,7 @@ def test_table(run_cli, monkeypatch, width):
     assert "0: 1 of 5 units" in result.out
     assert "exactly zero" in result.out
     assert "S of 4: loss curvature of the output" in result.out
-    assert re.search(r"^κ of .*SVD", result.out, re.MULTILINE)
+    assert re.search(r"^κ of 4: .*Gram", result.out, re.MULTILINE)
 
 
 def test_files(run_cli, folder):
