@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
-from hesscond import cli
+import hesscond.commands.study as study_command
+from hesscond.data import load
 from hesscond.data.download import DownloadError
 from hesscond.methods import registered
 from hesscond.study import RunPlan, load_study, open_run, run
@@ -90,14 +91,14 @@ def refused(run_cli, folder):
 @pytest.fixture
 def no_figure(monkeypatch):
     """Leave out the drawing, which takes seconds."""
-    monkeypatch.setattr(cli, "save_figure", lambda figure, path: path.write_bytes(b""))
+    monkeypatch.setattr(study_command, "save_figure", lambda figure, path: path.write_bytes(b""))
 
 
 @pytest.fixture
 def stored(folder):
     """A finished run in the folder ``done``, without the figure."""
     plan = RunPlan(load_study("tiny.toml"), "bnp", 0, 0.5, folder / "done", torch.device("cpu"))
-    run(plan, cli.load("digits"))
+    run(plan, load("digits"))
     return open_run(folder / "done")
 
 
@@ -179,7 +180,7 @@ def test_ctrl_c_while_loading(run_cli, folder, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "load", interrupt)
+    monkeypatch.setattr(study_command, "load", interrupt)
     result = run_cli(*TINY)
     assert (result.code, result.out) == (130, "")
     assert "Traceback" not in result.err

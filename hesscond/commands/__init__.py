@@ -1,1 +1,4 @@
-"""Commands that are too long for `hesscond.cli`, and how commands print. Only `hesscond.cli` imports this."""
+"""The commands, one file each; only `hesscond.cli` imports this.
+
+`printing` is how all of them print, `options` what several of them take, `exits` how they end.
+"""

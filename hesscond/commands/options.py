@@ -13,6 +13,7 @@ import torch
 
 import hesscond
 from hesscond.errors import ConfigError, HesscondError
+from hesscond.study import StoredRun, find_runs, open_run
 from hesscond.target import one_line, user_failure
 
 #: Precision of the forward pass.
@@ -97,3 +98,15 @@ def parse_size(text: str) -> int:
     if size < 1:
         raise ConfigError(f"--memory takes a size as 500MB or 2GB, not {text!r}")
     return size
+
+
+def collect(folders: list[Path]) -> list[StoredRun]:
+    """The runs that the folders are or hold."""
+    runs = [
+        run
+        for folder in folders
+        for run in ([open_run(folder)] if (folder / "run.sqlite").exists() else find_runs(folder))
+    ]
+    if not runs:
+        raise ConfigError(f"no run in {', '.join(str(f) for f in folders)}")
+    return runs

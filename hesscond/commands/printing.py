@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Timer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -56,3 +58,24 @@ def sign_of_life(label: str) -> Iterator[Callable[[str], None]]:
             timer.join()
         if shown.live.is_started:
             shown.stop()
+
+
+def complain(sentence: str) -> None:
+    """Print an error sentence on one line, whatever it quotes."""
+    stderr.print(f"error: {' '.join(sentence.splitlines())}", soft_wrap=True)
+
+
+def listing(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Print rows as JSON or as a table."""
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1, default=str))
+        return
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for column in rows[0] if rows else ["nothing here"]:
+        drawn.add_column(column, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(str(cell) for cell in row.values()))
+    print_table(drawn)
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="A list of objects.")]

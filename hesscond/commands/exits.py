@@ -1,0 +1,5 @@
+"""Exit codes beside 0."""
+
+DIVERGED = 1
+BAD_USE = 2
+INTERRUPTED = 130

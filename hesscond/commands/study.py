@@ -1,0 +1,133 @@
+"""``hesscond study``: train, probe, log, and draw the figure."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hesscond.commands.exits import DIVERGED, INTERRUPTED
+from hesscond.commands.printing import complain, print_table, stderr, stdout
+from hesscond.data import load
+from hesscond.errors import ConfigError, DivergedError
+from hesscond.methods import registered
+from hesscond.progress import progress_bar
+from hesscond.report import conditioning_figure, save_figure, statement_table, summary_table
+from hesscond.study import RunPlan, StoredRun, check_plan, load_study, open_run, resolve_device, run
+from hesscond.study.batch import Overrides, plan_runs
+from hesscond.study.config import LARGEST
+
+
+def study(
+    name: Annotated[str, typer.Argument(help="A built-in study (hesscond studies) or a .toml file.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method", "-m", help="NAME, NAME:option=value or NAME+NAME (hesscond methods); repeat for several."
+        ),
+    ] = None,
+    seed: Annotated[str | None, typer.Option(help="Seeds, separated by commas; 0 if not given.")] = None,
+    iterations: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training set.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples in a mini-batch.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of every method.")] = None,
+    probe_every: Annotated[
+        int | None, typer.Option(help="Probe the mini-batch every so many iterations; 0: no probing at all.")
+    ] = None,
+    statement: Annotated[
+        list[str] | None,
+        typer.Option(help="Check a published statement wherever a unit is probed (hesscond statements); repeatable."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the runs in --out that were broken off, to the same numbers.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder that holds the data set (else $HESSCOND_DATA_DIR, the cache).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; with several runs one METHOD-seedS in it for each.")
+    ] = None,
+) -> None:
+    """Train a network with each method, log loss, accuracy and condition numbers, and draw the figure.
+
+    Example: hesscond study fc-digits --method vanilla --method bnp
+
+    The config.toml of a run is a study too: without --method and --seed it repeats that run, with --resume it goes on
+    with it.
+    """
+    config = load_study(name)
+    if resume and out is None:
+        if config.run is None:
+            raise ConfigError("--resume needs the folder of the runs: give it as --out")
+        out = Path(name).parent
+    if config.run is not None:
+        if not method:
+            method, lr = [config.run.method], lr or config.run.learning_rate
+        seed = str(config.run.seed) if seed is None else seed
+    if not method:
+        names = ", ".join(m.name for m in registered())
+        raise ConfigError(f"name at least one method with --method: {names}")
+    where = out or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    overrides = Overrides(iterations, epochs, batch_size, lr, probe_every, tuple(statement or ()))
+    plans = plan_runs(
+        config,
+        method,
+        parse_seeds("0" if seed is None else seed),
+        where,
+        resolve_device(device),
+        overrides,
+        resume=resume,
+    )
+    with stderr.status(f"loading {config.data.name}") if stderr.is_terminal else nullcontext():
+        data = load(config.data.name, data_dir)
+    for plan in plans:
+        check_plan(plan, data)
+    data = data.to(plans[0].device)
+    diverged = [sentence for plan in plans if (sentence := run_one(plan, data, resume))]
+    finish(where, [open_run(plan.folder) for plan in plans])
+    for sentence in diverged:
+        complain(sentence)
+    if diverged:
+        raise typer.Exit(DIVERGED)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds from ``0,1,2``."""
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seed takes integers separated by commas, got {text!r}") from None
+    for seed in seeds:
+        if not 0 <= seed <= LARGEST:
+            raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {seed}")
+    return seeds
+
+
+def run_one(plan: RunPlan, data: Any, resume: bool) -> str | None:
+    """Run a plan with a progress bar; returns the sentence of a divergence, if one happened."""
+    label = f"{plan.method} seed {plan.seed}"
+    try:
+        with progress_bar(stderr, label) as on_progress:
+            run(plan, data, on_progress, resume=resume)
+    except DivergedError as error:
+        return f"{plan.study.name} {label}: {error}"
+    except KeyboardInterrupt:
+        stderr.print(f"interrupted: the log up to here is in {plan.folder}", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    return None
+
+
+def finish(where: Path, runs: list[StoredRun]) -> None:
+    """Print the summary and draw the figure beside the runs."""
+    stdout.print(summary_table(runs))
+    if any(run.config.get("statements") for run in runs):
+        print_table(statement_table(runs))
+    figure = conditioning_figure(runs)
+    for suffix in (".pdf", ".png"):
+        save_figure(figure, where / f"conditioning{suffix}")
+    stdout.print(f"runs:   {where}", soft_wrap=True)
+    stdout.print(f"figure: {where / 'conditioning.png'} (and .pdf)", soft_wrap=True)
