@@ -23,6 +23,10 @@ class CaptureError(HesscondError):
     """A layer whose activations or curvature cannot be captured exactly."""
 
 
+class NotFiniteError(CaptureError):
+    """Activations or curvature that are NaN or infinite."""
+
+
 class MatrixError(HesscondError):
     """A matrix whose condition number is not defined: not two-dimensional, empty, NaN or infinite."""
 

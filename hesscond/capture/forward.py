@@ -26,7 +26,7 @@ from hesscond.capture.evaluation import (
 )
 from hesscond.capture.graph import dependent
 from hesscond.capture.layers import Layer
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def run_forward(
     reached = {name: seen for name, seen in calls.items() if name not in bypassed}
     for name, seen in reached.items():
         if not all(is_finite(call.inputs) for call in seen):
-            raise CaptureError(f"the input of layer {name!r} has NaN or infinite entries")
+            raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
     first = next(iter(reached))
     loss = scalar(found.loss)
     if not loss.requires_grad and not entangled:

@@ -12,8 +12,9 @@ from torch import nn
 from hesscond.capture.captured import Diagonal, LayerCapture, LayerInputs
 from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.evaluation import LossFunction
+from hesscond.capture.layers import Layer
 from hesscond.capture.losses import loss_curvature
-from hesscond.errors import CaptureError
+from hesscond.errors import NotFiniteError
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Recorder:
     The study runner leaves one on the model, so that a probe of the output layer reuses the training forward pass.
     """
 
-    layers: Mapping[str, nn.Linear]
+    layers: Mapping[str, Layer]
     armed: bool = False
     seen: dict[str, tuple[torch.Tensor, int, torch.Tensor, int]] = field(default_factory=dict)
 
@@ -54,7 +55,7 @@ class Recorder:
 
         Raises
         ------
-        CaptureError
+        NotFiniteError
             NaN or infinite activations or curvature.
         """
         for h, before, own, version in self.seen.values():
@@ -69,10 +70,10 @@ class Recorder:
         for name, layer in self.layers.items():
             h = self.seen[name][0]
             if not torch.isfinite(h.sum()) and not torch.isfinite(h).all():
-                raise CaptureError(f"the input of layer {name!r} has NaN or infinite entries")
+                raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
             root = torch.stack([curvature.diagonal_root(i) for i in units[name]], 1)
             if not torch.isfinite(root.sum()):
-                raise CaptureError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
+                raise NotFiniteError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
             inputs = LayerInputs(layer, ((h, output.shape),), len(h))
             result[name] = LayerCapture(name, inputs, units[name], Diagonal(root, None), OUTPUT_ROUTE)
         self.seen.clear()

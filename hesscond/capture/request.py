@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from hesscond.capture.captured import Curvature, Diagonal, Factor, Formed, LayerCapture, LayerInputs
 from hesscond.capture.forward import Call
 from hesscond.capture.layers import Layer, by_position, from_position
-from hesscond.errors import CaptureError
+from hesscond.errors import NotFiniteError
 
 COUPLED = ", samples coupled"
 
@@ -101,12 +101,12 @@ class Request:
 
         Raises
         ------
-        CaptureError
+        NotFiniteError
             NaN or infinite curvature.
         """
         tensor = getattr(curvature, {Diagonal: "root", Factor: "B", Formed: "matrices"}[type(curvature)])
         if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
-            raise CaptureError(f"the curvature of the loss at layer {self.name!r} is NaN or infinite")
+            raise NotFiniteError(f"the curvature of the loss at layer {self.name!r} is NaN or infinite")
         if blocks is None:
             blocks = samples if self.splits(samples) else 1
         elif blocks == 1 < samples:

@@ -8,25 +8,34 @@ from typing import Annotated
 
 import typer
 
+from hesscond.commands import completion
+from hesscond.commands.options import Scale
 from hesscond.commands.printing import print_table, sign_of_life, stdout
-from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.methods import parse, registered
 from hesscond.report import comparison_frame, comparison_table
-from hesscond.study import load_study, resolve_device
+from hesscond.study import load_data, load_study, resolve_device
 from hesscond.study.batch import Overrides
 from hesscond.study.comparison import GRID, compare
-from hesscond.study.config import LARGEST, LARGEST_RATE
+from hesscond.study.sections import LARGEST, LARGEST_RATE
+from hesscond.study.structure import probed_layers
 
 #: `GRID` as it is written on the command line.
 RATES = ",".join(f"{rate:g}" for rate in GRID)
 
 
 def compare_methods(
-    name: Annotated[str, typer.Argument(help="A built-in study (hesscond studies) or a .toml file.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A built-in study (hesscond studies) or a .toml file.", autocompletion=completion.studies),
+    ],
     method: Annotated[
-        list[str] | None, typer.Option("--method", "-m", help="As for study; all registered ones if not given.")
+        list[str] | None,
+        typer.Option(
+            "--method", "-m", help="As for study; all registered ones if not given.", autocompletion=completion.methods
+        ),
     ] = None,
+    scale: Scale = None,
     rates: Annotated[str, typer.Option(help="Learning rates to try, separated by commas.")] = RATES,
     iterations: Annotated[int, typer.Option(help="Optimizer steps of every run.")] = 500,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a mini-batch.")] = None,
@@ -46,7 +55,7 @@ def compare_methods(
         raise ConfigError(f"--probe-every must be at least 1, got {probe_every}")
     if not 0 <= seed <= LARGEST:
         raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {seed}")
-    study = Overrides(iterations, None, batch_size, None, probe_every).apply(load_study(name))
+    study = Overrides(iterations, None, batch_size, None, probe_every).apply(load_study(name, scale))
     study = study.model_copy(update={"probe": study.probe.model_copy(update={"train_every_epochs": 0})})
     methods = list(method) if method else [m.name for m in registered()]
     if len(set(methods)) < len(methods):
@@ -56,13 +65,13 @@ def compare_methods(
     grid = parse_rates(rates)
     where = out or Path("runs") / f"compare-{study.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     place = resolve_device(device)
-    data = load(study.data.name, data_dir).to(place)
+    data = load_data(study.data, data_dir).to(place)
     with sign_of_life("starting") as say:
         found = list(compare(study, methods, data, rates=grid, seed=seed, out=where, device=place, on_run=say))
     frame = comparison_frame(found)
     shown = ", ".join(f"{rate:g}" for rate in sorted(grid))
     title = (
-        f"{study.name} · layer {study.probe.layers[0]}, unit {study.probe.units[0]} · batch size "
+        f"{study.name} · layer {probed_layers(study)[0]}, unit {study.probe.units[0]} · batch size "
         f"{study.training.batch_size} · {iterations} iterations · rates {shown}"
     )
     print_table(comparison_table(frame, title))

@@ -7,9 +7,10 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
 import hesscond
 from hesscond.errors import ConfigError, HesscondError
@@ -18,6 +19,11 @@ from hesscond.target import one_line, user_failure
 
 #: Precision of the forward pass.
 DTYPES = {"float64": torch.float64, "as-is": None}
+#: Which version of a study is run.
+Scale = Annotated[
+    str | None,
+    typer.Option(help="paper, or small: with the changes of the study's table [small], for minutes on a CPU."),
+]
 BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 

@@ -2,10 +2,26 @@
 
 `catalogue.py` says which files make up which data set; `cifar.py`, `idx.py` and `digits.py` read the three
 formats; `loading.py` looks for a copy on disk. A data set that is not there is downloaded or asked for, never
-replaced by another.
+replaced by another. `generated.py` lists those that are computed; `preparation.py` and `augmentation.py` have what
+studies do to samples.
 """
 
+from hesscond.data.augmentation import AUGMENTATIONS
 from hesscond.data.dataset import Dataset
-from hesscond.data.loading import fetch, load, names
+from hesscond.data.form import Form
+from hesscond.data.loading import fetch, form, load, locate, names, options
+from hesscond.data.preparation import part, standardized
 
-__all__ = ["Dataset", "fetch", "load", "names"]
+__all__ = [
+    "AUGMENTATIONS",
+    "Dataset",
+    "Form",
+    "fetch",
+    "form",
+    "load",
+    "locate",
+    "names",
+    "options",
+    "part",
+    "standardized",
+]

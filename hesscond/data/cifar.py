@@ -13,7 +13,10 @@ import torch
 
 from hesscond.data.dataset import Dataset, images_from_bytes
 from hesscond.data.files import Download, exists, read_verified, read_verified_members
+from hesscond.data.form import Form
 from hesscond.data.source import Source
+
+SHAPE = (3, 32, 32)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class CifarSource(Source):
     train: Mapping[str, str]
     test: Mapping[str, str]
     label_key: bytes
+
+    @property
+    def form(self) -> Form:
+        """Colour images of 32 × 32."""
+        return Form(SHAPE, self.classes, self.classes)
 
     @property
     def downloads(self) -> tuple[Download, ...]:
@@ -82,6 +90,6 @@ class CifarSource(Source):
     def _decode(self, contents: Iterable[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
         # A pickle runs code when loaded; these are bytes whose published md5 has just been checked.
         batches: list[dict[bytes, Any]] = [pickle.loads(content, encoding="bytes") for content in contents]
-        inputs = images_from_bytes([batch[b"data"] for batch in batches], (3, 32, 32))
+        inputs = images_from_bytes([batch[b"data"] for batch in batches], SHAPE)
         labels = np.concatenate([np.asarray(batch[self.label_key], dtype=np.int64) for batch in batches])
         return inputs, torch.from_numpy(labels)

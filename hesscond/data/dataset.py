@@ -1,4 +1,4 @@
-"""What a loader returns: images in [0, 1] with their labels, split into training and test."""
+"""What a loader returns: inputs with their labels or values, split into training and test."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from hesscond.data.form import Form
+
 
 # No generated ==: comparing tensors elementwise has no single truth value, so it would only ever raise.
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A labelled image data set in memory.
+    """A data set in memory.
 
     Attributes
     ----------
     name : str
         The name `load` was given.
     train_inputs, test_inputs : torch.Tensor
-        Images, shape (N, C, H, W), float32 in [0, 1].
+        float32: images (N, C, H, W) in [0, 1], clouds of points (N, P, d), or coordinates (N, d).
     train_targets, test_targets : torch.Tensor
-        Class numbers 0 … classes − 1, shape (N,), int64.
+        Class numbers 0 … classes − 1, int64 (N,); or values, float32 (N, outputs).
     classes : int
-        The number of classes.
+        The number of classes; 0: the targets are values.
     source : str
         Where it was read from: the path of a folder or archive, or ``"scikit-learn"``.
+    preparation : tuple of str
+        What was asked of the loader and done to the samples since, as a study says it.
     """
 
     name: str
@@ -35,6 +39,13 @@ class Dataset:
     test_targets: torch.Tensor
     classes: int
     source: str
+    preparation: tuple[str, ...] = ()
+
+    @property
+    def form(self) -> Form:
+        """Shapes of inputs and targets."""
+        outputs = self.classes or self.train_targets.shape[1]
+        return Form(tuple(self.train_inputs.shape[1:]), outputs, self.classes)
 
     def to(self, device: torch.device | str) -> Dataset:
         """Return the same data set with its four tensors on `device`.

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 
 from hesscond.data.dataset import Dataset
+from hesscond.data.form import Form
 
 NAME = "digits"
 TEST_SIZE = 360
+FORM = Form((1, 8, 8), 10, 10)
 
 
 def load_digits() -> Dataset:

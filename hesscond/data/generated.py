@@ -1,23 +1,84 @@
-"""The table of the data sets that are computed or taken from one photograph: points, coordinates, point clouds.
-
-Each loader takes options; `hesscond.data.load` calls it without. They are not among `hesscond.data.names`: those are
-the labelled images.
-"""
+"""The table of the data sets that are computed or taken from one photograph: points, coordinates, point clouds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from hesscond.data.dataset import Dataset
+from hesscond.data.form import Form
 from hesscond.data.image_regression import NAME as IMAGE_REGRESSION
 from hesscond.data.image_regression import load_image_regression
 from hesscond.data.occupancy import NAME as OCCUPANCY
 from hesscond.data.occupancy import load_occupancy
 from hesscond.data.shapes import NAME as SHAPES
-from hesscond.data.shapes import load_shapes
+from hesscond.data.shapes import SURFACES, load_shapes
+from hesscond.errors import ConfigError
 
-GENERATED: dict[str, Callable[..., Dataset]] = {
-    IMAGE_REGRESSION: load_image_regression,
-    OCCUPANCY: load_occupancy,
-    SHAPES: load_shapes,
+
+@dataclass(frozen=True)
+class Generated:
+    """A data set that is nowhere on disk; calling it makes one.
+
+    Attributes
+    ----------
+    make
+        The loader; its keyword arguments are the options.
+    form
+        What the samples are, from the values of all options.
+    """
+
+    make: Callable[..., Dataset]
+    form: Callable[[Mapping[str, Any]], Form]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options with their defaults."""
+        return {name: p.default for name, p in inspect.signature(self.make).parameters.items()}
+
+    def __call__(self, **options: Any) -> Dataset:
+        """The data set.
+
+        Raises
+        ------
+        ConfigError
+            An option that is not there, or a value that does not fit.
+        """
+        return self.make(**self.checked(options))
+
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """All options, the given ones checked against the kinds of their defaults.
+
+        Raises
+        ------
+        ConfigError
+            An option that is not there, or a value of another kind.
+        """
+        known = self.options
+        for option, value in options.items():
+            if option not in known:
+                raise ConfigError(f"there is no option {option!r}: choose from {', '.join(known)}.")
+            if expected := misfit(option, value, known[option]):
+                raise ConfigError(f"{option} must be {expected}, not {value!r}.")
+        return known | dict(options)
+
+
+def misfit(option: str, value: Any, like: Any) -> str | None:
+    """What the value of an option must be, if it is not: words, numbers from 0, integers from 1 (a seed: from 0)."""
+    if isinstance(like, str):
+        return None if isinstance(value, str) else "a word"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(like, float):
+        return None if number and 0 <= value < math.inf else "a number that is not negative"
+    least = 0 if option == "seed" else 1
+    return None if number and isinstance(value, int) and value >= least else f"an integer from {least}"
+
+
+GENERATED: dict[str, Generated] = {
+    IMAGE_REGRESSION: Generated(load_image_regression, lambda options: Form((2,), 3, 0)),
+    OCCUPANCY: Generated(load_occupancy, lambda options: Form((3,), 2, 2)),
+    SHAPES: Generated(load_shapes, lambda options: Form((options["points"], 3), len(SURFACES), len(SURFACES))),
 }

@@ -15,6 +15,7 @@ import torch
 
 from hesscond.data.dataset import Dataset, images_from_bytes
 from hesscond.data.files import Download, exists, file_md5, read_verified
+from hesscond.data.form import Form
 from hesscond.data.source import Source
 from hesscond.errors import CorruptDataError
 
@@ -62,6 +63,11 @@ class IdxSource(Source):
     md5: Mapping[str, IdxMd5]
     namesakes: frozenset[str] = field(default=frozenset())
     classes: int = 10
+
+    @property
+    def form(self) -> Form:
+        """Grey images of 28 × 28."""
+        return Form((1, *SHAPES[TRAIN_IMAGES][1:]), self.classes, self.classes)
 
     @property
     def downloads(self) -> tuple[Download, ...]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hesscond.data.catalogue import SOURCES
 from hesscond.data.dataset import Dataset
+from hesscond.data.digits import FORM as DIGITS_FORM
 from hesscond.data.digits import NAME as DIGITS
 from hesscond.data.digits import digits_folder, load_digits
 from hesscond.data.download import DownloadError, download_files
+from hesscond.data.form import Form
 from hesscond.data.generated import GENERATED
 from hesscond.data.source import Source
 from hesscond.errors import ConfigError, DataNotFoundError
@@ -18,22 +22,74 @@ ENVIRONMENT = "HESSCOND_DATA_DIR"
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the labelled image data sets, in alphabetical order.
+    """Return the names of all data sets, in alphabetical order.
 
     Returns
     -------
     tuple of str
-        What `load` and `fetch` accept.
+        What `load` accepts.
 
     Examples
     --------
     >>> names()
-    ('cifar10', 'cifar100', 'digits', 'fashion-mnist', 'mnist')
+    ('cifar10', 'cifar100', 'digits', 'fashion-mnist', 'image-regression', 'mnist', 'occupancy', 'shapes')
     """
-    return tuple(sorted((*SOURCES, DIGITS)))
+    return tuple(sorted((*SOURCES, DIGITS, *GENERATED)))
 
 
-def load(name: str, data_dir: Path | str | None = None, *, download: bool = True) -> Dataset:
+def options(name: str) -> dict[str, Any]:
+    """Return the options of a data set with their defaults; only those that are generated have any.
+
+    Parameters
+    ----------
+    name : str
+        One of `names`.
+
+    Returns
+    -------
+    dict
+        Keyword arguments for `load`.
+
+    Examples
+    --------
+    >>> options("occupancy")
+    {'train': 20000, 'test': 5000, 'seed': 0}
+    """
+    return GENERATED[name].options if name in GENERATED else {}
+
+
+def form(name: str, **given: Any) -> Form:
+    """Say what the samples of a data set are, without loading it.
+
+    Parameters
+    ----------
+    name : str
+        One of `names`.
+    **given
+        Its `options`.
+
+    Returns
+    -------
+    Form
+        Shapes of inputs and targets.
+
+    Raises
+    ------
+    ConfigError
+        If there is no data set of this name, or an option does not fit.
+
+    Examples
+    --------
+    >>> form("shapes", points=64)
+    Form(input_shape=(64, 3), outputs=5, classes=5)
+    """
+    if name in GENERATED:
+        return GENERATED[name].form(GENERATED[name].checked(given))
+    refuse_options(name, given)
+    return DIGITS_FORM if name == DIGITS else _source(name).form
+
+
+def load(name: str, data_dir: Path | str | None = None, *, download: bool = True, **given: Any) -> Dataset:
     """Load a data set into memory, every file checked against its published md5 first.
 
     Looked for in `data_dir` alone if given, else in ``$HESSCOND_DATA_DIR`` and then in the cache
@@ -44,11 +100,13 @@ def load(name: str, data_dir: Path | str | None = None, *, download: bool = True
     Parameters
     ----------
     name : str
-        One of `names`, or of `hesscond.data.generated.GENERATED`, which are nowhere on disk.
+        One of `names`.
     data_dir : Path or str, optional
         An existing folder, to use instead of the other two. ``digits`` is in scikit-learn and ignores it.
     download : bool, default True
         Whether a data set that is not on disk may be downloaded: into `data_dir` if given, else the cache.
+    **given
+        Its `options`.
 
     Returns
     -------
@@ -58,7 +116,7 @@ def load(name: str, data_dir: Path | str | None = None, *, download: bool = True
     Raises
     ------
     ConfigError
-        If there is no data set of this name.
+        If there is no data set of this name, or an option does not fit.
     DataNotFoundError
         If it is neither on disk nor downloadable, or `data_dir` is no folder.
     CorruptDataError
@@ -70,10 +128,11 @@ def load(name: str, data_dir: Path | str | None = None, *, download: bool = True
     >>> data.train_inputs.shape, data.test_inputs.shape
     (torch.Size([1437, 1, 8, 8]), torch.Size([360, 1, 8, 8]))
     """
+    if name in GENERATED:
+        return GENERATED[name](**given)
+    refuse_options(name, given)
     if name == DIGITS:
         return load_digits()
-    if name in GENERATED:
-        return GENERATED[name]()
     source = _source(name)
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
         raise DataNotFoundError(
@@ -117,6 +176,42 @@ def fetch(name: str, data_dir: Path | str | None = None) -> Path:
     directory, place = _locate(source, _directories(data_dir), may_download=True)
     source.verified_files(place)
     return directory
+
+
+def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
+    """Say where the copy of a data set is that `load` would read; nothing is downloaded or checked.
+
+    Parameters
+    ----------
+    name : str
+        One of `names` that has files.
+    data_dir : Path or str, optional
+        The only folder to look in.
+
+    Returns
+    -------
+    Path or None
+        The copy; None if there is none.
+
+    Raises
+    ------
+    ConfigError
+        If there is no data set of this name, or it has no files.
+    """
+    source = _source(name)
+    return next((place for directory in _directories(data_dir) if (place := source.find(directory))), None)
+
+
+def refuse_options(name: str, given: Mapping[str, Any]) -> None:
+    """Refuse options for a data set that has none.
+
+    Raises
+    ------
+    ConfigError
+        If there are any.
+    """
+    if given:
+        raise ConfigError(f"the data set {name!r} has no option {next(iter(given))!r}: it has none.")
 
 
 def _source(name: str) -> Source:

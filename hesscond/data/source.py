@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hesscond.data.dataset import Dataset
 from hesscond.data.files import Download
+from hesscond.data.form import Form
 
 
 class Source(ABC):
@@ -22,6 +23,11 @@ class Source(ABC):
 
     name: str
     folder: str
+
+    @property
+    @abstractmethod
+    def form(self) -> Form:
+        """What its samples are."""
 
     @property
     @abstractmethod

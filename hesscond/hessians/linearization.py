@@ -18,7 +18,7 @@ import torch
 from hesscond.capture.curved import curved_nodes
 from hesscond.capture.evaluation import Evaluation, LossFunction, in_precision, is_finite, mapped, scalar, tensors_of
 from hesscond.capture.graph import is_piecewise_linear, nodes, refuse_wrong_derivatives
-from hesscond.errors import CaptureError
+from hesscond.errors import CaptureError, NotFiniteError
 
 Tensors = Sequence[torch.Tensor]
 
@@ -47,7 +47,7 @@ class Linearization(ABC):
         with differentiable():
             self.gradient = [g.detach() for g in self._prepare(evaluation)]
         if not all(map(is_finite, self.gradient)):
-            raise CaptureError("the gradient of the loss of a batch has NaN or infinite entries")
+            raise NotFiniteError("the gradient of the loss of a batch has NaN or infinite entries")
 
     @abstractmethod
     def _prepare(self, evaluation: Evaluation) -> Tensors:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.errors import ConfigError, NotFiniteError
 
 
 class Preconditioner(ABC):
@@ -187,7 +187,7 @@ class CentringScaling(Preconditioner):
 
     Raises
     ------
-    CaptureError
+    NotFiniteError
         μ or σ is NaN or infinite.
     """
 
@@ -199,7 +199,7 @@ class CentringScaling(Preconditioner):
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.mu.sum() + self.sigma.sum()):
-            raise CaptureError(f"{self.name}: the mean or deviation of a feature is NaN or infinite")
+            raise NotFiniteError(f"{self.name}: the mean or deviation of a feature is NaN or infinite")
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n + 1) times P, the features centred before they are scaled."""

@@ -16,7 +16,7 @@ from hesscond.capture.evaluation import Batch, Evaluation, LossFunction, is_fini
 from hesscond.capture.graph import refuse_dead_ends
 from hesscond.capture.snapshot import Snapshot
 from hesscond.capture.weighting import mass
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 from hesscond.hessians.linearization import Linearization
 from hesscond.hessians.parameters import layout_of
 from hesscond.operators import SymmetricOperator
@@ -275,7 +275,7 @@ class NetworkOperator(SymmetricOperator):
 
     def _checked(self, products: torch.Tensor) -> torch.Tensor:
         if not is_finite(products):
-            raise CaptureError("a product with second derivatives of the loss has NaN or infinite entries")
+            raise NotFiniteError("a product with second derivatives of the loss has NaN or infinite entries")
         return products
 
     @cached_property

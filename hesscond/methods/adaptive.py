@@ -82,17 +82,28 @@ class Adaptive(Method):
             That of the next step, to be counted in; None: v̂ of the last one.
         """
 
-    def optimizer(self, lr: float, *, momentum: float = 0.0) -> Optimizer:
-        """The optimizer of torch.
+    def optimizer(
+        self, lr: float, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+    ) -> Optimizer:
+        """The optimizer of torch; the weight decay is as torch has it, unless it is an option of the method.
 
         Raises
         ------
         ConfigError
-            A momentum, which it does not have.
+            A momentum, or Nesterov's step, which it does not have; two weight decays.
         """
         if momentum:
             raise ConfigError(f"method {self.name!r} has no momentum of its own: set momentum to 0, not {momentum}")
-        found = self.kind(self.model.parameters(), lr=lr, **self.arguments())  # type: ignore[call-arg]
+        if nesterov:
+            raise ConfigError(f"method {self.name!r} has no Nesterov step: set nesterov to false")
+        own = self.arguments()
+        if weight_decay and "weight_decay" in own:
+            raise ConfigError(
+                f"method {self.name!r} has a weight decay of its own: give --method "
+                f"{self.name}:weight_decay={weight_decay:g}, and leave that of the training at 0"
+            )
+        parameters: Any = self.parameter_groups(weight_decay) if weight_decay else self.model.parameters()
+        found = self.kind(parameters, lr=lr, **own)  # type: ignore[call-arg]
         self.follow(found)
         return found
 
@@ -267,10 +278,12 @@ class RMSProp(Adaptive):
         """All of them."""
         return {"alpha": self.alpha, "eps": self.epsilon, "centered": self.centered, "momentum": self._momentum}
 
-    def optimizer(self, lr: float, *, momentum: float = 0.0) -> Optimizer:
+    def optimizer(
+        self, lr: float, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+    ) -> Optimizer:
         """The optimizer of torch, which has a momentum."""
         self._momentum = momentum
-        return super().optimizer(lr)
+        return super().optimizer(lr, nesterov=nesterov, weight_decay=weight_decay)
 
     def second_moment(
         self, state: Mapping[str, Any], group: Mapping[str, Any], gradient: torch.Tensor | None

@@ -77,11 +77,28 @@ class Method:
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
-    def optimizer(self, lr: float, *, momentum: float = 0.0) -> torch.optim.Optimizer:
+    def optimizer(
+        self, lr: float, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+    ) -> torch.optim.Optimizer:
         """What takes the steps: SGD, unless the method is an optimizer itself."""
-        found = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=momentum)
+        parameters = self.parameter_groups(weight_decay)
+        found = torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=nesterov)
         self.follow(found)
         return found
+
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """All parameters for an optimizer, those that are not to decay apart."""
+        kept = self.whole.without_decay() if weight_decay else set()
+        every = list(self.model.parameters())
+        groups = [
+            {"params": [p for p in every if id(p) not in kept], "weight_decay": weight_decay},
+            {"params": [p for p in every if id(p) in kept], "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def without_decay(self) -> set[int]:
+        """The ids of the parameters that a weight decay would not regularize, and is not to reach."""
+        return set()
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of what takes the steps; `optimizer` and `attach` call it, more than once for the same one.

@@ -55,14 +55,19 @@ class Composed(Method):
         for part in self.parts:
             part.check_batch(samples)
 
-    def optimizer(self, lr: float, *, momentum: float = 0.0) -> torch.optim.Optimizer:
+    def optimizer(
+        self, lr: float, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+    ) -> torch.optim.Optimizer:
         """Of the one that has its own, else SGD."""
         own = [part for part in self.parts if type(part).optimizer is not Method.optimizer]
-        if not own:
-            return super().optimizer(lr, momentum=momentum)
-        found = own[0].optimizer(lr, momentum=momentum)
+        make = own[0].optimizer if own else super().optimizer
+        found = make(lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
         self.follow(found)
         return found
+
+    def without_decay(self) -> set[int]:
+        """Of all."""
+        return set().union(*(part.without_decay() for part in self.parts))
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Of each."""

@@ -143,12 +143,16 @@ class Sphere(Method):
             rows = unit_weights(layer, layer.weight[None])[0]
             layer.weight.copy_(from_unit_weights(layer, projected(rows, self.constraint, self.c)[None])[0])
 
+    def without_decay(self) -> set[int]:
+        """The weights on spheres."""
+        return set() if self.constraint == "centred" else {id(layer.weight) for layer in self.constrained}
+
     @torch.no_grad()
     def transform_gradients(self) -> None:
         """Add the weight decay."""
         if self.weight_decay == 0:
             return
-        fixed = set() if self.constraint == "centred" else {id(layer.weight) for layer in self.constrained}
+        fixed = self.without_decay()
         for parameter in self.model.parameters():
             if parameter.grad is not None and id(parameter) not in fixed:
                 parameter.grad.add_(parameter, alpha=self.weight_decay)

@@ -70,7 +70,8 @@ class CoordinateMLP(nn.Module):
             raise ConfigError("hidden must have the width of at least one layer")
         make = Layers(glorot_uniform, generator, norm)
         # not a buffer of the state: it is no more than the definition of γ
-        self.register_buffer("scales", math.pi * 2.0 ** torch.arange(frequencies), persistent=False)
+        scales = torch.tensor([math.pi * 2.0**power for power in range(frequencies)])
+        self.register_buffer("scales", scales, persistent=False)
         encoded = 2 * frequencies * input_shape[0]
         self.hidden = len(hidden) + len(after_skip)
         self.skip = len(hidden) + 1 if after_skip else None

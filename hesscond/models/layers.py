@@ -21,6 +21,21 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "leaky-relu": partial(nn.LeakyReLU, 0.2),
 }
 
+
+class OptionError(ConfigError):
+    """The value of an option of a network.
+
+    Attributes
+    ----------
+    option
+        Its name.
+    """
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(message)
+        self.option = option
+
+
 #: Of convolutions and dense layers; token sequences have their own.
 NORMALIZATIONS = ("batch", "group", "layer", "none")
 
@@ -95,8 +110,8 @@ class Layers:
     def dense(self, before: int, after: int, *, bias: bool = True) -> nn.Linear:
         """A dense layer."""
         # the constructor itself would draw from the global random state
-        layer = nn.utils.skip_init(nn.Linear, before, after, bias=bias)
-        self.initialize(layer, self.generator)
+        layer = nn.utils.skip_init(nn.Linear, before, after, bias=bias, device=torch.get_default_device())
+        self._fill(layer)
         return layer
 
     def conv(
@@ -111,9 +126,15 @@ class Layers:
             stride=stride,
             padding=kernel // 2 if padding is None else padding,
             bias=bias or self.norm == "none",
+            device=torch.get_default_device(),
         )
-        self.initialize(layer, self.generator)
+        self._fill(layer)
         return layer
+
+    def _fill(self, layer: nn.Linear | nn.Conv2d) -> None:
+        # on the meta device a network has a structure but no values
+        if not layer.weight.is_meta:
+            self.initialize(layer, self.generator)
 
     def normalization(self, channels: int, *, maps: bool = True) -> nn.Module:
         """The normalization of (N, channels, H, W), or of (N, channels) without ``maps``.
@@ -139,7 +160,7 @@ def make_activation(name: str) -> nn.Module:
 
     Raises
     ------
-    ConfigError
+    OptionError
         There is none.
     """
     return ACTIVATIONS[chosen("activation", name, ACTIVATIONS)]()
@@ -150,11 +171,11 @@ def make_dropout(probability: float) -> nn.Module:
 
     Raises
     ------
-    ConfigError
+    OptionError
         A probability that is negative, or 1 and more.
     """
     if not 0 <= probability < 1:
-        raise ConfigError(f"dropout must be a probability from 0 to below 1, got {probability}")
+        raise OptionError("dropout", f"dropout must be a probability from 0 to below 1, got {probability}")
     return nn.Dropout(probability) if probability else nn.Identity()
 
 
@@ -163,11 +184,11 @@ def chosen(option: str, value: str, choices: Collection[str]) -> str:
 
     Raises
     ------
-    ConfigError
+    OptionError
         It is not.
     """
     if value not in choices:
-        raise ConfigError(f"unknown {option} {value!r}: choose from {', '.join(choices)}")
+        raise OptionError(option, f"unknown {option} {value!r}: choose from {', '.join(choices)}")
     return value
 
 

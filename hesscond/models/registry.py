@@ -17,6 +17,7 @@ from hesscond.models.coordinates import CoordinateMLP
 from hesscond.models.densenet import DenseNet
 from hesscond.models.dgcnn import DGCNN
 from hesscond.models.inception import Inception
+from hesscond.models.layers import OptionError
 from hesscond.models.mlp import mlp
 from hesscond.models.resnet import PreActResNet, ResNet
 from hesscond.models.transformer import VisionTransformer
@@ -66,7 +67,7 @@ class Architecture:
         known = self.options
         for option, value in options.items():
             if option not in known:
-                raise ConfigError(f"unknown option {option!r}: choose from {', '.join(known)}")
+                raise OptionError(option, f"unknown option {option!r}: choose from {', '.join(known)}")
             options[option] = checked(option, value, known[option])
         shape = checked("input_shape", input_shape, ())
         return self.make(shape, checked("outputs", outputs, 1), generator=generator, **(known | options))
@@ -77,7 +78,7 @@ def checked(option: str, value: Any, like: Any) -> Any:
 
     Raises
     ------
-    ConfigError
+    OptionError
         It is not.
     """
     if isinstance(like, tuple):
@@ -91,7 +92,7 @@ def checked(option: str, value: Any, like: Any) -> Any:
     else:
         fits, expected = is_count(value), "a positive integer"
     if not fits:
-        raise ConfigError(f"option {option!r} must be {expected}, got {value!r}")
+        raise OptionError(option, f"option {option!r} must be {expected}, got {value!r}")
     return tuple(value) if isinstance(like, tuple) else value
 
 

@@ -3,7 +3,9 @@
 A new study is one TOML file in the folder ``studies``; nothing here needs to change for it.
 """
 
-from hesscond.study.config import StudyConfig, built_in, load_study, resolve_device
+from hesscond.study.config import StudyConfig, resolve_device
+from hesscond.study.datasets import load_data
+from hesscond.study.files import built_in, load_study
 from hesscond.study.runner import Progress, RunPlan, check_plan, run
 from hesscond.study.store import StoredRun, find_runs, open_run
 
@@ -15,6 +17,7 @@ __all__ = [
     "built_in",
     "check_plan",
     "find_runs",
+    "load_data",
     "load_study",
     "open_run",
     "resolve_device",

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
-from hesscond.study.config import LARGEST_RATE, StudyConfig, sentence
+from hesscond.study.config import StudyConfig
 from hesscond.study.runner import RunPlan
+from hesscond.study.sections import LARGEST_RATE, sentence
 from hesscond.study.store import check_free, check_no_run
 
 

@@ -1,4 +1,4 @@
-"""One row of the probe table: κ(H), κ(PᵀHP) and κ(D) of a unit on named data."""
+"""Rows of the probe table: κ(H), κ(PᵀHP) and κ(D) of a unit of a dense or convolutional layer on named data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from hesscond.capture import MEMORY, FeatureStatistics, LayerCapture, LossFunction, Recorder, capture
-from hesscond.errors import MatrixError
+from hesscond.capture import (
+    MEMORY,
+    FeatureStatistics,
+    Geometry,
+    Layer,
+    LayerCapture,
+    LossFunction,
+    Recorder,
+    capture,
+    channel_statistics,
+)
+from hesscond.capture.curvature import OUTPUT_ROUTE
+from hesscond.errors import MatrixError, RunError
 from hesscond.hessians import (
     BlockHessian,
     Chart,
@@ -32,6 +43,8 @@ from hesscond.theorems import LayerStatement, Observation, Outcome
 
 #: Samples in one chunk of the training set: 4096 × 3072 float64 inputs are 100 MB. Below, LAPACK's QR is half as fast.
 CHUNK = 4096
+#: Numbers that all modules together may give for the samples of a chunk: half a gigabyte in float64.
+ROOM = 2**26
 
 
 class ProbeRow(NamedTuple):
@@ -79,7 +92,7 @@ class Prober:
         loss_fn: LossFunction,
         method: Method,
         config: ProbeConfig,
-        layers: Mapping[str, nn.Linear],
+        layers: Mapping[str, Layer],
         places: Mapping[str, str],
         statements: Sequence[LayerStatement] = (),
     ) -> None:
@@ -94,23 +107,35 @@ class Prober:
         captures = None
         if self.config.precision == "as-trained":
             captures = self.recorder.captured(self.loss_fn, output, targets, self.units)
+        self.recorder.seen.clear()
         if captures is None:
             captures = self._capture(inputs, targets)
         data = Measured("batch", self._maker((inputs, targets)))
+        seen = {place: inputs_of(captured, self.statements) for place, captured in captures.items()}
         return [
-            self._row(data, place, unit, unit_hessian(captured, unit, MEMORY), inputs_of(captured, self.statements))
+            self._row(data, len(targets), place, unit, unit_hessian(captured, unit, MEMORY), seen[place])
             for place, captured in captures.items()
             for unit in captured.units
         ]
 
     def train_rows(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[ProbeRow]:
-        """Rows for the whole training set, streamed through the model as it is now."""
+        """Rows for the training set, streamed through the model as it is now.
+
+        Raises
+        ------
+        RunError
+            Batch normalization behind a layer would couple samples of different parts of the stream.
+        """
         samples = len(inputs)
-        parts = [slice(start, start + CHUNK) for start in range(0, samples, CHUNK)]
+        chunk = min(CHUNK, max(1, ROOM // activations(self.model, inputs[:1])))
+        parts = [slice(start, start + chunk) for start in range(0, samples, chunk)]
 
         def chunks() -> Iterator[tuple[dict[str, LayerCapture], float]]:
             for part in parts:
-                yield self._capture(inputs[part], targets[part]), len(targets[part]) / samples
+                captures = self._capture(inputs[part], targets[part])
+                if len(parts) > 1:
+                    self._refuse_coupled(captures, chunk)
+                yield captures, len(targets[part]) / samples
 
         hessians, statistics = stream(chunks(), MEMORY)
         data = Measured("train", self._maker([(inputs[part], targets[part]) for part in parts]))
@@ -126,7 +151,21 @@ class Prober:
             place: Inputs(own, (factors[place], *live(own)) if place in factors else None)
             for place, own in statistics.items()
         }
-        return [self._row(data, place, unit, hessian, seen[place]) for (place, unit), hessian in hessians.items()]
+        return [
+            self._row(data, samples, place, unit, hessian, seen[place]) for (place, unit), hessian in hessians.items()
+        ]
+
+    def _refuse_coupled(self, captures: Mapping[str, LayerCapture], chunk: int) -> None:
+        """The Hessian of a layer behind which batch statistics are taken is not the sum of those of parts."""
+        if not any(m.training and getattr(m, "running_mean", None) is not None for m in self.model.modules()):
+            return
+        for place, captured in captures.items():
+            if captured.route != OUTPUT_ROUTE:
+                raise RunError(
+                    f"behind layer {self.names[place]!r} the batch is normalized, so that its Hessian over the "
+                    f"training set needs all samples at once: in [probe] take at most {chunk} of them, train_samples = "
+                    f"{chunk}, or set train_every_epochs = 0, or measure the output layer"
+                )
 
     def _maker(self, data: Any) -> HessianMaker:
         return partial(HessianOperator, self.model, self.loss_fn, data, memory=MEMORY)
@@ -135,10 +174,11 @@ class Prober:
         dtype = torch.float64 if self.config.precision == "float64" else None
         return capture(self.model, self.loss_fn, (inputs, targets), list(self.units), units=self.units, dtype=dtype)
 
-    def _row(self, data: Measured, place: str, unit: int, hessian: BlockHessian, inputs: Inputs) -> ProbeRow:
-        statistics = inputs.statistics
-        bias = self.recorder.layers[place].bias is not None
-        raw = from_statistics(statistics, bias=bias)
+    def _row(
+        self, data: Measured, samples: int, place: str, unit: int, hessian: BlockHessian, inputs: Inputs
+    ) -> ProbeRow:
+        geometry = Geometry.of(self.recorder.layers[place])
+        raw = from_statistics(of_group(inputs.statistics, geometry, unit), bias=geometry.bias)
         own = raw if self.method.compared_with_bnp else self.method.coordinates(place)
         systems: dict[str, Coordinates] = {"plain": None, "bnp": raw, "own": own}
         further = self.method.readings(place)
@@ -147,7 +187,7 @@ class Prober:
         with_epsilons = regularized(raw.sigma.square()).sqrt_()
         at = {"data": data.name, "layer": self.names[place], "unit": unit}
         row = at | {
-            "samples": statistics.count,
+            "samples": samples,
             "n_params": hessian.order,
             "kappa": plain.value,
             "kappa_lower": plain.lower,
@@ -157,7 +197,7 @@ class Prober:
             "kappa_preconditioned_upper": preconditioned.upper,
             "kappa_bnp": bnp.value,
             "kappa_D": raw.kappa_D,
-            "kappa_D_eps": scaling_condition(with_epsilons, bias=bias),
+            "kappa_D_eps": scaling_condition(with_epsilons, bias=geometry.bias),
             "dead": raw.dead,
             "rank": plain.rank,
             "nullity": plain.nullity,
@@ -174,7 +214,7 @@ class Prober:
         checked = []
         if inputs.centred is not None:
             weight = self.recorder.layers[place].weight.detach().to(torch.float64).flatten(1).cpu().numpy()
-            seen = Observation(*inputs.centred, statistics.count, weight, plain, bnp)
+            seen = Observation(*inputs.centred, inputs.statistics.count, weight, plain, bnp)
             checked = [at | outcome for one in self.statements for outcome in outcomes(one, seen)]
         return ProbeRow(row | self.method.diagnostics(place), readings, checked)
 
@@ -202,10 +242,37 @@ class Prober:
 
 def inputs_of(captured: LayerCapture, statements: Sequence[LayerStatement]) -> Inputs:
     """Of a mini-batch."""
-    statistics = FeatureStatistics.of(captured.h)
+    statistics = channel_statistics(captured.inputs)
     if not statements:
         return Inputs(statistics, None)
     return Inputs(statistics, (centred_rows(captured.h, statistics), *live(statistics)))
+
+
+def of_group(statistics: FeatureStatistics, geometry: Geometry, unit: int) -> FeatureStatistics:
+    """Statistics of the inputs that a unit sees: those of its group."""
+    if geometry.groups == 1:
+        return statistics
+    own = slice(geometry.group(unit) * geometry.fan_in, (geometry.group(unit) + 1) * geometry.fan_in)
+    parts = (statistics.mu, statistics.sum_squares, statistics.low, statistics.high)
+    return FeatureStatistics(statistics.count, *(part[own] for part in parts))
+
+
+@torch.no_grad()
+def activations(model: nn.Module, inputs: torch.Tensor) -> int:
+    """Numbers that the modules of a model give for ``inputs``, those of modules within modules not counted twice."""
+    counts = [inputs.numel()]
+
+    def count(module: nn.Module, args: Any, output: Any) -> None:
+        counts.append(output.numel() if isinstance(output, torch.Tensor) else 0)
+
+    handles = [m.register_forward_hook(count) for m in model.modules() if not any(m.children())]
+    training = model.training
+    model.eval()
+    model(inputs)
+    model.train(training)
+    for handle in handles:
+        handle.remove()
+    return sum(counts)
 
 
 def centred_rows(h: torch.Tensor, statistics: FeatureStatistics) -> np.ndarray:

@@ -18,19 +18,26 @@ from torch import nn
 from torch.nn import functional
 
 import hesscond
-from hesscond.capture import checked_units, dense_layers
+from hesscond.capture import eligible_layers
+from hesscond.capture.randomness import RandomState, gpus_of
 from hesscond.data import Dataset
-from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError
+from hesscond.data.preparation import chosen
+from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, NotFiniteError, RunError
 from hesscond.methods import Method, parse
-from hesscond.models import MLP
+from hesscond.models import build
 from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.config import StudyConfig
+from hesscond.study.datasets import Augmentation, check_data
 from hesscond.study.probing import Prober, ProbeRow
+from hesscond.study.schedule import scheduler
+from hesscond.study.sections import ModelConfig
 from hesscond.study.store import OVER, RunLog, can_be_resumed, open_run
+from hesscond.study.structure import check_structure, probed_layers
 from hesscond.theorems import LayerStatement, statement
 
-#: Test samples in one forward pass of an evaluation.
-EVALUATION_CHUNK = 5000
+#: Samples in one forward pass of an evaluation: fully connected networks take little memory for each.
+EVALUATION_CHUNK = {"vector": 5000, "coordinates": 5000, "image": 250, "points": 250}
+LOSSES: dict[str, Callable[[], nn.Module]] = {"cross_entropy": nn.CrossEntropyLoss, "mse": nn.MSELoss}
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class RunPlan:
     def config(self, data: Dataset) -> dict[str, Any]:
         """Everything needed to repeat the run, for ``config.toml``."""
         study = self.study.model_dump(mode="json", exclude_none=True, exclude={"run"})
+        study["probe"]["layers"] = probed_layers(self.study)
         study["run"] = {
             "method": self.method,
             "seed": self.seed,
@@ -74,14 +82,14 @@ class Progress:
     row: dict[str, Any] | None
 
 
-def build_model(plan: RunPlan, data: Dataset) -> MLP:
+def build_model(plan: RunPlan, data: Dataset) -> nn.Module:
     """The study's network with initial weights from the run's seed, the same for every method."""
-    return MLP(
-        data.train_inputs[0].numel(),
-        plan.study.model.hidden,
-        data.classes,
-        activation=plan.study.model.activation,
+    return build(
+        plan.study.model.name,
+        input_shape=data.form.input_shape,
+        outputs=data.form.outputs,
         generator=torch.Generator().manual_seed(plan.seed),
+        **plan.study.model.options,
     ).to(plan.device)
 
 
@@ -91,23 +99,32 @@ def check_plan(plan: RunPlan, data: Dataset) -> None:
     Raises
     ------
     ConfigError
-        A unit out of range, a batch larger than the training set, a network too large for this machine, or a method
-        that does not fit the network or the batch.
+        Data that are not those of the study; a network, loss, layer or unit that does not fit them; a batch larger than
+        the training set; a network too large for this machine; a method that does not fit the network or the batch.
     """
+    check_data(plan.study.data, data)
+    check_structure(plan.study)
     try:
         model = build_model(plan, data)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"a network with hidden layers {plan.study.model.hidden} cannot be built: {reason}") from None
-    layers = dense_layers(model)
-    for name in plan.study.probe.layers:
-        checked_units(name, layers[name], plan.study.probe.units)
+        raise ConfigError(f"the network {described(plan.study.model)} cannot be built: {reason}") from None
     method = parse(plan.method).create(model)
     method.check_batch(plan.study.training.batch_size)
-    method.optimizer(plan.learning_rate, momentum=plan.study.training.momentum)
-    batch_size, samples = plan.study.training.batch_size, len(data.train_targets)
-    if batch_size > samples:
-        raise ConfigError(f"batch size {batch_size} exceeds the {samples} training samples of {data.name}")
+    method.optimizer(plan.learning_rate, **plan.study.training.optimizer_options)
+    samples = len(data.train_targets)
+    for what, wanted in (
+        ("batch size", plan.study.training.batch_size),
+        ("probe.train_samples", plan.study.probe.train_samples or 1),
+    ):
+        if wanted > samples:
+            raise ConfigError(f"{what} {wanted} exceeds the {samples} training samples of {data.name}")
+
+
+def described(model: ModelConfig) -> str:
+    """Name and options of a network."""
+    options = ", ".join(f"{name} = {value}" for name, value in model.options.items())
+    return f"{model.name!r} with {options}" if options else repr(model.name)
 
 
 def run(
@@ -183,12 +200,17 @@ def diverged(quantity: str, value: float, iteration: int) -> DivergedError:
 
 @contextmanager
 def probing(iteration: int) -> Iterator[None]:
-    """The networks of a study can always be measured, unless something in them is no longer finite."""
+    """The networks of a study can be measured, unless something is no longer finite, or the memory too small."""
     try:
         yield
-    except (CaptureError, MatrixError) as error:
+    except (NotFiniteError, MatrixError) as error:
         raise DivergedError(
             f"the probe found numbers out of range at iteration {iteration} ({error}): the run stopped, its log is kept"
+        ) from None
+    except CaptureError as error:
+        raise RunError(
+            f"the probe failed at iteration {iteration}: {error}; in [probe] of the study choose other layers or "
+            "units, take fewer train_samples, or set train_every_epochs (or every) to 0"
         ) from None
 
 
@@ -203,28 +225,31 @@ class Training:
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self.plan, self.data, self.log, self.on_progress = plan, data, log, on_progress
-        config = plan.study.training
+        study, config = plan.study, plan.study.training
         self.batch_size = config.batch_size
         self.per_epoch = len(data.train_targets) // config.batch_size
         self.iterations = config.iterations or (config.epochs or 0) * self.per_epoch
         self.model = build_model(plan, data)
-        self.loss_fn = nn.CrossEntropyLoss()
-        self.inputs = data.train_inputs.flatten(1)
+        self.loss_fn = LOSSES[config.loss]()
+        self.inputs, self.test_inputs = data.train_inputs, data.test_inputs
+        if study.model.architecture.kind == "vector":
+            self.inputs, self.test_inputs = self.inputs.flatten(1), self.test_inputs.flatten(1)
         self.targets = data.train_targets
-        self.test_inputs = data.test_inputs.flatten(1)
+        self.augment = Augmentation(study.data.augmentation, data.form.input_shape, plan.seed)
         self.method: Method = parse(plan.method).create(self.model)
         self.method.fit(self.inputs)
-        self.optimizer = self.method.optimizer(plan.learning_rate, momentum=config.momentum)
-        layers = dense_layers(self.model)
-        places = {name: self.method.layer(name) for name in plan.study.probe.layers}
+        self.optimizer = self.method.optimizer(plan.learning_rate, **config.optimizer_options)
+        self.schedule = scheduler(self.optimizer, study.schedule, per_epoch=self.per_epoch, iterations=self.iterations)
+        layers = eligible_layers(self.model)
+        places = {name: self.method.layer(name) for name in probed_layers(study)}
         self.prober = Prober(
             self.model,
             self.loss_fn,
             self.method,
-            plan.study.probe,
+            study.probe,
             {name: layers[place] for name, place in places.items()},
             places,
-            [found for own in plan.study.statements if isinstance(found := statement(own.id), LayerStatement)],
+            [found for own in study.statements if isinstance(found := statement(own.id), LayerStatement)],
         )
         self.order = torch.Generator().manual_seed(plan.seed + 1)
 
@@ -239,7 +264,7 @@ class Training:
                 self.end_of_epoch(iteration, epoch)
                 permutation = torch.randperm(len(self.targets), generator=self.order).to(self.targets.device)
             batch = permutation[position * self.batch_size : (position + 1) * self.batch_size]
-            loss, rows = self.step(iteration, self.inputs[batch], self.targets[batch])
+            loss, rows = self.step(iteration, self.augment(self.inputs[batch]), self.targets[batch])
             self.log.training(iteration, epoch, loss)
             if rows:
                 row = rows[0].measured
@@ -261,7 +286,9 @@ class Training:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "method": self.method.state_dict(),
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "order": self.order.get_state(),
+            "augmentation": self.augment.generator.get_state(),
             "random": torch.get_rng_state(),
             "random_gpu": torch.cuda.get_rng_state(self.plan.device) if self.plan.device.type == "cuda" else None,
         }
@@ -273,7 +300,12 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.method.load_state_dict(state["method"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
         self.order.set_state(state["order"].cpu())
+        # a checkpoint of an earlier version knows of no augmentation
+        if "augmentation" in state:
+            self.augment.generator.set_state(state["augmentation"].cpu())
         torch.set_rng_state(state["random"].cpu())
         if state["random_gpu"] is not None:
             torch.cuda.set_rng_state(state["random_gpu"].cpu(), self.plan.device)
@@ -285,6 +317,7 @@ class Training:
         due = every > 0 and iteration % every == 0
         self.prober.recorder.armed = due
         self.optimizer.zero_grad(set_to_none=True)
+        random = RandomState.now(gpus_of([inputs])) if due else None
         output = self.model(inputs)
         self.prober.recorder.armed = False
         loss_tensor = self.loss_fn(output, targets)
@@ -295,9 +328,14 @@ class Training:
             raise diverged("loss", loss, iteration)
         self.method.transform_gradients()
         # after the method has seen the batch, before the weights move: the P of this very step
-        with probing(iteration):
-            rows = self.prober.batch_rows(inputs, targets, output) if due else []
+        rows = []
+        if random is not None:
+            # dropout is that of the training pass
+            with probing(iteration), random.again():
+                rows = self.prober.batch_rows(inputs, targets, output)
         self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
         self.method.after_step()
         return loss, rows
 
@@ -305,13 +343,23 @@ class Training:
         """Evaluate on the test set, and probe over the training set where it is due."""
         evaluation = self.evaluate()
         self.log.commit(evaluation=[{"iteration": iteration, "epoch": epoch, **evaluation}])
-        if not math.isfinite(evaluation["test_loss"]):
-            raise diverged("test loss", evaluation["test_loss"], iteration)
+        test_loss = evaluation["test_loss"]
+        assert test_loss is not None
+        if not math.isfinite(test_loss):
+            raise diverged("test loss", test_loss, iteration)
         every = self.plan.study.probe.train_every_epochs
         if every > 0 and (last or epoch % every == 0):
             with probing(iteration):
-                rows = self.prober.train_rows(self.inputs, self.targets)
+                rows = self.prober.train_rows(*self.probed_part())
             self.log_probe(iteration, epoch, rows)
+
+    def probed_part(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The part of the training set that is probed."""
+        samples = self.plan.study.probe.train_samples
+        if samples is None:
+            return self.inputs, self.targets
+        rows = chosen(self.targets, samples)
+        return self.inputs[rows], self.targets[rows]
 
     def log_probe(self, iteration: int, epoch: int, rows: list[ProbeRow]) -> None:
         """All rows of a probe in one transaction."""
@@ -323,15 +371,19 @@ class Training:
         )
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, float]:
-        """Mean loss and accuracy on the test set."""
+    def evaluate(self) -> dict[str, float | None]:
+        """Mean loss on the test set, and accuracy where the targets are classes."""
         total, correct = 0.0, 0
+        samples, classes = len(self.test_inputs), self.data.classes > 0
+        chunk = EVALUATION_CHUNK[self.plan.study.model.architecture.kind]
         self.model.eval()
-        for start in range(0, len(self.test_inputs), EVALUATION_CHUNK):
-            part = slice(start, start + EVALUATION_CHUNK)
+        for start in range(0, samples, chunk):
+            part = slice(start, start + chunk)
             output, targets = self.model(self.test_inputs[part]), self.data.test_targets[part]
-            total += functional.cross_entropy(output, targets, reduction="sum").item()
-            correct += int((output.argmax(1) == targets).sum())
+            if classes:
+                total += functional.cross_entropy(output, targets, reduction="sum").item()
+                correct += int((output.argmax(1) == targets).sum())
+            else:
+                total += functional.mse_loss(output, targets, reduction="sum").item() / targets.shape[1]
         self.model.train()
-        samples = len(self.test_inputs)
-        return {"test_loss": total / samples, "test_accuracy": correct / samples}
+        return {"test_loss": total / samples, "test_accuracy": correct / samples if classes else None}

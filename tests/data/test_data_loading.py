@@ -14,17 +14,40 @@ import requests
 import torch
 import urllib3
 
-from hesscond.data import Dataset, fetch, load, names
+from hesscond.data import Dataset, fetch, form, load, names, options
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
 
 def test_names():
-    assert names() == ("cifar10", "cifar100", "digits", "fashion-mnist", "mnist")
+    images = ("cifar10", "cifar100", "digits", "fashion-mnist", "mnist")
+    assert names() == tuple(sorted((*images, "image-regression", "occupancy", "shapes")))
+
+
+@pytest.mark.parametrize("name", ["digits", "image-regression", "occupancy", "shapes"])
+def test_what_the_samples_are_is_known_without_loading(name):
+    assert load(name).form == form(name)
+
+
+def test_options_are_checked():
+    assert options("mnist") == options("digits") == {}
+    assert load("shapes", points=9, train=4, test=5).form == form("shapes", points=9)
+    for arguments, sentence in (
+        ({"name": "digits", "train": 3}, "has no option 'train'"),
+        ({"name": "occupancy", "points": 3}, "no option 'points': choose from train, test, seed"),
+        ({"name": "occupancy", "train": 0}, "train must be an integer from 1, not 0"),
+        ({"name": "occupancy", "seed": -1}, "seed must be an integer from 0, not -1"),
+        ({"name": "shapes", "noise": "much"}, "noise must be a number that is not negative, not 'much'"),
+        ({"name": "image-regression", "photograph": 3}, "photograph must be a word, not 3"),
+        ({"name": "nothing"}, "there is no data set 'nothing'"),
+    ):
+        for function in (load, form):
+            with pytest.raises(ConfigError, match=sentence):
+                function(**arguments)
 
 
 @pytest.mark.parametrize("function", [load, fetch])
 def test_an_unknown_name_lists_the_known_ones(function):
-    with pytest.raises(ConfigError, match="'cifar': choose one of cifar10, cifar100, digits, fashion-mnist, mnist"):
+    with pytest.raises(ConfigError, match="'cifar': choose one of cifar10, cifar100, digits, fashion-mnist, image"):
         function("cifar")
 
 

@@ -1,11 +1,15 @@
 """Study files: the built-in ones, and what is wrong with others."""
 
+import tomllib
+
 import pytest
 
 from hesscond.data import names
 from hesscond.errors import ConfigError
-from hesscond.methods import registered
+from hesscond.methods import parse, registered
 from hesscond.study import built_in, load_study, resolve_device
+from hesscond.study.config import completed
+from hesscond.study.structure import layers_of
 
 CIFAR_RATES = {
     60: {"vanilla": 0.01, "bnp": 0.1},
@@ -49,6 +53,10 @@ def written(tmp_path):
     return write
 
 
+def names_in(method):
+    return parse(method).plain.split("+")
+
+
 def test_every_built_in_study_fits_this_package():
     studies = list(built_in())
     assert {s.name for s in studies} >= {"fc-cifar10", "fc3-cifar10", "fc-mnist", "fc3-mnist", "fc-digits"}
@@ -57,7 +65,7 @@ def test_every_built_in_study_fits_this_package():
         assert load_study(study.name) == study
         assert study.data.name in names()
         assert study.training.batch_size in {entry.batch_size for entry in study.learning_rates}
-        assert all(set(entry.rate) <= methods for entry in study.learning_rates)
+        assert {one for entry in study.learning_rates for name in entry.rate for one in names_in(name)} <= methods
         assert study.description
         assert study.run is None
 
@@ -91,7 +99,8 @@ def test_the_studies_of_the_paper(name, data, depth, rates):
 
 def test_a_study_file_is_read(written):
     study = load_study(written())
-    assert (study.name, study.model.layers, study.training.iterations) == ("tiny", ("fc1", "fc2"), 3)
+    assert (study.name, study.model.name, study.training.iterations) == ("tiny", "mlp", 3)
+    assert list(layers_of(study.model, study.data.form)) == ["fc1", "fc2"]
     assert study.learning_rate("bnp", 60) == 0.5
     assert load_study(str(written("vanilla = 0.1", "vanilla = 1"))).learning_rate("vanilla", 60) == 1
 
@@ -100,18 +109,22 @@ def test_a_study_file_is_read(written):
     ("old", "new", "words"),
     [
         ('name = "tiny"', "", ["'name'", "missing"]),
-        ("batch_size = 60\niterations", "iterations", ["'training.batch_size'", "missing"]),
-        ('name = "tiny"', 'name = "tiny"\ncolour = 1', ["unknown key 'colour'"]),
-        ("units = [3]", "units = [3]\nevry = 2", ["unknown key 'probe.evry'"]),
+        ("batch_size = 60\niterations", "iterations", ["line 11", "'training.batch_size'", "missing"]),
+        ('name = "tiny"', 'name = "tiny"\ncolour = 1', ["line 3", "unknown key 'colour': allowed: name, description"]),
+        (
+            "units = [3]",
+            "units = [3]\nevry = 2",
+            ["line 22", "unknown key 'evry' in [probe]: did you mean 'every'? allowed: layers"],
+        ),
         ('name = "tiny"', "name = 3", ["name", "string", "3"]),
         ('name = "tiny"', "name = 1979-05-27", ["name", "string"]),
         ('name = "tiny"', 'name = "../up"', ["name", "../up"]),
         ('name = "tiny"', 'name = ""', ["name"]),
         ('name = "digits"', 'name = "cifar11"', ["data.name", "cifar11", "cifar10"]),
         ('[data]\nname = "digits"', "data = 3", ["data"]),
-        ("hidden = [8]", "hidden = 8", ["model.hidden", "list", "8"]),
-        ("hidden = [8]", "hidden = [0]", ["model.hidden.0", "greater than 0", "0"]),
-        ("hidden = [8]", "hidden = [8]\nactivation = 'step'", ["model.activation", "step", "relu"]),
+        ("hidden = [8]", "hidden = 8", ["line 9", "model.hidden", "list", "8"]),
+        ("hidden = [8]", "hidden = [0]", ["line 9", "model.hidden", "positive", "0"]),
+        ("hidden = [8]", "hidden = [8]\nactivation = 'step'", ["line 10", "model.activation", "step", "relu"]),
         ("batch_size = 60\ni", "batch_size = -60\ni", ["training.batch_size", "greater than 0", "-60"]),
         ("batch_size = 60\ni", "batch_size = 60.0\ni", ["training.batch_size", "integer", "60.0"]),
         ("batch_size = 60\ni", "batch_size = true\ni", ["training.batch_size", "integer", "True"]),
@@ -121,14 +134,19 @@ def test_a_study_file_is_read(written):
         ("iterations = 3", "iterations = 3\nepochs = 1", ["training", "either epochs or iterations"]),
         ("iterations = 3", "", ["training", "either epochs or iterations"]),
         ("iterations = 3", "iterations = 3\nmomentum = 1.0", ["training.momentum", "less than 1"]),
-        ("iterations = 3", "iterations = 3\nloss = 'mse'", ["training.loss", "cross_entropy", "mse"]),
+        (
+            "iterations = 3",
+            "iterations = 3\nloss = 'mse'",
+            ["line 14", "training.loss", "class labels", "cross_entropy"],
+        ),
         ("vanilla = 0.1", "vanila = 0.1", ["learning_rates.0.rate", "vanila", "vanilla"]),
         ("vanilla = 0.1", "vanilla = -0.1", ["learning_rates.0.rate.vanilla", "greater than 0", "-0.1"]),
         ("vanilla = 0.1", "vanilla = nan", ["learning_rates.0.rate.vanilla", "finite"]),
         ("vanilla = 0.1", "vanilla = 1e39", ["learning_rates.0.rate.vanilla", "less than"]),
-        ('["fc2"]', '["fc9"]', ["probe.layers", "fc9", "fc1, fc2"]),
+        ('["fc2"]', '["fc9"]', ["line 20", "probe.layers.0", "fc9", "fc1, fc2"]),
         ('["fc2"]', '["fc2", "fc2"]', ["probe.layers", "once"]),
         ('["fc2"]', "[]", ["probe.layers", "at least 1"]),
+        ("units = [3]", "units = [10]", ["line 21", "probe.units.0", "unit 10 is out of range", "0 to 9"]),
         ("units = [3]", "units = [-1]", ["probe.units.0", "greater than or equal to 0", "-1"]),
         ("units = [3]", "units = [3, 3]", ["probe.units", "once"]),
         ("units = [3]", "units = [3]\nevery = -1", ["probe.every", "-1"]),
@@ -167,3 +185,126 @@ def test_devices_that_exist(name):
 def test_devices_that_do_not(name):
     with pytest.raises(ConfigError, match="device"):
         resolve_device(name)
+
+
+# --- scales, and parts that do not fit each other --------------------------------------------------------------------
+
+SMALL = """
+[small]
+data = { train_samples = 50 }
+model = { hidden = [4, 5] }
+
+[small.training]
+iterations = 2
+"""
+
+
+def scaled(tmp_path, old="", new="", head=""):
+    path = tmp_path / "tiny.toml"
+    assert old in STUDY + SMALL
+    path.write_text(head + (STUDY + SMALL).replace(old, new, 1))
+    return path
+
+
+def test_the_small_version_has_the_changes_and_all_else(tmp_path):
+    path = scaled(tmp_path, 'layers = ["fc2"]', 'layers = ["fc1"]')
+    paper, small = (load_study(path, scale) for scale in ("paper", "small"))
+    assert load_study(path) == paper
+    assert (paper.scale, small.scale) == ("paper", "small")
+    assert (paper.data.train_samples, paper.model.hidden, paper.training.iterations) == (None, [8], 3)
+    assert (small.data.train_samples, small.model.hidden, small.training.iterations) == (50, [4, 5], 2)
+    assert (small.training.batch_size, small.data.name, small.probe) == (60, "digits", paper.probe)
+    by_itself = scaled(tmp_path, "layers", "layers", 'scale = "small"\n')
+    assert load_study(by_itself).model.hidden == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "train_samples = 50",
+            "train_sample = 50",
+            ["line 24", "'train_sample' in [data]", "mean 'train_samples'?"],
+        ),
+        ("hidden = [4, 5]", "hidden = 'wide'", ["line 25", "model.hidden", "'wide'"]),
+        ("iterations = 2", "epochs = 1", ["line 27", "either epochs or iterations"]),
+        ("[4, 5]", "[4, 5], norm = 'bach'", ["line 25", "model.norm", "bach", "batch"]),
+        ("hidden = [8]", "hidden = [8, 8]", ["line 20", "probe.layers.0", "'fc3'"]),
+    ],
+)
+def test_a_small_version_that_does_not_fit_is_an_error_at_any_scale(tmp_path, old, new, words):
+    path = scaled(tmp_path, old, new)
+    if old == "hidden = [8]":
+        # only the paper's network has the layer
+        path.write_text(path.read_text().replace('["fc2"]', '["fc3"]').replace("[4, 5]", "[4]"))
+    for scale in (None, "paper", "small"):
+        with pytest.raises(ConfigError) as error:
+            load_study(path, scale)
+        for word in [str(path), *words]:
+            assert word in str(error.value)
+
+
+def test_scales_that_are_not_there(tmp_path, written):
+    with pytest.raises(ConfigError, match=r"has no table \[small\]"):
+        load_study(written(), "small")
+    with pytest.raises(ConfigError, match="--scale is one of paper, small, not 'tiny'"):
+        load_study(written(), "tiny")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("hidden = [8]", "name = 'nerf'", ["line 9", "model.name", "needs coordinates (d,)", "(1, 8, 8)", "cnn5"]),
+        ("hidden = [8]", "name = 'alexnet'", ["line 9", "model.name", "'alexnet'", "resnet110"]),
+        (
+            "hidden = [8]",
+            "name = 'cnn5'\nwidth = [3]",
+            ["line 10", "'width' in [model]", "mean 'widths'?", "pooled"],
+        ),
+        ("hidden = [8]", "name = 'resnet18'", ["line 8", "model", "images"]),
+        (
+            'name = "digits"',
+            'name = "digits"\naugmentation = ["crop", "turn"]',
+            ["line 7", "augmentation.1", "'flip'"],
+        ),
+        ('name = "digits"', 'name = "shapes"\naugmentation = ["crop"]', ["line 7", "data.augmentation", "no images"]),
+        ('name = "digits"', 'name = "shapes"\npoint = 3', ["line 7", "did you mean 'points'?", "noise"]),
+        ('name = "digits"', 'name = "shapes"\npoints = 0', ["line 5", "points must be an integer from 1, not 0"]),
+        ('name = "digits"', 'name = "digits"\npoints = 3', ["line 7", "unknown key 'points' in [data]"]),
+        ('name = "digits"', 'name = "digits"\ntrain_samples = 0', ["line 7", "data.train_samples", "greater than 0"]),
+        ('name = "digits"', 'name = "image-regression"', ["training.loss", "values to predict", "'mse'"]),
+        ("iterations = 3", "iterations = 3\nnesterov = true", ["line 14", "training.nesterov", "momentum"]),
+        ("iterations = 3", "iterations = 3\n[schedule]\nkind = 'steps'", ["line 14", "schedule", "needs milestones"]),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(written, old, new, words):
+    path = written(old, new)
+    with pytest.raises(ConfigError) as error:
+        load_study(path)
+    for word in [str(path), *words]:
+        assert word in str(error.value), str(error.value)
+
+
+def test_statements_speak_of_dense_layers(tmp_path):
+    text = STUDY.replace("hidden = [8]", "name = 'cnn5'").replace('["fc2"]', '["fc2", "conv1"]')
+    (tmp_path / "tiny.toml").write_text(text + "\n[[statements]]\nid = 'bnp-theorem-4'\n")
+    with pytest.raises(ConfigError, match=r"line 23: statements: .* dense layers, but layer 'conv1' is a Conv2d"):
+        load_study(tmp_path / "tiny.toml")
+
+
+def test_old_files_mean_the_same(tmp_path, written):
+    """What a run of an earlier version left behind, without any of the newer keys."""
+    study = load_study(written())
+    old = (
+        STUDY.replace("hidden = [8]", 'hidden = [8]\nactivation = "relu"')
+        + 'every = 1\ntrain_every_epochs = 1\nprecision = "as-trained"\nrtol = 1e-06\n'
+        + '[run]\nmethod = "bnp"\nseed = 3\nlearning_rate = 0.5\n'
+    )
+    (tmp_path / "config.toml").write_text(old)
+    there = load_study(tmp_path / "config.toml")
+    assert there.run.seed == 3
+    assert there.model_copy(update={"run": None, "model": study.model}) == study
+    full = completed(study.model_dump(mode="json", exclude_none=True))
+    assert completed(tomllib.loads((tmp_path / "config.toml").read_text()))["training"] == full["training"]
+    with pytest.raises(ConfigError, match="is of a run at scale 'paper'"):
+        load_study(tmp_path / "config.toml", "small")

@@ -1,0 +1,86 @@
+"""The data of a study: loaded, cut to the part that is used, standardized; and mini-batches augmented."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hesscond.data import AUGMENTATIONS, Dataset, load, part, standardized
+from hesscond.errors import ConfigError
+from hesscond.study.sections import DataConfig
+
+
+def load_data(config: DataConfig, data_dir: Path | str | None = None) -> Dataset:
+    """The data set of a study as its runs take it.
+
+    Parameters
+    ----------
+    config
+        The study's ``data``.
+    data_dir
+        As for `hesscond.data.load`.
+
+    Raises
+    ------
+    ConfigError
+        An option that does not fit, or fewer samples than wanted.
+    DataNotFoundError
+        It is neither on disk nor downloadable.
+    CorruptDataError
+        A file is not the published one.
+    """
+    data = load(config.name, data_dir, **config.options)
+    data = part(data, train=config.train_samples, test=config.test_samples)
+    if config.standardize:
+        data = standardized(data)
+    return replace(data, preparation=config.preparation)
+
+
+def check_data(config: DataConfig, data: Dataset) -> None:
+    """Refuse data that are not what `load_data` makes of the study.
+
+    Raises
+    ------
+    ConfigError
+        They are of another name, or were prepared in another way.
+    """
+    if (data.name, data.preparation) != (config.name, config.preparation):
+        there, wanted = (
+            f"{name} ({', '.join(how) or 'as it is'})"
+            for name, how in ((data.name, data.preparation), (config.name, config.preparation))
+        )
+        raise ConfigError(f"the study is on {wanted}, but the data are {there}: load them with load_data(study.data)")
+
+
+class Augmentation:
+    """Random changes of the images of a mini-batch, from a generator of its own.
+
+    Parameters
+    ----------
+    names
+        Which: keys of `hesscond.data.AUGMENTATIONS`.
+    shape
+        (C, H, W) of one image, which the batches may have flattened.
+    seed
+        Of the run.
+    """
+
+    def __init__(self, names: Collection[str], shape: tuple[int, ...], seed: int) -> None:
+        self.changes = [change for name, change in AUGMENTATIONS.items() if name in names]
+        self.shape = shape
+        # apart from the stream of the order of samples, which begins from seed + 1
+        (spread,) = np.random.SeedSequence([seed, len(AUGMENTATIONS)]).generate_state(1)
+        self.generator = torch.Generator().manual_seed(int(spread))
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """A batch (N, …), in its shape."""
+        if not self.changes:
+            return inputs
+        images = inputs.view(-1, *self.shape)
+        for change in self.changes:
+            images = change(images, self.generator)
+        return images.view_as(inputs)

@@ -1,0 +1,259 @@
+"""The tables ``[data]``, ``[model]``, ``[training]`` and ``[schedule]`` of a study file, checked key by key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from hesscond.data import Form
+from hesscond.data import form as data_form
+from hesscond.data import names as data_names
+from hesscond.data import options as data_options
+from hesscond.errors import ConfigError
+from hesscond.models import MODELS, Architecture, OptionError, checked
+
+#: The largest integer that TOML, SQLite and torch have in common.
+LARGEST = 2**63 - 1
+
+#: The largest learning rate: float32 holds no larger number.
+LARGEST_RATE = torch.finfo(torch.float32).max
+
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
+Rate = Annotated[float, Field(gt=0, le=LARGEST_RATE, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A table of the TOML file; unknown keys and values of another type are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @classmethod
+    def allowed_keys(cls, content: Mapping[str, Any]) -> Sequence[str]:
+        """The keys that a table may have, given what it has."""
+        return list(cls.model_fields)
+
+    @model_validator(mode="before")
+    @classmethod
+    def keys_are_known(cls, content: Any) -> Any:
+        """Refuse a key that does not exist, with those that do."""
+        if isinstance(content, dict):
+            allowed = cls.allowed_keys(content)
+            for key in content:
+                if key not in allowed:
+                    near = difflib.get_close_matches(str(key), allowed, 1)
+                    hint = f"did you mean {near[0]!r}? " if near else ""
+                    raise misfit([key], f"{UNKNOWN}{hint}allowed: {', '.join(allowed)}")
+        return content
+
+
+#: How the sentence about a key that does not exist begins.
+UNKNOWN = "unknown key: "
+
+
+def misfit(key: Sequence[str | int], words: str) -> PydanticCustomError:
+    """What is wrong with a key below the table that is validated."""
+    return PydanticCustomError("misfit", "{words}", {"words": words, "key": tuple(key)})
+
+
+class DataConfig(Section):
+    """``[data]``: which data set, and what is done to it; further keys are the options of the data set.
+
+    ``train_samples`` and ``test_samples``: a fixed part of it, as many samples of each class (see
+    `hesscond.data.preparation.chosen`). ``standardize``: each channel (coordinate) minus its mean over the training
+    set, divided by its standard deviation; else images are scaled to [0, 1]. ``augmentation``: ``"crop"``, each image
+    moved by up to 4 pixels with zeros around it, and ``"flip"``, mirrored left to right with probability ½.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    train_samples: PositiveInt | None = None
+    test_samples: PositiveInt | None = None
+    standardize: bool = False
+    augmentation: list[Literal["crop", "flip"]] = []
+
+    @classmethod
+    def allowed_keys(cls, content: Mapping[str, Any]) -> Sequence[str]:
+        """Those of all data sets, and the options of this one."""
+        name = content.get("name")
+        return [*cls.model_fields, *(data_options(name) if name in data_names() else {})]
+
+    @field_validator("name")
+    @classmethod
+    def known(cls, value: str) -> str:
+        """Refuse a data set that does not exist."""
+        if value not in data_names():
+            raise ValueError(f"unknown data set {value!r}, choose from {', '.join(data_names())}")
+        return value
+
+    @model_validator(mode="after")
+    def options_fit(self) -> DataConfig:
+        """Refuse values of options that are of the wrong kind, and crops of what is no image."""
+        try:
+            found = self.form
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if self.augmentation and found.kind != "image":
+            raise misfit(["augmentation"], f"data set {self.name!r} has no images to crop or flip: leave it out")
+        if len(set(self.augmentation)) < len(self.augmentation):
+            raise misfit(["augmentation"], f"each may be given only once, got {self.augmentation}")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of the data set itself."""
+        return dict(self.model_extra or {})
+
+    @property
+    def form(self) -> Form:
+        """What the samples are."""
+        return data_form(self.name, **self.options)
+
+    @property
+    def preparation(self) -> tuple[str, ...]:
+        """What becomes of the data set before training, as `hesscond.data.Dataset.preparation` has it."""
+        plain = {"train_samples": None, "test_samples": None, "standardize": False}
+        asked = {key: getattr(self, key) for key in plain} | self.options
+        return tuple(f"{key} = {value}" for key, value in sorted(asked.items()) if plain.get(key, ...) != value)
+
+
+class ModelConfig(Section):
+    """``[model]``: a network of `hesscond.models.MODELS`; the other keys are its options.
+
+    Inputs are flattened for fully connected networks (``"mlp"``, which is meant where no name is given).
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = "mlp"
+
+    @classmethod
+    def allowed_keys(cls, content: Mapping[str, Any]) -> Sequence[str]:
+        """The name, and the options of the network."""
+        name = content.get("name", "mlp")
+        return ["name", *(MODELS[name].options if name in MODELS else content)]
+
+    @field_validator("name")
+    @classmethod
+    def known(cls, value: str) -> str:
+        """Refuse a network that does not exist."""
+        if value not in MODELS:
+            raise ValueError(f"unknown model {value!r}, choose from {', '.join(MODELS)}")
+        return value
+
+    @model_validator(mode="after")
+    def options_fit(self) -> ModelConfig:
+        """Refuse values of another kind than the defaults."""
+        known = MODELS[self.name].options
+        for option, value in self.options.items():
+            try:
+                checked(option, value, known[option])
+            except OptionError as error:
+                raise misfit([option], str(error).removeprefix(f"option {option!r} ")) from None
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that are given."""
+        return dict(self.model_extra or {})
+
+    @property
+    def architecture(self) -> Architecture:
+        """What makes the network."""
+        return MODELS[self.name]
+
+
+class TrainingConfig(Section):
+    """``[training]``: mini-batches of ``batch_size`` in a new random order every epoch, the remainder dropped.
+
+    ``loss``: ``"cross_entropy"`` for classes, ``"mse"`` for values, the mean over all of them. ``momentum`` and
+    ``nesterov`` are of SGD: methods whose own optimizer has none refuse them. ``weight_decay``: λ of the λθ that is
+    added to the gradient of every parameter but those that the method holds on a sphere.
+    ``checkpoint_seconds``: how often the state is saved; what a kill loses is computed again, to the same numbers.
+    """
+
+    batch_size: PositiveInt
+    epochs: PositiveInt | None = None
+    iterations: PositiveInt | None = None
+    loss: Literal["cross_entropy", "mse"] = "cross_entropy"
+    optimizer: Literal["sgd"] = "sgd"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    nesterov: bool = False
+    weight_decay: Annotated[float, Field(ge=0, le=LARGEST_RATE, allow_inf_nan=False)] = 0.0
+    checkpoint_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+
+    @model_validator(mode="after")
+    def one_length(self) -> TrainingConfig:
+        """Either epochs or iterations."""
+        if (self.epochs is None) == (self.iterations is None):
+            raise ValueError("give either epochs or iterations")
+        if self.nesterov and self.momentum == 0:
+            raise misfit(["nesterov"], "Nesterov's step needs a momentum above 0")
+        return self
+
+    @property
+    def optimizer_options(self) -> dict[str, Any]:
+        """What the optimizer is made with beside the learning rate, where it is not what it would be anyway."""
+        asked = {"nesterov": self.nesterov, "weight_decay": self.weight_decay}
+        return {"momentum": self.momentum} | {key: value for key, value in asked.items() if value}
+
+
+#: The keys of ``[schedule]`` that belong to some kinds only.
+SHAPE = {"milestones": ("steps",), "factor": ("steps", "exponential"), "end": ("cosine", "linear")}
+
+
+class ScheduleConfig(Section):
+    """``[schedule]``: what the learning rate is multiplied by, from iteration to iteration.
+
+    ``kind``: ``"constant"``; ``"steps"``, by ``factor`` after each of the ``milestones`` (epochs); ``"exponential"``,
+    by ``factor`` over an epoch; ``"cosine"`` or ``"linear"``, from 1 at the end of the warm-up down to ``end`` at the
+    end of the run. Warm-up: over so many epochs or iterations W the rate grows linearly, from 1/W.
+    """
+
+    kind: Literal["constant", "steps", "cosine", "linear", "exponential"] = "constant"
+    milestones: Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)] | None = None
+    factor: Annotated[float, Field(gt=0, lt=1)] | None = None
+    end: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    warmup_epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    warmup_iterations: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def keys_fit_the_kind(self) -> ScheduleConfig:
+        """Refuse a key that the kind does not use, and the lack of one that it needs."""
+        for key, kinds in SHAPE.items():
+            given = key in self.model_fields_set and getattr(self, key) not in (None, 0.0)
+            if given and self.kind not in kinds:
+                raise misfit([key], f"belongs to kind = {' or '.join(map(repr, kinds))}, not to {self.kind!r}")
+            if self.kind in kinds and getattr(self, key) is None:
+                raise ValueError(f"kind = {self.kind!r} needs {key}")
+        if self.milestones is not None and sorted(set(self.milestones)) != self.milestones:
+            raise misfit(["milestones"], f"must ascend, got {self.milestones}")
+        if self.warmup_epochs is not None and self.warmup_iterations is not None:
+            raise misfit(["warmup_iterations"], "give either warmup_epochs or warmup_iterations")
+        return self
+
+
+def first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
+    """The key of the first thing wrong, and the sentence about it."""
+    first = error.errors()[0]
+    key: tuple[str | int, ...] = tuple(first["loc"])
+    below: tuple[str | int, ...] = first["ctx"]["key"] if first["type"] == "misfit" else ()
+    dotted, message = ".".join(map(str, (*key, *below))), first["msg"].removeprefix("Value error, ")
+    if message.startswith(UNKNOWN):
+        table = f" in [{'.'.join(map(str, key))}]" if key else ""
+        return (*key, *below), f"unknown key {below[-1]!r}{table}: {message.removeprefix(UNKNOWN)}"
+    if first["type"] == "missing":
+        return key, f"key {dotted!r} is missing"
+    got = first["input"]
+    shown = f" (got {got!r})" if isinstance(got, (str, int, float, bool)) else ""
+    return (*key, *below), f"{dotted}: {message}{shown}" if dotted else message
+
+
+def sentence(error: ValidationError) -> str:
+    """The first thing wrong, as 'key: what was expected (got …)'."""
+    return first_problem(error)[1]

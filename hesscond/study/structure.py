@@ -1,0 +1,112 @@
+"""What a study's network looks like before it is built: its layers and their units, and whether it fits the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+
+from hesscond.capture import Geometry, eligible_layers
+from hesscond.data import Form
+from hesscond.errors import ConfigError
+from hesscond.models import MODELS, OptionError
+from hesscond.study.config import StudyConfig
+from hesscond.study.sections import ModelConfig
+
+#: What each kind of network sees, for people.
+INPUTS = {
+    "image": "images (channels, height, width)",
+    "points": "clouds of points (points, d)",
+    "coordinates": "coordinates (d,)",
+}
+
+
+class Misfit(ConfigError):
+    """A part of a study that does not fit another.
+
+    Attributes
+    ----------
+    key
+        Where in the study.
+    """
+
+    def __init__(self, key: tuple[str | int, ...], words: str) -> None:
+        super().__init__(f"{'.'.join(map(str, key))}: {words}")
+        self.key = key
+
+
+def layers_of(model: ModelConfig, form: Form) -> Mapping[str, Geometry]:
+    """The layers that can be probed, by name, in the order of the network; the last is the output layer.
+
+    Raises
+    ------
+    Misfit
+        The network is not for such inputs, or an option does not fit.
+    """
+    wanted = model.architecture.kind
+    if wanted not in ("vector", form.kind):
+        fitting = ", ".join(name for name, own in MODELS.items() if own.kind in ("vector", form.kind))
+        raise Misfit(
+            ("model", "name"),
+            f"model {model.name!r} needs {INPUTS[wanted]}, but the inputs of this data set have the shape "
+            f"{form.input_shape}: choose another data set, or a model from {fitting}",
+        )
+    try:
+        return skeleton(model.name, json.dumps(model.options), form)
+    except OptionError as error:
+        raise Misfit(("model", error.option), str(error)) from None
+    except ConfigError as error:
+        raise Misfit(("model",), str(error)) from None
+
+
+@lru_cache(maxsize=64)
+def skeleton(name: str, options: str, form: Form) -> Mapping[str, Geometry]:
+    """The layers of the network built without values."""
+    # the meta device gives shapes, and takes neither time nor memory
+    with torch.device("meta"):
+        model = MODELS[name](input_shape=form.input_shape, outputs=form.outputs, **json.loads(options))
+    return {name: Geometry.of(layer) for name, layer in eligible_layers(model).items()}
+
+
+def probed_layers(study: StudyConfig) -> list[str]:
+    """The layers that the study measures: those it names, else the output layer.
+
+    Raises
+    ------
+    Misfit
+        The network does not fit the data.
+    """
+    return study.probe.layers or [list(layers_of(study.model, study.data.form))[-1]]
+
+
+def check_structure(study: StudyConfig) -> None:
+    """See that network, data, loss and probe fit each other; nothing is loaded for it.
+
+    Raises
+    ------
+    Misfit
+        They do not.
+    """
+    form = study.data.form
+    loss = "cross_entropy" if form.classes else "mse"
+    if study.training.loss != loss:
+        there = "class labels" if form.classes else "values to predict, no classes"
+        raise Misfit(("training", "loss"), f"the data set {study.data.name!r} has {there}: use {loss!r}")
+    layers = layers_of(study.model, form)
+    for number, name in enumerate(study.probe.layers or []):
+        if name not in layers:
+            raise Misfit(("probe", "layers", number), f"no layer {name!r} in the model, it has {', '.join(layers)}")
+    for name in probed_layers(study):
+        for number, unit in enumerate(study.probe.units):
+            if unit >= layers[name].units:
+                raise Misfit(
+                    ("probe", "units", number),
+                    f"unit {unit} is out of range: layer {name!r} has units 0 to {layers[name].units - 1}",
+                )
+        if study.statements and layers[name].kind != "Linear":
+            raise Misfit(
+                ("statements",),
+                f"they speak of dense layers, but layer {name!r} is a {layers[name].kind}: probe others",
+            )

@@ -1,0 +1,107 @@
+"""Parts of data sets, standardization and augmentation against what plain numpy and torch say."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hesscond.data import load, part, standardized
+from hesscond.data.augmentation import AUGMENTATIONS, PADDING, crop, flip
+from hesscond.data.preparation import chosen
+from hesscond.errors import ConfigError
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.data())
+def test_as_many_of_each_class_as_there_are(labels, data):
+    """The classes with enough samples differ by one at most; the others are there whole; each from its first sample."""
+    samples = data.draw(st.integers(1, len(labels)))
+    rows = chosen(torch.tensor(labels), samples).tolist()
+    assert rows == sorted(set(rows))
+    assert len(rows) == samples
+    taken, there = (np.bincount(np.take(labels, own), minlength=5) for own in (rows, range(len(labels))))
+    cut = taken[taken < there]
+    if len(cut):
+        assert cut.max() - cut.min() <= 1
+        assert taken.max() <= cut.min() + 1
+    for label in set(labels):
+        own = [k for k, other in enumerate(labels) if other == label]
+        assert [k for k in rows if labels[k] == label] == own[: taken[label]]
+
+
+@given(st.integers(1, 50), st.data())
+def test_values_are_taken_at_even_distances(total, data):
+    samples = data.draw(st.integers(1, total))
+    rows = chosen(torch.zeros(total, 2), samples).numpy()
+    gaps = np.diff([*rows, total])
+    assert rows[0] == 0
+    assert set(gaps) <= {total // samples, total // samples + 1}
+
+
+def test_a_part_does_not_depend_on_anything():
+    data = load("digits")
+    state = torch.get_rng_state()
+    small = part(data, train=30, test=11)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.bincount(small.train_targets).tolist() == [3] * 10
+    assert sorted(torch.bincount(small.test_targets).tolist()) == [1] * 9 + [2]
+    again = part(part(data, train=60), train=30)
+    assert torch.equal(again.train_inputs, small.train_inputs)
+    assert torch.equal(part(data).test_inputs, data.test_inputs)
+    with pytest.raises(ConfigError, match="train_samples = 1438 exceeds the 1437 train samples of digits"):
+        part(data, train=1438)
+
+
+@pytest.mark.parametrize(("name", "axes"), [("digits", (0, 2, 3)), ("shapes", (0, 1)), ("occupancy", (0,))])
+def test_standardized_channels(name, axes):
+    data = load(name)
+    new = standardized(data)
+    x, test = (own.double().numpy() for own in (data.train_inputs, data.test_inputs))
+    mean, deviation = x.mean(axes, keepdims=True), x.std(axes, keepdims=True)
+    np.testing.assert_allclose(new.train_inputs, (x - mean) / deviation, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(new.test_inputs, (test - mean) / deviation, rtol=1e-4, atol=1e-5)
+    assert new.train_inputs.dtype == torch.float32
+
+
+def test_a_constant_coordinate_is_only_centred():
+    data = load("occupancy")
+    data.train_inputs[:, 1] = 0.5
+    assert (standardized(data).train_inputs[:, 1] == 0).all()
+
+
+def images(samples=200):
+    return torch.randn(samples, 2, 6, 5, generator=torch.Generator().manual_seed(0))
+
+
+def test_crops_are_windows_of_the_padded_image():
+    x = images()
+    y = crop(x, torch.Generator().manual_seed(1))
+    padded = torch.nn.functional.pad(x, (PADDING,) * 4)
+    moves = []
+    for before, after in zip(padded, y, strict=True):
+        moves += [
+            (i, j)
+            for i in range(9)
+            for j in range(9)
+            if (i, j) not in ((0, 0),) and torch.equal(before[:, i : i + 6, j : j + 5], after) and after.any()
+        ]
+    assert len(moves) >= 190
+    # every move of both directions comes about
+    assert {i for i, _ in moves} == {j for _, j in moves} == set(range(9))
+
+
+def test_flips_mirror_about_half():
+    x = images(2000)
+    y = flip(x, torch.Generator().manual_seed(1))
+    same = (y == x).flatten(1).all(1)
+    mirrored = (y == x.flip(3)).flatten(1).all(1)
+    assert (same ^ mirrored).all()
+    assert 900 < int(same.sum()) < 1100
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_only_its_own_generator_is_drawn_from(name):
+    state = torch.get_rng_state()
+    first, again = (AUGMENTATIONS[name](images(), torch.Generator().manual_seed(5)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert torch.equal(torch.get_rng_state(), state)

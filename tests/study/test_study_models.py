@@ -1,0 +1,202 @@
+"""Every network of the registry, trained and probed by a study file."""
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from models.reduced import REDUCED
+
+import hesscond
+from hesscond.capture import eligible_layers
+from hesscond.errors import RunError
+from hesscond.models import MODELS
+from hesscond.study import RunPlan, load_data, load_study, open_run, run
+from hesscond.study import probing as probing_module
+from hesscond.study.checkpoint import Checkpoints
+from hesscond.study.runner import LOSSES, build_model
+
+DATA = {
+    "image": {"name": "digits", "train_samples": 30, "test_samples": 20, "standardize": True},
+    "points": {"name": "shapes", "train": 15, "test": 10, "points": 7},
+    "coordinates": {"name": "occupancy", "train": 30, "test": 10},
+}
+DATA["vector"] = DATA["image"]
+#: Where the reduced network needs larger inputs than the digits are.
+SMALLER = {"resnet18": {"stem": "3x3"}}
+
+
+def written(folder, name, probe=None, **sections):
+    """A study file for a network at its reduced size."""
+    data = {"name": "image-regression", "every": 40} if name == "nerf" else DATA[MODELS[name].kind]
+    content = {
+        "name": f"tiny-{name}",
+        "description": "for the tests",
+        "data": data,
+        "model": {"name": name, **REDUCED[name][1], **SMALLER.get(name, {})},
+        "training": {"batch_size": 6, "iterations": 2, "loss": "mse" if name == "nerf" else "cross_entropy"},
+        "probe": {"units": [0, 1], "train_samples": 10, "precision": "float64"} | (probe or {}),
+    }
+    for section, values in sections.items():
+        content[section] = content.get(section, {}) | values
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.toml"
+    path.write_text(tomli_w.dumps(content), encoding="utf-8")
+    return path
+
+
+def trained(path, folder, method="vanilla", resume=False, watch=None):
+    study = load_study(path)
+    data = load_data(study.data)
+    plan = RunPlan(study, method, 0, 0.01, folder, torch.device("cpu"))
+    run(plan, data, watch, resume=resume)
+    return plan, data
+
+
+def weights(folder):
+    with Checkpoints(folder) as checkpoints:
+        return checkpoints.latest(torch.device("cpu"))["model"]
+
+
+def first_layer(name):
+    shape, options = REDUCED[name]
+    model = MODELS[name](input_shape=shape, outputs=3, **options)
+    return next(iter(eligible_layers(model)))
+
+
+def first_batch(plan, data):
+    order = torch.randperm(len(data.train_targets), generator=torch.Generator().manual_seed(plan.seed + 1))[:6]
+    inputs = data.train_inputs[order]
+    return (inputs.flatten(1) if plan.study.model.name == "mlp" else inputs), data.train_targets[order]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_study_of_every_network(tmp_path, name):
+    """κ of the first batch is what a probe of the network says; the run is the same without any probing."""
+    path = written(tmp_path / "study", name, probe={"layers": [first_layer(name)], "every": 2})
+    plan, data = trained(path, tmp_path / "probed")
+    stored = open_run(tmp_path / "probed")
+    assert stored.status == "finished"
+    rows = stored.table("probe")
+    assert rows["data"].tolist() == ["train", "train", "batch", "batch", "train", "train"]
+    assert rows["samples"].tolist() == [10, 10, 6, 6, 10, 10]
+    layer = plan.study.probe.layers[0]
+    found = hesscond.probe(
+        build_model(plan, data), LOSSES[plan.study.training.loss](), first_batch(plan, data), [layer], units=[0, 1]
+    )
+    own = found.to_frame()
+    batch = rows[rows["data"] == "batch"]
+    np.testing.assert_allclose(batch["kappa_lower"], own["kappa_lower"], rtol=1e-3)
+    np.testing.assert_array_equal(batch["rank"], own["rank"])
+    assert (rows["rank"] + rows["nullity"] == rows["n_params"]).all()
+    assert (rows["kappa_lower"] >= 1).all()
+
+    trained(written(tmp_path / "bare", name, probe={"every": 0, "train_every_epochs": 0}), tmp_path / "plain")
+    one, other = weights(tmp_path / "probed"), weights(tmp_path / "plain")
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    accuracy = stored.table("evaluation")["test_accuracy"]
+    assert accuracy.isna().all() if name == "nerf" else accuracy.between(0, 1).all()
+
+
+def test_the_output_layer_is_probed_if_none_is_named(tmp_path):
+    plan, _ = trained(written(tmp_path / "study", "resnet20"), tmp_path / "run")
+    assert plan.study.probe.layers is None
+    stored = open_run(tmp_path / "run")
+    assert stored.config["probe"]["layers"] == ["fc"]
+    assert set(stored.table("probe")["layer"]) == {"fc"}
+
+
+@pytest.mark.parametrize("method", ["bnp", "sphere", "equilibration", "adam", "batchnorm", "layernorm"])
+def test_methods_on_a_convolution(tmp_path, method):
+    path = written(tmp_path / "study", "cnn5", probe={"layers": ["conv2", "fc1"], "every": 1})
+    trained(path, tmp_path / "run", method)
+    stored = open_run(tmp_path / "run")
+    rows = stored.table("probe")
+    assert set(rows["layer"]) == {"conv2", "fc1"}
+    assert (rows["kappa_preconditioned_lower"] >= 1).all()
+    assert (rows["kappa_bnp"] >= 1).all()
+
+
+def test_p_of_a_convolution_has_one_mean_and_deviation_for_each_channel(tmp_path):
+    """κ(D) and κ in the BNP coordinates against the statistics of the inputs' channels in plain torch."""
+    path = written(tmp_path / "study", "cnn5", probe={"layers": ["conv2"]})
+    plan, data = trained(path, tmp_path / "run")
+    row = open_run(tmp_path / "run").table("probe").query("data == 'batch'").iloc[0]
+    model = build_model(plan, data).double()
+    inputs, targets = first_batch(plan, data)
+    seen = []
+    model.conv2.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with torch.no_grad():
+        model(inputs.double())
+    (h,) = seen
+    sigma = h.transpose(0, 1).flatten(1).std(1, correction=0)
+    ends = torch.cat([sigma[sigma > 0], torch.ones(1)])
+    assert row["kappa_D"] == pytest.approx((ends.max() / ends.min()).item(), rel=1e-6)
+    found = hesscond.probe(model, LOSSES["cross_entropy"](), (inputs, targets), ["conv2"], method="bnp", units=[0])
+    assert row["kappa_bnp"] == pytest.approx(float(found["conv2"].kappa[0]), rel=1e-5)
+
+
+def test_batch_statistics_behind_a_layer_are_not_cut_into_parts(tmp_path, monkeypatch):
+    path = written(tmp_path / "study", "resnet20", probe={"layers": ["conv1"], "every": 0})
+    monkeypatch.setattr(probing_module, "CHUNK", 4)
+    with pytest.raises(RunError, match=r"behind layer 'conv1' the batch is normalized.*train_samples = 4"):
+        trained(path, tmp_path / "run")
+    # the output layer is behind all of them
+    trained(written(tmp_path / "other", "resnet20", probe={"every": 0}), tmp_path / "output")
+    assert open_run(tmp_path / "output").table("probe")["samples"].tolist() == [10, 10, 10, 10]
+
+
+def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(probing_module, "MEMORY", 1000)
+    original = probing_module.capture
+    monkeypatch.setattr(probing_module, "capture", lambda *args, **options: original(*args, memory=1000, **options))
+    path = written(tmp_path / "study", "cnn5", probe={"layers": ["conv1"]})
+    with pytest.raises(RunError, match=r"the probe failed at iteration 0: .*memory.*train_every_epochs"):
+        trained(path, tmp_path / "run")
+    assert open_run(tmp_path / "run").status == "failed"
+
+
+#: All that draws random numbers or has a state, on images with dropout.
+LIVELY = {
+    "data": {"augmentation": ["crop", "flip"]},
+    "model": {"dropout": 0.3},
+    "training": {"iterations": 13, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3, "checkpoint_seconds": 0.0},
+    "schedule": {"kind": "cosine", "warmup_iterations": 4},
+}
+
+
+@pytest.mark.parametrize("at", [1, 7])
+def test_resumed_with_augmentation_schedule_and_dropout_it_is_the_same(tmp_path, at):
+    path = written(tmp_path / "study", "vit-s16", **LIVELY)
+    trained(path, tmp_path / "whole")
+
+    def stop(progress):
+        if progress.iteration == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(path, tmp_path / "broken", watch=stop)
+    trained(path, tmp_path / "broken", resume=True)
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "broken")
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    logs = [open_run(tmp_path / name).table("training")["loss"].tolist() for name in ("whole", "broken")]
+    assert logs[0] == logs[1]
+
+
+def test_a_batch_is_probed_with_the_dropout_it_is_trained_with(tmp_path):
+    """κ of the output layer from the training pass is that from a pass of its own."""
+    found = {}
+    for precision in ("as-trained", "float64"):
+        probe = {"units": [0], "precision": precision, "train_every_epochs": 0}
+        path = written(tmp_path / precision, "vit-s16", probe=probe, model={"dropout": 0.5})
+        trained(path, tmp_path / f"run-{precision}")
+        found[precision] = open_run(tmp_path / f"run-{precision}").table("probe")["lambda_max"]
+    np.testing.assert_allclose(found["as-trained"], found["float64"], rtol=1e-4)
+
+
+def test_a_network_that_diverges_is_recorded(tmp_path):
+    path = written(tmp_path / "study", "cnn5", training={"iterations": 30})
+    study = load_study(path)
+    plan = RunPlan(study, "vanilla", 0, 1e20, tmp_path / "run", torch.device("cpu"))
+    with pytest.raises(hesscond.errors.DivergedError):
+        run(plan, load_data(study.data))
+    assert open_run(tmp_path / "run").status == "diverged"

@@ -1,0 +1,146 @@
+"""Schedules against torch's own, and in every method's optimizer."""
+
+import pytest
+import tomli_w
+import torch
+from pydantic import ValidationError
+from torch.optim import lr_scheduler
+
+from hesscond.data import load
+from hesscond.study import RunPlan, load_study
+from hesscond.study.runner import Training
+from hesscond.study.schedule import factors
+from hesscond.study.sections import ScheduleConfig, sentence
+from hesscond.study.store import RunLog
+
+PER_EPOCH, ITERATIONS = 10, 60
+
+
+def by_torch(make):
+    """Rates of a scheduler of torch that is stepped after every iteration, from a rate of 1."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = make(optimizer)
+    rates = []
+    for _ in range(ITERATIONS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+def by_ours(**keys):
+    factor = factors(ScheduleConfig(**keys), per_epoch=PER_EPOCH, iterations=ITERATIONS)
+    return [factor(k) for k in range(ITERATIONS)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "make"),
+    [
+        (
+            {"kind": "steps", "milestones": [2.0, 3.5], "factor": 0.1},
+            lambda o: lr_scheduler.MultiStepLR(o, [20, 35], 0.1),
+        ),
+        ({"kind": "exponential", "factor": 0.5}, lambda o: lr_scheduler.ExponentialLR(o, 0.5 ** (1 / PER_EPOCH))),
+        ({"kind": "cosine"}, lambda o: lr_scheduler.CosineAnnealingLR(o, ITERATIONS)),
+        ({"kind": "cosine", "end": 0.2}, lambda o: lr_scheduler.CosineAnnealingLR(o, ITERATIONS, 0.2)),
+        ({"kind": "linear"}, lambda o: lr_scheduler.LinearLR(o, 1.0, 0.0, ITERATIONS)),
+        ({"kind": "linear", "end": 0.5}, lambda o: lr_scheduler.LinearLR(o, 1.0, 0.5, ITERATIONS)),
+        ({}, lambda o: lr_scheduler.ConstantLR(o, 1.0)),
+        (
+            {"kind": "cosine", "warmup_iterations": 5},
+            lambda o: lr_scheduler.LambdaLR(
+                o,
+                lambda k: (k + 1) / 5 if k < 5 else 0.5 + 0.5 * torch.cos(torch.tensor(torch.pi * (k - 5) / 55)).item(),
+            ),
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_rates_are_those_of_torch(keys, make):
+    assert by_ours(**keys) == pytest.approx(by_torch(make), rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("keys", [{"warmup_iterations": 5}, {"warmup_epochs": 0.5}])
+def test_warm_up_is_linear(keys):
+    assert by_ours(**keys) == pytest.approx([0.2, 0.4, 0.6, 0.8] + [1.0] * 56)
+    assert by_ours(kind="steps", milestones=[1.0], factor=0.1, **keys)[3:12] == pytest.approx(
+        [0.8, *[1.0] * 6, 0.1, 0.1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"kind": "steps", "factor": 0.1}, "kind = 'steps' needs milestones"),
+        ({"kind": "steps", "milestones": [1.0]}, "kind = 'steps' needs factor"),
+        ({"kind": "exponential"}, "needs factor"),
+        ({"kind": "cosine", "factor": 0.1}, "factor: belongs to kind = 'steps' or 'exponential', not to 'cosine'"),
+        ({"kind": "constant", "end": 0.1}, "end: belongs to kind = 'cosine' or 'linear'"),
+        ({"kind": "steps", "milestones": [3.0, 2.0], "factor": 0.1}, "milestones: must ascend"),
+        ({"warmup_epochs": 1.0, "warmup_iterations": 2}, "either warmup_epochs or warmup_iterations"),
+        ({"kind": "sawtooth"}, "kind: Input should be 'constant', 'steps', 'cosine', 'linear' or 'exponential'"),
+        ({"warmup": 3}, "unknown key 'warmup': did you mean 'warmup_epochs'? allowed: kind"),
+    ],
+)
+def test_what_does_not_fit_is_named(keys, words):
+    with pytest.raises(ValidationError) as error:
+        ScheduleConfig.model_validate(keys)
+    assert words in sentence(error.value)
+
+
+STUDY = {
+    "name": "scheduled",
+    "description": "for the tests",
+    "data": {"name": "digits"},
+    "model": {"hidden": [12]},
+    "training": {"batch_size": 60, "iterations": 8, "weight_decay": 0.01},
+    "schedule": {"kind": "linear", "warmup_iterations": 3},
+    "probe": {"units": [0], "every": 0, "train_every_epochs": 0},
+}
+
+
+@pytest.mark.parametrize(
+    "method", ["vanilla", "sphere", "bnp", "adam", "rmsprop", "adagrad", "equilibration+batchnorm"]
+)
+def test_every_method_s_optimizer_follows(tmp_path, method):
+    (tmp_path / "study.toml").write_text(tomli_w.dumps(STUDY), encoding="utf-8")
+    study, data = load_study(tmp_path / "study.toml"), load("digits")
+    plan = RunPlan(study, method, 0, 0.01, tmp_path / "run", torch.device("cpu"))
+    log = RunLog(plan.folder, plan.config(data))
+    training = Training(plan, data, log, None)
+    rates = []
+    for k in range(8):
+        rates.append([group["lr"] for group in training.optimizer.param_groups])
+        training.step(k, training.inputs[:60], training.targets[:60])
+    log.close("finished")
+    expected = [1 / 3, 2 / 3, 1, 1, 0.8, 0.6, 0.4, 0.2]
+    for found, factor in zip(rates, expected, strict=True):
+        assert found == [pytest.approx(0.01 * factor)] * len(found)
+    groups = training.optimizer.param_groups
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    held = training.method.without_decay()
+    assert {id(p) for p in training.model.parameters()} == decayed | held
+    assert not decayed & held
+    assert bool(held) is (method == "sphere")
+
+
+def test_weight_decay_and_nesterov_are_those_of_torch(tmp_path):
+    training = {"iterations": 3, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "batch_size": 60}
+    (tmp_path / "study.toml").write_text(
+        tomli_w.dumps(STUDY | {"training": training, "schedule": {}}), encoding="utf-8"
+    )
+    data = load("digits")
+    plan = RunPlan(load_study(tmp_path / "study.toml"), "vanilla", 0, 0.1, tmp_path / "run", torch.device("cpu"))
+    log = RunLog(plan.folder, plan.config(data))
+    own = Training(plan, data, log, None)
+    log.close("finished")
+    twin = Training(plan, data, RunLog(tmp_path / "other", plan.config(data)), None)
+    optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1)
+    for k in range(3):
+        own.step(k, own.inputs[:60], own.targets[:60])
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(twin.model(own.inputs[:60]), own.targets[:60]).backward()
+        optimizer.step()
+    twin.log.close("finished")
+    for one, other in zip(own.model.parameters(), twin.model.parameters(), strict=True):
+        assert torch.equal(one, other)
