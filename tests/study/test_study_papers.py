@@ -1,0 +1,121 @@
+"""The studies that come with hesscond: each is whole, at both scales, and its small version trains."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hesscond.data import Dataset
+from hesscond.errors import HesscondError
+from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
+from hesscond.study.batch import Overrides
+from hesscond.study.files import SCALES, studies_folder
+
+STUDIES = sorted(path.stem for path in studies_folder().glob("*.toml"))
+SMALL = {name: load_study(name, "small") for name in STUDIES}
+#: Those whose data need no download.
+AT_HAND = [name for name in STUDIES if SMALL[name].data.name in ("digits", "occupancy", "shapes", "image-regression")]
+
+
+def methods_of(study):
+    """The methods with a rate at the study's batch size."""
+    return [m for entry in study.learning_rates if entry.batch_size == study.training.batch_size for m in entry.rate]
+
+
+def noise(study, samples=20):
+    """Random images in place of the study's data."""
+    form, generator = study.data.form, torch.Generator().manual_seed(0)
+    inputs = torch.rand(2 * samples, *form.input_shape, generator=generator)
+    targets = torch.arange(2 * samples) % form.classes
+    cut = slice(samples), slice(samples, None)
+    data = Dataset(study.data.name, inputs[cut[0]], targets[cut[0]], inputs[cut[1]], targets[cut[1]], form.classes, "")
+    return replace(data, preparation=study.data.preparation)
+
+
+def trained(study, data, method, folder):
+    """Two iterations; returns the run."""
+    rate = study.learning_rate(method, study.training.batch_size)
+    run(RunPlan(study, method, 0, rate, folder, torch.device("cpu")), data)
+    return open_run(folder)
+
+
+def check_run(stored):
+    assert stored.status == "finished"
+    assert stored.iterations == 2
+    probe = stored.table("probe")
+    assert {"batch", "train"} >= set(probe["data"])
+    assert len(probe)
+    assert (probe["kappa_lower"] >= 1).all()
+
+
+def shortened(study, samples=16):
+    """Two iterations, a training set of at most so many samples for the probe."""
+    study = Overrides(iterations=2, batch_size=min(samples, study.training.batch_size)).apply(study)
+    probe = study.probe.model_copy(update={"train_samples": study.probe.train_samples and samples})
+    rates = [e.model_copy(update={"batch_size": study.training.batch_size}) for e in study.learning_rates]
+    return study.model_copy(update={"probe": probe, "learning_rates": rates})
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_both_scales_are_whole(name):
+    for scale in SCALES:
+        study = load_study(name, scale)
+        assert (study.name, study.scale, study.small) == (name, scale, {})
+        methods = methods_of(study)
+        assert "vanilla" in methods
+        assert len(methods) >= 2
+        for entry in study.learning_rates:
+            for method in entry.rate:
+                if entry.grid:
+                    grid = study.learning_rate_grid(method, entry.batch_size)
+                    assert min(grid) <= entry.rate[method] <= max(grid)
+
+
+@pytest.mark.parametrize("name", [name for name in STUDIES if name not in AT_HAND])
+def test_the_small_version_fits_together(tmp_path, name):
+    """Every method fits the network; one of them trains, on noise in place of the data."""
+    study = shortened(SMALL[name])
+    data = noise(study)
+    methods = methods_of(study)
+    for method in methods:
+        if method == "optimal-diagonal":  # for narrow layers only, which an option names
+            continue
+        check_plan(RunPlan(study, method, 0, 0.01, tmp_path / "none", torch.device("cpu")), data)
+    check_run(trained(study, data, methods[1], tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", AT_HAND)
+def test_the_small_version_trains(tmp_path, name):
+    study = Overrides(iterations=2).apply(SMALL[name])
+    data = load_data(study.data)
+    check_run(trained(study, data, methods_of(study)[1], tmp_path / "run"))
+
+
+def test_the_small_version_on_the_command_line(tmp_path, call_cli):
+    """Values in place of classes: there is no accuracy, and the figure is drawn without."""
+    out = tmp_path / "out"
+    result = call_cli(
+        "study", "equilibrated-nerf", "--scale", "small", "-m", "vanilla", "--iterations", 2, "--out", out
+    )
+    assert (result.code, result.err) == (0, "")
+    config = open_run(out).config
+    assert (config["scale"], config["model"]["hidden"], config["training"]["loss"]) == ("small", [64, 64], "mse")
+    assert "small" not in config
+    assert (out / "conditioning.png").exists()
+    again = call_cli("study", out / "config.toml", "--resume")
+    assert (again.code, again.err) == (0, "")
+    refused = call_cli("study", "fc-digits", "--scale", "large", "-m", "vanilla", "--out", tmp_path / "none")
+    assert (refused.code, refused.err) == (2, "error: --scale is one of paper, small, not 'large'\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in STUDIES if name not in AT_HAND])
+def test_every_method_trains_on_the_real_data(tmp_path, name):
+    study = Overrides(iterations=2).apply(SMALL[name])
+    try:
+        data = load_data(study.data, os.environ.get("HESSCOND_DATA_DIR"))
+    except HesscondError as error:
+        pytest.skip(str(error))
+    for number, method in enumerate(m for m in methods_of(study) if m != "optimal-diagonal"):
+        check_run(trained(study, data, method, tmp_path / str(number)))
