@@ -71,7 +71,7 @@ def test_infinite_and_missing_numbers(log):
 
 def test_rows_between_probes_are_committed_within_a_second(log, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("hesscond.study.store.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("hesscond.study.log.time.monotonic", lambda: clock[0])
     log.commit()
     for iteration in range(3):
         log.training(iteration, 0, 1.0)

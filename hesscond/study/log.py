@@ -1,0 +1,243 @@
+"""Writes the run folder: ``config.toml`` and the append-only log ``run.sqlite``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from hesscond.errors import ConfigError, RunError
+from hesscond.study.config import completed
+from hesscond.study.reading import LOG, check_regular
+from hesscond.study.schema import SCHEMA_VERSION, TABLES, check_tables, create, migrate, version_of
+from hesscond.study.stored import open_run
+
+#: How a run can end that need not go on.
+OVER = ("finished", "diverged")
+
+#: Seconds between commits of training rows between probed iterations, and between two entries of the clock.
+COMMIT_INTERVAL = 1.0
+
+SET_FACT = "INSERT OR REPLACE INTO run (key, value) VALUES (?, ?)"
+
+#: What a start that was killed before its log was there can leave behind.
+LEFTOVERS = ("config.toml", "config.toml.partial", f"{LOG}.partial", f"{LOG}.partial-journal")
+
+
+class RunLog:
+    """Writes one run's folder. Rows of a probed iteration are one transaction.
+
+    Parameters
+    ----------
+    folder
+        Made if absent.
+    config
+        Written to ``config.toml``: everything needed to repeat the run.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds another run, or anything else, or cannot be written.
+    RunError
+        From any method: the log cannot be written any more (the disk is full).
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        check_free(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            partial = folder / "config.toml.partial"
+            partial.write_text(tomli_w.dumps(config), encoding="utf-8")
+            partial.replace(folder / "config.toml")
+            # the log gets its name when all tables are in it: a kill leaves no half of one
+            partial = folder / f"{LOG}.partial"
+            with closing(sqlite3.connect(partial, isolation_level=None)) as connection:
+                connection.execute("BEGIN")
+                create(connection)
+                connection.executemany(SET_FACT, facts_of(**running(), started=now()))
+                connection.execute("COMMIT")
+            partial.replace(folder / LOG)
+        except OSError as error:
+            raise ConfigError(f"the run folder {folder} cannot be written: {error.strerror}") from None
+        except sqlite3.Error as error:
+            raise ConfigError(f"the run folder {folder} cannot be written: {error}") from None
+        self._open(folder)
+
+    @classmethod
+    def reopened(cls, folder: Path) -> RunLog:
+        """The log of a run that was broken off, to go on with; rows that are there already are not written again.
+
+        One of an earlier schema version becomes one of this.
+
+        Raises
+        ------
+        ConfigError
+            The folder cannot be written.
+        RunError
+            The log is damaged.
+        """
+        log = cls.__new__(cls)
+        log._open(folder)
+        log.mark(**running(), message="", ended="", resumed=now())
+        return log
+
+    def _open(self, folder: Path) -> None:
+        self.folder = folder
+        check_regular(folder)
+        try:
+            self._connection = sqlite3.connect(f"{folder.absolute().as_uri()}/{LOG}?mode=rw", uri=True)
+            self._connection.isolation_level = None
+            self._connection.execute("PRAGMA trusted_schema=OFF")
+            self._upgrade()
+            # a killed process loses nothing that was committed; no fsync for every iteration
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=NORMAL")
+            (session,) = self._connection.execute("SELECT MAX(session) FROM clock").fetchone()
+            (iteration,) = self._connection.execute("SELECT MAX(iteration) FROM training").fetchone()
+        except sqlite3.Error as error:
+            raise ConfigError(f"the run folder {folder} cannot be written: {error}") from None
+        # OR IGNORE: a resumed run comes to the same rows again, and so does `close` after a Ctrl-C
+        self._inserts = {
+            table: f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+            for table, columns in TABLES.items()
+        }
+        self._session = 1 if session is None else session + 1
+        self._iterations = 0 if iteration is None else iteration + 1
+        self._clocked = -COMMIT_INTERVAL
+        self._pending: list[tuple[int, int, float]] = []
+        self._committed = time.monotonic()
+
+    def _upgrade(self) -> None:
+        """The log in this version's schema."""
+        try:
+            version = version_of(self._connection)
+            if version < SCHEMA_VERSION:
+                with self._connection:
+                    self._connection.execute("BEGIN IMMEDIATE")
+                    migrate(self._connection, version)
+            check_tables(self._connection)
+        except RunError as error:
+            self._connection.close()
+            raise RunError(f"the log {self.folder / LOG} cannot be written: {error}") from None
+
+    def training(self, iteration: int, epoch: int, loss: float) -> None:
+        """Add a training row; it is committed with the next probe, or within a second."""
+        self._pending.append((iteration, epoch, loss))
+        if time.monotonic() - self._committed > COMMIT_INTERVAL:
+            self.commit()
+
+    def commit(self, **rows: list[dict[str, Any]]) -> None:
+        """Write pending training rows, and those of other tables by their names, in one transaction."""
+        with self._transaction() as connection:
+            connection.executemany(self._inserts["training"], self._pending)
+            for table, own in rows.items():
+                columns = TABLES[table]
+                connection.executemany(self._inserts[table], [[r.get(c) for c in columns] for r in own])
+            if self._pending:
+                self._iterations = max(self._iterations, self._pending[-1][0] + 1)
+            if time.monotonic() - self._clocked >= COMMIT_INTERVAL:
+                self._clock(connection)
+        self._pending.clear()
+        self._committed = time.monotonic()
+
+    def _clock(self, connection: sqlite3.Connection) -> None:
+        """Say when so many iterations were in the log."""
+        connection.execute("INSERT INTO clock VALUES (?, ?, ?)", [self._session, time.time(), self._iterations])
+        self._clocked = time.monotonic()
+
+    def mark(self, **facts: Any) -> None:
+        """Set facts of the run as a whole (status, message, …)."""
+        with self._transaction() as connection:
+            connection.executemany(SET_FACT, facts_of(**facts))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing: rolled back on any error, a Ctrl-C included."""
+        try:
+            with self._connection as connection:
+                connection.execute("BEGIN")
+                yield connection
+        except sqlite3.Error as error:
+            raise RunError(f"the log {self.folder / LOG} cannot be written: {error}") from None
+
+    def close(self, status: str, message: str = "") -> None:
+        """Commit what is pending, mark how the run ended and fold the log into its one file."""
+        self._clocked = -COMMIT_INTERVAL
+        self.commit()
+        self.mark(status=status, message=message, ended=now())
+        with suppress(sqlite3.OperationalError):  # somebody is reading: the log is complete all the same
+            self._connection.execute("PRAGMA journal_mode=DELETE")
+        self._connection.close()
+
+
+def running() -> dict[str, Any]:
+    """The facts of a run that this process writes."""
+    return {"status": "running", "pid": os.getpid(), "host": socket.gethostname()}
+
+
+def facts_of(**facts: Any) -> list[tuple[str, str]]:
+    """Facts as rows of the log."""
+    return [(key, str(value)) for key, value in facts.items()]
+
+
+def now() -> str:
+    """The time of day, with its zone."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def check_no_run(folder: Path) -> None:
+    """Refuse a folder that is itself a run, or a file.
+
+    Raises
+    ------
+    ConfigError
+        It is.
+    """
+    if os.path.lexists(folder / LOG):
+        raise ConfigError(f"{folder} holds another run: give another --out")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file: give a folder as --out")
+
+
+def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the folder holds a run of this configuration, broken off or over; what a start left behind is removed.
+
+    Raises
+    ------
+    ConfigError
+        It holds a run of another configuration.
+    RunError
+        It holds a damaged one.
+    """
+    if not os.path.lexists(folder / LOG):
+        for name in LEFTOVERS:
+            (folder / name).unlink(missing_ok=True)
+        return False
+    there, wanted = completed(open_run(folder).config), completed({**config})
+    # other versions go on too: they are not part of what is run
+    for one in (there, wanted):
+        one["run"] = {key: value for key, value in one["run"].items() if key not in ("versions", "data_source")}
+    if there != wanted:
+        differing = ", ".join(sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key)))
+        raise ConfigError(f"{folder} holds a run of another configuration ({differing}): give another --out")
+    return True
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder that holds a run, or anything else.
+
+    Raises
+    ------
+    ConfigError
+        It does.
+    """
+    check_no_run(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty and holds no run: give another --out")

@@ -1,0 +1,427 @@
+"""Run folders that are damaged, or made to do harm: one sentence, exit code 2, and nothing happens."""
+
+import json
+import os
+import random
+import re
+import shutil
+import sqlite3
+import struct
+import time
+from contextlib import closing, suppress
+
+import pytest
+import tomli_w
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from study.past_logs import CONFIG, past_run, written_run
+
+from hesscond.errors import HesscondError, RunError
+from hesscond.report import summary_frame
+from hesscond.study import open_run
+from hesscond.study.store import TABLES, RunLog, can_be_resumed
+from hesscond.study.watching import WatchedRun
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A finished run."""
+    return written_run(tmp_path / "run")
+
+
+def everything(folder):
+    """All that is ever read of a run."""
+    stored = open_run(folder)
+    tables = [stored.table(name) for name in TABLES]
+    facts = (stored.status, stored.iterations, stored.total, stored.last_loss, stored.seconds, stored.label)
+    watched = WatchedRun(folder)
+    summary_frame([stored])
+    return tables, facts, watched.units
+
+
+def refusal(folder):
+    """The sentence with which a run is refused; None if it is read."""
+    try:
+        everything(folder)
+    except HesscondError as error:
+        return str(error)
+    return None
+
+
+def check_refused(folder, *words):
+    sentence = refusal(folder)
+    assert sentence is not None
+    assert "\n" not in sentence
+    assert not re.search(r"[\x00-\x1f\x7f]", sentence)
+    for word in (str(folder), *words):
+        assert word in sentence
+    return sentence
+
+
+def change(folder, *statements):
+    with closing(sqlite3.connect(folder / "run.sqlite", isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        for statement in statements:
+            connection.execute(statement)
+
+
+# --- the log ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_was_cut_off(folder):
+    path = folder / "run.sqlite"
+    content, page = path.read_bytes(), 4096
+    # nothing, in the magic, in the header, in the first page, at and around every page, all but the last byte
+    lengths = {0, 1, 15, 16, 17, 99, 100, 101, 511, len(content) - 1}
+    lengths |= {k * page + d for k in range(1, len(content) // page) for d in (-1, 0, 1)}
+    for length in sorted(lengths):
+        path.write_bytes(content[:length])
+        check_refused(folder, "run.sqlite")
+    path.write_bytes(content)
+    assert refusal(folder) is None
+
+
+DAMAGE = st.lists(
+    st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=40)), min_size=1, max_size=8
+)
+
+
+@given(damage=DAMAGE, version=st.sampled_from([1, 2, 3]))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_bytes_that_were_changed(tmp_path_factory, damage, version):
+    folder = tmp_path_factory.getbasetemp() / f"changed-{version}"
+    path, whole = folder / "run.sqlite", folder / "whole"
+    if not folder.exists():
+        past_run(folder, version)
+        shutil.copyfile(path, whole)
+    content = bytearray(whole.read_bytes())
+    for place, new in damage:
+        start = int(place * len(content))
+        content[start : start + len(new)] = new[: len(content) - start]
+    path.write_bytes(content)
+    sentence = refusal(folder)
+    assert sentence is None or str(path) in sentence
+
+
+@pytest.mark.slow
+def test_bits_that_were_flipped_many_times(tmp_path):
+    rng = random.Random(0)
+    folder = written_run(tmp_path / "run")
+    path = folder / "run.sqlite"
+    content, sentences = path.read_bytes(), []
+    for _ in range(1000):
+        damaged = bytearray(content)
+        for _ in range(rng.choice((1, 2, 20))):
+            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        sentences.append(refusal(folder))
+    assert 100 < sum(sentence is not None for sentence in sentences) < 1000
+    assert all(str(path) in sentence for sentence in sentences if sentence)
+
+
+def test_random_bytes(folder):
+    rng = random.Random(1)
+    for size in (1, 100, 4096, 100_000):
+        (folder / "run.sqlite").write_bytes(rng.randbytes(size))
+        check_refused(folder, "run.sqlite")
+        (folder / "run.sqlite").write_bytes(b"SQLite format 3\x00" + rng.randbytes(size))
+        check_refused(folder, "run.sqlite")
+
+
+@pytest.mark.parametrize("table", [*TABLES, "run", "clock"])
+def test_a_table_or_a_column_that_is_missing(folder, table):
+    with closing(sqlite3.connect(folder / "run.sqlite")) as connection:
+        column = connection.execute(f"PRAGMA table_info({table})").fetchall()[-1][1]
+    indices = [f"DROP INDEX IF EXISTS one_{table}"]
+    change(folder, *indices, f"ALTER TABLE {table} RENAME COLUMN {column} TO other")
+    check_refused(folder, f"table {table} has no column {column}")
+    change(folder, f"DROP TABLE {table}")
+    check_refused(folder, f"no table {table}")
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("UPDATE training SET loss = 'small' WHERE iteration = 3", ["training.loss", "'small'", "REAL"]),
+        ("UPDATE probe SET kappa = x'00ff' WHERE iteration = 3", ["probe.kappa", "REAL"]),
+        ("UPDATE probe SET iteration = 'first' WHERE iteration = 3", ["probe.iteration", "'first'"]),
+        ("UPDATE probe SET iteration = NULL WHERE iteration = 3", ["probe.iteration", "empty"]),
+        ("UPDATE probe SET iteration = -1 WHERE iteration = 3", ["probe.iteration", "-1"]),
+        ("UPDATE probe SET unit = 1.5 WHERE iteration = 3", ["probe.unit", "1.5"]),
+        ("UPDATE probe SET resolved = 7 WHERE iteration = 3", ["probe.resolved", "7"]),
+        ("UPDATE probe SET solver = x'c328'", ["probe.solver", "TEXT"]),
+        ("UPDATE probe SET solver = CAST(x'c328' AS TEXT)", ["UTF-8"]),
+        ("UPDATE probe SET solver = CAST(zeroblob(2000000) AS TEXT)", ["too big"]),
+        (f"UPDATE probe SET layer = '{ESCAPE}'", ["probe.layer", "control characters"]),
+        ("UPDATE statements SET reason = 'a' || char(8238) || 'b'", ["statements.reason", "control characters"]),
+        ("UPDATE statements SET known = NULL", ["statements.known", "empty"]),
+        ("UPDATE evaluation SET epoch = NULL", ["evaluation.epoch", "empty"]),
+        ("UPDATE run SET value = x'00' WHERE key = 'status'", ["run", "TEXT"]),
+        ("UPDATE clock SET iterations = 'x'", ["clock.iterations"]),
+    ],
+)
+def test_values_that_no_run_writes(folder, statement, words):
+    change(folder, statement)
+    check_refused(folder, "run.sqlite", *words)
+
+
+@pytest.mark.parametrize("value", ["9e999", "-9e999", "9223372036854775807", "NULL", "1e-308", "-5"])
+def test_numbers_that_are_odd_but_can_be(folder, value):
+    """They are shown as they are: infinity is what an unresolved κ is."""
+    change(folder, f"UPDATE probe SET kappa = {value}, dead = {value if '.' not in value and 'e' not in value else 0}")
+    change(folder, f"UPDATE training SET loss = {value}")
+    assert refusal(folder) is None
+
+
+ENDLESS = "WITH RECURSIVE n(k) AS (SELECT 0 UNION ALL SELECT k + 1 FROM n)"
+
+
+@pytest.mark.parametrize(
+    ("statements", "word"),
+    [
+        (
+            ["DROP TABLE training", f"CREATE VIEW training AS {ENDLESS} SELECT k iteration, 0 epoch, 1.0 loss FROM n"],
+            "view",
+        ),
+        (["CREATE TRIGGER t AFTER INSERT ON training BEGIN DELETE FROM probe; END"], "trigger"),
+        (["CREATE VIRTUAL TABLE f USING fts5(x)"], "table 'f'"),
+        (
+            [
+                "DROP TABLE clock",
+                "CREATE TABLE clock (session INTEGER, time REAL, iterations INTEGER AS (abs(-9223372036854775808)))",
+            ],
+            "no column iterations",
+        ),
+        (["UPDATE sqlite_master SET sql = 'CREATE TABLE probe (' WHERE name = 'probe'"], "malformed"),
+        (["UPDATE sqlite_master SET rootpage = 2 WHERE name = 'probe'"], ""),
+    ],
+)
+def test_a_log_that_computes_when_it_is_read(folder, statements, word):
+    change(folder, *statements)
+    started = time.monotonic()
+    check_refused(folder, "run.sqlite", word)
+    if word:  # else it is found when that table is written to
+        with pytest.raises(HesscondError, match="cannot be"):
+            RunLog.reopened(folder)
+    assert time.monotonic() - started < 10
+
+
+def test_pages_that_point_at_each_other(tmp_path):
+    """A b-tree whose inner pages all lead to the same leaf has a thousand billion rows in a few pages."""
+    folder = past_run(tmp_path / "run", 3, iterations=4000)
+    path = folder / "run.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'probe'").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    content = bytearray(path.read_bytes())
+    start = (root - 1) * size
+    assert content[start] == 5  # an inner page of a table
+    (cells,) = struct.unpack(">H", content[start + 3 : start + 5])
+    pointers = struct.unpack(f">{cells}H", content[start + 12 : start + 12 + 2 * cells])
+    (leaf,) = struct.unpack(">I", content[start + pointers[0] : start + pointers[0] + 4])
+    # two more levels, each with all its cells leading to the level below
+    inner = bytearray(content[start : start + size])
+    for level, below in ((len(content) // size + 1, leaf), (root, len(content) // size + 1)):
+        page = bytearray(inner)
+        for pointer in pointers:
+            page[pointer : pointer + 4] = struct.pack(">I", below)
+        page[8:12] = struct.pack(">I", below)
+        if level == root:
+            content[start : start + size] = page
+        else:
+            content += page
+    content[28:32] = struct.pack(">I", len(content) // size)
+    path.write_bytes(content)
+    started = time.monotonic()
+    check_refused(folder, "run.sqlite")
+    assert time.monotonic() - started < 20
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["run.sqlite", "config.toml", "run.sqlite-wal"])
+@pytest.mark.parametrize("kind", ["link", "broken link", "folder", "pipe", "device"])
+def test_files_that_are_something_else(folder, name, kind):
+    path, moved = folder / name, folder.parent / "moved"
+    if path.exists():
+        path.rename(moved)
+    else:
+        moved.write_bytes(b"")
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to({"link": moved, "broken link": folder / "nowhere", "device": "/dev/zero"}[kind])
+    check_refused(folder, name)
+    with pytest.raises(RunError, match=re.escape(name)):
+        RunLog.reopened(folder)
+    if name == "run.sqlite":
+        with pytest.raises(RunError, match=re.escape(name)):
+            can_be_resumed(folder, CONFIG)
+
+
+def test_a_link_to_a_run_is_the_run(folder):
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    assert open_run(link).iterations == 20
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_is_read_only(folder):
+    folder.chmod(0o500)
+    (folder / "run.sqlite").chmod(0o400)
+    try:
+        assert refusal(folder) is None
+        with pytest.raises(HesscondError, match="cannot be written"):
+            RunLog.reopened(folder)
+    finally:
+        folder.chmod(0o700)
+
+
+def test_a_file_that_nobody_may_write(folder, monkeypatch):
+    """As root, to whom permissions are nothing, SQLite is told so."""
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        "hesscond.study.log.sqlite3.connect", lambda address, **o: connect(address.replace("mode=rw", "mode=ro"), **o)
+    )
+    with pytest.raises(HesscondError, match=r"cannot be written: attempt to write a readonly database"):
+        RunLog.reopened(folder)
+    assert refusal(folder) is None
+
+
+# --- the configuration -----------------------------------------------------------------------------------------------
+
+PLACES = [(key,) for key in CONFIG]
+PLACES += [(key, name) for key, section in CONFIG.items() if isinstance(section, dict) for name in section]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=9) | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def without_none(value):
+    """TOML has no null."""
+    if isinstance(value, dict):
+        return {key: without_none(v) for key, v in value.items() if v is not None}
+    return [without_none(v) for v in value if v is not None] if isinstance(value, list) else value
+
+
+@given(
+    place=st.sampled_from(
+        [(k,) for k in CONFIG] + [(k, n) for k, v in CONFIG.items() if isinstance(v, dict) for n in v]
+    ),
+    value=VALUES,
+)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_configuration_with_another_value(tmp_path_factory, place, value):
+    folder = tmp_path_factory.getbasetemp() / "configured"
+    if not folder.exists():
+        written_run(folder)
+    config = json.loads(json.dumps(CONFIG))
+    *above, last = place
+    target = config[above[0]] if above else config
+    if value is None:
+        del target[last]
+    else:
+        target[last] = without_none(value)
+    (folder / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
+    sentence = refusal(folder)
+    assert sentence is None or str(folder) in sentence
+    with suppress(HesscondError):
+        assert can_be_resumed(folder, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("a = " + 19_000 * "[", ""),
+        ("a" + 100_000 * ".a" + " = 1", "dots"),
+        ("a" + 150 * ".a" + " = 1", "nest"),
+        ("x = " + 2 * 30 * "[" + 2 * 30 * "]", "nest"),
+        ("x = " + 4000 * "9", "integer"),
+        ("x = " + 10_000 * "9", ""),
+        ('x = "' + 300_000 * "a" + '"', "larger"),
+        ('x = "\\u001b[2J"', "control characters"),
+        ('"\\u001b[2J" = 1', "control characters"),
+        ('x = "\\u202e"', "control characters"),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_configurations_made_to_do_harm(folder, text, word):
+    started = time.monotonic()
+    (folder / "config.toml").write_text(text + "\n" + tomli_w.dumps(CONFIG))
+    check_refused(folder, "config.toml", "damaged", word)
+    assert time.monotonic() - started < 10
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many(tmp_path, monkeypatch):
+    """A folder with three good runs and three damaged ones; it is the working directory."""
+    for name in ("a", "b", "c", "d", "e", ESCAPE):
+        written_run(tmp_path / name)
+    (tmp_path / "b" / "run.sqlite").write_bytes(b"nothing")
+    change(tmp_path / "d", "DROP TABLE probe")
+    (tmp_path / ESCAPE / "config.toml").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_good_ones_among_many(many, call_cli):
+    for arguments in (("runs", "."), ("runs", ".", "--json")):
+        result = call_cli(*arguments)
+        assert result.code == 2
+        damaged = result.err.splitlines()
+        assert len(damaged) == 3
+        for line, word in zip(
+            damaged, (r"\x1b]0;owned\x07\x1b[2J/config.toml", "b/run.sqlite", "d/run.sqlite"), strict=True
+        ):
+            assert line.startswith("error: ")
+            assert word in line
+        assert "\x1b" not in result.out + result.err
+        assert "\x07" not in result.out + result.err
+    assert [row["run"] for row in json.loads(result.out)] == ["a", "c", "e"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("export", "{}"),
+        ("export", "{}", "--format", "json"),
+        ("table", "summary", "{}"),
+        ("figure", "conditioning", "{}", "-o", "out.pdf"),
+        ("follow", "{}"),
+        ("study", "a/config.toml", "--resume", "--out", "{}"),
+    ],
+    ids=lambda command: command[0],
+)
+@pytest.mark.parametrize("name", ["b", "d", ESCAPE])
+def test_one_sentence_for_every_command(many, call_cli, command, name):
+    config = CONFIG | {"model": {"hidden": [8]}, "probe": {"layers": ["fc2"], "units": [3]}}
+    assert config["data"] == {"name": "digits"}
+    result = call_cli(*(part.format(name) for part in command))
+    assert (result.code, result.out) == (2, "")
+    (line,) = result.err.splitlines()
+    assert line.startswith("error: ")
+    assert "\x1b" not in line
+    assert not (many / "out.pdf").exists()
+
+
+def test_names_of_folders_that_no_encoding_has(tmp_path, call_cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    try:
+        written_run(tmp_path / os.fsdecode(b"run\xff\x1b[2J"))
+    except OSError:
+        pytest.skip("this file system has no such names")
+    for arguments in (("runs", "."), ("runs", ".", "--json"), ("follow", ".", "--wait", "0"), ("export", ".")):
+        result = call_cli(*arguments)
+        assert result.code == 0, result.err
+        assert "\x1b" not in result.out
+        result.out.encode("utf-8")
