@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Timer
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-if TYPE_CHECKING:
-    import pandas as pd
+from hesscond.study.reading import printable
 
 # no markup: a path or a name from a file may contain square brackets
 stdout = Console(markup=False, highlight=False)
@@ -26,14 +24,6 @@ WIDE = 240
 
 #: Seconds before `sign_of_life` shows anything.
 PATIENCE = 1.0
-
-
-def json_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of a table for JSON; missing and infinite (unresolved) values are null, as JSON has neither."""
-    return [
-        {name: None if cell is None or cell != cell or cell == math.inf else cell for name, cell in row.items()}
-        for row in frame.astype(object).where(frame.notna(), math.nan).to_dict("records")
-    ]
 
 
 def print_table(table: Table) -> None:
@@ -62,7 +52,7 @@ def sign_of_life(label: str) -> Iterator[Callable[[str], None]]:
 
 def complain(sentence: str) -> None:
     """Print an error sentence on one line, whatever it quotes."""
-    stderr.print(f"error: {' '.join(sentence.splitlines())}", soft_wrap=True)
+    stderr.print(f"error: {printable(' '.join(sentence.splitlines()))}", soft_wrap=True)
 
 
 def listing(rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -74,7 +64,7 @@ def listing(rows: list[dict[str, Any]], as_json: bool) -> None:
     for column in rows[0] if rows else ["nothing here"]:
         drawn.add_column(column, overflow="fold")
     for row in rows:
-        drawn.add_row(*(str(cell) for cell in row.values()))
+        drawn.add_row(*(printable(str(cell)) for cell in row.values()))
     print_table(drawn)
 
 

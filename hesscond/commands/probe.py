@@ -17,6 +17,7 @@ from rich.text import Text
 from torch import nn
 
 import hesscond
+from hesscond.commands import completion
 from hesscond.commands.options import (
     DTYPES,
     causes_shown,
@@ -26,15 +27,16 @@ from hesscond.commands.options import (
     one_sentence,
     parse_size,
 )
-from hesscond.commands.printing import json_rows, sign_of_life, stdout
+from hesscond.commands.printing import sign_of_life, stdout
 from hesscond.commands.processes import Share, own_device, processes
 from hesscond.errors import CaptureError, ConfigError
+from hesscond.export import json_rows
 from hesscond.methods import parse
 from hesscond.report import layer_table, network_table, notes, probe_figure, save_figure, unit_table
 from hesscond.report.saving import METADATA
 from hesscond.results import NETWORK, NetworkResult
 from hesscond.study import resolve_device
-from hesscond.study.config import LARGEST
+from hesscond.study.sections import LARGEST
 from hesscond.target import Target, load_target
 
 if TYPE_CHECKING:
@@ -59,7 +61,13 @@ def probe(
     ] = "unit",
     units: Annotated[str | None, typer.Option(help="Output units of the layers, as 0,1,5-9; all if not given.")] = None,
     method: Annotated[
-        str | None, typer.Option("--method", "-m", help="In the coordinates of a method (hesscond methods).")
+        str | None,
+        typer.Option(
+            "--method",
+            "-m",
+            help="In the coordinates of a method (hesscond methods).",
+            autocompletion=completion.methods,
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Precision of the forward pass: float64 | as-is.")] = "float64",
     rtol: Annotated[float, typer.Option(help="Relative width of κ's interval that is good enough.")] = 1e-8,

@@ -1,68 +1,87 @@
-"""``hesscond runs`` and ``hesscond export``: what run folders hold."""
+"""``hesscond runs``: what runs there are, and how they stand."""
 
 from __future__ import annotations
 
-import json
-import sys
+import math
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hesscond.commands.printing import AsJson, json_rows, listing
-from hesscond.errors import ConfigError
-from hesscond.study import find_runs, open_run
-from hesscond.study.store import TABLES
+from hesscond.commands import completion
+from hesscond.commands.exits import BAD_USE
+from hesscond.commands.printing import AsJson, complain, listing
+from hesscond.errors import RunError
+from hesscond.study import StoredRun, open_run
+from hesscond.study.stored import run_folders
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"), as_json: AsJson = False
+    folder: Annotated[Path, typer.Argument(help="Where to look.", autocompletion=completion.runs)] = Path("runs"),
+    as_json: AsJson = False,
 ) -> None:
-    """List the runs at or below a folder."""
-    listing(
-        [
-            {
-                "run": str(r.folder),
-                "study": r.config["name"],
-                "method": r.method,
-                "seed": r.seed,
-                "status": r.status,
-                "iterations": r.iterations,
-                "started": r.facts.get("started", ""),
-            }
-            for r in find_runs(folder)
-        ],
-        as_json,
-    )
+    """List the runs at or below a folder: how each stands, how far it came, its last training loss.
 
+    Damaged ones are named on stderr, and the exit code is then 2.
 
-def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    table: Annotated[str, typer.Option(help=" | ".join(TABLES))] = "probe",
-    format: Annotated[str, typer.Option(help="csv | json | parquet")] = "csv",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File; standard output if absent.")] = None,
-) -> None:
-    """Write a table of a run's log.
-
-    Example: hesscond export runs/fc-digits-1/bnp-seed0 --table probe --format csv -o probe.csv
+    Example: hesscond runs runs
     """
-    frame = open_run(run).table(table)
-    if format == "parquet" and output is None:
-        raise ConfigError("parquet is a binary format: give a file with -o")
-    target: Any = sys.stdout if output is None else output
-    try:
-        if format == "csv":
-            frame.to_csv(target, index=False, lineterminator="\n")
-        elif format == "json":
-            text = json.dumps(json_rows(frame), indent=1)
-            sys.stdout.write(text + "\n") if output is None else output.write_text(text, encoding="utf-8")
-        elif format == "parquet":
-            frame.to_parquet(target, index=False)
-        else:
-            raise ConfigError(f"unknown format {format!r}: choose from csv, json, parquet")
-    except ImportError:
-        raise ConfigError("parquet needs pyarrow: pip install pyarrow, or use --format csv") from None
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
+    rows, damages = [], []
+    for place in run_folders(folder):
+        try:
+            rows.append(standing(open_run(place)))
+        except RunError as error:
+            damages.append(str(error))
+    if rows or not damages:
+        listing(rows if as_json else [shown(row) for row in rows], as_json)
+    for damage in damages:
+        complain(damage)
+    if damages:
+        raise typer.Exit(BAD_USE)
+
+
+def standing(run: StoredRun) -> dict[str, Any]:
+    """A run as an object: numbers as numbers, None where there is none."""
+    loss, seconds = run.last_loss, run.seconds
+    return {
+        "run": str(run.folder),
+        "study": run.config["name"],
+        "method": run.method,
+        "seed": run.seed,
+        "learning_rate": run.config["run"]["learning_rate"],
+        "status": run.status,
+        "iterations": run.iterations,
+        "total": run.total,
+        "loss": loss if math.isfinite(loss) else None,
+        "started": run.facts.get("started", ""),
+        "seconds": None if math.isnan(seconds) else seconds,
+    }
+
+
+def shown(row: dict[str, Any]) -> dict[str, str]:
+    """A row of the table in the terminal."""
+    loss, seconds, total = row["loss"], row["seconds"], row["total"]
+    return {
+        "run": row["run"],
+        "study": row["study"],
+        "method": row["method"],
+        "seed": str(row["seed"]),
+        "lr": f"{row['learning_rate']:g}",
+        "status": row["status"],
+        "iterations": f"{row['iterations']}/{'?' if total is None else total}",
+        "loss": "–" if loss is None else f"{loss:.3g}",
+        "started": row["started"][:16].replace("T", " "),
+        "took": "–" if seconds is None else clock_time(seconds),
+    }
+
+
+def clock_time(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    Examples
+    --------
+    >>> clock_time(3661.2)
+    '1:01:01'
+    """
+    return str(timedelta(seconds=round(min(max(0.0, seconds), 8.64e13))))
