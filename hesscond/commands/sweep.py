@@ -1,0 +1,298 @@
+"""``hesscond sweep``: a grid of runs, many at once, that goes on where it was broken off."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from hesscond.commands import completion
+from hesscond.commands.exits import DIVERGED, INTERRUPTED
+from hesscond.commands.options import Scale
+from hesscond.commands.printing import complain, print_table, stderr, stdout
+from hesscond.commands.study import parse_seeds
+from hesscond.commands.sweep_view import view
+from hesscond.errors import ConfigError
+from hesscond.report.sweeps import best_frame, best_table, sweep_frame
+from hesscond.study import RunPlan, load_data, load_study, open_run, resolve_device
+from hesscond.study.batch import Overrides
+from hesscond.study.executors import Place, data_key
+from hesscond.study.grid import FILE, SweepConfig, check_config, parse_settings, plan_sweep, read_sweep
+from hesscond.study.sections import LARGEST
+from hesscond.study.sweep import prepare
+from hesscond.study.sweep import sweep as run_sweep
+from hesscond.study.worker import STATES, Outcome
+
+#: Exit code after SIGTERM, as a shell has it.
+TERMINATED = 128 + signal.SIGTERM
+#: More runs than anybody means to ask for in one option.
+MANY_SEEDS = 100_000
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+def sweep(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A built-in study (hesscond studies), a .toml file, or the folder of a sweep to go on with.",
+            autocompletion=completion.studies,
+        ),
+    ],
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-m", help="As for study; repeat for several.", autocompletion=completion.methods),
+    ] = None,
+    scale: Scale = None,
+    seed: Annotated[str | None, typer.Option(help="0,1,2 or 0:5 (0 to 4); 0 if not given.")] = None,
+    lr: Annotated[
+        str | None,
+        typer.Option(help="Rates, separated by commas; grid: those that the study tries; its own one if not given."),
+    ] = None,
+    batch_size: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=V[,V…]", help="Values of a key of the study's TOML, as training.momentum."),
+    ] = None,
+    iterations: Annotated[int | None, typer.Option(help="Optimizer steps of every run.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training set.")] = None,
+    probe_every: Annotated[
+        int | None, typer.Option(help="Probe the mini-batch every so many iterations; 0: no probing at all.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Runs at a time; one for each core or GPU.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of each run; the cores divided by --jobs. Last digits depend on it.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or GPUs by turns: cuda:0,cuda:1.")] = "auto",
+    dask: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A running Dask scheduler does the runs.")] = None,
+    slurm: Annotated[
+        str | None, typer.Option(metavar="KEY=V,…", help="Slurm does the runs: partition=gpu,time=120,gpus=1.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder that holds the data set (else $HESSCOND_DATA_DIR, the cache).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep; runs/sweep-NAME if not given.")] = None,
+) -> None:
+    """Train a grid of methods × seeds × rates × batch sizes, several runs at a time, and show each method at its best.
+
+    Example: hesscond sweep fc-digits -m vanilla -m bnp --seed 0:3 --lr 0.01,0.1,1 --iterations 500 --jobs 2
+
+    What is over is not repeated and what was broken off goes on: give the same command, or the sweep's folder. A larger
+    grid adds runs. Several sweeps may work on one folder, from several machines too.
+    """
+    place = place_of(jobs, device, dask, slurm)
+    grid_options = (method, scale, seed, lr, batch_size, set_, iterations, epochs, probe_every)
+    if Path(name).is_dir():
+        if any(option is not None for option in grid_options) or out is not None:
+            raise ConfigError(f"{name} is the folder of a sweep, which says what to run: leave the other options out")
+        where = Path(name)
+        config = read_sweep(where)
+        if threads is not None:
+            config = check_config(config.model_dump(exclude_none=True) | {"threads": threads})
+    else:
+        study = Overrides(iterations, epochs, None, None, probe_every).apply(load_study(name, scale))
+        where = out or Path("runs") / f"sweep-{study.name}"
+        content = {
+            "study": study.model_dump(mode="json", exclude_none=True, exclude={"run"}),
+            "methods": method or [],
+            "seeds": parse_ranges("0" if seed is None else seed),
+            "rates": parse_rates(lr),
+            "batch_sizes": [study.training.batch_size] if batch_size is None else integers("--batch-size", batch_size),
+            "settings": parse_settings(set_ or []),
+            "threads": threads if threads is not None else usual_threads(where, place),
+        }
+        if not method:
+            raise ConfigError("name at least one method with --method (hesscond methods lists them)")
+        config = check_config(content)
+    plans = plan_sweep(config, where, torch.device(place.devices[0].type))
+    wanted = {data_key(plan): plan.study.data for plan in plans}
+    with (
+        stderr.status(f"loading {', '.join(sorted({one.name for one in wanted.values()}))}")
+        if stderr.is_terminal
+        else nullcontext()
+    ):
+        data = {key: load_data(one, data_dir) for key, one in wanted.items()}
+        prepared = prepare(config, plans, data, where)
+    states = where / STATES
+    said = f"{len(plans)} runs" + (f", {len(prepared.done)} of them over before" if prepared.done else "")
+    stderr.print(f"{said}; {words(place, config, len(prepared.left))}", soft_wrap=True)
+    outcomes = dict(prepared.done)
+    if prepared.left:
+        with sigterm_interrupts():
+            try:
+                executor = place.executor(states, config.threads, data, len(prepared.left))
+                del data
+                with view(stderr, states, len(plans), len(prepared.done)) as shown:
+                    outcomes |= run_sweep(
+                        prepared.left, executor, shown, threads=config.threads, data_dir=absolute(data_dir)
+                    )
+            except KeyboardInterrupt as interrupt:
+                stderr.print(f"interrupted: hesscond sweep {where} goes on", soft_wrap=True)
+                raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
+    finish(config, where, plans, outcomes)
+
+
+def place_of(jobs: int | None, device: str, dask: str | None, slurm: str | None) -> Place:
+    """Where to compute.
+
+    Raises
+    ------
+    ConfigError
+        Options that do not go together, or a device that is not there.
+    """
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, got {jobs}")
+    if dask is not None and slurm is not None:
+        raise ConfigError("give either --dask or --slurm, not both")
+    names = [part.strip() for part in device.split(",")]
+    if dask is not None or slurm is not None:
+        if names not in (["auto"], ["cpu"], ["cuda"]):
+            raise ConfigError(f"--device {device}: on a cluster it is cpu or cuda, the cluster says which GPU")
+        kind = resolve_device("auto").type if names == ["auto"] else names[0]
+        return Place(jobs, (torch.device(kind),), dask, slurm)
+    devices = [resolve_device(part) for part in names]
+    if names == ["auto"] and devices[0].type == "cuda":
+        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    if len({one.type for one in devices}) > 1:
+        raise ConfigError(f"--device {device}: either the CPU or GPUs, their last digits differ")
+    return Place(jobs or (len(devices) if devices[0].type == "cuda" else cores()), tuple(devices))
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    from joblib import cpu_count
+
+    return int(cpu_count())
+
+
+def usual_threads(where: Path, place: Place) -> int:
+    """The threads of a sweep that was begun here, so that it goes on to the same digits; else a share of the cores."""
+    if (where / FILE).exists():
+        return read_sweep(where).threads
+    if place.dask is not None or place.slurm is not None:
+        return 1
+    return max(1, torch.get_num_threads() // (place.jobs or 1))
+
+
+def parse_ranges(text: str) -> list[int]:
+    """Seeds from ``0,1,2``, ``0:5`` (without 5), or both.
+
+    Raises
+    ------
+    ConfigError
+        Anything else.
+
+    Examples
+    --------
+    >>> parse_ranges("0:3,7")
+    [0, 1, 2, 7]
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, colon, end = part.partition(":")
+        if not colon:
+            seeds += parse_seeds(part)
+            continue
+        (low,), (high,) = parse_seeds(first), parse_seeds(end)
+        if not low < high <= low + MANY_SEEDS:
+            raise ConfigError(f"--seed {part.strip()}: the second number, which is left out, must exceed the first")
+        seeds += range(low, high)
+    return seeds
+
+
+def parse_rates(text: str | None) -> list[float] | str:
+    """Learning rates from ``0.01,0.1``; ``grid`` stays, and nothing is the study's own."""
+    if text is None or text.strip() == "grid":
+        return "study" if text is None else "grid"
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--lr takes numbers separated by commas, or grid, not {text!r}") from None
+
+
+def integers(option: str, text: str) -> list[int]:
+    """Integers from ``60,6``."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option} takes integers separated by commas, got {text!r}") from None
+    for number in numbers:
+        if not 1 <= number <= LARGEST:
+            raise ConfigError(f"{option} must be from 1 to {LARGEST}, got {number}")
+    return numbers
+
+
+def words(place: Place, config: SweepConfig, left: int) -> str:
+    """Where a sweep computes, in words."""
+    if not left:
+        return "nothing to do"
+    threads = f"{config.threads} thread{'s' if config.threads > 1 else ''} each"
+    if place.dask is not None or place.slurm is not None:
+        where = f"Dask at {place.dask}" if place.dask is not None else f"Slurm ({place.slurm})"
+        return f"{where}, on {place.devices[0].type}, {threads}"
+    devices = ", ".join(map(str, place.devices))
+    return f"{min(place.jobs or 1, left)} at a time on {devices}, {threads}"
+
+
+def absolute(path: Path | None) -> Path | None:
+    """A path that means the same to every process."""
+    return None if path is None else path.expanduser().resolve()
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM is taken as a Ctrl-C."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def finish(config: SweepConfig, where: Path, plans: list[RunPlan], outcomes: dict[str, Outcome]) -> None:
+    """Write the tables, print the summary and name what went wrong; exit code 1 if something did."""
+    stored = [open_run(p.folder) for p in plans if outcomes[p.folder.name].status in ("finished", "diverged")]
+    if stored:
+        rows: list[tuple[Any, dict[str, Any], float]] = [
+            (
+                run,
+                {axis: value_at(run.config, key) for axis, key in zip(config.axes, config.settings, strict=True)},
+                run.seconds,
+            )
+            for run in stored
+        ]
+        frame = sweep_frame(rows)
+        best = best_frame(frame, config.axes)
+        frame.to_csv(where / "runs.csv", index=False, lineterminator="\n")
+        best.to_csv(where / "best.csv", index=False, lineterminator="\n")
+        print_table(best_table(best, config.axes, f"{config.study.name} · {len(stored)} runs"))
+        stdout.print(f"runs:   {where}", soft_wrap=True)
+        stdout.print(f"tables: {where / 'best.csv'}, {where / 'runs.csv'}", soft_wrap=True)
+    for outcome in outcomes.values():
+        if outcome.status == "busy":
+            stderr.print(f"{outcome.name}: left out, another process works on it", soft_wrap=True)
+    bad = [outcome for outcome in outcomes.values() if outcome.status in ("diverged", "failed")]
+    for outcome in bad:
+        complain(f"{outcome.name} {outcome.status}: {outcome.message}")
+    if bad:
+        raise typer.Exit(DIVERGED)
+
+
+def value_at(config: dict[str, Any], key: str) -> Any:
+    """The value at a dotted key."""
+    place: Any = config
+    for name in key.split("."):
+        place = place[name]
+    return place

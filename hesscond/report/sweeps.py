@@ -1,0 +1,164 @@
+"""What came of a sweep: a row for each run, and for each method × batch size × setting the best rate over its seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from hesscond.report.summary import kappa_cell, number, summary_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hesscond.study.store import StoredRun
+
+#: Columns of `sweep_frame` that are averaged over seeds, and whether the mean is geometric (κ spans decades).
+QUANTITIES = {"loss": False, "accuracy": False, "kappa": True, "kappa_preconditioned": True, "seconds": False}
+
+
+def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> pd.DataFrame:
+    """What came of each run.
+
+    Parameters
+    ----------
+    runs
+        Each with the values of the sweep's settings by their names, and the seconds that it took.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per run: run (name of its folder), method, batch_size, learning_rate, the settings, seed, status,
+        iterations, loss (`summary_frame`: mean of the last iterations), accuracy (from 0 to 1), and the medians over
+        the probed mini-batches of the first probed unit: kappa and kappa_preconditioned (resolved ones only; NaN if
+        there are none), kappa_lower and kappa_preconditioned_lower (of the unresolved ones); seconds.
+    """
+    import pandas as pd
+
+    rows = []
+    for run, settings, seconds in runs:
+        summary = summary_frame([run]).iloc[0]
+        rows.append(
+            {
+                "run": run.folder.name,
+                "method": run.method,
+                "batch_size": summary["batch_size"],
+                "learning_rate": summary["learning_rate"],
+                **{name: value if isinstance(value, (int, float)) else str(value) for name, value in settings.items()},
+                "seed": run.seed,
+                "status": run.status,
+                "iterations": summary["iterations"],
+                "loss": summary["training_loss_tail_mean"],
+                "accuracy": summary["test_accuracy"],
+                "kappa": summary["batch_kappa"],
+                "kappa_lower": summary["batch_kappa_lower"],
+                "kappa_preconditioned": summary["batch_kappa_preconditioned"],
+                "kappa_preconditioned_lower": summary["batch_kappa_preconditioned_lower"],
+                "seconds": seconds,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def best_frame(frame: pd.DataFrame, settings: Sequence[str] = ()) -> pd.DataFrame:
+    """The best learning rate of each method × batch size × setting, and what its seeds came to.
+
+    The best rate is that with the smallest final training loss, the mean over the seeds; one at which a seed diverged
+    is not. Of the rates, only those with the most finished or diverged seeds are compared.
+
+    Parameters
+    ----------
+    frame
+        From `sweep_frame`.
+    settings
+        Its columns that are settings.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per group: method, batch_size, the settings; rates: how many were tried; diverged: at how many of them
+        a seed diverged; learning_rate (NaN if at all of them); edge: ``"lowest"`` or ``"highest"`` if the best of
+        several is at an end of the grid, so that a better one may lie beyond; seeds; and for loss, accuracy, kappa,
+        kappa_preconditioned and seconds the mean over the seeds (of κ the geometric one), ``_min`` and ``_max``;
+        kappa_lower, kappa_preconditioned_lower: the smallest.
+    """
+    import pandas as pd
+
+    keys = ["method", "batch_size", *settings]
+    rows = []
+    for key, group in frame.groupby(keys, sort=False, dropna=False):
+        row: dict[str, Any] = dict(zip(keys, key, strict=True))
+        over = group[group["status"].isin(["finished", "diverged"])]
+        tried = sorted(group["learning_rate"].unique())
+        by_rate = dict(iter(over.groupby("learning_rate")))
+        most = max((len(runs) for runs in by_rate.values()), default=0)
+        bad = {rate for rate, runs in by_rate.items() if (runs["status"] == "diverged").any()}
+        losses = {r: runs["loss"].mean() for r, runs in by_rate.items() if r not in bad and len(runs) == most}
+        best = min(losses, key=lambda r: losses[r], default=math.nan)
+        ends = {tried[0]: "lowest", tried[-1]: "highest"} if len(tried) > 1 else {}
+        chosen = over[over["learning_rate"] == best]
+        row |= {"rates": len(tried), "diverged": len(bad), "learning_rate": best, "edge": ends.get(best, "")}
+        row |= {"seeds": len(chosen)}
+        for name, geometric in QUANTITIES.items():
+            values = chosen[name].dropna()
+            there = len(values) > 0
+            logarithms = values.map(math.log) if geometric else values
+            mean = logarithms.mean() if there else math.nan
+            row[name] = math.exp(mean) if geometric and there else mean
+            row[f"{name}_min"], row[f"{name}_max"] = values.min(), values.max()
+            if geometric:
+                row[f"{name}_lower"] = chosen[f"{name}_lower"].min()
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> Table:
+    """`best_frame` for the terminal: means over the seeds, and below them the ranges if there are several."""
+    table = Table(
+        title=Text(title),
+        caption=Text(
+            "each method at its best rate by the final training loss, mean over the seeds (κ: geometric mean of the "
+            "medians over the probed mini-batches) and range; < or > at a rate: the lowest or highest of the grid, a "
+            "better one may lie beyond; rates: tried, of which diverged"
+        ),
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("method", overflow="fold")
+    for name in ("batch", *settings, "rate", "rates", "seeds", "loss", "acc.%", "κ(H)", "κ(PᵀHP)", "s"):
+        table.add_column(name, justify="right", no_wrap=name in ("loss", "acc.%", "κ(H)", "κ(PᵀHP)", "s"))
+    for row in best.to_dict("records"):
+        mark = {"lowest": "< ", "highest": "> ", "": ""}[row["edge"]]
+        rate = "none" if math.isnan(row["learning_rate"]) else f"{mark}{row['learning_rate']:g}"
+        rates = f"{row['rates']}-{row['diverged']}" if row["diverged"] else str(row["rates"])
+        table.add_row(
+            Text(row["method"]),
+            str(row["batch_size"]),
+            *(str(row[name]) for name in settings),
+            rate,
+            rates,
+            str(row["seeds"]),
+            number(row["loss"], ".3f"),
+            number(100 * row["accuracy"], ".1f"),
+            *(kappa_cell(row[name], row[f"{name}_lower"]) for name in ("kappa", "kappa_preconditioned")),
+            number(row["seconds"], ".1f"),
+            end_section=row["seeds"] < 2,
+        )
+        if row["seeds"] > 1:
+            shown = {"loss": ".3f", "accuracy": ".1f", "kappa": ".0e", "kappa_preconditioned": ".0e", "seconds": ".1f"}
+            ends = [
+                [
+                    number((100 if name == "accuracy" else 1) * row[f"{name}_{end}"], form)
+                    for name, form in shown.items()
+                ]
+                for end in ("min", "max")
+            ]
+            for values, word in zip(ends, ("least", "most"), strict=True):
+                blank = [""] * (3 + len(settings))
+                table.add_row(word, *blank, "", *values, style="dim", end_section=word == "most")
+    return table

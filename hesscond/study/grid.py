@@ -1,0 +1,270 @@
+"""A grid of runs, methods × seeds × learning rates × batch sizes × settings of one study, and its ``sweep.toml``."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+import torch
+from pydantic import Field, ValidationError, field_validator
+
+from hesscond.errors import ConfigError
+from hesscond.methods import parse
+from hesscond.study.config import StudyConfig
+from hesscond.study.runner import RunPlan
+from hesscond.study.sections import PositiveInt, Rate, Section, sentence
+
+#: What describes a sweep in its folder.
+FILE = "sweep.toml"
+#: Keys of a study that have an option of their own, or are not for the grid.
+RESERVED = {
+    "training.batch_size": "use --batch-size",
+    "run": "that is what a run was, not what it should be",
+    "learning_rates": "use --lr",
+    "name": "the runs of a sweep are of one study",
+}
+
+
+class SweepConfig(Section):
+    """``sweep.toml``: a study and the axes of the grid.
+
+    ``rates``: numbers; ``"grid"``, those that the study tries for each method at each batch size; ``"study"``, the
+    one that it gives. ``settings``: dotted keys of the study's TOML, each with its values. ``threads``: of every run;
+    other numbers of threads add in another order, and change last digits.
+    """
+
+    study: StudyConfig
+    methods: Annotated[list[str], Field(min_length=1)]
+    seeds: Annotated[list[Annotated[int, Field(ge=0, le=2**63 - 1)]], Field(min_length=1)]
+    rates: Annotated[list[Rate], Field(min_length=1)] | Literal["grid", "study"]
+    batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)]
+    settings: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(default_factory=dict)]
+    threads: PositiveInt = 1
+
+    @field_validator("methods", "seeds", "rates", "batch_sizes")
+    @classmethod
+    def distinct(cls, value: list[Any] | str) -> list[Any] | str:
+        """Refuse the same run twice."""
+        if isinstance(value, list) and len(set(value)) < len(value):
+            raise ValueError(f"each may be given only once, got {', '.join(map(str, value))}")
+        return value
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The settings' names in folders and tables: the last part of the key where that says which one it is."""
+        last = [key.rpartition(".")[2] for key in self.settings]
+        return tuple(short if last.count(short) == 1 else key for key, short in zip(self.settings, last, strict=True))
+
+
+def check_config(content: Mapping[str, Any], where: str = "") -> SweepConfig:
+    """A sweep from what its TOML holds.
+
+    Raises
+    ------
+    ConfigError
+        A key that is unknown, missing or of the wrong kind, named after ``where``.
+    """
+    try:
+        return SweepConfig.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(where + sentence(error)) from None
+
+
+def plan_sweep(config: SweepConfig, out: Path, device: torch.device) -> list[RunPlan]:
+    """One plan for every point of the grid, all methods and rates of the first seed before those of the next.
+
+    Parameters
+    ----------
+    config
+        The grid.
+    out
+        Where the folders of the runs go, named ``METHOD-bSIZE-lrRATE[-KEYVALUE…]-seedS``.
+    device
+        Where the runs compute.
+
+    Raises
+    ------
+    ConfigError
+        A method, setting or value that does not exist or is out of range; no rate for a method; two runs of one name.
+    """
+    places = []
+    for values in itertools.product(*config.settings.values()):
+        settings = dict(zip(config.settings, values, strict=True))
+        label = "".join(f"-{axis}{plain(value)}" for axis, value in zip(config.axes, values, strict=True))
+        for batch_size in config.batch_sizes:
+            study = with_settings(config.study, {**settings, "training.batch_size": batch_size})
+            for method in config.methods:
+                name = f"{parse(method).folder}-b{batch_size}"
+                for rate in rates_for(config, study, method):
+                    places.append((study, method, rate, f"{name}-lr{rate!r}{label}"))
+    plans = [
+        RunPlan(study, method, seed, rate, out / f"{name}-seed{seed}", device)
+        for seed in config.seeds
+        for study, method, rate, name in places
+    ]
+    folders = [plan.folder.name for plan in plans]
+    if doubled := next((name for name in folders if folders.count(name) > 1), None):
+        raise ConfigError(f"two runs of the grid would have the name {doubled}: leave one out")
+    return plans
+
+
+def rates_for(config: SweepConfig, study: StudyConfig, method: str) -> list[float]:
+    """The learning rates of a method at the study's batch size."""
+    if config.rates == "grid":
+        return study.learning_rate_grid(method, study.training.batch_size)
+    if config.rates == "study":
+        return [study.learning_rate(method, study.training.batch_size)]
+    return list(config.rates)
+
+
+def with_settings(study: StudyConfig, settings: Mapping[str, Any]) -> StudyConfig:
+    """The study with values at dotted keys of its TOML, checked like the file.
+
+    Raises
+    ------
+    ConfigError
+        An unknown key, or a value of the wrong kind.
+    """
+    content = study.model_dump(mode="json", exclude_none=True)
+    for key, value in settings.items():
+        *tables, last = key.split(".")
+        place = content
+        for name in tables:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"--set {key}: {name} is not a table of the study")
+        place[last] = value
+    try:
+        return StudyConfig.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(sentence(error)) from None
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Values of dotted keys from ``training.momentum=0,0.9``; words need no quotes.
+
+    Raises
+    ------
+    ConfigError
+        Not of this form, a key twice, or one that has an option of its own.
+
+    Examples
+    --------
+    >>> parse_settings(["training.momentum=0,0.9", "model.activation=relu,tanh", "model.hidden=[100, 100],[50]"])
+    {'training.momentum': [0, 0.9], 'model.activation': ['relu', 'tanh'], 'model.hidden': [[100, 100], [50]]}
+    """
+    settings: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = (part.strip() for part in text.partition("="))
+        if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key) or not equals or not values:
+            raise ConfigError(f"--set takes KEY=VALUE[,VALUE…] with a key as training.momentum, not {text!r}")
+        if key in settings:
+            raise ConfigError(f"--set {key} is given twice: separate its values by commas")
+        for name in (key, key.partition(".")[0]):
+            if name in RESERVED:
+                raise ConfigError(f"--set cannot set {key}: {RESERVED[name]}")
+        try:
+            settings[key] = toml_value(f"[{values}]")
+        except tomllib.TOMLDecodeError:
+            settings[key] = [word(part.strip()) for part in values.split(",")]
+    return settings
+
+
+def toml_value(text: str) -> Any:
+    """What TOML makes of a value."""
+    return tomllib.loads(f"value = {text}")["value"]
+
+
+def word(text: str) -> Any:
+    """A TOML value, or the text as it is."""
+    try:
+        return toml_value(text)
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def plain(value: Any) -> str:
+    """A value as part of a folder's name."""
+    return re.sub(r"[^\w.+-]+", "-", str(value)).strip("-")
+
+
+def read_sweep(folder: Path) -> SweepConfig:
+    """The sweep of a folder.
+
+    Raises
+    ------
+    ConfigError
+        There is none, or its file is damaged.
+    """
+    path = folder / FILE
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{folder} is not the folder of a sweep: it has no {FILE}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return check_config(content, f"{path}: ")
+
+
+def write_sweep(config: SweepConfig, folder: Path) -> None:
+    """Describe the sweep in its folder; the file is there whole or not at all.
+
+    Raises
+    ------
+    ConfigError
+        The folder cannot be written.
+    """
+    partial = folder / f"{FILE}.{os.getpid()}.partial"
+    try:
+        partial.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+        partial.replace(folder / FILE)
+    except OSError as error:
+        raise ConfigError(f"the folder {folder} cannot be written: {error.strerror}") from None
+
+
+def check_same_sweep(config: SweepConfig, folder: Path) -> None:
+    """Refuse a folder that holds another sweep; one whose grid lies in that of ``config`` may grow to it.
+
+    Raises
+    ------
+    ConfigError
+        It does, or is no folder, or holds something else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file: give a folder as --out")
+    if not (folder / FILE).exists():
+        if (folder / "run.sqlite").exists() or (folder.is_dir() and next(strangers(folder), None)):
+            raise ConfigError(f"{folder} is not empty and holds no sweep: give another --out")
+        return
+    there = read_sweep(folder)
+    differing = [
+        name
+        for name, one, other in (
+            ("study", there.study, config.study),
+            ("threads", there.threads, config.threads),
+        )
+        if one != other
+    ]
+    device = torch.device("cpu")
+    left_out = {p.folder.name for p in plan_sweep(there, folder, device)} - {
+        p.folder.name for p in plan_sweep(config, folder, device)
+    }
+    if left_out:
+        differing.append(f"without {min(left_out)}" + (f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""))
+    if differing:
+        raise ConfigError(
+            f"{folder} holds another sweep ({', '.join(differing)}): a grid may grow but not change, give another --out"
+        )
+
+
+def strangers(folder: Path) -> Iterator[Path]:
+    """What is in a folder and is not hidden."""
+    return (path for path in folder.iterdir() if not path.name.startswith("."))

@@ -1,0 +1,413 @@
+"""A grid's runs: their names, what the folder says of them, and how a sweep deals with whatever happens to a run."""
+
+import json
+import threading
+from itertools import product
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
+
+from hesscond.data import load
+from hesscond.errors import ConfigError
+from hesscond.report.sweeps import best_frame
+from hesscond.study import load_study, open_run, run
+from hesscond.study.batch import Overrides
+from hesscond.study.checkpoint import Checkpoints
+from hesscond.study.executors import Executor, LocalProcesses
+from hesscond.study.grid import check_config, parse_settings, plan_sweep, read_sweep, with_settings, write_sweep
+from hesscond.study.store import TABLES
+from hesscond.study.sweep import ATTEMPTS, prepare, sweep
+from hesscond.study.worker import STATES, Outcome, Task, is_locked, read_state, work
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+@pytest.fixture(autouse=True)
+def no_long_pause(monkeypatch):
+    monkeypatch.setattr("hesscond.study.sweep.AGAIN", 0.1)
+
+
+def tiny(iterations=30, **settings):
+    study = with_settings(load_study("fc-digits"), {"model.hidden": [12, 10], **settings})
+    return Overrides(iterations=iterations, probe_every=10).apply(study)
+
+
+def config_of(study=None, **axes):
+    given = {"methods": ["vanilla", "bnp"], "seeds": [0, 1], "rates": [0.1, 0.01], "batch_sizes": [60], **axes}
+    return check_config({"study": (study or tiny()).model_dump(mode="json", exclude_none=True), **given})
+
+
+def prepared(config, out, data):
+    return prepare(config, plan_sweep(config, out, CPU), {("digits", ()): data}, out)
+
+
+class Watcher:
+    def __init__(self):
+        self.began_names, self.ended_outcomes, self.reasons = [], [], []
+
+    def began(self, task):
+        self.began_names.append(task.name)
+
+    def ended(self, outcome):
+        self.ended_outcomes.append(outcome)
+
+    def broke(self, task, reason):
+        self.reasons.append((task.name, reason))
+
+    def tick(self):
+        pass
+
+
+class Here(Executor):
+    """Runs in this process, as soon as they are handed over; a stand-in may take the place of the work."""
+
+    def __init__(self, instead=work, capacity=2):
+        self.instead, self.capacity, self.closed = instead, capacity, False
+
+    def submit(self, tasks, wake):
+        return [Done(self.instead, task) for task in tasks]
+
+    def close(self):
+        self.closed = True
+
+
+class Done:
+    def __init__(self, instead, task):
+        self.instead, self.task = instead, task
+
+    def done(self):
+        return True
+
+    def result(self):
+        return self.instead(self.task)
+
+
+def test_every_point_of_the_grid_is_one_run_with_a_name_that_says_it(tmp_path):
+    config = config_of(rates=[0.1, 1e-05], batch_sizes=[60, 6], settings={"training.momentum": [0, 0.9]})
+    plans = plan_sweep(config, tmp_path, CPU)
+    assert len(plans) == 2 * 2 * 2 * 2 * 2 == len({plan.folder for plan in plans})
+    points = {
+        (p.method, p.seed, p.learning_rate, p.study.training.batch_size, p.study.training.momentum) for p in plans
+    }
+    assert points == set(product(["vanilla", "bnp"], [0, 1], [0.1, 1e-05], [60, 6], [0, 0.9]))
+    for p in plans:
+        momentum = "0.9" if p.study.training.momentum else "0"
+        size = p.study.training.batch_size
+        assert p.folder == tmp_path / f"{p.method}-b{size}-lr{p.learning_rate!r}-momentum{momentum}-seed{p.seed}"
+    assert [p.seed for p in plans] == [0] * 16 + [1] * 16
+    assert plan_sweep(config, tmp_path, CPU) == plans
+
+
+def test_rates_of_the_study_and_of_its_grid(tmp_path):
+    study = tiny()
+    own = plan_sweep(config_of(rates="study", seeds=[0]), tmp_path, CPU)
+    assert {p.method: p.learning_rate for p in own} == {m: study.learning_rate(m, 60) for m in ("vanilla", "bnp")}
+    with_grid = study.model_dump(mode="json", exclude_none=True)
+    with_grid["learning_rates"][0]["grid"] = [0.3, 0.03]
+    config = check_config(
+        {"study": with_grid, "methods": ["vanilla"], "seeds": [0], "rates": "grid", "batch_sizes": [60]}
+    )
+    assert [p.learning_rate for p in plan_sweep(config, tmp_path, CPU)] == [0.03, 0.3]
+
+
+scalars = st.one_of(
+    st.integers(-(10**6), 10**6),
+    st.booleans(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.from_regex(r"[a-z]{1,8}", fullmatch=True),
+)
+
+
+@given(
+    st.lists(scalars, min_size=1, max_size=4).filter(lambda xs: not {"true", "false", "inf", "nan"} & set(map(str, xs)))
+)
+def test_settings_are_read_as_they_are_written(values):
+    text = ",".join(str(v).lower() if isinstance(v, bool) else str(v) for v in values)
+    assert parse_settings([f"a.b={text}"]) == {"a.b": values}
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["momentum"], "KEY=VALUE"),
+        (["training.momentum="], "KEY=VALUE"),
+        (["training.batch_size=6"], "use --batch-size"),
+        (["run.seed=1"], "what a run was"),
+        (["a=1", "a=2"], "given twice"),
+    ],
+)
+def test_settings_that_cannot_be(texts, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_settings(texts)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("training.momentun", 0.9, "unknown key 'momentun' .*did you mean 'momentum'"),
+        ("training.momentum", "much", r"training\.momentum: .*got 'much'"),
+        ("nonsense.deep.down", 1, "unknown key 'nonsense'"),
+        ("training.momentum.deep", 1, "momentum is not a table"),
+    ],
+)
+def test_settings_are_checked_like_the_file(tmp_path, key, value, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_sweep(config_of(settings={key: [value]}), tmp_path, CPU)
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ({"methods": []}, "methods"),
+        ({"seeds": [0, 0]}, "only once"),
+        ({"seeds": [-1]}, "seeds"),
+        ({"rates": [0.0]}, "rates"),
+        ({"batch_sizes": [0]}, "batch_sizes"),
+        ({"threads": 0}, "threads"),
+        ({"colour": "red"}, "unknown key 'colour'"),
+    ],
+)
+def test_axes_that_cannot_be(axes, words):
+    with pytest.raises(ConfigError, match=words):
+        config_of(**axes)
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path):
+    config = config_of(settings={"description": ["a b", "a/b"]})
+    with pytest.raises(ConfigError, match=r"would have the name vanilla-b60-lr0.1-descriptiona-b-seed0"):
+        plan_sweep(config, tmp_path, CPU)
+
+
+def test_the_description_in_the_folder_reads_back(tmp_path):
+    config = config_of(settings={"training.momentum": [0, 0.9], "model.hidden": [[12], [10, 10]]}, threads=3)
+    config = config.model_copy(update={"study": tiny()})
+    write_sweep(config, tmp_path)
+    assert read_sweep(tmp_path) == config
+    (tmp_path / "sweep.toml").write_text("methods = 3")
+    with pytest.raises(ConfigError, match=r"sweep\.toml: "):
+        read_sweep(tmp_path)
+
+
+def test_a_grid_may_grow_but_not_change(tmp_path, digits):
+    prepared(config_of(), tmp_path, digits)
+    assert len(prepared(config_of(seeds=[0, 1, 2]), tmp_path, digits).left) == 12
+    for other, words in (
+        (config_of(), "without vanilla-b60-lr0.01-seed2|without bnp-b60-lr0.01-seed2 and 3 more"),
+        (config_of(tiny(31), seeds=[0, 1, 2]), r"another sweep \(study\)"),
+        (config_of(seeds=[0, 1, 2], threads=2), r"another sweep \(threads\)"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            prepared(other, tmp_path, digits)
+    assert read_sweep(tmp_path).seeds == [0, 1, 2]
+
+
+def test_a_folder_with_anything_else_is_left_alone(tmp_path, digits):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ConfigError, match="not empty and holds no sweep"):
+        prepared(config_of(), tmp_path, digits)
+    with pytest.raises(ConfigError, match="is a file"):
+        prepared(config_of(), tmp_path / "thesis.tex", digits)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_would_fail_is_found_before_anything_is_written(tmp_path, digits):
+    with pytest.raises(ConfigError, match="batch size 2000 exceeds"):
+        prepared(config_of(batch_sizes=[60, 2000]), tmp_path / "out", digits)
+    assert not (tmp_path / "out").exists()
+
+
+def same_runs(one, other):
+    for table in TABLES:
+        pd.testing.assert_frame_equal(open_run(one).table(table), open_run(other).table(table), check_exact=True)
+    states = []
+    for folder in (one, other):
+        with Checkpoints(folder) as checkpoints:
+            states.append(checkpoints.latest(CPU)["model"])
+    assert all(torch.equal(x, states[1][name]) for name, x in states[0].items())
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with threadpool_limits(1):
+        yield
+    torch.set_num_threads(before)
+
+
+def test_two_processes_come_to_what_separate_runs_come_to(tmp_path, digits, one_thread):
+    config = config_of(seeds=[0])
+    ready = prepared(config, tmp_path / "sweep", digits)
+    watcher = Watcher()
+    outcomes = sweep(ready.left, LocalProcesses(2, 1, [CPU], {("digits", ()): digits}), watcher, threads=1)
+    assert [outcome.status for outcome in outcomes.values()] == ["finished"] * 4
+    assert sorted(watcher.began_names) == sorted(outcomes)
+    pids = set()
+    for plan in plan_sweep(config, tmp_path / "alone", CPU):
+        run(plan, digits)
+        same_runs(plan.folder, tmp_path / "sweep" / plan.folder.name)
+        pids.add(read_state(tmp_path / "sweep" / STATES, plan.folder.name).pid)
+    assert len(pids) == 2
+    again = prepared(config, tmp_path / "sweep", digits)
+    assert (again.left, set(again.done)) == ([], set(outcomes))
+
+
+def test_a_diverged_run_is_recorded_and_not_repeated(tmp_path, digits):
+    config = config_of(methods=["vanilla"], seeds=[0], rates=[0.1, 1e30])
+    outcomes = sweep(prepared(config, tmp_path, digits).left, Here(), Watcher(), threads=1)
+    assert outcomes["vanilla-b60-lr1e+30-seed0"].status == "diverged"
+    assert outcomes["vanilla-b60-lr0.1-seed0"].status == "finished"
+    ready = prepared(config, tmp_path, digits)
+    assert ready.left == []
+    assert ready.done["vanilla-b60-lr1e+30-seed0"] == outcomes["vanilla-b60-lr1e+30-seed0"]
+
+
+def test_what_goes_wrong_in_one_run_does_not_stop_the_others(tmp_path, digits):
+    config = config_of(methods=["vanilla"], seeds=[0, 1, 2])
+    ready = prepared(config, tmp_path, digits)
+    (tmp_path / "vanilla-b60-lr0.1-seed1").mkdir()
+    (tmp_path / "vanilla-b60-lr0.1-seed1" / "thesis.tex").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"vanilla-b60-lr0\.1-seed1 is not empty and holds no run"):
+        prepared(config, tmp_path, digits)
+    outcomes = sweep(ready.left, Here(), Watcher(), threads=1)
+    assert {name: o.status for name, o in outcomes.items() if o.status != "finished"} == {
+        "vanilla-b60-lr0.1-seed1": "failed"
+    }
+    assert "is not empty" in outcomes["vanilla-b60-lr0.1-seed1"].message
+
+
+def test_an_error_of_the_program_leaves_a_traceback(tmp_path, digits, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("so it goes\nand on")
+
+    monkeypatch.setattr("hesscond.study.worker.run", broken)
+    ready = prepared(config_of(methods=["vanilla"], seeds=[0], rates=[0.1]), tmp_path, digits)
+    (outcome,) = sweep(ready.left, Here(), Watcher(), threads=1).values()
+    trace = tmp_path / STATES / f"{outcome.name}.traceback"
+    assert (outcome.status, outcome.message) == ("failed", f"ZeroDivisionError: so it goes (see {trace})")
+    assert "def broken" in trace.read_text() or "in broken" in trace.read_text()
+
+
+def test_a_worker_that_breaks_down_is_tried_again_but_not_for_ever(tmp_path, digits):
+    config = config_of(methods=["vanilla"], seeds=[0, 1], rates=[0.1])
+    ready = prepared(config, tmp_path, digits)
+    calls = []
+
+    def unlucky(task):
+        calls.append(task.name)
+        if task.name.endswith("seed0") or calls.count(task.name) == 1:
+            raise RuntimeError("the worker was killed")
+        return Outcome(task.name, "finished")
+
+    executor, watcher = Here(unlucky), Watcher()
+    outcomes = sweep(ready.left, executor, watcher, threads=1)
+    assert outcomes["vanilla-b60-lr0.1-seed1"].status == "finished"
+    assert outcomes["vanilla-b60-lr0.1-seed0"].status == "failed"
+    assert f"broke down {ATTEMPTS} times" in outcomes["vanilla-b60-lr0.1-seed0"].message
+    assert calls.count("vanilla-b60-lr0.1-seed0") == ATTEMPTS
+    assert len(watcher.reasons) == ATTEMPTS
+    assert executor.closed
+
+
+@pytest.mark.parametrize("held", ["sweep", "study"])
+def test_a_run_that_another_process_works_on_is_left_out(tmp_path, digits, held):
+    """By its claim in the sweep's folder, or by the lock of the run itself."""
+    from filelock import FileLock
+
+    config = config_of(methods=["vanilla"], seeds=[0, 1], rates=[0.1])
+    ready = prepared(config, tmp_path, digits)
+    name = "vanilla-b60-lr0.1-seed0"
+    lock = tmp_path / STATES / f"{name}.lock" if held == "sweep" else tmp_path / name / "checkpoints" / "lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        assert is_locked(lock)
+        assert [p.folder.name for p in prepared(config, tmp_path, digits).left] == [p.folder.name for p in ready.left]
+        outcomes = sweep(ready.left, Here(), Watcher(), threads=1)
+    assert {n: o.status for n, o in outcomes.items()} == {name: "busy", "vanilla-b60-lr0.1-seed1": "finished"}
+    assert not (tmp_path / name / "run.sqlite").exists()
+
+
+def test_two_sweeps_in_one_folder_do_each_run_once(tmp_path, digits, one_thread):
+    """Both are handed all runs at the same time; threads of this process stand for processes."""
+    config = config_of(methods=["vanilla"], seeds=[0, 1, 2, 3], rates=[0.1])
+    plans = prepared(config, tmp_path, digits).left
+    found = {}
+
+    def one(number):
+        found[number] = sweep(plans, Here(capacity=1), Watcher(), threads=1)
+
+    both = [threading.Thread(target=one, args=(number,)) for number in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    for plan in plans:
+        assert read_state(tmp_path / STATES, plan.folder.name).starts == 1
+        assert open_run(plan.folder).status == "finished"
+        assert "finished" in {found[number][plan.folder.name].status for number in found}
+
+
+def test_a_stop_file_ends_a_run_and_it_goes_on_to_the_same(tmp_path, digits, one_thread, monkeypatch):
+    study = tiny(60, **{"training.checkpoint_seconds": 0.0})
+    config = config_of(study, methods=["bnp"], seeds=[0], rates=[0.1])
+    (plan,) = prepared(config, tmp_path / "sweep", digits).left
+    stop = tmp_path / "stop"
+    monkeypatch.setattr("hesscond.study.worker.INTERVAL", 0.0)
+
+    task = Task(plan, None, None, 1, stop)
+    seen = []
+
+    def exists(path):
+        seen.append(path)
+        return path == stop and len(seen) > 25
+
+    monkeypatch.setattr(type(stop), "exists", exists, raising=True)
+    outcome = work(task)
+    monkeypatch.undo()
+    assert outcome.status == "interrupted"
+    assert 0 < len(open_run(plan.folder).table("training")) < 60
+    assert work(task).status == "finished"
+    (alone,) = plan_sweep(config, tmp_path / "alone", CPU)
+    run(alone, digits)
+    same_runs(alone.folder, plan.folder)
+    state = read_state(tmp_path / "sweep" / STATES, plan.folder.name)
+    assert (state.starts, state.iteration, state.iterations, state.status) == (2, 60, 60, "finished")
+
+
+def test_a_damaged_state_is_no_obstacle(tmp_path):
+    (tmp_path / "run.json").write_text('{"status": "runn')
+    assert read_state(tmp_path, "run").status == "waiting"
+    (tmp_path / "run.json").write_text(json.dumps({"colour": "red"}))
+    assert read_state(tmp_path, "run").status == "waiting"
+
+
+def frame_of(rows):
+    keys = ("method", "learning_rate", "seed", "status", "loss", "kappa")
+    frame = pd.DataFrame([dict(zip(keys, row, strict=True)) for row in rows])
+    extra = {"batch_size": 60, "accuracy": 0.9, "seconds": 1.0, "kappa_lower": 2.0}
+    return frame.assign(**extra, kappa_preconditioned=frame["kappa"], kappa_preconditioned_lower=2.0)
+
+
+def test_the_best_rate_is_that_of_the_smallest_mean_and_none_that_diverged():
+    rows = [("a", rate, seed, "finished", loss + seed, 10.0 ** (2 + 2 * seed))
+            for rate, loss in ((0.01, 3.0), (0.1, 1.0), (1.0, 2.0)) for seed in (0, 1)]  # fmt: skip
+    rows += [("a", 10.0, 0, "finished", 0.1, 10.0), ("a", 10.0, 1, "diverged", 0.1, 10.0)]
+    rows += [("b", rate, 0, "finished", loss, 10.0) for rate, loss in ((0.1, 1.0), (1.0, 0.5))]
+    rows += [("c", rate, 0, "diverged", 1.0, 10.0) for rate in (0.1, 1.0)]
+    a, b, c = best_frame(frame_of(rows)).to_dict("records")
+    assert (a["learning_rate"], a["edge"], a["seeds"], a["rates"], a["diverged"]) == (0.1, "", 2, 4, 1)
+    assert (a["loss"], a["loss_min"], a["loss_max"]) == (1.5, 1.0, 2.0)
+    assert a["kappa"] == pytest.approx(1e3)
+    assert (a["kappa_min"], a["kappa_max"]) == (1e2, 1e4)
+    assert (b["learning_rate"], b["edge"], b["seeds"]) == (1.0, "highest", 1)
+    assert c["learning_rate"] != c["learning_rate"]
+    assert (c["seeds"], c["diverged"]) == (0, 2)
