@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
-from xml.etree import ElementTree
 
 import numpy as np
 import typer
@@ -16,12 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from hesscond.commands import completion
+from hesscond.commands.junit import Case, write_junit
 from hesscond.commands.options import check_file
 from hesscond.commands.printing import print_table, sign_of_life, stderr, stdout
 from hesscond.errors import ConfigError
 from hesscond.report import margin_figure, save_figure
 from hesscond.report.saving import METADATA
-from hesscond.study.config import LARGEST
+from hesscond.study.sections import LARGEST
 from hesscond.theorems import Claim, Statement, Tally, Verdict, statement, statements, verify
 
 FAILED = 1
@@ -31,7 +34,10 @@ STYLES = {"holds": "green", "violated": "red", "unresolved": "yellow", "not-appl
 
 
 def verify_statements(
-    ids: Annotated[list[str] | None, typer.Argument(help="Statements (hesscond statements).")] = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(help="Statements (hesscond statements).", autocompletion=completion.statement_ids),
+    ] = None,
     all_of_them: Annotated[bool, typer.Option("--all", help="All statements.")] = False,
     trials: Annotated[int | None, typer.Option(help="Random cases of each; what it says itself if not given.")] = None,
     seed: Annotated[int, typer.Option(help="Of the random cases.")] = 0,
@@ -78,7 +84,7 @@ def verify_statements(
     if figure is not None:
         save_figure(margin_figure(verdicts[0]), figure)
     if junit is not None:
-        junit_report(verdicts).write(junit, encoding="utf-8", xml_declaration=True)
+        write_junit(junit, "hesscond verify", list(junit_cases(verdicts)))
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(FAILED)
 
@@ -114,7 +120,10 @@ def list_statements(
     as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False,
     long: Annotated[bool, typer.Option("--long", help="With the whole text of each.")] = False,
 ) -> None:
-    """List the statements that can be verified."""
+    """List the statements that can be verified.
+
+    Example: hesscond statements --long
+    """
     if as_json:
         typer.echo(json.dumps([described(s) for s in statements()], indent=1))
         return
@@ -240,21 +249,15 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def junit_report(verdicts: list[Verdict]) -> ElementTree.ElementTree:
-    """One test case for each claim; a failure is a claim known to hold that was violated."""
-    suite = ElementTree.Element("testsuite", name="hesscond verify", tests="0", failures="0")
-    cases = failures = 0
+def junit_cases(verdicts: list[Verdict]) -> Iterator[Case]:
+    """One for each claim; a failure is a claim known to hold that was violated."""
     for verdict in verdicts:
         for tally in verdict.tallies:
-            cases += 1
-            time = f"{verdict.seconds / len(verdict.tallies):.3f}"
-            case = ElementTree.SubElement(suite, "testcase", classname=verdict.id, name=tally.claim.name, time=time)
+            case = Case(verdict.id, tally.claim.name, verdict.seconds / len(verdict.tallies))
             if not tally.as_expected:
-                failures += 1
                 message = f"violated in {tally.violated} of {verdict.trials} trials, first in {tally.first_violation}"
-                ElementTree.SubElement(case, "failure", message=message).text = tally.claim.text
+                yield replace(case, failure=message, kind="violated", details=tally.claim.text)
             elif tally.status == "not-applicable":
-                ElementTree.SubElement(case, "skipped", message="; ".join(tally.reasons))
-    suite.set("tests", str(cases))
-    suite.set("failures", str(failures))
-    return ElementTree.ElementTree(suite)
+                yield replace(case, skipped="; ".join(tally.reasons))
+            else:
+                yield case

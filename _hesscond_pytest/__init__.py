@@ -1,0 +1,43 @@
+"""Where `hesscond.testing` and its pytest plugin meet: what the assertions of the test that is running need to know.
+
+A package by itself, beside hesscond, because pytest imports the plugin at every start in an environment that has
+hesscond: that must not import torch. And the assertions must not need pytest: only `plugin` imports it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+#: What an assertion can do that the bounds do not decide.
+POLICIES = ("fail", "warn", "skip", "pass")
+#: Name of the properties that carry records from the test to the summary, through xdist and into JUnit reports.
+PROPERTY = "hesscond"
+
+
+@dataclass
+class Running:
+    """A test.
+
+    Attributes
+    ----------
+    unresolved
+        The policy for assertions that do not say.
+    update
+        Whether baselines are written instead of compared with.
+    properties
+        Of the test; records are added here.
+    """
+
+    unresolved: str
+    update: bool
+    properties: list[tuple[str, object]]
+
+    def record(self, entry: dict[str, Any]) -> None:
+        """Keep what was asserted for the summary."""
+        self.properties.append((PROPERTY, json.dumps(entry)))
+
+
+#: The test that is running; None outside of pytest.
+running: Running | None = None

@@ -1,0 +1,134 @@
+"""The pytest plugin of `hesscond.testing`: options, the policy for what is unresolved, a summary of what was asserted.
+
+Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import _hesscond_pytest
+from _hesscond_pytest import POLICIES, PROPERTY, Running
+
+#: Lines of the summary without -v.
+LINES = 20
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the command line and of the ini file."""
+    group = parser.getgroup("hesscond", "condition numbers of Hessians")
+    group.addoption(
+        "--hesscond-unresolved",
+        choices=POLICIES,
+        help="what an assertion does that the bounds of κ do not decide (default: the ini option, or fail)",
+    )
+    group.addoption(
+        "--hesscond-update-baselines",
+        action="store_true",
+        help="write the baselines of assert_no_regression instead of comparing with them",
+    )
+    parser.addini("hesscond_unresolved", "fail | warn | skip | pass: what an undecided assertion does", default="fail")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the ini option, register the marker and the summary."""
+    config.addinivalue_line(
+        "markers", "hesscond(unresolved): the policy of this test for assertions that the bounds of κ do not decide"
+    )
+    checked(config.getini("hesscond_unresolved"), "the ini option hesscond_unresolved")
+    config.pluginmanager.register(Summary(config), "hesscond-summary")
+
+
+def checked(policy: str, where: str) -> str:
+    """The policy, if there is such a one."""
+    if policy not in POLICIES:
+        raise pytest.UsageError(f"{where} is one of {', '.join(POLICIES)}, not {policy!r}")
+    return policy
+
+
+def policy_of(item: pytest.Item) -> str:
+    """The policy of a test: its marker's, else that of the command line, else that of the ini file."""
+    marker = item.get_closest_marker("hesscond")
+    if marker is not None:
+        unknown = [*marker.args, *(name for name in marker.kwargs if name != "unresolved")]
+        if unknown or not marker.kwargs:
+            raise pytest.UsageError(f"{item.nodeid}: write the marker as @pytest.mark.hesscond(unresolved='skip')")
+        return checked(marker.kwargs["unresolved"], f"unresolved of the marker of {item.nodeid}")
+    return item.config.getoption("--hesscond-unresolved") or item.config.getini("hesscond_unresolved")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a bad marker before anything runs."""
+    for item in items:
+        policy_of(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let the assertions of a test know its policy."""
+    before = _hesscond_pytest.running
+    update = bool(item.config.getoption("--hesscond-update-baselines"))
+    _hesscond_pytest.running = Running(policy_of(item), update, item.user_properties)
+    try:
+        return (yield)
+    finally:
+        _hesscond_pytest.running = before
+
+
+@pytest.fixture
+def hesscond_baseline(request: pytest.FixtureRequest) -> Callable[..., Path]:
+    """Where the baselines of this test are: ``hesscond_baseline()``, or ``hesscond_baseline("name")`` for several.
+
+    A file of its own for every test (and parameter), in a folder ``baselines`` beside the test's file: processes of
+    pytest-xdist do not meet.
+    """
+    test = request.node.name
+
+    def path(name: str = "") -> Path:
+        asked = f"{test}-{name}" if name else test
+        plain = re.sub(r"[^\w.-]+", "-", asked, flags=re.ASCII).strip("-")[:80]
+        # two names must not become one
+        suffix = "" if plain == asked else f"-{sha256(asked.encode()).hexdigest()[:8]}"
+        return Path(request.path).parent / "baselines" / Path(request.path).stem / f"{plain}{suffix}.json"
+
+    return path
+
+
+class Summary:
+    """Collects what was asserted, and says it at the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.verbosity = config.get_verbosity()
+        self.found: list[tuple[str, dict[str, Any]]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Read the records off the last report of a test; with xdist this is where they come together."""
+        if report.when == "teardown":
+            for name, value in report.user_properties:
+                if name == PROPERTY:
+                    self.found.append((report.nodeid, json.loads(str(value))))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """A line for each assertion: failed and unresolved ones first."""
+        if not self.found or self.verbosity < -1:
+            return
+        order = ("failed", "unresolved", "written", "passed")
+        ranked = sorted(self.found, key=lambda one: order.index(one[1]["outcome"]))
+        terminalreporter.section("condition numbers", sep="-")
+        shown = ranked if self.verbosity > 0 else ranked[:LINES]
+        for nodeid, entry in shown:
+            colour = {"failed": "red", "unresolved": "yellow"}.get(entry["outcome"], "green")
+            terminalreporter.write(f"{entry['outcome']:<10} ", **{colour: True})
+            terminalreporter.line(f"{nodeid}: {entry['claim']}: {entry['summary']}")
+        if len(shown) < len(ranked):
+            terminalreporter.line(f"… and {len(ranked) - len(shown)} more that hold less to say (-v shows all)")
+        counts = [sum(entry["outcome"] == outcome for _, entry in ranked) for outcome in order]
+        said = ", ".join(f"{count} {outcome}" for count, outcome in zip(counts, order, strict=True) if count)
+        terminalreporter.line(f"{len(ranked)} assertions about condition numbers: {said}")

@@ -1,0 +1,162 @@
+"""``hesscond check``: whether stored runs meet what is expected of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from hesscond.commands import completion
+from hesscond.commands.annotations import annotate, on_github
+from hesscond.commands.exits import UNMET
+from hesscond.commands.junit import Case, write_junit
+from hesscond.commands.options import check_file, choice, collect
+from hesscond.commands.printing import print_table, stdout
+from hesscond.errors import ConfigError
+from hesscond.expectations import Expectation, Outcome, outcomes
+from hesscond.study import StoredRun
+
+POLICIES = ("fail", "pass")
+STYLES = {"met": "green", "failed": "red", "unresolved": "yellow"}
+
+#: Shared with ``hesscond study``.
+Expect = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--expect",
+        metavar="EXPR",
+        help='What must hold in all rows of the log, as "kappa_preconditioned < kappa / 10"; repeatable.',
+    ),
+]
+Unresolved = Annotated[
+    str, typer.Option(help="What an expectation is that the bounds of κ do not decide: fail | pass.")
+]
+
+
+def check(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, or folders that hold some.", autocompletion=completion.runs)
+    ],
+    expect: Expect = None,
+    unresolved: Unresolved = "fail",
+    junit: Annotated[Path | None, typer.Option(help="Write a JUnit report to this file.")] = None,
+    github: Annotated[
+        bool | None,
+        typer.Option(
+            "--github/--no-github", help="Annotate the pull request; by default where GITHUB_ACTIONS is true."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False,
+) -> None:
+    """Check what is expected of stored runs, as far as the bounds of κ decide it; exit code 1 if something is not met.
+
+    A column is one of the tables probe (kappa, kappa_preconditioned, kappa_D, rank, …), evaluation (test_loss,
+    test_accuracy) and training (loss). A comparison must hold in all rows: for each iteration, layer, unit and kind of
+    data. Fewer rows by a filter, kappa[data = train, layer = fc3, iteration > 100]; one value of many by median, mean,
+    min, max or quantile(kappa, 0.9), or last and first (of each layer, unit and kind of data); share(…) >= 0.9
+    and any(…) ask for less than all. METHOD.column compares runs of the same seed. Further: + - * / **, abs, log10,
+    sqrt, < <= > >= == !=, and, or, not, parentheses.
+
+    An expectation is met only if it holds for every value within the bounds, failed only if it holds for none,
+    else unresolved. A run that diverged fails; one that is not finished is unresolved.
+
+    In a shell, with quotation marks around each.
+
+    Example: hesscond check runs/mine --expect "median(kappa_preconditioned) < median(kappa) / 10"
+
+    Example: hesscond check runs/mine --expect "last(bnp.test_accuracy) > last(vanilla.test_accuracy)" --junit k.xml
+    """
+    if not expect:
+        raise ConfigError('say what is expected: --expect "kappa_preconditioned < kappa / 10", for example')
+    check_file("--junit", junit, None)
+    choice("--unresolved", unresolved, POLICIES)
+    expectations = [Expectation.of(text) for text in expect]
+    found = outcomes(expectations, collect(runs))
+    if as_json:
+        typer.echo(json.dumps([as_dict(one, unresolved) for one in found], indent=1))
+    else:
+        show(found)
+    if junit is not None:
+        write_junit(junit, "hesscond check", [as_case(one, unresolved) for one in found])
+    refuse(found, unresolved, github=github, quiet=as_json)
+
+
+def meet(expectations: Sequence[Expectation], runs: Sequence[StoredRun], unresolved: str) -> None:
+    """Check, show and refuse: what ``hesscond study`` does at its end.
+
+    Raises
+    ------
+    typer.Exit
+        Something is not met.
+    """
+    found = outcomes(expectations, runs)
+    show(found)
+    refuse(found, unresolved, github=None, quiet=False)
+
+
+def passes(one: Outcome, unresolved: str) -> bool:
+    """Whether an outcome lets the job go on."""
+    return one.status == "met" or (one.status == "unresolved" and unresolved == "pass")
+
+
+def refuse(found: Sequence[Outcome], unresolved: str, *, github: bool | None, quiet: bool) -> None:
+    """Annotate and leave with exit code 1 if something is not met.
+
+    Raises
+    ------
+    typer.Exit
+        It is not.
+    """
+    refused = [one for one in found if not passes(one, unresolved)]
+    if on_github(github):
+        annotate(found, refused, sys.stderr if quiet else sys.stdout)
+    if refused:
+        raise typer.Exit(UNMET)
+
+
+def show(found: Sequence[Outcome]) -> None:
+    """A row for each outcome, and what was found below it."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), title_justify="left")
+    table.add_column("", no_wrap=True)
+    table.add_column("runs", overflow="fold")
+    table.add_column("expected, and what was found", overflow="fold")
+    for one in found:
+        told = Text(f"{one.expectation}\n")
+        told.append(one.reason, style="dim" if one.status == "met" else "")
+        table.add_row(Text(one.status, style=STYLES[one.status]), Text(one.runs), told)
+    print_table(table)
+    counts = {status: sum(one.status == status for one in found) for status in STYLES}
+    stdout.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
+
+
+def as_case(one: Outcome, unresolved: str) -> Case:
+    """For JUnit: an unresolved outcome that passes is a skipped case."""
+    if passes(one, unresolved):
+        return Case(one.runs, one.expectation, skipped=one.reason if one.status == "unresolved" else None)
+    return Case(one.runs, one.expectation, failure=f"{one.status}: {one.reason}", kind=one.status)
+
+
+def as_dict(one: Outcome, unresolved: str) -> dict[str, Any]:
+    """For JSON; an end that is not known is null."""
+    return {
+        "expectation": one.expectation,
+        "runs": one.runs,
+        "status": one.status,
+        "ok": passes(one, unresolved),
+        "reason": one.reason,
+        "rows": one.rows,
+        "met": one.met,
+        "failed": one.failed,
+        "unresolved": one.unresolved,
+        "unmatched": one.unmatched,
+        "worst": one.worst,
+        "values": {name: [end if math.isfinite(end) else None for end in ends] for name, ends in one.values.items()},
+    }

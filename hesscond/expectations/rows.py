@@ -1,0 +1,186 @@
+"""Values of an expression with the rows of the log that they come from, and how two such are matched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import numpy as np
+
+from hesscond.errors import ConfigError
+from hesscond.expectations.intervals import Interval, Truth
+from hesscond.expectations.syntax import COLUMNS, Condition, did_you_mean
+from hesscond.study.store import TABLES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hesscond.study.store import StoredRun
+
+#: What makes a row of a table the same in another one, or in another run.
+KEYS = ("iteration", "data", "layer", "unit")
+
+Values = TypeVar("Values", Interval, Truth)
+
+
+@dataclass(frozen=True)
+class Found(Generic[Values]):
+    """Values, and the rows that they belong to.
+
+    Attributes
+    ----------
+    values
+        One a row, or a single one (of no row).
+    rows
+        Columns iteration, data, layer, unit, as far as the table has them; None: a single value.
+    unmatched
+        How many rows had no partner.
+    """
+
+    values: Values
+    rows: pd.DataFrame | None = None
+    unmatched: int = 0
+
+    def replaced(self, values: Interval | Truth) -> Found:
+        """Other values of the same rows."""
+        return Found(values, self.rows, self.unmatched)
+
+
+class Log:
+    """The tables of a run, read once."""
+
+    def __init__(self, run: StoredRun) -> None:
+        self.run = run
+        self._tables: dict[str, pd.DataFrame] = {}
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A table; rows that are there twice, once."""
+        if name not in self._tables:
+            table = self.run.table(name)
+            self._tables[name] = table.drop_duplicates([k for k in KEYS if k in table], keep="last")
+        return self._tables[name]
+
+    def column(self, name: str, conditions: Sequence[Condition]) -> Found[Interval]:
+        """The values of a column in the rows that fulfil the conditions, with their bounds.
+
+        Raises
+        ------
+        ConfigError
+            There are no such rows.
+        """
+        table = self.table(COLUMNS[name])
+        if table.empty:
+            raise ConfigError(f"{self.run.folder} has no rows in the table {COLUMNS[name]}, where {name} is")
+        for number, condition in enumerate(conditions):
+            there = table
+            table = table[fulfilled(table, condition)]
+            if table.empty:
+                before = ", ".join(map(str, conditions[:number]))
+                raise ConfigError(
+                    f"no row of the table {COLUMNS[name]} of {self.run.folder} fulfils {condition}"
+                    f"{f' where {before}' if before else ''}: {available(there, condition)}"
+                )
+        rows = table[[k for k in KEYS if k in table]].reset_index(drop=True)
+        return Found(bounded(table, name), rows)
+
+
+def bounded(table: pd.DataFrame, name: str) -> Interval:
+    """A column's values: its interval where the log has one, else the numbers as they are."""
+    if f"{name}_lower" in TABLES[COLUMNS[name]]:
+        return Interval.between(table[f"{name}_lower"], table[f"{name}_upper"])
+    values = table[name].astype(float).to_numpy(dtype=float, na_value=np.nan)
+    if name == "kappa_bnp":
+        # logged without bounds: inf is unresolved
+        return Interval(np.where(np.isinf(values), 1.0, values), values)
+    return Interval.point(values)
+
+
+def fulfilled(table: pd.DataFrame, condition: Condition) -> pd.Series:
+    """Which rows a condition holds for; a missing value fulfils none."""
+    column = table[condition.column]
+    if isinstance(condition.value, str):
+        same = column.astype("string") == condition.value
+        return (same if condition.sign == "==" else ~same).fillna(False).astype(bool)
+    compare = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}[condition.sign]
+    numbers = column.astype("Float64")
+    return getattr(numbers, compare)(condition.value).fillna(False).astype(bool)
+
+
+def available(table: pd.DataFrame, condition: Condition) -> str:
+    """What the column does hold."""
+    known = table[condition.column].dropna().unique()
+    if isinstance(condition.value, str):
+        names = sorted(map(str, known))
+        shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+        return did_you_mean(condition.value, names, otherwise=f"there are {shown}")
+    return f"its values are from {min(known)} to {max(known)}" if len(known) else "it is empty"
+
+
+def matched(a: Found, b: Found, sign: str) -> tuple[Found, Found]:
+    """Both, in the same rows: those that agree in all the columns that both have.
+
+    A single value goes with every row. Values of fewer columns (the training loss has no layer, a last κ no
+    iteration) go with every row that agrees in these.
+
+    Raises
+    ------
+    ConfigError
+        They have no row in common.
+    """
+    if a.rows is None or b.rows is None:
+        rows = a.rows if b.rows is None else b.rows
+        count = () if rows is None else (len(rows),)
+        return tuple(Found(broadcast(one.values, count), rows, one.unmatched) for one in (a, b))  # type: ignore[return-value]
+    if a.rows is b.rows:
+        return a, b
+    if len(b.rows.columns) > len(a.rows.columns):
+        second, first = matched(b, a, sign)
+        return first, second
+    common = [name for name in a.rows if name in b.rows]
+    if len(common) < len(b.rows.columns):
+        raise ConfigError(
+            f"the two sides of {sign} belong to different rows ({', '.join(a.rows)} and {', '.join(b.rows)}): "
+            "take one value of one of them, as median(…) does"
+        )
+    where = keys(b.rows, common).get_indexer(keys(a.rows, common))
+    kept = np.flatnonzero(where >= 0)
+    if not len(kept):
+        raise ConfigError(
+            f"the two sides of {sign} have no row in common ({', '.join(common)} agree in none): put a filter around "
+            "the whole comparison, or take one value of one side, as median(…) does"
+        )
+    rows = a.rows if len(kept) == len(a.rows) else a.rows.iloc[kept].reset_index(drop=True)
+    lost = len(a.rows) - len(kept) + (len(b.rows) - len(set(where[kept])) if len(common) == len(a.rows.columns) else 0)
+    unmatched = max(a.unmatched, b.unmatched, lost)
+    return Found(a.values.take(kept), rows, unmatched), Found(b.values.take(where[kept]), rows, unmatched)
+
+
+def keys(rows: pd.DataFrame, names: list[str]) -> pd.Index:
+    """An index of the rows by some columns."""
+    import pandas as pd
+
+    # as texts: a missing layer or unit equals another
+    return pd.MultiIndex.from_frame(rows[names].astype("string").fillna(""))
+
+
+def broadcast(values: Values, shape: tuple[int, ...]) -> Values:
+    """A single value for every row."""
+    if isinstance(values, Interval):
+        return Interval(*(np.broadcast_to(end, shape or np.shape(end)) for end in (values.lower, values.upper)))
+    ends = (values.certain, values.possible, values.margin)
+    return Truth(*(np.broadcast_to(end, shape or np.shape(end)) for end in ends))
+
+
+def at_end(found: Found[Interval], which: str) -> Found[Interval]:
+    """The values of the last (or first) iteration, for each layer, unit and kind of data by itself."""
+    if found.rows is None or "iteration" not in found.rows:
+        return found
+    ordered = found.rows.sort_values("iteration", kind="stable")
+    series = [name for name in found.rows if name != "iteration"]
+    if not series:
+        where = ordered.index[-1 if which == "last" else 0]
+        return Found(found.values.take(where), None, found.unmatched)
+    ends = ordered.drop_duplicates(series, keep="last" if which == "last" else "first").index.sort_values()
+    rows = found.rows.loc[ends, series].reset_index(drop=True)
+    return Found(found.values.take(ends.to_numpy()), rows, found.unmatched)

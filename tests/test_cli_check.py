@@ -1,0 +1,185 @@
+"""`hesscond check`, and `--expect` of `hesscond study`."""
+
+import json
+import math
+from xml.etree import ElementTree
+
+import pytest
+from expectations.expectation_runs import probe_row
+
+from hesscond.commands.annotations import escaped, escaped_property
+from hesscond.commands.junit import Case, junit_report
+from hesscond.study.store import RunLog
+
+MET, FAILED, OPEN = "kappa < 200", "kappa_preconditioned > 50", "kappa_preconditioned < 12"
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a run of three probed iterations, the last κ(PᵀHP) unresolved."""
+
+    def run(method="bnp", seed=0, status="finished", message="", name=None):
+        folder = tmp_path / (name or f"{method}-seed{seed}")
+        config = {
+            "name": "fc-test",
+            "description": "made up",
+            "data": {"name": "digits"},
+            "model": {"hidden": [4]},
+            "training": {"batch_size": 60, "iterations": 3},
+            "probe": {"layers": ["fc3"], "units": [3], "every": 1},
+            "run": {"method": method, "seed": seed, "learning_rate": 0.1},
+        }
+        log = RunLog(folder, config)
+        for iteration in range(3):
+            log.training(iteration, 0, 2.0 - 0.5 * iteration)
+            pre = (11.0, math.inf) if iteration == 2 else (10.0, 10.0)
+            log.commit(probe=[probe_row(iteration, kappa=(100.0, 101.0), pre=pre)])
+        log.commit(evaluation=[{"iteration": 3, "epoch": 1, "test_loss": 0.5, "test_accuracy": 0.9}])
+        log.close(status, message)
+        return folder
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def not_on_github(monkeypatch):
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("expressions", "policy", "code"),
+    [
+        ([MET], "fail", 0),
+        ([MET, FAILED], "fail", 1),
+        ([MET, OPEN], "fail", 1),
+        ([MET, OPEN], "pass", 0),
+        ([OPEN, FAILED], "pass", 1),
+        (["last(loss) < first(loss) / 1.5 and last(test_accuracy) >= 0.9"], "fail", 0),
+    ],
+)
+def test_the_exit_code_says_whether_all_is_met(call_cli, write, expressions, policy, code):
+    options = [part for expression in expressions for part in ("--expect", expression)]
+    result = call_cli("check", write(), *options, "--unresolved", policy)
+    assert (result.code, result.err) == (code, "")
+    for expression in expressions:
+        assert expression in result.out
+    assert "::" not in result.out
+
+
+def test_what_decides_is_shown(call_cli, write):
+    result = call_cli("check", write(), "--expect", OPEN)
+    assert "undecided in 1 of 3 rows (holds in 2), as at iteration 2, batch, layer fc3, unit 3" in result.out
+    assert "kappa_preconditioned = ≥ 11" in result.out
+    assert "1 unresolved" in result.out
+
+
+def test_json(call_cli, write):
+    result = call_cli("check", write(), "--expect", MET, "--expect", OPEN, "--json", "--github")
+    assert result.code == 1
+    met, unresolved = json.loads(result.out)
+    assert (met["status"], met["ok"], met["rows"], met["runs"]) == ("met", True, 3, "bnp-seed0")
+    assert (unresolved["status"], unresolved["ok"]) == ("unresolved", False)
+    assert (unresolved["met"], unresolved["failed"], unresolved["unresolved"]) == (2, 0, 1)
+    assert unresolved["worst"] == {"iteration": 2, "data": "batch", "layer": "fc3", "unit": 3}
+    assert unresolved["values"] == {"kappa_preconditioned": [11.0, None]}
+    assert result.err.startswith("::error title=unresolved%3A kappa_preconditioned < 12 (bnp-seed0)::undecided")
+
+
+def test_junit_counts_what_is_in_it(call_cli, write, tmp_path):
+    report = tmp_path / "report.xml"
+    options = ["--expect", MET, "--expect", FAILED, "--expect", OPEN, "--junit", report]
+    assert call_cli("check", write(), *options, "--unresolved", "pass").code == 1
+    suite = ElementTree.parse(report).getroot()
+    assert (suite.tag, suite.get("name")) == ("testsuite", "hesscond check")
+    assert [suite.get(key) for key in ("tests", "failures", "errors", "skipped")] == ["3", "1", "0", "1"]
+    met, failed, skipped = suite
+    assert [case.get("name") for case in suite] == [MET, FAILED, OPEN]
+    assert {case.get("classname") for case in suite} == {"bnp-seed0"}
+    assert len(met) == 0
+    assert failed.find("failure").get("type") == "failed"
+    assert "fails in 2 of 3 rows" in failed.find("failure").get("message")
+    assert "undecided" in skipped.find("skipped").get("message")
+    call_cli("check", write(name="again"), *options)
+    kinds = [found.get("type") for found in ElementTree.parse(report).getroot().iter("failure")]
+    assert kinds == ["failed", "unresolved"]
+
+
+def test_junit_survives_any_text():
+    text = "\x00\x1b[31m <script>&\"' \ud800 \ufffe é"
+    root = junit_report(text, [Case(text, text, failure=text)]).getroot()
+    again = ElementTree.fromstring(ElementTree.tostring(root, encoding="utf-8"))
+    assert again.find("testcase/failure").text == "��[31m <script>&\"' � � é"
+
+
+def test_github(call_cli, write, monkeypatch):
+    folder = write()
+    options = ["--expect", MET, "--expect", OPEN, "--expect", FAILED, "--unresolved", "pass"]
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    lines = [line for line in call_cli("check", folder, *options).out.splitlines() if line.startswith("::")]
+    assert [line.split(" title=")[0] for line in lines] == ["::warning", "::error"]
+    assert "::" not in call_cli("check", folder, *options, "--no-github").out
+    assert escaped("a%b\r\nc::d") == "a%25b%0D%0Ac::d"
+    assert escaped_property("a:b,c\n") == "a%3Ab%2Cc%0A"
+
+
+def test_methods_side_by_side(call_cli, write, tmp_path):
+    for method in ("bnp", "vanilla"):
+        for seed in (0, 1):
+            write(method, seed)
+    text = "bnp.kappa_preconditioned[iteration < 2] < vanilla.kappa / 2"
+    result = call_cli("check", tmp_path, "--expect", text, "--json")
+    assert [(one["runs"], one["status"], one["rows"]) for one in json.loads(result.out)] == [
+        ("bnp, vanilla seed 0", "met", 2), ("bnp, vanilla seed 1", "met", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "said"),
+    [
+        ("diverged", "failed", "bnp-seed0 diverged: loss is nan"),
+        ("interrupted", "unresolved", "bnp-seed0 is not finished (interrupted)"),
+    ],
+)
+def test_runs_that_did_not_come_to_their_end(call_cli, write, status, found, said):
+    result = call_cli("check", write(status=status, message="loss is nan"), "--expect", MET, "--json")
+    assert result.code == 1
+    (one,) = json.loads(result.out)
+    assert (one["status"], one["reason"]) == (found, said)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ([], "say what is expected"),
+        (["--expect", "kapa < 3"], "at character 1, 'kapa' is not a column of the log: did you mean kappa?"),
+        (["--expect", "kappa < (3"], "')' is missing"),
+        (["--expect", "vanilla.kappa < 3"], "none of the runs is of method 'vanilla': they are of bnp"),
+        (["--expect", "kappa[layer = fc1] < 3"], "did you mean fc3?"),
+        (["--expect", MET, "--unresolved", "skip"], "fail, pass"),
+        (["--expect", MET, "--junit", "nowhere/report.xml"], "there is no folder nowhere"),
+    ],
+)
+def test_bad_use_is_one_sentence(call_cli, write, options, complaint):
+    result = call_cli("check", write(), *options)
+    assert (result.code, result.out) == (2, "")
+    assert complaint in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_a_folder_without_runs(call_cli, tmp_path):
+    assert call_cli("check", tmp_path, "--expect", MET).code == 2
+
+
+def test_a_study_that_must_meet_something(call_cli, tmp_path, monkeypatch):
+    study = ["study", "fc-digits", "--method", "bnp", "--iterations", "3", "--out"]
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    met = "kappa >= 1 or kappa_preconditioned >= 1"
+    done = call_cli(*study, tmp_path / "run", "--expect", met, "--expect", "last(loss) < 0")
+    assert done.code == 1
+    assert "1 met, 1 failed" in done.out
+    assert "::error title=failed%3A last(loss) < 0 (bnp-seed0)::does not hold" in done.out
+    assert call_cli("check", tmp_path / "run", "--expect", met).code == 0
+    for wrong in ("kapa < 3", "vanilla.loss < 3"):
+        refused = call_cli(*study, tmp_path / "never", "--expect", wrong)
+        assert refused.code == 2
+        assert not (tmp_path / "never").exists()

@@ -1,0 +1,223 @@
+"""Assertions against condition numbers from numpy, and the decisions they make from bounds."""
+
+import itertools
+import math
+import unittest
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from testing.testing_cases import least_squares, with_a_dead_unit
+from torch import nn
+
+from hesscond import probe
+from hesscond.errors import ConfigError
+from hesscond.testing import (
+    Assertion,
+    ConditionNumberError,
+    Finding,
+    UnresolvedError,
+    UnresolvedWarning,
+    assert_condition_number,
+    assert_preconditioner_improves,
+    assert_statement,
+)
+from hesscond.testing.decisions import conclude
+from hesscond.theorems import Claim, Outcome, Statement, register
+from hesscond.theorems.base import _REGISTRY
+
+EPS = 1e-9
+
+
+def test_a_limit_beside_the_truth():
+    *case, truth = least_squares([1.0, 30.0])
+    assert assert_condition_number(*case, below=truth * (1 + EPS)).outcome == "passed"
+    assert assert_condition_number(*case, above=truth * (1 - EPS), below=2 * truth).outcome == "passed"
+    for limit in (
+        {"below": truth * (1 - EPS)},
+        {"above": truth * (1 + EPS)},
+        {"above": truth / 2, "below": truth / 1.5},
+    ):
+        with pytest.raises(ConditionNumberError, match="the bounds decide against it"):
+            assert_condition_number(*case, **limit)
+
+
+def test_a_limit_inside_the_bounds_is_not_decided():
+    *case, _ = least_squares([1.0, 30.0])
+    (found,) = assert_condition_number(*case, below=1e9).findings
+    kappa = float(found.told.split()[-1])
+    assert kappa > 1
+    value = probe(*case)["model"].kappa[0]
+    middle = (value.lower + value.upper) / 2
+    assert value.lower < middle < value.upper
+    with pytest.raises(UnresolvedError, match="the bounds do not decide"):
+        assert_condition_number(*case, below=middle)
+    for policy, outcome in (("pass", "unresolved"), ("warn", "unresolved")):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert assert_condition_number(*case, above=middle, unresolved=policy).outcome == outcome
+        assert [one.category for one in caught] == [UnresolvedWarning] * (policy == "warn")
+    with pytest.raises(unittest.SkipTest):
+        assert_condition_number(*case, below=middle, unresolved="skip")
+
+
+def test_an_improvement_beside_the_truth():
+    *case, truth = least_squares([1.0, 1000.0, 0.01])
+    inputs = case[2][0]
+    extended = torch.hstack([torch.ones(len(inputs), 1).double(), inputs])
+    P = torch.diag(1 / extended.norm(dim=0))
+    singular = torch.linalg.svdvals(extended @ P)
+    gain = truth / float((singular[0] / singular[-1]) ** 2)
+    assert gain > 1e6
+    assert assert_preconditioner_improves(*case, P, factor=gain * (1 - 1e-6)).outcome == "passed"
+    with pytest.raises(ConditionNumberError, match="κ\\(H\\)/κ\\(PᵀHP\\)"):
+        assert_preconditioner_improves(*case, P, factor=gain * (1 + 1e-6))
+    assert assert_preconditioner_improves(*case, "bnp", factor=1e6).outcome == "passed"
+    # the identity gains nothing, and its bounds lie on both sides of 1
+    with pytest.raises(UnresolvedError):
+        assert_preconditioner_improves(*case, torch.eye(4).double())
+
+
+def test_a_message_says_what_was_measured_and_is_short():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 40), nn.Tanh(), nn.Linear(40, 1)).double()
+    batch = torch.randn(50, 5).double(), torch.randn(50, 1).double()
+    with pytest.raises(ConditionNumberError) as caught:
+        assert_condition_number(model, nn.MSELoss(), batch, layer="0", below=1.5)
+    lines = str(caught.value).splitlines()
+    assert len(lines) <= 10
+    assert lines[0].startswith("expected κ < 1.5, and the bounds decide against it: 0 of 40 units hold, 40 do not")
+    assert lines[2].split()[:4] == ["layer", "unit", "κ", "width"]
+    assert {"rank", "cutoff", "gap", "solver"} <= set(lines[2].split())
+    assert lines[-1] == "… and 34 more"
+    kappas = [float(line.split()[2]) for line in lines[3:-1]]
+    assert kappas == sorted(kappas, reverse=True)
+    assert isinstance(caught.value, AssertionError)
+    assert len(caught.value.assertion.findings) == 40
+
+
+def test_a_zero_hessian_decides_nothing_whatever_the_limit():
+    case = with_a_dead_unit()
+    for limit in ({"below": 1e300}, {"above": 1e-300}):
+        with pytest.raises(UnresolvedError, match="zero Hessian"):
+            assert_condition_number(*case, layer="0", **limit)
+    assert assert_condition_number(*case, layer="0", unit=0, below=1e6).outcome == "passed"
+    assert assert_condition_number(*case, layer="0", below=1e6, share=0.5).outcome == "passed"
+
+
+@pytest.mark.parametrize("level", ["layer", "network"])
+def test_other_levels(level):
+    *case, truth = least_squares([1.0, 30.0])
+    assert assert_condition_number(*case, below=truth * (1 + 1e-6), above=truth * (1 - 1e-6), level=level)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=6), st.sampled_from([0.2, 0.5, 2 / 3, 1.0]))
+def test_a_share_is_decided_if_all_ways_to_decide_the_rest_agree(holds, share):
+    findings = tuple(Finding(one, 1.0, {"layer": "a"}, "", "") for one in holds)
+    found = conclude_or_say(Assertion("x", findings, share))
+    open_ones = holds.count(None)
+    answers = {
+        sum(one is True for one in holds) + sum(rest) >= share * len(holds) - 1e-9
+        for rest in itertools.product([True, False], repeat=open_ones)
+    }
+    assert found == {True: "passed", False: "failed"}.get(answers.pop() if len(answers) == 1 else None, "unresolved")
+
+
+def conclude_or_say(assertion):
+    try:
+        return conclude(assertion, "pass").outcome
+    except UnresolvedError:
+        return "unresolved"
+    except ConditionNumberError:
+        return "failed"
+
+
+def test_statements_on_random_cases():
+    assert assert_statement("bnp-theorem-4", trials=10, seed=3).outcome == "passed"
+    with pytest.raises(ConditionNumberError, match="expected wc-theorem-1 to hold, and the bounds decide against it"):
+        assert_statement("wc-theorem-1", trials=5)
+    assert assert_statement("wc-theorem-1", trials=5, status="violated").outcome == "passed"
+    with pytest.raises(ConditionNumberError):
+        assert_statement("van-der-sluis", trials=5, status="violated")
+
+
+@pytest.fixture
+def half_open():
+    """A statement of which every other trial is not decided."""
+
+    @register
+    class HalfOpen(Statement):
+        id, title, source, text = "half-open", "one of two", "nobody", "All numbers are numbers."
+        hypotheses = ()
+        claims = (Claim("a number", "x = x", True), Claim("never", "x > 1", True))
+        count = 0
+
+        def trial(self, rng):
+            HalfOpen.count += 1
+            first = Outcome("holds", 0.5) if HalfOpen.count % 2 else Outcome("unresolved", reason="tired")
+            return [first, Outcome("not-applicable", reason="x ≤ 1")]
+
+    yield HalfOpen
+    del _REGISTRY["half-open"]
+
+
+def test_open_trials_and_claims_that_never_apply_are_unresolved(half_open):
+    with pytest.raises(UnresolvedError, match="0 of 2 published claims hold, 0 do not, 2 undecided") as caught:
+        assert_statement("half-open", trials=8)
+    assert "tired" in str(caught.value)
+    half_open.claims = half_open.claims[:1]
+    trial = half_open.trial
+    half_open.trial = lambda self, rng: trial(self, rng)[:1]
+    assert assert_statement("half-open", trials=8, decided=0.5).outcome == "passed"
+    with pytest.raises(UnresolvedError):
+        assert_statement("half-open", trials=8, decided=0.51)
+
+
+def test_a_statement_on_a_layer_is_checked_on_its_own_inputs():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    case = {
+        "model": model,
+        "loss_fn": nn.MSELoss(),
+        "batch": (torch.randn(40, 4).double(), torch.randn(40, 2).double()),
+    }
+    found = assert_statement("bnp-theorem-4", **case, layer="2")
+    assert found.outcome == "passed"
+    assert "2 of 2 units" in found.summary
+    # a weight whose rows, once scaled, are worse conditioned than the best scaling: the false theorem fails on it
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[2.0, 1, 0, 0], [-1, -1, -2, 0], [-2, -2, -2, 0]]))
+    with pytest.raises(ConditionNumberError, match="expected wc-theorem-1 to hold"):
+        assert_statement("wc-theorem-1", **case, layer="0")
+    assert assert_statement("wc-theorem-1", **case, layer="0", unit=[0, 2], status="violated").outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda case: assert_condition_number(*case), "give a limit"),
+        (lambda case: assert_condition_number(*case, below=math.inf), "positive finite"),
+        (lambda case: assert_condition_number(*case, below=3, share=0), "share must lie"),
+        (lambda case: assert_condition_number(*case, below=3, layer="fc9"), "no layer 'fc9'"),
+        (lambda case: assert_condition_number(*case, below=3, unresolved="maybe"), "fail, warn, skip, pass"),
+        (lambda case: assert_condition_number(*case[:2], iter([case[2]]), below=3), "read only once"),
+        (lambda case: assert_preconditioner_improves(*case, "bnpp"), "bnpp"),
+        (lambda case: assert_preconditioner_improves(*case, None), "say which preconditioner"),
+        (lambda case: assert_preconditioner_improves(*case, "bnp", factor=-1), "factor must be"),
+        (lambda case: assert_statement("nothing"), "unknown statement"),
+        (lambda case: assert_statement("bnp-theorem-4", status="open"), "holds, violated"),
+        (lambda case: assert_statement("bnp-theorem-4", model=case[0]), "give all of them"),
+        (
+            lambda case: assert_statement("cwo-rate", model=case[0], loss_fn=case[1], batch=case[2], layer="model"),
+            "does not speak of a layer",
+        ),
+    ],
+)
+def test_bad_use_is_one_sentence_and_no_failed_assertion(call, complaint):
+    *case, _ = least_squares([1.0, 2.0])
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        call(case)
+    assert "\n" not in str(caught.value)
