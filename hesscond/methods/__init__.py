@@ -13,6 +13,7 @@ from hesscond.methods.composed import Composed
 from hesscond.methods.equilibration import Equilibration
 from hesscond.methods.four_things import FourThings
 from hesscond.methods.normalization import GroupNormalization, InstanceNormalization, LayerNormalization
+from hesscond.methods.optimal_diagonal import OptimalDiagonal
 from hesscond.methods.preprocessing import MinMax, Standardization
 from hesscond.methods.registry import Spec, method_class, options, parse, register, registered
 from hesscond.methods.regularization import L2, GradientRegularization
@@ -41,6 +42,7 @@ __all__ = [
     "LayerNormalization",
     "Method",
     "MinMax",
+    "OptimalDiagonal",
     "RMSProp",
     "Spec",
     "Sphere",

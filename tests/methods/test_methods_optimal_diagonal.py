@@ -1,0 +1,269 @@
+"""The certified optimal diagonal as a method: D against other diagonals, scipy and mpmath, the step against numpy."""
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from methods.contract import MethodContract, stacked_gradient
+from scipy.optimize import minimize
+from torch import nn
+
+import hesscond
+from hesscond.capture import capture
+from hesscond.errors import ConfigError
+from hesscond.methods import OptimalDiagonal, parse
+from hesscond.methods.optimal_diagonal import extended_factors
+
+
+class TestVariants(MethodContract):
+    specs = ("optimal-diagonal:update_every=30,epsilon=0.1,rho=0.5,rtol=0.1",)
+
+
+def dense(bias=True, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 4, bias=bias), nn.Tanh(), nn.Linear(4, 3, bias=bias)).double()
+
+
+def convolutional(groups=1, bias=True, seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(4, 4, 2, padding=1, groups=groups, bias=bias), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)
+    ).double()
+    model(images(2)[0])
+    return model
+
+
+def vectors(samples, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(5, 5, generator=g, dtype=torch.float64) * torch.logspace(-2, 2, 5, dtype=torch.float64)
+    x = torch.randn(samples, 5, generator=g, dtype=torch.float64) @ mixing + torch.arange(5)
+    return x, torch.randint(0, 3, (samples,), generator=g)
+
+
+def images(samples, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 4, 3, 3, generator=g, dtype=torch.float64) + torch.arange(4).view(-1, 1, 1)
+    return x, torch.randint(0, 3, (samples,), generator=g)
+
+
+def extended(layer, x):
+    """Ĥ of the first layer, (G, rows, n̂) numpy, by torch's unfold."""
+    if isinstance(layer, nn.Linear):
+        rows = x[:, None]
+    else:
+        patches = nn.functional.unfold(x, layer.kernel_size, padding=layer.padding).movedim(1, 2)
+        rows = patches.reshape(-1, layer.groups, layer.weight[0].numel())
+    rows = rows.transpose(0, 1)
+    return (torch.cat([torch.ones_like(rows[..., :1]), rows], 2) if layer.bias is not None else rows).numpy()
+
+
+CASES = {
+    "dense": (dense, vectors),
+    "dense, no bias": (lambda: dense(bias=False), vectors),
+    "convolution": (convolutional, images),
+    "groups": (lambda: convolutional(groups=2), images),
+    "groups, no bias": (lambda: convolutional(groups=2, bias=False), images),
+}
+
+
+def kappa(F):
+    """κ⁺ of a matrix of full column rank, or with as many columns as live ones."""
+    return np.linalg.cond(F)
+
+
+def data_diagonal(model, x, **options):
+    """D of each group of the first layer in the coordinates of the data, (G, n̂)."""
+    inputs = capture(model, nn.MSELoss(), (x, torch.zeros_like(model(x))), ["0"])["0"].inputs
+    statistics = OptimalDiagonal.data_statistics("0", inputs, **options)
+    P = OptimalDiagonal.data_preconditioner(statistics, inputs.geometry)
+    per_group = inputs.geometry.units // inputs.geometry.groups
+    order = inputs.geometry.n_params
+    return [P.of_unit(g * per_group).matrix(order).diagonal().numpy() for g in range(inputs.geometry.groups)]
+
+
+def descended(F):
+    """The smallest κ(FD) that scipy finds over log d from several starts."""
+    n = F.shape[1]
+    starts = [np.zeros(n), -np.log(np.linalg.norm(F, axis=0)), np.random.default_rng(0).normal(size=n)]
+    found = []
+    for start in starts:
+        point = start
+        for _ in range(2):
+            point = minimize(lambda t: np.log(kappa(F * np.exp(t))), point, method="Powell").x
+        found.append(kappa(F * np.exp(point)))
+    return min(found)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scipy_finds_nothing_better(case):
+    make, data = CASES[case]
+    model, (x, _) = make(), data(60)
+    for H, d in zip(extended(model[0], x), data_diagonal(model, x), strict=True):
+        assert (d > 0).all()
+        best = descended(H) if H.shape[1] <= 6 else np.inf
+        assert kappa(H * d) <= best * (1 + 1e-5)
+        assert kappa(H * d) < kappa(H)
+        # Powell is a local search: it comes near, from at least one of its starts
+        if best < np.inf:
+            assert best <= kappa(H * d) * 1.05
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**16),
+    decades=st.floats(0, 6),
+    exponents=st.lists(st.floats(-2, 2), min_size=6, max_size=6),
+    size=st.sampled_from([1.0, 1e-1, 1e-3]),
+)
+def test_no_other_diagonal_is_better(seed, decades, exponents, size):
+    """Neither any diagonal, nor a neighbour of the one found; and D⁻¹ follows the scales of the features."""
+    generator = np.random.default_rng(seed)
+    features = generator.normal(size=(30, 5)) @ generator.normal(size=(5, 5)) + generator.normal(size=5)
+    features *= 10.0 ** generator.uniform(-decades / 2, decades / 2, 5)
+    model = dense()
+    (d,) = data_diagonal(model, torch.from_numpy(features))
+    (H,) = extended(model[0], torch.from_numpy(features))
+    other = 10.0 ** (size * np.array(exponents))
+    reached = float(mp_cond(H * d))
+    assert reached <= float(mp_cond(H * (d * other))) * (1 + 2e-6)
+    assert reached <= float(mp_cond(H * other)) * (1 + 2e-6)
+
+
+def mp_cond(F):
+    """κ in 40 digits: the input, as it is, is exact."""
+    with mpmath.workdps(40):
+        G = mpmath.matrix(F.tolist())
+        values = mpmath.eigsy(G.T * G, eigvals_only=True)
+        return mpmath.sqrt(max(values) / min(values))
+
+
+def test_its_factor_is_that_of_the_rows():
+    x, _ = vectors(20)
+    shifted = x + 1e3
+    for bias in (True, False):
+        model = dense(bias)
+        inputs = capture(model, nn.MSELoss(), (shifted, torch.zeros(20, 3, dtype=torch.float64)), ["0"])["0"].inputs
+        (F,) = extended_factors(OptimalDiagonal.data_statistics("0", inputs), bias=bias)
+        (H,) = extended(model[0], shifted)
+        np.testing.assert_allclose((F.T @ F).numpy(), H.T @ H / 20, rtol=1e-12)
+        s = np.linalg.svd(F.numpy(), compute_uv=False)[: H.shape[1]]
+        np.testing.assert_allclose(s, np.linalg.svd(H / 20**0.5, compute_uv=False), rtol=1e-9)
+
+
+def test_dead_constant_and_collinear_features():
+    """κ⁺ with them is at most that of D for what is left: they can be switched off, and never make it worse."""
+    x, _ = vectors(40)
+    zeros, constant = torch.zeros(40, 1, dtype=torch.float64), torch.full((40, 1), 0.1, dtype=torch.float64)
+    collinear = x[:, :1] * 3 - x[:, 1:2]
+    (plain,) = data_diagonal(dense(), x)
+    small = kappa(extended(dense()[0], x)[0] * plain)
+    wide = torch.cat([x, zeros, constant, collinear], 1)
+    model = nn.Sequential(nn.Linear(8, 3)).double()
+    (d,) = data_diagonal(model, wide)
+    assert np.isfinite(d).all()
+    assert (d > 0).all()
+    assert d[6] == pytest.approx(np.delete(d, 6).max())
+    s = np.linalg.svd(extended(model[0], wide)[0] * d, compute_uv=False)
+    assert s[6] < 1e-12 * s[0]  # six columns are independent
+    assert s[0] / s[5] <= small * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_that_of_the_formula(case):
+    """C̃ of the forgotten rows in numpy; for it the D of the method must be as good as the certified bound says."""
+    make, data = CASES[case]
+    model = make()
+    method = parse("optimal-diagonal:rho=0.7,epsilon=0.05,update_every=2,rtol=0.001").create(model)
+    layer, bias = model[0], model[0].bias is not None
+    groups = layer.groups if "groups" in case else 1
+    C, mass = 0, 0
+    for step, samples in enumerate((6, 1, 3, 9)):
+        x, y = data(samples, step)
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        raw = stacked_gradient(layer).numpy()
+        method.transform_gradients()
+        H = extended(layer, x)
+        C, mass = 0.7 * C + H.transpose(0, 2, 1) @ H, 0.7 * mass + H.shape[1]
+        n = H.shape[2]
+        if step % 2 == 0:
+            traces = np.trace(C, axis1=1, axis2=2) / mass / n
+            damped = C / mass + 0.05 * traces[:, None, None] * np.eye(n)
+        d = method.layers["0"].d.numpy()
+        for g in range(groups):
+            scaled = d[g][:, None] * damped[g] * d[g]
+            assert np.trace(scaled) == pytest.approx(n, rel=1e-9)
+            best = hesscond.optimal_diagonal_scaling(np.linalg.cholesky(damped[g]).T, side="column", rtol=1e-6)
+            assert best.lower <= np.sqrt(np.linalg.cond(scaled)) * (1 + 1e-9)
+            assert np.sqrt(np.linalg.cond(scaled)) <= best.upper * 1.001
+        assert 1 <= method.certified_gap("0") <= 1.0011
+        q2 = max((n - bias) / samples, 1 if isinstance(layer, nn.Linear) else 4)
+        truth = raw * np.repeat(d**2, len(raw) // groups, axis=0) / q2
+        np.testing.assert_allclose(stacked_gradient(layer).numpy(), truth, rtol=1e-12)
+
+
+def test_the_same_run_twice_is_the_same_bit_for_bit():
+    found = []
+    for _ in range(2):
+        model = dense()
+        method = parse("optimal-diagonal:update_every=3").create(model)
+        optimizer = method.optimizer(0.1)
+        for step in range(7):
+            x, y = vectors(4, step)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            method.transform_gradients()
+            optimizer.step()
+        found.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_probe_by_name_is_no_worse_than_any_diagonal_up_to_S():
+    """For a quadratic loss S is a multiple of I, and κ(PᵀHP) = κ(ĤD)² itself; streamed or as one batch."""
+    model, (x, _) = nn.Sequential(nn.Linear(5, 2)).double(), vectors(50)
+    data = (x, torch.zeros(50, 2, dtype=torch.float64))
+    (H,) = extended(model[0], x)
+    truth = hesscond.optimal_diagonal_scaling(H, side="column")
+    halves = [(data[0][:20], data[1][:20]), (data[0][20:], data[1][20:])]
+    for points in (data, halves):
+        found = hesscond.probe(model, nn.MSELoss(), points, method="optimal-diagonal")["0"]
+        for value in map(float, found.kappa):
+            assert truth.lower**2 * (1 - 1e-9) <= value <= truth.upper**2 * (1 + 3e-6)
+    plain = [float(k) for k in hesscond.probe(model, nn.MSELoss(), data)["0"].kappa]
+    assert value < plain[0] / 10
+
+
+@pytest.mark.parametrize(
+    "options", [{"rho": 1.0}, {"epsilon": 0.0}, {"update_every": 0}, {"rtol": 1.0}, {"rtol": 0.0}, {"widest": 0}]
+)
+def test_options_out_of_their_range_are_refused(options):
+    with pytest.raises(ConfigError, match="0 ≤ rho < 1"):
+        OptimalDiagonal(dense(), **options)
+
+
+def test_wide_layers_are_refused_until_asked_for():
+    model = nn.Sequential(nn.Linear(400, 3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(ConfigError, match="'0' has 401 parameters a unit, more than widest=300"):
+        parse("optimal-diagonal").create(model)
+    x = torch.randn(4, 400)
+    with pytest.raises(ConfigError, match="more than widest=300"):
+        hesscond.probe(model, nn.CrossEntropyLoss(), (x, torch.zeros(4, dtype=torch.int64)), method="optimal-diagonal")
+    assert parse("optimal-diagonal:widest=401").create(model).preconditioner("0") is not None
+    chosen = parse("optimal-diagonal:layers=2").create(model)
+    assert chosen.preconditioner("0") is None
+    assert chosen.certified_gap("0") is None
+
+
+def test_a_layer_that_sees_nothing_but_zeros_stays_as_it_is():
+    model = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
+    method = parse("optimal-diagonal").create(model)
+    model(torch.zeros(4, 3, dtype=torch.float64)).square().sum().backward()
+    method.transform_gradients()
+    assert torch.equal(method.layers["0"].d, torch.ones(1, 3, dtype=torch.float64))
+
+
+def test_transposed_convolutions_are_refused():
+    with pytest.raises(ConfigError, match="not defined for transposed"):
+        parse("optimal-diagonal").create(nn.Sequential(nn.ConvTranspose2d(1, 2, 2)))
