@@ -38,7 +38,7 @@ from hesscond.report.saving import METADATA
 from hesscond.spectra.density import density as spectral_density
 from hesscond.spectra.measure import Density
 from hesscond.study import resolve_device
-from hesscond.study.config import LARGEST
+from hesscond.study.sections import LARGEST
 from hesscond.target import Target, load_target
 
 if TYPE_CHECKING:

@@ -1,68 +1,131 @@
-"""``hesscond figure`` and ``hesscond table``: from stored runs."""
+"""``hesscond figure`` and ``hesscond table``: from stored runs, and from what other commands wrote."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from hesscond.commands.options import collect
-from hesscond.commands.printing import print_table, stdout
+from hesscond.commands import completion
+from hesscond.commands.options import check_file, collect
+from hesscond.commands.printing import print_table, sign_of_life, stdout
 from hesscond.errors import ConfigError
-from hesscond.report import (
-    conditioning_figure,
-    gain_figure,
-    save_figure,
-    statement_frame,
-    statement_table,
-    summary_frame,
-    summary_table,
-)
+from hesscond.report import COLUMN, FIGURES, TABLES, Page, probe_figure, save_figure, venue_page
+from hesscond.report.probed_rows import read_rows
+from hesscond.report.rates import STATEMENTS, rate_figure, rate_trials
+from hesscond.report.saving import METADATA
+from hesscond.report.writing import FORMATS
 
-#: What ``hesscond figure`` draws.
-FIGURES = {"conditioning": conditioning_figure, "gain": gain_figure}
+#: Figures that are not drawn from runs: from a file of hesscond probe, and from the trials of a statement.
+PROBE, RATE = "probe", "rate"
+KINDS = (*FIGURES, PROBE, RATE)
+
+Layer = Annotated[str | None, typer.Option(help="Layer; the first one probed if not given.")]
+Unit = Annotated[int | None, typer.Option(help="Output unit; the first one probed if not given.")]
 
 
 def figure(
-    kind: Annotated[str, typer.Argument(help=" | ".join(FIGURES))],
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="A .pdf, .png or .svg file.")],
-    layer: Annotated[str | None, typer.Option(help="Layer; the first one probed if not given.")] = None,
-    unit: Annotated[int | None, typer.Option(help="Output unit; the first one probed if not given.")] = None,
+    kind: Annotated[str, typer.Argument(help=" | ".join(KINDS), autocompletion=completion.among(KINDS))],
+    output: Annotated[Path, typer.Option("--output", "-o", help=f"A {', '.join(METADATA)} file.")],
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Run folders, or folders that hold some; for probe the file that hesscond probe -o wrote; for rate a "
+            f"statement ({', '.join(STATEMENTS)}).",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
+    layer: Layer = None,
+    unit: Unit = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Size and type of a venue's template: neurips2024, icml2024, jmlr2001, …")
+    ] = None,
+    width: Annotated[str, typer.Option(help="column, or full: across both columns of the template.")] = "column",
 ) -> None:
     """Draw a figure from stored runs.
 
-    Example: hesscond figure conditioning runs/fc-digits-1 -o conditioning.pdf
+    Example: hesscond figure conditioning runs/fc-digits-1 -o conditioning.pdf --preset icml2024
     """
-    if kind not in FIGURES:
-        raise ConfigError(f"unknown figure {kind!r}: choose from {', '.join(FIGURES)}")
-    save_figure(FIGURES[kind](collect(runs), layer=layer, unit=unit), output)
+    if kind not in KINDS:
+        raise ConfigError(f"unknown figure {kind!r}: choose from {', '.join(KINDS)}")
+    if width != "column" and preset is None:
+        raise ConfigError("--width needs a --preset: it is that of a template")
+    page = COLUMN if preset is None else venue_page(preset, width)  # type: ignore[arg-type]
+    check_file("--output", output, METADATA)
+    names = runs or []
+    if kind == RATE:
+        drawn = drawn_rate(names, page)
+    elif kind == PROBE:
+        path = one_of(names, "probe takes one file: what hesscond probe wrote with -o rows.json")
+        drawn = probe_figure(read_rows(path), page=page)
+    else:
+        if not names:
+            raise ConfigError(f"figure {kind} takes {FIGURES[kind].needs}: name at least one run folder")
+        options = taken(f"figure {kind}", FIGURES[kind].options, layer=layer, unit=unit)
+        drawn = FIGURES[kind].draw(collect([Path(name) for name in names]), page=page, **options)
+    save_figure(drawn, output)
     stdout.print(str(output), soft_wrap=True)
 
 
-def table(
-    kind: Annotated[str, typer.Argument(help="summary | statements")],
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
-    format: Annotated[str, typer.Option(help="text | csv")] = "text",
-    layer: Annotated[str | None, typer.Option(help="Layer; the first one probed if not given.")] = None,
-    unit: Annotated[int | None, typer.Option(help="Output unit; the first one probed if not given.")] = None,
-) -> None:
-    """Print a table of stored runs.
+def drawn_rate(names: list[str], page: Page) -> Any:
+    """The figure of the rates of a statement, the first that there are by default."""
+    id = one_of(names or [STATEMENTS[0]], f"{RATE} takes one statement: {', '.join(STATEMENTS)}")
+    with sign_of_life(id) as say:
+        found = rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
+    return rate_figure(found, id, page=page)
 
-    Example: hesscond table summary runs/fc-digits-1
+
+def one_of(names: list[str], sentence: str) -> str:
+    """The only name.
+
+    Raises
+    ------
+    ConfigError
+        There are none, or several.
     """
-    if kind not in ("summary", "statements"):
-        raise ConfigError(f"unknown table {kind!r}: choose from summary, statements")
+    if len(names) != 1:
+        raise ConfigError(sentence)
+    return names[0]
+
+
+def table(
+    kind: Annotated[str, typer.Argument(help=" | ".join(TABLES), autocompletion=completion.among(TABLES))],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, or folders that hold some.", autocompletion=completion.runs)
+    ],
+    format: Annotated[str, typer.Option(help=" | ".join(FORMATS))] = "text",
+    layer: Layer = None,
+    unit: Unit = None,
+) -> None:
+    """Print a table of stored runs; LaTeX needs the packages booktabs and amsmath.
+
+    Example: hesscond table seeds runs/fc-digits-1 --format latex
+    """
+    if kind not in TABLES:
+        raise ConfigError(f"unknown table {kind!r}: choose from {', '.join(TABLES)}")
+    if format not in FORMATS:
+        raise ConfigError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
+    chosen = TABLES[kind]
+    options = taken(f"table {kind}", chosen.options, layer=layer, unit=unit)
     stored = collect(runs)
     if format == "text":
-        if kind == "summary":
-            stdout.print(summary_table(stored, layer=layer, unit=unit))
-        else:
-            print_table(statement_table(stored))
-    elif format == "csv":
-        frame = summary_frame(stored, layer=layer, unit=unit) if kind == "summary" else statement_frame(stored)
-        frame.to_csv(sys.stdout, index=False, lineterminator="\n")
+        print_table(chosen.print(stored, **options))
     else:
-        raise ConfigError(f"unknown format {format!r}: choose from text, csv")
+        sys.stdout.write(chosen.write(stored, format, **options))  # type: ignore[arg-type]
+
+
+def taken(what: str, known: tuple[str, ...], **given: Any) -> dict[str, Any]:
+    """The options that were given.
+
+    Raises
+    ------
+    ConfigError
+        One that it does not have.
+    """
+    found = {name: value for name, value in given.items() if value is not None}
+    for name in found:
+        if name not in known:
+            raise ConfigError(f"{what} has no --{name}: it shows all that were probed")
+    return found

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hesscond.commands import completion
 from hesscond.commands.printing import AsJson, listing, stdout
 from hesscond.methods import Method, method_class, registered
 from hesscond.methods.listing import shown_options
@@ -14,12 +15,18 @@ from hesscond.study import built_in
 
 
 def studies(as_json: AsJson = False) -> None:
-    """List the built-in studies."""
+    """List the built-in studies.
+
+    Example: hesscond studies --json
+    """
     listing([{"name": s.name, "data": s.data.name, "description": s.description} for s in built_in()], as_json)
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show all about this one.")] = None, as_json: AsJson = False
+    name: Annotated[
+        str | None, typer.Argument(help="Show all about this one.", autocompletion=completion.methods)
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the methods, or show one; --method NAME:option=value sets an option, --method NAME+NAME joins two.
 

@@ -9,26 +9,36 @@ from typing import Annotated, Any
 
 import typer
 
+from hesscond.commands import completion
+from hesscond.commands.check import POLICIES, Expect, Unresolved, meet
 from hesscond.commands.exits import DIVERGED, INTERRUPTED
+from hesscond.commands.options import Scale, choice
 from hesscond.commands.printing import complain, print_table, stderr, stdout
-from hesscond.data import load
 from hesscond.errors import ConfigError, DivergedError
+from hesscond.expectations import Expectation
 from hesscond.methods import registered
 from hesscond.progress import progress_bar
 from hesscond.report import conditioning_figure, save_figure, statement_table, summary_table
-from hesscond.study import RunPlan, StoredRun, check_plan, load_study, open_run, resolve_device, run
+from hesscond.study import RunPlan, StoredRun, check_plan, load_data, load_study, open_run, resolve_device, run
 from hesscond.study.batch import Overrides, plan_runs
-from hesscond.study.config import LARGEST
+from hesscond.study.sections import LARGEST
 
 
 def study(
-    name: Annotated[str, typer.Argument(help="A built-in study (hesscond studies) or a .toml file.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A built-in study (hesscond studies) or a .toml file.", autocompletion=completion.studies),
+    ],
     method: Annotated[
         list[str] | None,
         typer.Option(
-            "--method", "-m", help="NAME, NAME:option=value or NAME+NAME (hesscond methods); repeat for several."
+            "--method",
+            "-m",
+            help="NAME, NAME:option=value or NAME+NAME (hesscond methods); repeat for several.",
+            autocompletion=completion.methods,
         ),
     ] = None,
+    scale: Scale = None,
     seed: Annotated[str | None, typer.Option(help="Seeds, separated by commas; 0 if not given.")] = None,
     iterations: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training set.")] = None,
@@ -51,6 +61,8 @@ def study(
     out: Annotated[
         Path | None, typer.Option(help="Run folder; with several runs one METHOD-seedS in it for each.")
     ] = None,
+    expect: Expect = None,
+    unresolved: Unresolved = "fail",
 ) -> None:
     """Train a network with each method, log loss, accuracy and condition numbers, and draw the figure.
 
@@ -59,7 +71,9 @@ def study(
     The config.toml of a run is a study too: without --method and --seed it repeats that run, with --resume it goes on
     with it.
     """
-    config = load_study(name)
+    choice("--unresolved", unresolved, POLICIES)
+    expectations = [Expectation.of(text) for text in expect or ()]
+    config = load_study(name, scale)
     if resume and out is None:
         if config.run is None:
             raise ConfigError("--resume needs the folder of the runs: give it as --out")
@@ -82,15 +96,20 @@ def study(
         overrides,
         resume=resume,
     )
+    for expectation in expectations:
+        expectation.check_methods([plan.method for plan in plans])
     with stderr.status(f"loading {config.data.name}") if stderr.is_terminal else nullcontext():
-        data = load(config.data.name, data_dir)
+        data = load_data(config.data, data_dir)
     for plan in plans:
         check_plan(plan, data)
     data = data.to(plans[0].device)
     diverged = [sentence for plan in plans if (sentence := run_one(plan, data, resume))]
-    finish(where, [open_run(plan.folder) for plan in plans])
+    stored = [open_run(plan.folder) for plan in plans]
+    finish(where, stored)
     for sentence in diverged:
         complain(sentence)
+    if expectations:
+        meet(expectations, stored, unresolved)
     if diverged:
         raise typer.Exit(DIVERGED)
 

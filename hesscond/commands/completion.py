@@ -1,0 +1,60 @@
+"""What the shell completes: names of studies, methods and statements, words of a list, and run folders.
+
+A completion takes what is typed so far and returns what it may become. None of them reads a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from hesscond.methods import registered
+from hesscond.study.files import studies_folder
+from hesscond.study.reading import LOG
+from hesscond.theorems import statements
+
+
+def among(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Some words."""
+    words = list(names)
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
+def studies(incomplete: str) -> list[str]:
+    """Built-in studies, and TOML files."""
+    built_in = among(path.stem for path in sorted(studies_folder().glob("*.toml")))
+    return built_in(incomplete) + [path for path in paths(incomplete) if path.endswith((".toml", "/"))]
+
+
+def methods(incomplete: str) -> list[str]:
+    """Methods; behind a plus sign those that are not there yet."""
+    before, plus, last = incomplete.rpartition("+")
+    there = before.split("+")
+    return [before + plus + m.name for m in registered() if m.name.startswith(last) and m.name not in there]
+
+
+def statement_ids(incomplete: str) -> list[str]:
+    """Statements."""
+    return among(one.id for one in statements())(incomplete)
+
+
+def runs(incomplete: str) -> list[str]:
+    """Run folders; of others those that run folders may lie in."""
+    found = [Path(path) for path in paths(incomplete) if path.endswith("/")]
+    return [str(folder) if (folder / LOG).is_file() else f"{folder}/" for folder in found]
+
+
+def paths(incomplete: str) -> list[str]:
+    """Files and folders, these with a slash behind; hidden ones only if a dot is typed."""
+    folder, slash, begun = incomplete.rpartition("/")
+    shown = folder + slash
+    try:
+        there = sorted(Path(shown or ".").expanduser().iterdir())
+    except OSError:
+        return []
+    named = (path for path in there if path.name.startswith(begun) and (begun or not path.name.startswith(".")))
+    return [f"{shown}{path.name}{'/' if path.is_dir() else ''}" for path in named]

@@ -1,0 +1,38 @@
+"""``hesscond report``: stored runs as one file that can be sent to somebody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hesscond.commands import completion
+from hesscond.commands.options import check_file, collect
+from hesscond.commands.printing import stdout
+from hesscond.report import write_report
+from hesscond.report.html.rendering import SUFFIXES
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, or folders that hold some; of one study.", autocompletion=completion.runs),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="An .html file; one that is there is replaced.")
+    ] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(help="Of the page; study and methods if not given.")] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="Layer of curves and figures; the first one probed if absent.")
+    ] = None,
+    unit: Annotated[int | None, typer.Option(help="Output unit of them; the first one probed if absent.")] = None,
+) -> None:
+    """Write one HTML file about stored runs that loads nothing: curves to zoom into, figures, tables, verdicts of
+    statements, configuration and environment.
+
+    Example: hesscond report runs/fc-digits-1 -o report.html
+    """
+    check_file("--output", output, SUFFIXES)
+    write_report(collect(runs), output, title=title, layer=layer, unit=unit)
+    stdout.print(str(output), soft_wrap=True)

@@ -1,0 +1,199 @@
+"""The command line as a manual: examples that parse, listings as JSON, completion, colours only where they are seen."""
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import typer.main
+from rich.console import Console
+from typer.testing import CliRunner
+
+from hesscond.cli import app
+from hesscond.commands import completion, doctor
+from hesscond.commands.sections import SECTIONS
+from hesscond.doctor import Check
+
+ROOT = typer.main.get_command(app)
+LISTINGS = ("studies", "methods", "statements", "runs", "doctor")
+
+
+def commands(group=ROOT, path=()):
+    """All commands and groups below, by what is typed for them."""
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+
+
+EVERY = dict(commands())
+LEAVES = {path: command for path, command in EVERY.items() if not hasattr(command, "commands")}
+
+
+def examples(command):
+    """The command lines of a help, as the terminal shows them unfolded."""
+    return re.findall(r"^\s*Example: (hesscond .*)$", command.help, re.MULTILINE)
+
+
+def parsed(line):
+    """The command that a line reaches, with its arguments parsed; raises what a user would be told."""
+    words = shlex.split(line)
+    assert words[0] == "hesscond"
+    command, context, rest = ROOT, None, words[1:]
+    while True:
+        context = command.make_context(command.name, list(rest), parent=context)
+        if not hasattr(command, "commands"):
+            return context
+        # what a group leaves over is the name of a command and its arguments
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert command is not None, name
+
+
+@pytest.mark.parametrize("path", EVERY, ids=" ".join)
+def test_every_help_has_examples_that_parse(path):
+    lines = examples(EVERY[path])
+    assert lines, f"no line 'Example: hesscond …' in the help of {' '.join(path)}"
+    for line in lines:
+        assert line.split()[1 : 1 + len(path)] == list(path)
+        assert parsed(line).command is not None
+
+
+def test_an_example_that_does_not_parse_is_noticed():
+    with pytest.raises(Exception, match="No such option"):
+        parsed("hesscond study fc-digits --methode bnp")
+    with pytest.raises(Exception, match="No such command"):
+        parsed("hesscond studdy fc-digits")
+
+
+def test_the_main_help_has_examples_and_a_section_for_every_command():
+    assert [parsed(line).command.name for line in examples(ROOT)] == ["probe", "study"]
+    shown = CliRunner().invoke(app, ["--help"], terminal_width=80).output
+    assert [line[:-1] for line in shown.splitlines() if line[:-1] in SECTIONS] == list(SECTIONS)
+    assert "Other commands" not in shown
+    assert "..." not in shown.partition("Options:")[2]
+    for (name, *_), command in EVERY.items():
+        if name in ROOT.commands:
+            assert re.search(rf"^  {name} +\S", shown, re.MULTILINE), name
+            assert command.help
+
+
+@pytest.mark.parametrize("path", EVERY, ids=" ".join)
+def test_no_help_is_wider_than_the_terminal(path):
+    shown = CliRunner().invoke(app, [*path, "--help"], terminal_width=80)
+    assert shown.exit_code == 0
+    assert max(map(len, shown.output.splitlines())) <= 80
+    # what numpydoc underlines is no heading here, but words in the text
+    assert "-----" not in shown.output
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_every_listing_is_there_as_json(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    done = CliRunner().invoke(app, [name, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert isinstance(found, list)
+    assert all(isinstance(row, dict) for row in found)
+    if name != "runs":
+        assert found
+        assert all(row.get("name") or row.get("id") for row in found)
+
+
+def test_what_lists_and_takes_no_argument_has_json():
+    """Whoever adds a listing is told of the list above."""
+    listing = {path[0] for path, command in LEAVES.items() if any("--json" in p.opts for p in command.params)}
+    assert set(LISTINGS) <= listing
+
+
+def test_completion_of_names():
+    assert "fc-digits" in completion.studies("fc-")
+    assert completion.methods("bn") == ["bnp"]
+    assert "bnp+layernorm" in completion.methods("bnp+lay")
+    assert "bnp+bnp" not in completion.methods("bnp+")
+    assert completion.statement_ids("bnp-theorem-4") == ["bnp-theorem-4"]
+    assert completion.among(["cifar10", "cifar100", "mnist"])("ci") == ["cifar10", "cifar100"]
+
+
+def test_completion_of_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "run.sqlite").touch()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "mine.toml").touch()
+    assert completion.runs("") == ["runs/"]
+    assert completion.runs("runs/") == ["runs/one"]
+    assert completion.runs("runs/two") == []
+    assert completion.runs("nowhere/") == []
+    assert "mine.toml" in completion.studies("")
+    assert completion.runs(".h") == [".hidden/"]
+
+
+def completed(words):
+    """What bash is told."""
+    environment = {**os.environ, "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    environment["_HESSCOND_COMPLETE"] = "complete_bash"
+    code = "import sys; sys.argv[0] = 'hesscond'; from hesscond.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("hesscond figure condit", "conditioning"),
+        pytest.param("hesscond study fc-d", "fc-digits", marks=pytest.mark.slow),
+        pytest.param("hesscond data fetch mn", "mnist", marks=pytest.mark.slow),
+        pytest.param("hesscond stud", "study", marks=pytest.mark.slow),
+        pytest.param("hesscond verify wc-t", "wc-theorem-1", marks=pytest.mark.slow),
+    ],
+)
+def test_the_shell_is_told(words, expected):
+    assert expected in completed(words)
+
+
+def doctor_in_a_terminal(**environment):
+    """The output of the doctor where it believes that it writes to a terminal."""
+    pty = pytest.importorskip("pty")
+    leader, follower = pty.openpty()
+    given = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    given |= {"TERM": "xterm-256color", "COLUMNS": "80"} | environment
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hesscond", "doctor"], stdout=follower, stderr=follower, env=given
+    )
+    os.close(follower)
+    parts = []
+    try:
+        while part := os.read(leader, 4096):
+            parts.append(part)
+    except OSError:  # Linux says so when the other end is closed
+        pass
+    os.close(leader)
+    process.wait()
+    return b"".join(parts).decode()
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
+
+
+@pytest.mark.slow
+def test_colours_in_a_terminal():
+    assert COLOUR.search(doctor_in_a_terminal())
+    assert not COLOUR.search(doctor_in_a_terminal(NO_COLOR="1"))
+
+
+@pytest.mark.parametrize(("terminal", "no_color", "seen"), [(True, "", True), (True, "1", False), (False, "", False)])
+def test_colours_are_off_where_nobody_wants_them(terminal, no_color, seen, monkeypatch):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=terminal or None, markup=False, highlight=False)
+    monkeypatch.setattr(doctor, "stdout", console)
+    doctor.show([Check("group", "name", "warning", "found", "advice")], 0.1)
+    assert bool(COLOUR.search(written.getvalue())) is seen
+    assert ("\x1b" in written.getvalue()) is terminal
