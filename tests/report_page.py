@@ -1,0 +1,94 @@
+"""Made-up runs for the report, and what is found on its page."""
+
+from html.parser import HTMLParser
+
+import numpy as np
+
+from hesscond.study.store import RunLog, open_run
+
+
+class Page(HTMLParser):
+    """The elements of a page in order, each with its attributes; texts of elements that have only text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.texts, self.open = [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def inside(self, tag):
+        return [text for name, text in self.texts if name == tag]
+
+    @property
+    def words(self):
+        return " ".join(" ".join(text for tag, text in self.texts if tag not in ("script", "style")).split())
+
+    @property
+    def shape(self):
+        return [(tag, tuple(sorted(attributes))) for tag, attributes in self.elements]
+
+
+def logged(
+    folder, method="bnp", seed=0, *, status="finished", message="", statements=(), probes=(), iterations=4, **run
+):
+    """A short run with the rows given, of unit 3 of the layer fc2 on mini-batches unless they say otherwise."""
+    config = {
+        "name": "fc-test",
+        "description": "made up",
+        "data": {"name": "digits"},
+        "model": {"hidden": [100]},
+        "training": {"batch_size": 60, "iterations": iterations},
+        "probe": {"layers": ["fc2"], "units": [3]},
+        "run": {"method": method, "seed": seed, "learning_rate": 0.1, "device": "cpu", "data_source": "made", **run},
+    }
+    log = RunLog(folder, config)
+    at = {"epoch": 0, "layer": "fc2", "unit": 3}
+    for iteration in range(iterations):
+        log.training(iteration, 0, 2.0 / (1 + iteration))
+    log.commit(
+        evaluation=[{"iteration": iterations, "epoch": 0, "test_loss": 1.0, "test_accuracy": 0.5}],
+        probe=[at | {"iteration": k, "data": "batch"} | probe for k, probe in enumerate(probes)],
+        statements=[at | {"iteration": k, "data": "batch"} | row for k, row in enumerate(statements)],
+    )
+    log.close(status, message)
+    return open_run(folder)
+
+
+def probe(**facts):
+    """A row of the probe table, resolved unless it says otherwise."""
+    found = {"samples": 60, "n_params": 101, "dead": 0, "rank": 101, "nullity": 0, "negative": 0, "solver": "SVD; SVD"}
+    for name in ("kappa", "kappa_preconditioned"):
+        found |= {name: 1e4, f"{name}_lower": 9e3, f"{name}_upper": 1.1e4}
+    return found | {"resolved": 1, "resolved_preconditioned": 1, "kappa_D": 10.0, "coordinates": "BNP"} | facts
+
+
+def study(folder, iterations=60):
+    """Two methods with two seeds; a fifth of the κ is unresolved, the batches have fewer samples than columns."""
+    runs = []
+    for method in ("vanilla", "bnp"):
+        for seed in (0, 1):
+            rng = np.random.default_rng([seed, len(method)])
+            probes = []
+            for k in range(iterations):
+                lost = bool(rng.random() < 0.2)
+                kappa = 10 ** (5 + k / iterations + 0.3 * rng.standard_normal())
+                ends = {"kappa": np.inf if lost else kappa, "kappa_lower": kappa / 2, "resolved": int(not lost)}
+                probes.append(probe(**ends, kappa_preconditioned=kappa / 30, rank=60, nullity=41))
+            for k in (0, iterations):
+                probes.append(probe(iteration=k, data="train", samples=1437, kappa=1e6 * (k + 1)))
+            runs.append(logged(folder / f"{method}-seed{seed}", method, seed, probes=probes, iterations=iterations))
+    return runs
