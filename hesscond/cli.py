@@ -11,42 +11,68 @@ from typing import Annotated
 import typer
 
 import hesscond
+from hesscond.commands import completion
+from hesscond.commands.check import check
 from hesscond.commands.compare import compare_methods
 from hesscond.commands.density import density
+from hesscond.commands.doctor import doctor
 from hesscond.commands.drawing import figure, table
 from hesscond.commands.exits import BAD_USE, INTERRUPTED
+from hesscond.commands.export import export
+from hesscond.commands.follow import follow
 from hesscond.commands.listings import methods, studies
 from hesscond.commands.printing import complain, stderr, stdout
 from hesscond.commands.probe import probe
-from hesscond.commands.runs import export, runs
+from hesscond.commands.report import report
+from hesscond.commands.runs import runs
+from hesscond.commands.sections import LIST, MACHINE, MEASURE, SHOW, TRAIN, SectionedGroup
 from hesscond.commands.study import study
+from hesscond.commands.sweep import sweep
 from hesscond.commands.verify import list_statements, verify_statements
-from hesscond.data import fetch
+from hesscond.data import fetch, names
 from hesscond.errors import HesscondError
+
+HELP = """Exact per-layer Hessian condition numbers of neural networks, and studies of the methods that claim to improve
+them.
+
+Every command explains itself with examples: hesscond COMMAND --help. The shell completes commands, options, studies,
+methods, statements and run folders after hesscond --install-completion.
+
+Example: hesscond probe mymodel.py:make
+
+Example: hesscond study fc-digits --method vanilla --method bnp
+"""
 
 app = typer.Typer(
     name="hesscond",
-    help="Exact per-layer Hessian condition numbers of neural networks, and studies of the methods that claim to "
-    "improve them.",
+    cls=SectionedGroup,
+    help=HELP,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Data sets.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(data_app, name="data")
-app.command()(study)
-app.command()(probe)
-app.command()(density)
-app.command("compare")(compare_methods)
-app.command("verify")(verify_statements)
-app.command()(figure)
-app.command()(table)
-app.command()(runs)
-app.command()(export)
-app.command()(studies)
-app.command()(methods)
-app.command("statements")(list_statements)
+data_app = typer.Typer(
+    help="Get data sets.\n\nExample: hesscond data fetch mnist", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(data_app, name="data", rich_help_panel=MACHINE)
+app.command(rich_help_panel=MEASURE)(probe)
+app.command(rich_help_panel=MEASURE)(density)
+app.command("verify", rich_help_panel=MEASURE)(verify_statements)
+app.command(rich_help_panel=TRAIN)(study)
+app.command(rich_help_panel=TRAIN)(sweep)
+app.command("compare", rich_help_panel=TRAIN)(compare_methods)
+app.command(rich_help_panel=SHOW)(check)
+app.command(rich_help_panel=SHOW)(figure)
+app.command(rich_help_panel=SHOW)(table)
+app.command(rich_help_panel=SHOW)(report)
+app.command(rich_help_panel=SHOW)(runs)
+app.command(rich_help_panel=SHOW)(follow)
+app.command(rich_help_panel=SHOW)(export)
+app.command(rich_help_panel=LIST)(studies)
+app.command(rich_help_panel=LIST)(methods)
+app.command("statements", rich_help_panel=LIST)(list_statements)
+app.command(rich_help_panel=MACHINE)(doctor)
 
 #: Base of the errors that the option parser raises (typer brings its own copy of click, or imports it).
 ParserError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -102,7 +128,9 @@ def common(
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100")],
+    name: Annotated[
+        str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100", autocompletion=completion.among(names()))
+    ],
     data_dir: Annotated[Path | None, typer.Option(help="Where to put it; the cache if absent.")] = None,
 ) -> None:
     """Download a data set and check it.

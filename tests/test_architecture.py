@@ -27,9 +27,11 @@ ORDER = [
     "models",
     "data",
     "study",
+    "expectations",
+    "testing",
     "report",
 ]
-ORDER += ["progress", "commands", "cli"]
+ORDER += ["export", "progress", "doctor", "commands", "cli"]
 #: spectra is numbers only, models, data and targets know nothing of Hessians
 FORBIDDEN = {
     "operators": set(ORDER) - {"errors", "operators"},

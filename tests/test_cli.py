@@ -180,7 +180,7 @@ def test_ctrl_c_while_loading(run_cli, folder, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study_command, "load", interrupt)
+    monkeypatch.setattr(study_command, "load_data", interrupt)
     result = run_cli(*TINY)
     assert (result.code, result.out) == (130, "")
     assert "Traceback" not in result.err
@@ -332,7 +332,7 @@ def test_data_that_are_not_the_published_ones(refused, folder):
         (("figure", "pie", "done", "-o", "a.pdf"), ["'pie'", "conditioning"]),
         (("figure", "conditioning", "done", "-o", "a.docx"), ["a.docx", ".pdf"]),
         (("figure", "conditioning", "done", "-o", "a"), [".pdf"]),
-        (("figure", "conditioning", "done", "-o", "nowhere/a.pdf"), ["nowhere", "No such file"]),
+        (("figure", "conditioning", "done", "-o", "nowhere/a.pdf"), ["nowhere", "no folder"]),
         (("figure", "conditioning", "done"), ["--output"]),
         (("figure", "conditioning", "done", "-o", "a.pdf", "--layer", "fc1"), ["fc1", "fc2"]),
         (("figure", "conditioning", "done", "-o", "a.pdf", "--unit", "-1"), ["-1", "3"]),
@@ -366,14 +366,14 @@ def test_damaged_runs(refused, stored, command, file, damage, words):
 
 
 def test_a_disk_that_is_full(run_cli, folder, monkeypatch):
-    mark = RunLog.mark
+    begin = RunLog._open
 
-    def fill(log, **facts):
-        mark(log, **facts)
+    def fill(log, folder):
+        begin(log, folder)
         pages = log._connection.execute("PRAGMA page_count").fetchone()[0]
         log._connection.execute(f"PRAGMA max_page_count = {pages}")
 
-    monkeypatch.setattr(RunLog, "mark", fill)
+    monkeypatch.setattr(RunLog, "_open", fill)
     result = run_cli(*TINY, "--iterations", 2000)
     assert (result.code, result.out) == (2, "")
     (line,) = result.err.splitlines()
@@ -405,15 +405,18 @@ def test_lists(run_cli, stored):
     assert [m["name"] for m in methods] == [m.name for m in registered()]
     assert {"bnp", "vanilla"} <= {m["name"] for m in methods}
     (row,) = runs
-    started = stored.facts["started"]
     assert row == {
         "run": "done",
         "study": "tiny",
         "method": "bnp",
         "seed": 0,
+        "learning_rate": 0.5,
         "status": "finished",
         "iterations": 3,
-        "started": started,
+        "total": 3,
+        "loss": stored.table("training")["loss"].iloc[-1],
+        "started": stored.facts["started"],
+        "seconds": stored.seconds,
     }
     for command, words in (
         (("studies",), [s["name"] for s in studies]),
@@ -550,7 +553,7 @@ def test_summary_table_as_csv(run_cli, stored):
     assert [row["method"] for row in rows] == [stored.method]
     batch = stored.table("probe").query("data == 'batch'")
     assert float(rows[0]["batch_kappa"]) == pytest.approx(batch["kappa"].median(), rel=1e-12)
-    assert run_cli("table", "summary", ".", "--format", "html").code == 2
+    assert run_cli("table", "summary", ".", "--format", "docx").code == 2
 
 
 def test_config_toml_of_a_run_repeats_it_without_options(run_cli, folder):

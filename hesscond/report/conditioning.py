@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from hesscond.report.drawing import (
-    COLUMN_WIDTH,
-    NEUTRAL,
-    STYLE,
-    Look,
-    add_legend,
-    draw_curve,
-    draw_points,
-    draw_unresolved,
-    logarithmic,
-    say_empty,
-)
+from hesscond.report.axes import drawn_values, keep_in_view, label_figure, logarithmic, say_empty
+from hesscond.report.drawing import Look, draw_curve, draw_points, draw_unresolved
+from hesscond.report.legends import add_legend
+from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import method_colors
 from hesscond.report.selection import Selection, select
 from hesscond.report.series import RESOLVED, expected, finite, lower_bounds, resolved_values, window_of
@@ -33,6 +22,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hesscond.study.store import StoredRun
+
+#: Points that the markers of all methods of one iteration are spread over, at most.
+DODGE = 12.0
+#: Rows of methods in a column of the legend.
+ROWS = 4
 
 LOSS = Look("training loss")
 ACCURACY = Look("test accuracy", marker="D")
@@ -45,7 +39,9 @@ KAPPA_D = Look(r"$\kappa(D)$")
 RUNNING = Look(r"$\kappa(D)$", dash=(0, (5, 1.2, 1, 1.2)), raw=False)
 
 
-def conditioning_figure(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Figure:
+def conditioning_figure(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None, page: Page = COLUMN
+) -> Figure:
     """Training loss and test accuracy, κ(H) and κ(PᵀHP), and κ(D) of one unit over the iterations.
 
     Three panels at the width of a journal column. Colours tell methods apart. In the lower two, lines are the
@@ -60,6 +56,8 @@ def conditioning_figure(runs: Sequence[StoredRun], *, layer: str | None = None, 
         Of one study: any methods, any seeds of each, otherwise alike.
     layer, unit
         Which unit to show; the first that was probed by default.
+    page
+        What it is drawn for.
 
     Returns
     -------
@@ -75,9 +73,8 @@ def conditioning_figure(runs: Sequence[StoredRun], *, layer: str | None = None, 
     groups = selection.by_method()
     losses = {method: [loss_of(run) for run in members] for method, members in groups.items()}
     window = window_of(last_iteration(selection, losses))
-    with matplotlib.rc_context(STYLE):
-        layout = ConstrainedLayoutEngine(h_pad=0.03, w_pad=0.02, hspace=0.0)
-        figure = Figure(figsize=(COLUMN_WIDTH, 6.4), layout=layout)
+    with page.styled():
+        figure = page.figure(6.4, hspace=0.0)
         top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(1.0, 1.45, 1.0))
         draw_training(top, groups, losses, window)
         draw_kappa(middle, selection, groups, window)
@@ -89,8 +86,7 @@ def conditioning_figure(runs: Sequence[StoredRun], *, layer: str | None = None, 
             ax.grid(axis="y", color="0.92", lw=0.4)
         bottom.set_xlabel("iteration")
         bottom.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=True))
-        figure.suptitle(textwrap.fill(selection.title, 56), fontsize=7)
-        figure.supxlabel(textwrap.fill(remark(groups, window), 66), fontsize=6.5, color=NEUTRAL)
+        label_figure(figure, page, selection.title, remark(groups, window))
         figure.align_ylabels([top, middle, bottom])
     return figure
 
@@ -121,7 +117,7 @@ def remark(groups: dict[str, list[StoredRun]], window: int) -> str:
 
 def dodge(place: int, groups: dict[str, list[StoredRun]]) -> float:
     """Points to the right that a method's markers are set off by, so that none hides another's."""
-    return 3.0 * (place - (len(groups) - 1) / 2)
+    return min(3.0, DODGE / len(groups)) * (place - (len(groups) - 1) / 2)
 
 
 def draw_training(
@@ -130,17 +126,19 @@ def draw_training(
     """Panel (a): training loss, and test accuracy on the right."""
     colors = method_colors(groups)
     ax.set_yscale("log", nonpositive="mask")
-    ax.set_ylabel("loss (nats)")
+    ax.set_ylabel(loss_label(groups))
     names: list[Line2D | None] = [Line2D([], [], color=colors[m], lw=2.4, label=m) for m in groups]
     kinds: list[Line2D | None] = []
     drawn = [draw_curve(ax, losses[m], LOSS, colors[m], window, f"{m}-loss") for m in groups]
     if any(drawn):
+        keep_in_view(ax, drawn_values(ax))
         logarithmic(ax)
         kinds.append(LOSS.line_handle())
     else:
         say_empty(ax, "not trained")
     evaluations = {m: [r.table("evaluation").set_index("iteration") for r in g] for m, g in groups.items()}
-    if any(len(table) for tables in evaluations.values() for table in tables):
+    # there is no accuracy where values are predicted
+    if any(table["test_accuracy"].notna().any() for tables in evaluations.values() for table in tables):
         right = ax.twinx()
         right.set_ylabel("test accuracy (%)")
         for place, (method, tables) in enumerate(evaluations.items()):
@@ -149,7 +147,20 @@ def draw_training(
         right.margins(x=0.035, y=0.08)
         right.yaxis.set_major_locator(MaxNLocator(5))
         kinds.append(ACCURACY.marker_handle())
-    add_legend(ax, [names, kinds], [])
+    # one more column for every few methods
+    columns = [names[start : start + ROWS] for start in range(0, len(names), ROWS)]
+    add_legend(ax, [*columns, kinds] if len(columns) < 3 else columns, [] if len(columns) < 3 else present(kinds))
+
+
+def present(handles: Sequence[Line2D | None]) -> list[Line2D]:
+    """Those that there are."""
+    return [handle for handle in handles if handle is not None]
+
+
+def loss_label(groups: dict[str, list[StoredRun]]) -> str:
+    """Name and unit of the loss."""
+    loss = next(iter(groups.values()))[0].config["training"].get("loss", "cross_entropy")
+    return "squared error" if loss == "mse" else "loss (nats)"
 
 
 def draw_kappa(ax: Axes, selection: Selection, groups: dict[str, list[StoredRun]], window: int) -> None:
@@ -220,6 +231,7 @@ def finish(ax: Axes, pairs: Sequence[tuple[Line2D | None, Line2D | None]], below
     if not rows and not below:
         say_empty(ax, "not probed")
         return
+    keep_in_view(ax, drawn_values(ax))
     logarithmic(ax)
     columns = [[row[side] for row in rows] for side in (0, 1)]
     add_legend(ax, [column for column in columns if any(column)], below)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from itertools import pairwise
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from hesscond.report.drawing import COLUMN_WIDTH, NEUTRAL, STYLE, add_legend, logarithmic
+from hesscond.report.axes import label_figure, logarithmic
+from hesscond.report.legends import add_legend
+from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
 from hesscond.spectra.measure import Density, Share
 from hesscond.spectra.smoothing import Curve
@@ -40,7 +39,7 @@ ROUNDING = 1e-10
 LABELS = 7
 
 
-def density_figure(density: Density, title: str | None = None) -> Figure:
+def density_figure(density: Density, title: str | None = None, *, page: Page = COLUMN) -> Figure:
     """The density of the eigenvalues, logarithmic, over a linear axis or one that is logarithmic towards both ends.
 
     The curve is smoothed with Gaussians, narrow where the quadrature resolves single eigenvalues and wide where it
@@ -55,17 +54,18 @@ def density_figure(density: Density, title: str | None = None) -> Figure:
         What `hesscond.spectra.density.density` returned.
     title
         Above the figure.
+    page
+        What it is drawn for.
 
     Returns
     -------
     matplotlib.figure.Figure
-        At the width of a journal column. Save it with `save_figure`.
+        Save it with `save_figure`.
     """
     knee = density.knee()
     curve = density.curve(POINTS, knee=knee)
-    with matplotlib.rc_context(STYLE):
-        layout = ConstrainedLayoutEngine(h_pad=0.03, w_pad=0.02)
-        figure = Figure(figsize=(COLUMN_WIDTH, 2.5), layout=layout)
+    with page.styled():
+        figure = page.figure(2.5)
         ax = figure.add_subplot()
         if knee is not None:
             ax.set_xscale("asinh", linear_width=knee)
@@ -77,9 +77,7 @@ def density_figure(density: Density, title: str | None = None) -> Figure:
         label_axes(ax, curve, density)
         if signs or null:
             add_legend(ax, [[handle] for handle in signs], null)
-        if title is not None:
-            figure.suptitle(textwrap.fill(title, 56), fontsize=7)
-        figure.supxlabel(textwrap.fill(remark(density, curve), 64), fontsize=6.5, color=NEUTRAL)
+        label_figure(figure, page, title, remark(density, curve))
     return figure
 
 

@@ -6,56 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import (
-    FuncFormatter,
-    LogFormatterMathtext,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-)
 from matplotlib.transforms import ScaledTranslation, Transform
 
+from hesscond.report.axes import NEUTRAL
 from hesscond.report.series import across_seeds, running_median, thinned, thinned_band
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Width of a journal column, in inches.
-COLUMN_WIDTH = 3.3
-
-#: rcParams while a figure is made; 6.5 pt is the smallest type.
-STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",
-    "mathtext.fontset": "dejavusans",
-    "font.size": 7.0,
-    "axes.labelsize": 7.0,
-    "axes.linewidth": 0.6,
-    "axes.labelpad": 2.5,
-    "xtick.labelsize": 6.5,
-    "ytick.labelsize": 6.5,
-    "xtick.direction": "out",
-    "ytick.direction": "out",
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.minor.size": 1.4,
-    "ytick.minor.size": 1.4,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.minor.width": 0.4,
-    "ytick.minor.width": 0.4,
-    "xtick.major.pad": 2.0,
-    "ytick.major.pad": 2.0,
-    "legend.fontsize": 6.5,
-}
-
-#: Colour of legend handles that stand for every method, and of remarks.
-NEUTRAL = "0.25"
 
 #: Size in points of the open triangle of an unresolved κ.
 UNRESOLVED_SIZE = {"batch": 2.8, "train": 5.0}
@@ -248,75 +210,3 @@ def unresolved_style(look: Look, data: str) -> dict[str, Any]:
         "markeredgewidth": 0.35 if data == "batch" else 0.8,
         "alpha": 0.6 if data == "batch" else 1.0,
     }
-
-
-def add_legend(ax: Axes, columns: Sequence[Sequence[Line2D | None]], below: Sequence[Line2D]) -> None:
-    """A legend above the axes, clear of the data.
-
-    Parameters
-    ----------
-    ax
-        Whose legend.
-    columns
-        Entries column by column; None leaves a place empty.
-    below
-        Longer entries, each a row of its own beneath those.
-    """
-    common: dict[str, Any] = {
-        "loc": "lower left",
-        "frameon": False,
-        "borderpad": 0.15,
-        "borderaxespad": 0.15,
-        "handlelength": 2.2,
-        "handletextpad": 0.5,
-        "columnspacing": 1.2,
-        "labelspacing": 0.25,
-    }
-    place: dict[str, Any] = {"bbox_to_anchor": (0.0, 1.0), "bbox_transform": ax.transAxes}
-    if below:
-        lower = ax.legend(handles=below, **common, **place)
-        if not columns:
-            return
-        ax.add_artist(lower)
-        height = (len(below) * 1.45 + 0.1) * STYLE["legend.fontsize"] / 72
-        place["bbox_transform"] = ax.transAxes + ScaledTranslation(0.0, height, ax.figure.dpi_scale_trans)
-    rows = max(map(len, columns))
-    blank = Line2D([], [], ls="none", label=" ")
-    handles = [entry or blank for column in columns for entry in [*column, *[None] * (rows - len(column))]]
-    ax.legend(handles=handles, ncols=len(columns), **common, **place)
-
-
-def say_empty(ax: Axes, sentence: str) -> None:
-    """Write in the middle of an empty panel why it is empty."""
-    ax.text(0.5, 0.5, sentence, transform=ax.transAxes, ha="center", va="center", color=NEUTRAL)
-    ax.yaxis.set_major_locator(NullLocator())
-    ax.yaxis.set_minor_locator(NullLocator())
-
-
-def label_number(value: float, position: int | None = None) -> str:
-    """A tick label: plain up to four digits, else as a power of ten."""
-    if value <= 0:
-        return ""
-    exponent = int(np.floor(np.log10(value) + 1e-9))
-    if -3 <= exponent <= 3:
-        return f"{value:g}"
-    return rf"${value / 10.0**exponent:.3g}\times10^{{{exponent}}}$"
-
-
-def logarithmic(ax: Axes) -> None:
-    """Ticks of a logarithmic y axis that already holds its data: powers of ten, or round numbers between them."""
-    low, high = ax.get_ylim()
-    ax.set_ylim(low, high)
-    decades = np.floor(np.log10(high) + 1e-9) - np.ceil(np.log10(low) - 1e-9) + 1
-    axis = ax.yaxis
-    if decades >= 2:
-        axis.set_major_locator(LogLocator(numticks=7))
-        axis.set_major_formatter(LogFormatterMathtext())
-        subs = range(2, 10) if decades <= 4 else (1.0,)
-        axis.set_minor_locator(LogLocator(subs=subs, numticks=99))
-    else:
-        wide = high / low > 4
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9) if wide else MaxNLocator(5, steps=[1, 2, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(label_number))
-        axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())

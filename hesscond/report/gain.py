@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter
 
-from hesscond.report.drawing import COLUMN_WIDTH, STYLE, say_empty
+from hesscond.report.axes import say_empty
+from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import method_colors
 from hesscond.report.selection import Selection, select
 from hesscond.report.series import finite, resolved_values
@@ -28,7 +27,9 @@ LOOKS = {"batch": (".", 3.0, 0.35), "train": ("D", 4.0, 0.95)}
 NAMES = {"batch": "mini-batch", "train": "training set"}
 
 
-def gain_figure(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Figure:
+def gain_figure(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None, page: Page = COLUMN
+) -> Figure:
     """κ(H)/κ(PᵀHP) against κ(D)² at every probe, with P and D from the raw statistics of the same samples.
 
     On the diagonal the gain is κ(D)². Mini-batches are dots, the whole training set diamonds; one colour a method.
@@ -40,11 +41,13 @@ def gain_figure(runs: Sequence[StoredRun], *, layer: str | None = None, unit: in
         Of one study.
     layer, unit
         Which unit; the first that was probed by default.
+    page
+        What it is drawn for.
 
     Returns
     -------
     matplotlib.figure.Figure
-        At the width of a journal column.
+        One panel.
 
     Raises
     ------
@@ -54,19 +57,18 @@ def gain_figure(runs: Sequence[StoredRun], *, layer: str | None = None, unit: in
     selection = select(runs, layer, unit)
     methods = list(dict.fromkeys(run.method for run in selection.runs))
     colors = method_colors(methods)
-    with matplotlib.rc_context(STYLE):
-        layout = ConstrainedLayoutEngine(h_pad=0.03, w_pad=0.02)
-        figure = Figure(figsize=(COLUMN_WIDTH, COLUMN_WIDTH * 0.86), layout=layout)
+    with page.styled():
+        figure = page.figure(2.84)
         ax = figure.add_subplot()
         left_out = draw(ax, selection, colors)
-        ax.set_xlabel("κ(D)²")
-        ax.set_ylabel("gain κ(H) / κ(PᵀHP)")
+        ax.set_xlabel(r"$\kappa(D)^2$")
+        ax.set_ylabel(r"gain $\kappa(H)\,/\,\kappa(P^{\top}HP)$")
         handles = [Line2D([], [], ls="", marker="o", ms=4, color=colors[m], label=m) for m in methods]
         handles += [
             Line2D([], [], ls="", marker=marker, ms=size, color="0.3", label=NAMES[data])
             for data, (marker, size, _) in LOOKS.items()
         ]
-        handles.append(Line2D([], [], color="0.3", lw=0.8, label="gain = κ(D)²"))
+        handles.append(Line2D([], [], color="0.3", lw=0.8, label=r"gain $=\kappa(D)^2$"))
         figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, handletextpad=0.4)
         if left_out:
             ax.text(0.98, 0.02, f"{left_out} unresolved", transform=ax.transAxes, ha="right", color="0.3")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from hesscond.report.drawing import COLUMN_WIDTH, STYLE
+from hesscond.errors import ConfigError
+from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
 from hesscond.report.probed import logarithmic_x
+from hesscond.theorems import Tally
+from hesscond.theorems.base import Claim, Outcome
 
 if TYPE_CHECKING:
-    from hesscond.theorems import Tally, Verdict
+    from hesscond.study.store import StoredRun
+    from hesscond.theorems import Verdict
 
 #: Claims that are known to hold, and to be false.
 TRUE, FALSE = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"]
@@ -24,25 +28,78 @@ SMALLEST, LARGEST = 1e-6, 1e6
 BINS = 60
 
 
-def margin_figure(verdict: Verdict) -> Figure:
+def margin_figure(verdict: Verdict, *, page: Page = COLUMN) -> Figure:
     """A histogram for every claim, on a logarithmic axis; right of the line at 1 it is violated.
 
     Parameters
     ----------
     verdict
         What `hesscond.verify` returned.
+    page
+        What it is drawn for.
 
     Returns
     -------
     matplotlib.figure.Figure
-        At the width of a journal column: claims from the top as the statement lists them, true ones in blue, false
+        Claims from the top as the statement lists them, true ones in blue, false
         ones in orange, with the number of trials that were decided and of those that violated it. A share below 1e-6
         or above 1e6 is drawn at the end of the axis; a claim without any says so.
     """
-    tallies = verdict.tallies
-    with matplotlib.rc_context(STYLE):
-        layout = ConstrainedLayoutEngine(h_pad=0.02, w_pad=0.02, hspace=0.04)
-        figure = Figure(figsize=(COLUMN_WIDTH, 0.55 + 0.55 * len(tallies)), layout=layout)
+    return tally_figure(verdict.tallies, f"{verdict.id}, {verdict.trials} trials", page)
+
+
+def stored_margin_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:
+    """The same of what was checked along runs: a histogram for every claim, over all runs, layers and iterations.
+
+    Parameters
+    ----------
+    runs
+        Any in which statements were checked.
+    page
+        What it is drawn for.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        As `margin_figure`.
+
+    Raises
+    ------
+    ConfigError
+        In none of the runs, or there is no run.
+    """
+    tallies = stored_tallies(runs)
+    checks = sum(len(run.table("statements")) for run in runs)
+    names = ", ".join(sorted({run.config["name"] for run in runs}))
+    return tally_figure(tallies, f"{names}: {checks} checks along {len(runs)} runs", page)
+
+
+def stored_tallies(runs: Sequence[StoredRun]) -> tuple[Tally, ...]:
+    """What the checks along runs came to, claim by claim.
+
+    Raises
+    ------
+    ConfigError
+        There were none, or there is no run.
+    """
+    if not runs:
+        raise ConfigError("no runs given: name at least one run folder")
+    found: dict[tuple[str, str], Tally] = {}
+    for run in runs:
+        for number, row in enumerate(run.table("statements").to_dict("records")):
+            key = row["statement"], row["claim"]
+            if key not in found:
+                found[key] = Tally(Claim(f"{row['statement']}, {row['claim']}", "", bool(row["known"])))
+            found[key].add(Outcome(row["status"], float(row["used"])), number)
+    if not found:
+        raise ConfigError("no statement was checked along the runs: train with --statement ID (hesscond statements)")
+    return tuple(found.values())
+
+
+def tally_figure(tallies: tuple[Tally, ...], title: str, page: Page) -> Figure:
+    """A row for each tally."""
+    with page.styled():
+        figure = page.figure(0.55 + 0.55 * len(tallies), h_pad=0.02, hspace=0.04)
         axes = figure.subplots(len(tallies), 1, sharex=True, squeeze=False)[:, 0]
         edges = edges_of(tallies)
         for ax, tally in zip(axes, tallies, strict=True):
@@ -50,7 +107,8 @@ def margin_figure(verdict: Verdict) -> Figure:
         axes[-1].set_xlabel("used of what the claim allows (violated right of the line)")
         logarithmic_x(axes[-1])
         axes[-1].set_xlim(edges[0], edges[-1])
-        figure.suptitle(f"{verdict.id}, {verdict.trials} trials", x=0.02, ha="left", fontsize=7.0, weight="bold")
+        size = float(page.style["font.size"])
+        figure.suptitle(page.wrapped(title, size), x=0.02, ha="left", fontsize=size, weight="bold")
     return figure
 
 
@@ -86,4 +144,4 @@ def draw(ax: Axes, tally: Tally, edges: np.ndarray) -> None:
     decided = tally.holds + tally.violated
     known = "true" if tally.claim.true else "false"
     label = f"{tally.claim.name} ({known}): {tally.violated} of {decided} violated"
-    ax.set_title(label, loc="left", fontsize=6.5, pad=2.0)
+    ax.set_title(label, loc="left", fontsize=matplotlib.rcParams["legend.fontsize"], pad=2.0)

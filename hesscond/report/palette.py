@@ -1,41 +1,134 @@
-"""One colour per method, the same in every figure."""
+"""How a method is drawn: one colour, marker and dash, the same in every figure.
+
+Colours are told apart with every common colour vision between families of methods; within a family, and in black and
+white, markers and dashes tell.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
-#: Colours of Okabe and Ito (2008), told apart with every common colour vision.
-METHOD_COLORS = {
-    "vanilla": "#D55E00",
-    "bnp": "#0072B2",
-    "batchnorm": "#009E73",
-    "equilibration": "#E69F00",
-    "sphere": "#CC79A7",
-    "layernorm": "#56B4E9",
+import numpy as np
+from matplotlib.colors import to_hex, to_rgb
+
+Dash = Any
+
+SOLID: Dash = "-"
+DASHED: Dash = (0, (4, 1.5))
+DOTTED: Dash = (0, (1, 1.3))
+DASH_DOT: Dash = (0, (4, 1.3, 1, 1.3))
+DASHES: tuple[Dash, ...] = (SOLID, DASHED, DASH_DOT, DOTTED)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+
+
+@dataclass(frozen=True)
+class MethodLook:
+    """Colour as #RRGGBB, marker, and line style of a method."""
+
+    color: str
+    marker: str
+    dash: Dash = SOLID
+
+
+#: Every method that comes with hesscond. The first of a family has the colour of Okabe and Ito (2008).
+METHOD_LOOKS = {
+    "vanilla": MethodLook("#D55E00", "o"),
+    "l2": MethodLook("#8C2D04", "s", DASHED),
+    "gradient-regularization": MethodLook("#CC6677", "^", DASH_DOT),
+    "bnp": MethodLook("#0072B2", "s"),
+    "whitening": MethodLook("#332288", "D", DASHED),
+    "batchnorm": MethodLook("#009E73", "^"),
+    "batchrenorm": MethodLook("#117733", "v", DASHED),
+    "four-things-batchnorm": MethodLook("#7A8B22", "D", DASH_DOT),
+    "layernorm": MethodLook("#56B4E9", "D"),
+    "groupnorm": MethodLook("#44AA99", "P", DASHED),
+    "instancenorm": MethodLook("#227788", "X", DASH_DOT),
+    "equilibration": MethodLook("#E69F00", "v"),
+    "weightnorm": MethodLook("#997700", "<", DASHED),
+    "centred-weightnorm": MethodLook("#664400", ">", DASH_DOT),
+    "weightstandardization": MethodLook("#AA7744", "p", DOTTED),
+    "optimal-diagonal": MethodLook("#B3446C", "*", DASHED),
+    "sphere": MethodLook("#CC79A7", "P"),
+    "adam": MethodLook("#AA4499", "X"),
+    "adamw": MethodLook("#882255", "h", DASHED),
+    "rmsprop": MethodLook("#6A3D9A", "<", DASH_DOT),
+    "adagrad": MethodLook("#9970AB", ">", DOTTED),
+    "standardize": MethodLook("#444444", "p"),
+    "minmax": MethodLook("#888888", "h", DASHED),
 }
 
-#: For methods without an entry above: Tol's "muted" colours, all different from those.
-OTHER_COLORS = ("#332288", "#117733", "#882255", "#999933", "#44AA99", "#CC6677", "#AA4499", "#88CCEE")
+METHOD_COLORS = {name: look.color for name, look in METHOD_LOOKS.items()}
+
+#: For methods without an entry above: Tol's "muted" colours and darker ones, all different from those.
+OTHER_COLORS = ("#004488", "#BB5566", "#999933", "#99462F", "#3B7D5B", "#5D4E8C", "#A0522D", "#2F6F8F")
+
+#: How a variant, a method with options, differs from the method: mixed with black or white by so much.
+SHADES = (-0.5, 0.45, -0.35, 0.6, -0.65, 0.3)
+
+
+def method_look(method: str) -> MethodLook:
+    """The look of a method as ``--method`` says it, fixed by its text alone.
+
+    One with options is a shade of the method without, one of several joined by a plus sign a mixture of theirs.
+
+    Examples
+    --------
+    >>> method_look("bnp").color, method_look("bnp:rho=0.9").color, method_look("bnp+groupnorm").color
+    ('#0072B2', '#00629A', '#1C7E93')
+    """
+    parts = [look_of_part(part) for part in method.split("+")]
+    if len(parts) == 1:
+        return parts[0]
+    # darker than any of them, and more like the first: neither is taken for the mixture
+    weights = np.array([1.5, *(1.0,) * (len(parts) - 1)])
+    mixed = weights @ np.array([to_rgb(part.color) for part in parts]) / weights.sum()
+    return MethodLook(to_hex(0.6 * mixed).upper(), parts[-1].marker, DASHES[(DASHES.index(parts[0].dash) + 1) % 4])
+
+
+def look_of_part(part: str) -> MethodLook:
+    """The look of one method, with options or without."""
+    name, _, options = part.partition(":")
+    number = zlib.crc32(name.encode())
+    look = METHOD_LOOKS.get(name) or MethodLook(
+        OTHER_COLORS[number % len(OTHER_COLORS)], MARKERS[number // 8 % len(MARKERS)], DASHES[number // 128 % 4]
+    )
+    return varied(look, zlib.crc32(options.encode())) if options else look
+
+
+def varied(look: MethodLook, number: int) -> MethodLook:
+    """Another shade, marker and dash."""
+    marker = MARKERS[(MARKERS.index(look.marker) + 1 + number // 8 % (len(MARKERS) - 1)) % len(MARKERS)]
+    dash = DASHES[(DASHES.index(look.dash) + 1 + number // 128 % 3) % len(DASHES)]
+    return MethodLook(shaded(look.color, SHADES[number % len(SHADES)]), marker, dash)
+
+
+def shaded(color: str, amount: float) -> str:
+    """The colour mixed with white (amount above 0) or black."""
+    end = np.ones(3) if amount > 0 else np.zeros(3)
+    return to_hex((1 - abs(amount)) * np.array(to_rgb(color)) + abs(amount) * end).upper()
+
+
+def method_looks(methods: Iterable[str]) -> dict[str, MethodLook]:
+    """The look of each method; only if two of one call share a colour does the later in the alphabet get another."""
+    chosen: dict[str, MethodLook] = {}
+    for method in sorted(set(methods), key=lambda name: (name not in METHOD_LOOKS, name)):
+        look, taken = method_look(method), {other.color for other in chosen.values()}
+        free = [look, *(MethodLook(color, look.marker, look.dash) for color in OTHER_COLORS)]
+        free += [varied(look, number) for number in range(len(SHADES))]
+        chosen[method] = next((one for one in free if one.color not in taken), look)
+    return chosen
 
 
 def method_colors(methods: Iterable[str]) -> dict[str, str]:
     """The colour of each method.
 
-    A method of `METHOD_COLORS` always has the same one. Another has one fixed by its name; only if two such
-    methods of one call share it does the later in the alphabet take the next free one.
-
     Examples
     --------
     >>> method_colors(["bnp", "vanilla"])
-    {'bnp': '#0072B2', 'vanilla': '#D55E00'}
+    {'vanilla': '#D55E00', 'bnp': '#0072B2'}
     """
-    chosen: dict[str, str] = {}
-    for method in sorted(set(methods)):
-        if method in METHOD_COLORS:
-            chosen[method] = METHOD_COLORS[method]
-            continue
-        start = zlib.crc32(method.encode()) % len(OTHER_COLORS)
-        order = OTHER_COLORS[start:] + OTHER_COLORS[:start]
-        chosen[method] = next((color for color in order if color not in chosen.values()), order[0])
-    return chosen
+    chosen = method_looks(methods)
+    return {method: chosen[method].color for method in sorted(chosen, key=lambda name: (name != "vanilla", name))}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter, NullLocator
 
-from hesscond.report.drawing import COLUMN_WIDTH, STYLE, say_empty
+from hesscond.report.axes import say_empty
+from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
 from hesscond.report.probed_table import layer_frame, span
 from hesscond.results import ProbeResult
@@ -41,7 +40,7 @@ LEGEND: dict[str, Any] = {
 GOLDEN = (5**0.5 - 1) / 2
 
 
-def probe_figure(found: ProbeResult | pd.DataFrame) -> Figure:
+def probe_figure(found: ProbeResult | pd.DataFrame, *, page: Page = COLUMN) -> Figure:
     """κ of every layer on a logarithmic axis, layers from the top in network order.
 
     At level ``"unit"`` a layer's row holds a dot for every output unit, spread over the height of the row, and a
@@ -53,20 +52,21 @@ def probe_figure(found: ProbeResult | pd.DataFrame) -> Figure:
     ----------
     found
         A `ProbeResult`, or its ``to_frame()``.
+    page
+        What it is drawn for.
 
     Returns
     -------
     matplotlib.figure.Figure
-        At the width of a journal column. Save it with `save_figure`.
+        Save it with `save_figure`.
     """
     frame: pd.DataFrame = found.to_frame() if isinstance(found, ProbeResult) else found
     layers = layer_frame(frame)
     whole = bool(frame["unit"].isna().all())
     count = len(layers)
-    with matplotlib.rc_context(STYLE):
+    with page.styled():
         height = 0.95 + count * row_height(count)
-        layout = ConstrainedLayoutEngine(h_pad=0.03, w_pad=0.02)
-        figure = Figure(figsize=(COLUMN_WIDTH, max(height, 1.5)), layout=layout)
+        figure = page.figure(max(height, 1.5))
         ax = figure.add_subplot()
         ax.set_xscale("log", nonpositive="mask")
         ax.set_ylim(count - 0.5, -0.5)
@@ -90,10 +90,10 @@ def row_height(count: int) -> float:
     return next(height for most, height in ((4, 0.45), (12, 0.28), (25, 0.19), (10**9, 0.14)) if count <= most)
 
 
-def shortened(name: str) -> str:
+def shortened(name: str, longest: int = LONGEST) -> str:
     """A layer's name with its middle left out if it is long: both ends tell layers apart."""
-    head = LONGEST // 3
-    return name if len(name) <= LONGEST else f"{name[:head]}…{name[head + 1 - LONGEST :]}"
+    head = longest // 3
+    return name if len(name) <= longest else f"{name[:head]}…{name[head + 1 - longest :]}"
 
 
 def draw_blocks(ax: Axes, frame: pd.DataFrame, layers: pd.DataFrame, whole: bool) -> list[Line2D]:

@@ -50,9 +50,13 @@ class Selection:
 
     def probe(self, run: StoredRun, data: str) -> pd.DataFrame:
         """Probe rows of the unit over ``data`` ("batch" or "train"), one per iteration, indexed by it."""
-        rows = self.probes[self.runs.index(run)]
+        rows = self.rows_of(run)
         rows = rows[rows["data"] == data]
         return rows.drop_duplicates("iteration", keep="last").set_index("iteration")
+
+    def rows_of(self, run: StoredRun) -> pd.DataFrame:
+        """All probe rows of the unit."""
+        return self.probes[self.runs.index(run)]
 
     def by_method(self) -> dict[str, list[StoredRun]]:
         """Runs of each method, by seed: those that differ in the seed alone.
@@ -75,22 +79,32 @@ class Selection:
                 raise ConfigError(
                     f"the runs of method {method!r} have different learning rates ({shown}): draw one figure for each"
                 )
-            runs.sort(key=lambda run: run.seed)
-            for one, other in pairwise(runs):
-                if one.seed == other.seed:
-                    raise ConfigError(
-                        f"{one.folder} and {other.folder} are both {one.label}: give one run of each seed"
-                    )
+            groups[method] = one_of_each_seed(runs)
         return dict(sorted(groups.items(), key=lambda item: (item[0] != "vanilla", item[0])))
 
 
-def select(runs: Sequence[StoredRun], layer: str | None = None, unit: int | None = None) -> Selection:
-    """The runs, checked to be of one study, with the first layer and unit that it probes by default.
+def one_of_each_seed(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """The runs by seed.
 
     Raises
     ------
     ConfigError
-        No run; runs of different studies; a layer or unit that one of them did not probe.
+        Two have the same.
+    """
+    ordered = sorted(runs, key=lambda run: run.seed)
+    for one, other in pairwise(ordered):
+        if one.seed == other.seed:
+            raise ConfigError(f"{one.folder} and {other.folder} are both {one.label}: give one run of each seed")
+    return ordered
+
+
+def check_one_study(runs: Sequence[StoredRun]) -> None:
+    """Refuse no runs, and runs of different studies.
+
+    Raises
+    ------
+    ConfigError
+        They are.
     """
     if not runs:
         raise ConfigError("no runs given: name at least one run folder")
@@ -102,6 +116,18 @@ def select(runs: Sequence[StoredRun], layer: str | None = None, unit: int | None
                     f"{first.folder} and {run.folder} come from different studies "
                     f"({key} is {first.config[key]!r} and {run.config[key]!r}): give runs of one study"
                 )
+
+
+def select(runs: Sequence[StoredRun], layer: str | None = None, unit: int | None = None) -> Selection:
+    """The runs, checked to be of one study, with the first layer and unit that it probes by default.
+
+    Raises
+    ------
+    ConfigError
+        No run; runs of different studies; a layer or unit that one of them did not probe.
+    """
+    check_one_study(runs)
+    first = runs[0]
     layer = first.config["probe"]["layers"][0] if layer is None else layer
     unit = first.config["probe"]["units"][0] if unit is None else unit
     for run in runs:
@@ -113,3 +139,16 @@ def select(runs: Sequence[StoredRun], layer: str | None = None, unit: int | None
     tables = (run.table("probe") for run in runs)
     probes = tuple(table[(table["layer"] == layer) & (table["unit"] == unit)] for table in tables)
     return Selection(tuple(runs), str(first.config["name"]), layer, unit, probes)
+
+
+def by_method(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
+) -> dict[str, list[StoredRun]]:
+    """`Selection.by_method` of runs.
+
+    Raises
+    ------
+    ConfigError
+        As `select` and that.
+    """
+    return select(runs, layer, unit).by_method()

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: Which column says whether a κ is resolved.
 RESOLVED = {"kappa": "resolved", "kappa_preconditioned": "resolved_preconditioned"}
+#: Which column has the rank of the matrix: one of rank 0, of a unit that is never active, has no κ.
+RANK = {"kappa": "rank", "kappa_preconditioned": "rank_preconditioned"}
 
 #: A curve is thinned to the smallest and largest value in each of so many stretches: more than print shows.
 STRETCHES = 400
@@ -28,8 +30,10 @@ def resolved_values(probe: pd.DataFrame, quantity: str) -> pd.Series:
 
 
 def is_unresolved(probe: pd.DataFrame, quantity: str) -> pd.Series:
-    """Where κ was measured but not resolved."""
-    return probe[RESOLVED[quantity]].notna() & resolved_values(probe, quantity).isna()
+    """Where κ was measured but not resolved; a zero matrix has none to resolve."""
+    zero = probe[RANK[quantity]].eq(0).fillna(False).astype(bool)
+    measured = probe[RESOLVED[quantity]].notna() & ~zero
+    return measured & resolved_values(probe, quantity).isna()
 
 
 def lower_bounds(probe: pd.DataFrame, quantity: str) -> pd.Series:
@@ -80,13 +84,13 @@ def across_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
     return together.dropna(how="all")
 
 
-def thinned(values: pd.Series) -> pd.Series:
-    """The values themselves, or the smallest and largest of each of `STRETCHES` stretches if there are more."""
-    if len(values) <= 2 * STRETCHES:
+def thinned(values: pd.Series, stretches: int = STRETCHES) -> pd.Series:
+    """The values themselves, or the smallest and largest of each of so many stretches if there are more."""
+    if len(values) <= 2 * stretches:
         return values
     keep: list[int] = []
     array = values.to_numpy()
-    for stretch in np.array_split(np.arange(len(array)), STRETCHES):
+    for stretch in np.array_split(np.arange(len(array)), stretches):
         part = array[stretch]
         if np.isnan(part).all():
             keep.append(int(stretch[0]))
@@ -104,3 +108,23 @@ def thinned_band(band: pd.DataFrame) -> pd.DataFrame:
     return groups.agg(iteration=("iteration", "median"), low=("low", "min"), high=("high", "max")).set_index(
         "iteration"
     )
+
+
+def means_of_stretches(values: pd.Series, width: int) -> pd.Series:
+    """Means over so many iterations each, at the middle of them; NaN where one of them is; ends with the values."""
+    import pandas as pd
+
+    if width <= 1 or len(values) < width:
+        return values
+    whole = len(values) // width * width
+    rows = values.to_numpy(dtype=float)[:whole].reshape(-1, width)
+    places = values.index.to_numpy(dtype=float)[:whole].reshape(-1, width)
+    return pd.Series(rows.mean(axis=1), index=pd.Index(places.mean(axis=1), name=values.index.name))
+
+
+def mean_over_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
+    """Columns mean, low and high where every seed has a value, one row per iteration: no mean of fewer seeds."""
+    import pandas as pd
+
+    table = pd.concat(curves, axis=1).sort_index().dropna()
+    return pd.DataFrame({"mean": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)})

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.table import Table
-from rich.text import Text
+
+from hesscond.errors import ConfigError
+from hesscond.report.writing import Column, Number, Words, text_table, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,30 +57,43 @@ def statement_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).astype({"first_violation": "Int64", "known": bool})
 
 
+CAPTION = (
+    "held: of the applicable ones; worst: the most of what the claim allows that was used (violated above 1); first: "
+    "iteration of the first violation; known false: published or tempting, but not true"
+)
+
+
+def statement_columns(frame: pd.DataFrame) -> list[Column]:
+    """`statement_frame` as it is written."""
+    return [
+        words("run", "run", code=True),
+        words("data", "data"),
+        Column("layer", lambda row: Words(f"{row['layer']}/{row['unit']}", True), left=True),
+        words("statement", "statement", code=True),
+        words("claim", "claim"),
+        Column("known", lambda row: Words("true" if row["known"] else "false"), left=True),
+        Column("held", lambda row: Number((row["held"], row["applicable"]), "d", "{0} / {1}")),
+        Column("unres.", lambda row: Number((row["unresolved"],), "d")),
+        Column("worst", lambda row: Number((float(row["worst"]),), ".3g")),
+        Column("first", lambda row: Number((float(row["first_violation"]) if row["violated"] else math.nan,), "d")),
+    ]
+
+
+def checked_statements(runs: Sequence[StoredRun]) -> pd.DataFrame:
+    """`statement_frame`, of runs along which some were checked.
+
+    Raises
+    ------
+    ConfigError
+        None was.
+    """
+    frame = statement_frame(runs)
+    if frame.empty:
+        raise ConfigError("no statement was checked along the runs: train with --statement ID (hesscond statements)")
+    return frame
+
+
 def statement_table(runs: Sequence[StoredRun]) -> Table:
     """`statement_frame` for the terminal."""
-    table = Table(
-        caption=Text(
-            "held: of the applicable ones; worst: the most of what the claim allows that was used (violated above 1); "
-            "first: iteration of the first violation; known false: published or tempting, but not true"
-        ),
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1),
-    )
-    for name in ("run", "data", "layer", "statement", "claim", "known", "held", "unres.", "worst", "first"):
-        table.add_column(name, justify="right" if name in ("held", "unres.", "worst", "first") else "left")
-    for row in statement_frame(runs).to_dict("records"):
-        table.add_row(
-            Text(row["run"]),
-            row["data"],
-            Text(f"{row['layer']}/{row['unit']}"),
-            row["statement"],
-            row["claim"],
-            "true" if row["known"] else "false",
-            f"{row['held']} / {row['applicable']}",
-            str(row["unresolved"]),
-            "–" if math.isnan(row["worst"]) else f"{row['worst']:.3g}",
-            "–" if row["violated"] == 0 else str(row["first_violation"]),
-        )
-    return table
+    frame = statement_frame(runs)
+    return text_table(frame, statement_columns(frame), CAPTION)

@@ -10,13 +10,47 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from hesscond.report.groups import intervals, located, own_quantity, quantile
 from hesscond.report.selection import select
 from hesscond.report.series import RESOLVED, finite, gain, is_unresolved, lower_bounds, resolved_values
+from hesscond.report.writing import Column, Number, Words, bounded, interval, numbers, words
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from hesscond.study.store import StoredRun
+
+#: Quantiles of κ in the method's own coordinates.
+QUANTILES = {"kappa_own_q10": 0.1, "kappa_own_median": 0.5, "kappa_own_q90": 0.9}
+SUMMARY_CAPTION = (
+    "loss: training, mean of the last iterations; κ(H), κ(PᵀHP): medians of the resolved ones over the probed "
+    "mini-batches; κ own: 10 %, 50 % and 90 % quantiles in the method's own coordinates, ≥: a lower bound; held: "
+    "checks of statements that are known to hold, of those that apply"
+)
+
+
+def summary_columns(frame: pd.DataFrame) -> list[Column]:
+    """`summary_frame` as it is written; what no run has is left out."""
+    columns = [
+        words("method", "method", code=True),
+        Column("seed", lambda row: Number((row["seed"],), "d")),
+        Column("status", lambda row: Words(str(row["status"])), left=True),
+        numbers("loss", "training_loss_tail_mean", ".3f"),
+    ]
+    if frame["test_accuracy"].notna().any():
+        columns.append(numbers("acc. %", "test_accuracy", ".1f", r"acc.\,\%", factor=100))
+    if frame["batch_probes"].any():
+        columns.append(bounded("κ(H)", "batch_kappa", r"$\kappa(H)$"))
+        columns.append(bounded("κ(PᵀHP)", "batch_kappa_preconditioned", r"$\kappa(P^{\top}HP)$"))
+        columns += [
+            interval(f"κ own {100 * q:.0f} %", f"batch_{name}", rf"$\kappa_{{\mathrm{{own}}}}$ {100 * q:.0f}\,\%")
+            for name, q in QUANTILES.items()
+        ]
+    columns.append(numbers("time (s)", "seconds", ".3g"))
+    if frame["statements_applicable"].any():
+        held = ("statements_held", "statements_applicable")
+        columns.append(Column("held", lambda row: Number(tuple(float(row[name]) for name in held), "d", "{0} / {1}")))
+    return columns
 
 
 def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:
@@ -34,8 +68,10 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     pandas.DataFrame
         One row per run, in the order given. method, seed, status, learning_rate, batch_size, iterations;
         training_loss_tail_mean: mean mini-batch loss of the last tail_iterations = min(100, 10 %) iterations;
-        test_accuracy: the last, from 0 to 1. Then the columns below with ``batch_`` in front for the mini-batches
-        (medians over the probed iterations), and with ``train_`` for the last probe of the whole training set:
+        test_accuracy: the last, from 0 to 1; seconds that the run worked; statements_applicable and statements_held:
+        how many checks of claims that are known to hold applied, and held. Then the columns below with ``batch_`` in
+        front for the mini-batches (medians over the probed iterations), and with ``train_`` for the last probe of the
+        whole training set:
 
         - probes: how many iterations were probed (train: how many of them went into the row, 1 or 0);
         - kappa, kappa_preconditioned: over the resolved ones only, NaN if there are none;
@@ -43,6 +79,8 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         - kappa_lower, kappa_preconditioned_lower: median lower bound of those, NaN if there are none;
         - gain: of κ(H)/κ(PᵀHP), where both are resolved;
         - kappa_D_squared: κ(D)²;
+        - kappa_own_q10, kappa_own_median, kappa_own_q90: quantiles of κ in the method's own coordinates, NaN where the
+          unresolved leave them open, with ``_lower`` and ``_upper``, between which they lie;
         - dead: input features without variation (batch: the most in any batch).
 
     Raises
@@ -58,7 +96,9 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         row = training_summary(run)
         train = selection.probe(run, "train")
         for data, probe in (("batch", selection.probe(run, "batch")), ("train", train.tail(1))):
-            row |= {f"{data}_{column}": value for column, value in probe_summary(probe).items()}
+            row |= {
+                f"{data}_{column}": value for column, value in probe_summary(probe, own_quantity(run.method)).items()
+            }
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -66,6 +106,8 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
 def training_summary(run: StoredRun) -> dict[str, Any]:
     """The columns of `summary_frame` that say how the training went."""
     training, evaluation = run.table("training"), run.table("evaluation")
+    checks = run.table("statements")
+    known = checks["known"].astype(bool)
     tail = training["loss"].tail(max(1, min(100, len(training) // 10)))
     return {
         "method": run.method,
@@ -77,11 +119,14 @@ def training_summary(run: StoredRun) -> dict[str, Any]:
         "tail_iterations": len(tail),
         "training_loss_tail_mean": float(tail.mean(skipna=False)) if len(tail) else math.nan,
         "test_accuracy": float(evaluation["test_accuracy"].iloc[-1]) if len(evaluation) else math.nan,
+        "seconds": run.seconds,
+        "statements_applicable": int((known & (checks["status"] != "not-applicable")).sum()),
+        "statements_held": int((known & (checks["status"] == "holds")).sum()),
     }
 
 
-def probe_summary(probe: pd.DataFrame) -> dict[str, float | int]:
-    """The columns of `summary_frame` about the condition numbers in the rows of ``probe``."""
+def probe_summary(probe: pd.DataFrame, own: str) -> dict[str, float | int]:
+    """The columns of `summary_frame` about the condition numbers in the rows of ``probe``; ``own``: a κ's column."""
     summary: dict[str, float | int] = {"probes": len(probe)}
     for quantity in RESOLVED:
         summary[quantity] = median(resolved_values(probe, quantity))
@@ -89,6 +134,9 @@ def probe_summary(probe: pd.DataFrame) -> dict[str, float | int]:
         summary[f"{quantity}_lower"] = median(lower_bounds(probe, quantity))
     summary["gain"] = median(gain(probe))
     summary["kappa_D_squared"] = median(finite(probe["kappa_D"]) ** 2)
+    ends = intervals(probe, own)
+    for name, q in QUANTILES.items():
+        summary |= located(name, quantile(*ends, q))
     summary["dead"] = int(probe["dead"].fillna(0).max()) if len(probe) else 0
     return summary
 
@@ -175,4 +223,4 @@ def kappa_cell(value: float, lower: float) -> str:
 
 def number(value: float, form: str = ".2e") -> str:
     """A number, by default to three significant digits; a dash if there is none."""
-    return "–" if math.isnan(value) else format(value, form)
+    return Number((value,), form).text

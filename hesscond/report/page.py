@@ -1,0 +1,154 @@
+"""The page a figure is for: its width, type sizes and fonts, those of a journal column or of a venue's template."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from hesscond.errors import ConfigError
+
+Width = Literal["column", "full"]
+
+#: Width of a journal column, in inches.
+COLUMN_WIDTH = 3.3
+#: No figure is taller: what a page leaves beside its caption, in inches.
+TALLEST = 9.0
+#: Pages at least so wide have panels side by side, in inches.
+WIDE = 5.0
+
+#: rcParams while a figure is made; 6.5 pt is the smallest type.
+STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "mathtext.fontset": "dejavusans",
+    "font.size": 7.0,
+    "axes.labelsize": 7.0,
+    "axes.titlesize": 7.0,
+    "axes.linewidth": 0.6,
+    "axes.labelpad": 2.5,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "xtick.direction": "out",
+    "ytick.direction": "out",
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 1.4,
+    "ytick.minor.size": 1.4,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.pad": 2.0,
+    "ytick.major.pad": 2.0,
+    "hatch.linewidth": 0.4,
+    "legend.fontsize": 6.5,
+}
+
+#: Taken over from a venue; its fonts are replaced by ones that matplotlib brings, the same on every machine.
+SIZES = ("font.size", "axes.labelsize", "axes.titlesize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize")
+FONTS = {
+    "serif": {"font.family": "STIXGeneral", "mathtext.fontset": "stix"},
+    "sans-serif": {"font.family": "DejaVu Sans", "mathtext.fontset": "dejavusans"},
+}
+#: Bundles of tueplots that are slides, or a university's own.
+NO_VENUES = ("beamer", "tue_ai")
+
+
+@dataclass(frozen=True)
+class Page:
+    """What figures are drawn for.
+
+    Attributes
+    ----------
+    width
+        Of the figure, in inches.
+    style
+        rcParams while it is made.
+    """
+
+    width: float = COLUMN_WIDTH
+    style: Mapping[str, Any] = field(default_factory=lambda: STYLE)
+
+    @property
+    def scale(self) -> float:
+        """Size of the type, relative to `STYLE`."""
+        return float(self.style["font.size"]) / float(STYLE["font.size"])
+
+    @property
+    def wide(self) -> bool:
+        """Whether panels go side by side."""
+        return self.width >= WIDE
+
+    def styled(self) -> Any:
+        """A context manager: rcParams of the page."""
+        return matplotlib.rc_context(dict(self.style))
+
+    def figure(self, height: float, *, h_pad: float = 0.03, hspace: float = 0.02) -> Figure:
+        """An empty figure, its height in inches for the type of `STYLE`; pads of constrained layout, likewise."""
+        layout = ConstrainedLayoutEngine(h_pad=h_pad, w_pad=0.02, hspace=hspace)
+        return Figure(figsize=(self.width, min(height * self.scale, TALLEST)), layout=layout)
+
+    def wrapped(self, text: str, size: float | None = None) -> str:
+        """The text in lines that fit the width, at a type size in points (that of the legend if not given)."""
+        points = float(self.style["legend.fontsize"]) if size is None else size
+        width = max(20, int(1.72 * 72 * self.width / points))
+        return textwrap.fill(text, width, break_on_hyphens=False)
+
+
+#: One column of a two-column journal.
+COLUMN = Page()
+
+
+def venues() -> dict[str, Any]:
+    """What makes the style of each venue, by name: those that tueplots knows."""
+    from tueplots import bundles
+
+    found = inspect.getmembers(bundles, inspect.isfunction)
+    return {name: make for name, make in found if not name.startswith(("_", *NO_VENUES))}
+
+
+def venue_page(venue: str, width: Width = "column") -> Page:
+    """The page of a venue's template.
+
+    Parameters
+    ----------
+    venue
+        A name as tueplots has it: ``"neurips2024"``, ``"icml2024"``, ``"jmlr2001"``, …
+    width
+        ``"column"``, or ``"full"``: across both columns. The same where the template has one column.
+
+    Returns
+    -------
+    Page
+        With the venue's width and type sizes. Fonts: STIX for serif, DejaVu for sans-serif templates; both come with
+        matplotlib and are embedded, so that a figure is the same on every machine.
+
+    Raises
+    ------
+    ConfigError
+        An unknown venue or width.
+
+    Examples
+    --------
+    >>> venue_page("icml2024").width, venue_page("icml2024", "full").width
+    (3.25, 6.75)
+    """
+    known = venues()
+    if venue not in known:
+        raise ConfigError(f"unknown venue {venue!r}: choose from {', '.join(known)}")
+    if width not in ("column", "full"):
+        raise ConfigError(f"unknown width {width!r}: choose from column, full")
+    make = known[venue]
+    accepted = inspect.signature(make).parameters
+    options: dict[str, Any] = {"usetex": False} if "usetex" in accepted else {}
+    if "column" in accepted:
+        options["column"] = "half" if width == "column" else "full"
+    bundle = make(**options)
+    style = STYLE | {name: float(bundle[name]) for name in SIZES} | FONTS[bundle["font.family"]]
+    return Page(float(bundle["figure.figsize"][0]), style)
