@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_its_python_runs_and_prints_what_it_says():
+def test_its_python_runs_and_prints_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -23,6 +24,7 @@ def test_its_python_runs_and_prints_what_it_says():
     promised = re.search(r"print\(result\[\"2\"\]\.kappa\[0\]\)\s+# (.*)", README)
     assert promised is not None
     assert printed.getvalue().splitlines()[0] == promised.group(1)
+    assert (tmp_path / "kappa.json").is_file()
 
 
 def test_its_links_exist():
