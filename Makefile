@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test test-slow lint types bench docs clean
+.PHONY: help setup study test test-slow lint types bench docs pages gallery clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/' | expand -t 18
@@ -45,8 +45,19 @@ bench: $(VENV)/.bench ## what studies and exact Hessians cost, other tools besid
 	$(BIN)/python benchmarks/methods_cost.py
 	$(BIN)/python benchmarks/scaling.py
 
-docs: setup ## write the pages of methods and statements (docs/)
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## build the documentation into build/docs, without warnings and without broken links
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs build/docs
+	$(BIN)/python docs/check_site.py build/docs
+
+pages: setup ## write the pages of methods and statements (docs/methods, docs/statements)
 	$(BIN)/python docs/generate.py
+
+gallery: setup ## draw figures/gallery with small runs
+	$(BIN)/python figures/make_gallery.py
 
 clean: ## remove what the others made (runs/ stays)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

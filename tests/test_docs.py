@@ -1,22 +1,35 @@
 """The generated pages are those of this version: every method and statement has one, with what it says of itself."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
+import hesscond
 from hesscond.methods import registered
+from hesscond.study.config import StudyConfig
 from hesscond.theorems import statements, verify
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.fixture(scope="module")
-def generate():
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+def module_of(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def generate():
+    return module_of("generate")
+
+
+@pytest.fixture(scope="module")
+def reference_pages(generate):
+    return module_of("reference_pages")
 
 
 @pytest.mark.parametrize("method", list(registered()), ids=lambda m: m.name)
@@ -49,3 +62,73 @@ def test_a_statement_page_is_made_of_its_verdict(generate):
     (example,) = verdict.counterexamples
     assert str(example.matrix) in page
     assert "| improves | κ(EW) ≤ κ(W) | false | violated |" in page
+
+
+def test_the_reference_of_commands_has_every_option(reference_pages):
+    page = reference_pages.commands()
+    for name, command in reference_pages.leaves(
+        reference_pages.typer.main.get_command(reference_pages.app), "hesscond"
+    ):
+        own = page.partition(f"## {name}\n")[2].partition("\n## ")[0]
+        assert own, name
+        for parameter in command.params:
+            for option in parameter.opts:
+                assert option in own or parameter.name == "help", f"{name} {option}"
+
+
+def test_the_reference_of_studies_has_every_key(reference_pages):
+    page = reference_pages.study_file()
+    sections = {
+        name: f
+        for name, f in StudyConfig.model_fields.items()
+        if f"## `[{name}]`" in page or f"## `[[{name}]]`" in page
+    }
+    assert {"data", "model", "training", "probe", "learning_rates"} <= set(sections)
+    for name in StudyConfig.model_fields:
+        assert name in sections or f"| `{name}` |" in page
+    assert "| `batch_size` | integer > 0 | needed |" in page
+    assert '| `loss` | one of `"cross_entropy"`' in page
+
+
+def test_the_reference_of_the_log_explains_every_column(reference_pages):
+    page = reference_pages.tables()
+    for table, columns in reference_pages.TABLES.items():
+        for column in columns:
+            assert reference_pages.meaning(table, column).strip()
+        assert f"## `{table}`" in page
+
+
+def test_every_public_name_is_in_the_reference():
+    rooms = {p.stem for p in (DOCS / "reference" / "python").glob("*.md")}
+    package = Path(hesscond.__file__).parent
+    public = {p.parent.name for p in package.glob("*/__init__.py") if "__all__" in p.read_text(encoding="utf-8")}
+    # what a layer sees, and what two commands are made of, is not public
+    assert public - {"capture", "doctor", "export"} <= rooms
+
+
+def test_marks_are_replaced_and_nothing_else(reference_pages):
+    page = reference_pages.filled_in("a\n<!-- generated: room hesscond.errors -->\n<!-- a comment -->")
+    assert "autoclass:: hesscond.errors.ConfigError" in page
+    assert page.startswith("a\n")
+    assert page.endswith("<!-- a comment -->")
+
+
+@pytest.mark.parametrize(
+    ("page", "complaint"),
+    [
+        ('<a href="other.html">x</a>', None),
+        ('<a href="other.html#there">x</a>', None),
+        ('<a href="other.html#nowhere">x</a>', "no such place"),
+        ('<a href="missing.html">x</a>', "leads nowhere"),
+        ('<a href="https://example.org/x">x</a>', None),
+        ('<script src="https://example.org/x.js"></script>', "from the network"),
+        ('<link rel="stylesheet" href="https://example.org/x.css">', "from the network"),
+        ('<img src="other.html">', "no alternative text"),
+    ],
+)
+def test_links_of_the_site_are_checked(tmp_path, page, complaint):
+    (tmp_path / "index.html").write_text(page, encoding="utf-8")
+    (tmp_path / "other.html").write_text('<h1 id="there">x</h1>', encoding="utf-8")
+    (tmp_path / "searchindex.js").write_text("", encoding="utf-8")
+    found = module_of("check_site").complaints(tmp_path)
+    assert found == [] if complaint is None else complaint in found[0]

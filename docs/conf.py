@@ -1,0 +1,66 @@
+"""How Sphinx builds these pages: ``make docs``, which turns warnings into errors and needs no network."""
+
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import reference_pages  # noqa: E402
+
+import hesscond  # noqa: E402
+
+project = "hesscond"
+author = "The hesscond developers"
+copyright = author
+version = release = hesscond.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["_build"]
+myst_heading_anchors = 3
+# `like this` in a docstring is a name: a link where it is documented, code where it is not
+default_role = "py:obj"
+napoleon_google_docstring = False
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 100
+# a name may be documented in its room and be meant from another
+suppress_warnings = ["ref.python"]
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
+
+html_theme = "furo"
+html_title = f"hesscond {version}"
+html_show_sourcelink = False
+
+#: Lists that are read on a code host too: what Sphinx needs of them is added here.
+CONTENTS = {"methods/index": "*", "statements/index": "*", "reference/python": "python/*"}
+
+
+def complete(app, docname, source):
+    """Put in what is written from the program."""
+    source[0] = reference_pages.filled_in(source[0])
+    if docname in CONTENTS:
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{CONTENTS[docname]}\n```\n"
+
+
+def escape_bars(app, what, name, obj, options, lines):
+    """|λ| is a magnitude, not a substitution of reStructuredText's; code keeps its bars."""
+    literal = None
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if literal is not None and line.strip() and indent <= literal:
+            literal = None
+        if literal is None and not line.lstrip().startswith(">>>"):
+            parts = re.split(r"(``.+?``)", line)
+            parts[::2] = [part.replace("|", r"\|") for part in parts[::2]]
+            lines[number] = "".join(parts)
+            literal = indent if line.rstrip().endswith("::") else None
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("source-read", complete)
+    app.connect("autodoc-process-docstring", escape_bars)

@@ -1,0 +1,134 @@
+"""The documentation is executed: its code runs and prints what it says, its commands and options exist.
+
+Pages without commands are fast; those that start processes are slow.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+import documented
+import pytest
+import typer.main
+
+from hesscond.cli import app
+from hesscond.study import StudyConfig
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(
+    path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in ("methods", "statements", "_build")
+)
+SHELL = [path for path in PAGES if any(b.language == "console" for b in documented.blocks(path.read_text("utf-8")))]
+
+
+def name(path):
+    return path.relative_to(DOCS).with_suffix("").as_posix()
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p not in SHELL], ids=name)
+def test_the_python_of_a_page_runs_and_prints_what_it_says(page, tmp_path):
+    documented.run(page, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SHELL, ids=name)
+def test_the_commands_of_a_page_print_what_it_says(page, tmp_path):
+    documented.run(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_and_option_of_a_page_exists(page):
+    group = typer.main.get_command(app)
+    for block in documented.blocks(page.read_text(encoding="utf-8")):
+        for line in documented.commands(block) if block.language in ("console", "sh", "yaml") else []:
+            given = documented.arguments(line)
+            if given is not None:
+                parse(group, given)
+
+
+def test_the_steps_of_a_workflow_are_found():
+    page = (DOCS / "howto" / "ci.md").read_text(encoding="utf-8")
+    steps = [c for b in documented.blocks(page) if b.language == "yaml" for c in documented.commands(b)]
+    given = [found for step in steps if (found := documented.arguments(step)) is not None]
+    assert [one[0] for one in given] == ["study", "check"]
+    assert given[1][-1] == "last(bnp.loss) < last(vanilla.loss)"
+
+
+def parse(command, given):
+    """Follow the names of commands down, and let the last one parse its own arguments without running."""
+    while hasattr(command, "commands") and given and not given[0].startswith("-"):
+        assert given[0] in command.commands, f"hesscond has no command {given[0]}"
+        command, given = command.commands[given[0]], given[1:]
+    if not hasattr(command, "commands"):
+        command.make_context("hesscond", list(given))
+
+
+def test_every_language_of_a_block_is_one_that_is_checked():
+    known = {"python", "output", "console", "sh", "toml", "yaml", "text"}
+    for page in PAGES:
+        for block in documented.blocks(page.read_text(encoding="utf-8")):
+            assert block.language in known, f"{name(page)}, line {block.line}: {block.language}"
+
+
+def test_every_study_on_the_pages_is_one():
+    studies = [
+        (name(page), block)
+        for page in PAGES
+        for block in documented.blocks(page.read_text(encoding="utf-8"))
+        if block.language == "toml" and "[training]" in block.text and block.file != "typo.toml"
+    ]
+    assert studies
+    for page, block in studies:
+        assert StudyConfig.model_validate(tomllib.loads(block.text)).name, page
+
+
+def test_make_targets_on_the_pages_exist():
+    makefile = (DOCS.parent / "Makefile").read_text(encoding="utf-8")
+    for page in PAGES:
+        for block in documented.blocks(page.read_text(encoding="utf-8")):
+            if block.language == "sh":
+                for target in re.findall(r"^make ([a-z -]+?)(?:\s{2,}|\s*#|$)", block.text, re.MULTILINE):
+                    assert all(re.search(rf"^{one}:", makefile, re.MULTILINE) for one in target.split()), target
+
+
+def test_every_page_is_in_a_table_of_contents():
+    contents = (DOCS / "index.md").read_text(encoding="utf-8")
+    listed = {name(p) for p in PAGES if p.parent.name != "python"}
+    assert listed - {"index"} <= set(contents.split())
+
+
+@pytest.mark.parametrize(
+    ("said", "printed", "agree"),
+    [
+        ("κ = 188.3 (rank 17)", "κ = 188.4 (rank 17)", True),
+        ("κ = 188.3", "κ = 288.3", False),
+        ("κ = 188.3", "λ = 188.3", False),
+        ("1.30e+08", "1.31e+08", True),
+        ("1.30e+08", "1.30e+09", False),
+        ("a\n…\nb", "a\nsomething\nelse\nb", True),
+        ("a\n…", "a\nsomething", True),
+        ("a\n…\nb", "a\nsomething", False),
+        ("a", "a\nsomething", False),
+        ("a …", "a b c", True),
+        ("a b", "a", False),
+        ("0 / 20", "1 / 20", False),
+    ],
+)
+def test_what_is_printed_is_compared(said, printed, agree):
+    if agree:
+        documented.compare(said, printed, "here", documented.RTOL)
+    else:
+        with pytest.raises(AssertionError):
+            documented.compare(said, printed, "here", documented.RTOL)
+
+
+def test_a_page_that_promises_something_else_fails(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1)\n```\n\n```output\n2\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match="expected “2”"):
+        documented.run(page, tmp_path)
+
+
+def test_an_option_that_does_not_exist_fails():
+    with pytest.raises(Exception, match="--nope"):
+        parse(typer.main.get_command(app), documented.arguments("X=1 hesscond study fc-digits --nope | head"))
