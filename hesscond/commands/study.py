@@ -18,7 +18,7 @@ from hesscond.errors import ConfigError, DivergedError
 from hesscond.expectations import Expectation
 from hesscond.methods import registered
 from hesscond.progress import progress_bar
-from hesscond.report import conditioning_figure, save_figure, statement_table, summary_table
+from hesscond.report import conditioning_figure, rounding_note, save_figure, statement_table, summary_table
 from hesscond.study import RunPlan, StoredRun, check_plan, load_data, load_study, open_run, resolve_device, run
 from hesscond.study.batch import Overrides, plan_runs
 from hesscond.study.sections import LARGEST
@@ -145,6 +145,9 @@ def finish(where: Path, runs: list[StoredRun]) -> None:
     stdout.print(summary_table(runs))
     if any(run.config.get("statements") for run in runs):
         print_table(statement_table(runs))
+    note = rounding_note(runs)
+    if note:
+        stdout.print(f"note:   {note}", soft_wrap=True)
     figure = conditioning_figure(runs)
     for suffix in (".pdf", ".png"):
         save_figure(figure, where / f"conditioning{suffix}")

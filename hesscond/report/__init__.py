@@ -17,6 +17,7 @@ from hesscond.report.palette import method_colors
 from hesscond.report.probed import probe_figure
 from hesscond.report.probed_table import layer_frame, layer_table, network_table, notes, unit_table
 from hesscond.report.registry import FIGURES, TABLES
+from hesscond.report.rounding import rounded_probes, rounding_note
 from hesscond.report.saving import save_figure
 from hesscond.report.statements import statement_frame, statement_table
 from hesscond.report.summary import summary_frame, summary_table
@@ -38,6 +39,8 @@ __all__ = [
     "network_table",
     "notes",
     "probe_figure",
+    "rounded_probes",
+    "rounding_note",
     "save_figure",
     "statement_frame",
     "statement_table",

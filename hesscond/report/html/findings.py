@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hesscond.report.html.naming import NamedRun
 from hesscond.report.html.text import count, listed
 from hesscond.report.html.verdicts import StatementVerdict
+from hesscond.report.rounding import rounding_note
 from hesscond.report.series import RESOLVED, is_unresolved
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def findings(runs: Sequence[NamedRun], checked: Sequence[StatementVerdict]) -> l
     found.extend(deficient(probes))
     found.extend(indefinite(probes))
     found.extend(dead(probes))
+    found.extend(rounded(runs))
     found.extend(undecided(runs))
     found.extend(mixed_versions(runs))
     return found
@@ -146,6 +148,13 @@ def undecided(runs: Sequence[NamedRun]) -> Iterator[Finding]:
     number, measured = (sum(getattr(row, key) for row in counts) for key in ("unresolved", "measured"))
     if number:
         yield Finding("Unresolved", f"{number} of {measured} condition numbers are only known to exceed a bound.")
+
+
+def rounded(runs: Sequence[NamedRun]) -> Iterator[Finding]:
+    """κ's that may be round-off."""
+    note = rounding_note([one.run for one in runs])
+    if note:
+        yield Finding("Round-off", note)
 
 
 def mixed_versions(runs: Sequence[NamedRun]) -> Iterator[Finding]:

@@ -1,0 +1,46 @@
+"""κ's that may be the round-off of float32 activations are named, and no others."""
+
+import math
+import sqlite3
+
+import pytest
+import torch
+from torch import nn
+
+import hesscond
+from hesscond.report import rounded_probes, rounding_note
+from hesscond.report.rounding import FLOAT32_LIMIT
+from hesscond.study import open_run
+
+
+@pytest.fixture
+def normalized():
+    """An output layer behind layer normalization, whose features add up to zero, and its data."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.LayerNorm(12, elementwise_affine=False), nn.Linear(12, 3))
+    return model, nn.CrossEntropyLoss(), (torch.randn(200, 6), torch.randint(0, 3, (200,)))
+
+
+def test_the_limit_tells_round_off_from_rank(normalized):
+    exact = hesscond.probe(*normalized, layers=["2"], method="bnp")["2"].kappa
+    rounded = hesscond.probe(*normalized, layers=["2"], method="bnp", dtype=None)["2"].kappa
+    for true, seen in zip(exact, rounded, strict=True):
+        assert true.nullity > seen.nullity
+        assert float(true) < FLOAT32_LIMIT < float(seen) < math.inf
+
+
+def test_probes_above_it_are_counted(make_run):
+    run = make_run("bnp")
+    assert rounded_probes([run]) == (0, len(run.table("probe")))
+    assert rounding_note([run]) == ""
+    with sqlite3.connect(run.folder / "run.sqlite") as connection:
+        connection.execute("UPDATE probe SET kappa_bnp = 5e15 WHERE iteration = 10 AND data = 'batch'")
+        connection.execute("UPDATE probe SET kappa_bnp = 9e999 WHERE iteration = 11 AND data = 'batch'")
+    connection.close()
+    number = int((run.table("probe")["kappa_bnp"] == 5e15).sum())
+    assert number > 0
+    assert rounded_probes([run])[0] == number
+    assert f"{number} of " in rounding_note([run])
+    own = run.folder / "config.toml"
+    own.write_text(own.read_text("utf-8").replace("[probe]", '[probe]\nprecision = "float64"'), encoding="utf-8")
+    assert rounding_note([open_run(run.folder)]) == ""
