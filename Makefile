@@ -21,8 +21,8 @@ setup: $(VENV)/.installed ## make the virtual environment (done by the others wh
 study: setup ## the main job on embedded real data: vanilla and BNP on scikit-learn's digits
 	$(BIN)/hesscond study fc-digits --method vanilla --method bnp
 
-test: setup ## the tests, without the slow ones
-	$(BIN)/python -m pytest
+test: setup ## the tests, without the slow ones, on all cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 
 test-slow: setup ## the slow tests: many random trials, real CIFAR-10 (HESSCOND_DATA_DIR), speed
 	$(BIN)/python -m pytest -m slow

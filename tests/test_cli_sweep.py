@@ -197,6 +197,7 @@ def check_against_unbroken_runs(folder):
         same_logs(folder / "o" / f"vanilla-b60-lr0.1-seed{seed}", folder / "alone" / f"vanilla-seed{seed}")
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_sweep_and_of_a_worker_loses_only_what_was_in_flight(long):
     folder, arguments = long
     out = folder / "o"
