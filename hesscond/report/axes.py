@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -45,25 +47,35 @@ def drawn_values(ax: Axes) -> np.ndarray:
 
 
 def keep_in_view(ax: Axes, values: np.ndarray) -> None:
-    """Limits of a logarithmic y axis that a run which blows up does not stretch: what is beyond is said above.
+    """Limits of a logarithmic y axis that a run which blows up does not stretch: `out_of_view` says what is beyond.
 
-    The limits hold all of the values unless these span more than twice the decades of the middle 98 % and three more.
+    The limits hold all of the values unless some lie more decades from the middle 98 % than that spans, and three.
     """
     logs = np.log10(values[np.isfinite(values) & (values > 0)])
     if not len(logs):
         return
     low, high = np.quantile(logs, (0.01, 0.99))
-    room = 0.5 * (high - low) + 1.5
+    room = (high - low) + 3
     if low - room <= logs.min() and logs.max() <= high + room:
         return
-    beyond = logs.max() > high + room
     ends = max(logs.min(), low - room), min(logs.max(), high + room)
     pad = 0.05 * (ends[1] - ends[0])
     ax.set_ylim(10 ** (ends[0] - pad), 10 ** (ends[1] + pad))
-    power = int(np.ceil(logs.max()) if beyond else np.floor(logs.min()))
-    text = rf"values up to $10^{{{power}}}$" if beyond else rf"values down to $10^{{{power}}}$"
-    # above the panel, where nothing is drawn
-    ax.text(1.0, 1.015, text, transform=ax.transAxes, ha="right", va="bottom", color=NEUTRAL, gid="beyond")
+
+
+def out_of_view(axes: Iterable[Axes]) -> list[str]:
+    """What is beyond the limits of logarithmic y axes, a sentence for each axes that hides something."""
+    found, several = [], list(axes)
+    for ax in several:
+        values = drawn_values(ax)
+        values = values[np.isfinite(values) & (values > 0)]
+        low, high = ax.get_ylim()
+        name = f"{ax.get_ylabel() or ax.get_title('left')}: " if len(several) > 1 else ""
+        if len(values) and values.max() > high:
+            found.append(rf"{name}values up to $10^{{{int(np.ceil(np.log10(values.max())))}}}$ beyond the axis")
+        if len(values) and values.min() < low:
+            found.append(rf"{name}values down to $10^{{{int(np.floor(np.log10(values.min())))}}}$ beyond the axis")
+    return found
 
 
 def label_number(value: float, position: int | None = None) -> str:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from hesscond.report.axes import drawn_values, keep_in_view, label_figure, logarithmic, say_empty
+from hesscond.report.axes import drawn_values, keep_in_view, label_figure, logarithmic, out_of_view, say_empty
 from hesscond.report.drawing import Look, draw_curve, draw_points, draw_unresolved
 from hesscond.report.legends import add_legend
 from hesscond.report.page import COLUMN, Page
@@ -86,7 +86,8 @@ def conditioning_figure(
             ax.grid(axis="y", color="0.92", lw=0.4)
         bottom.set_xlabel("iteration")
         bottom.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=True))
-        label_figure(figure, page, selection.title, remark(groups, window))
+        parts = [remark(groups, window), *out_of_view([top, middle, bottom])]
+        label_figure(figure, page, selection.title, "; ".join(filter(None, parts)))
         figure.align_ylabels([top, middle, bottom])
     return figure
 

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
-from hesscond.report.axes import NEUTRAL, drawn_values, keep_in_view, label_figure, logarithmic
+from hesscond.report.axes import NEUTRAL, drawn_values, keep_in_view, label_figure, logarithmic, out_of_view
 from hesscond.report.groups import Group, looks_of, probed_groups
 from hesscond.report.legends import add_heading, heading_height, method_handle
 from hesscond.report.page import COLUMN, Page
@@ -88,7 +88,8 @@ def eigenvalue_figure(
         handles += [Line2D([], [], color=NEUTRAL, ls=dash, label=NAMES[name]) for name, dash in ENDS.items()]
         add_heading(figure, page, selection.title, handles)
         where = {"batch": "mini-batches", "train": "training set"}[data]
-        label_figure(figure, page, None, f"{where}; running median of {window}" if window > 1 else where)
+        parts = [where, *([f"running median of {window}"] if window > 1 else []), *out_of_view([top])]
+        label_figure(figure, page, None, "; ".join(parts))
     return figure
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 #: Marker, size and opacity of a mini-batch, of which there are many, and of the training set.
 LOOKS = {"batch": (".", 3.0, 0.35), "train": ("D", 4.0, 0.95)}
+EXPECTED, GAIN = r"$\kappa(D)^2$", r"gain $\kappa(H)\,/\,\kappa(P^{\top}HP)$"
 NAMES = {"batch": "mini-batch", "train": "training set"}
 
 
@@ -61,8 +62,8 @@ def gain_figure(
         figure = page.figure(2.84)
         ax = figure.add_subplot()
         left_out = draw(ax, selection, colors)
-        ax.set_xlabel(r"$\kappa(D)^2$")
-        ax.set_ylabel(r"gain $\kappa(H)\,/\,\kappa(P^{\top}HP)$")
+        ax.set_xlabel(EXPECTED)
+        ax.set_ylabel(GAIN)
         handles = [Line2D([], [], ls="", marker="o", ms=4, color=colors[m], label=m) for m in methods]
         handles += [
             Line2D([], [], ls="", marker=marker, ms=size, color="0.3", label=NAMES[data])

@@ -50,7 +50,11 @@ def layer_kappa_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
         for layer, probe in own_kappas(group).groupby("layer", sort=False):
             lower, upper = probe["lower"].to_numpy(dtype=float), probe["upper"].to_numpy(dtype=float)
             row: dict[str, Any] = {"method": group.label, "layer": layer, "data": probe["data"].iloc[0]}
-            row |= {"units": probe["unit"].nunique(), "measured": len(probe), "unresolved": int(np.isinf(upper).sum())}
+            row |= {
+                "units": probe["unit"].nunique(),
+                "measured": int(np.sum(~np.isnan(lower))),
+                "unresolved": int(np.isinf(upper).sum()),
+            }
             for name, q in QUANTILES.items():
                 row |= located(name, quantile(lower, upper, q))
             rows.append(row)

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
-from hesscond.report.axes import NEUTRAL, keep_in_view, label_figure, logarithmic
+from hesscond.report.axes import NEUTRAL, keep_in_view, label_figure, logarithmic, out_of_view
 from hesscond.report.groups import Group, intervals, looks_of, own_quantity, probed_groups, quantile, title_of
 from hesscond.report.legends import add_heading, heading_height, method_handle
 from hesscond.report.page import COLUMN, Page
@@ -112,7 +112,7 @@ def layers_figure(runs: Sequence[StoredRun], *, layer: str | None = None, page: 
             style: dict[str, Any] = {"marker": "^", "mfc": "none", "mew": 0.7, "ms": 4, "ls": "none", "color": NEUTRAL}
             handles.append(Line2D([], [], label="unresolved (lower bound)", **style))
         add_heading(figure, page, title_of(groups), handles)
-        label_figure(figure, page, None, remark(probes))
+        label_figure(figure, page, None, "; ".join([remark(probes), *out_of_view(axes[: len(layers)])]))
     return figure
 
 
@@ -151,7 +151,7 @@ def own_kappas(group: Group) -> pd.DataFrame:
         lower, upper = intervals(probe, quantity)
         columns = probe[["iteration", "data", "layer", "unit"]]
         tables.append(columns.assign(seed=run.seed, lower=lower, upper=upper))
-    together = pd.concat(tables, ignore_index=True).dropna(subset="lower")
+    together = pd.concat(tables, ignore_index=True)
     batches = together[together["data"] == "batch"]
     return batches if len(batches) else together
 

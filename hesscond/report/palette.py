@@ -77,7 +77,7 @@ def method_look(method: str) -> MethodLook:
     Examples
     --------
     >>> method_look("bnp").color, method_look("bnp:rho=0.9").color, method_look("bnp+groupnorm").color
-    ('#0072B2', '#00629A', '#1C7E93')
+    ('#0072B2', '#4C9CC9', '#105265')
     """
     parts = [look_of_part(part) for part in method.split("+")]
     if len(parts) == 1:

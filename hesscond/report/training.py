@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
-from hesscond.report.axes import NEUTRAL, drawn_values, keep_in_view, label_figure, logarithmic
+from hesscond.report.axes import NEUTRAL, drawn_values, keep_in_view, label_figure, logarithmic, out_of_view
 from hesscond.report.groups import Group, groups_of, looks_of, title_of
 from hesscond.report.legends import add_heading, heading_height, method_handle
 from hesscond.report.page import COLUMN, Page
@@ -74,7 +74,7 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
         if any(group.diverged for group in groups):
             handles.append(Line2D([], [], color=NEUTRAL, marker="x", ls="none", ms=4, label="diverged"))
         add_heading(figure, page, title_of(groups), handles)
-        label_figure(figure, page, None, remark(groups, width))
+        label_figure(figure, page, None, "; ".join([remark(groups, width), *out_of_view(axes[:1])]))
     return figure
 
 

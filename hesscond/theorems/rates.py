@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -189,4 +189,5 @@ def judged(found: Decay | None, kappa: ConditionNumber, judge: Callable[[Decay],
         return Outcome("not-applicable", reason="there is one nonzero eigenvalue only")
     if found is None:
         return Outcome("unresolved", reason="round-off is reached before there is a rate")
-    return judge(found)
+    outcome = judge(found)
+    return replace(outcome, predicted=predicted(kappa.value), measured=(found.lower + found.upper) / 2)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hesscond.methods import registered
 from hesscond.study.store import RunLog, StoredRun, open_run
 
 
@@ -100,3 +101,22 @@ def make_run(tmp_path: Path) -> Callable[..., StoredRun]:
     """``write_run`` into a fresh folder each time."""
     count = iter(range(1000))
     return lambda *args, **options: write_run(tmp_path / f"run{next(count)}", *args, **options)
+
+
+@pytest.fixture(scope="session")
+def four_runs(tmp_path_factory: pytest.TempPathFactory) -> list[StoredRun]:
+    """Two methods, two seeds each, some κ unresolved; to be read only."""
+    folder = tmp_path_factory.mktemp("four")
+    return [
+        write_run(folder / f"{method}{seed}", method, seed, iterations=60, unresolved=0.1)
+        for method in ("vanilla", "bnp")
+        for seed in (0, 1)
+    ]
+
+
+@pytest.fixture(scope="session")
+def twelve_runs(tmp_path_factory: pytest.TempPathFactory) -> list[StoredRun]:
+    """Twelve methods, one run each; to be read only."""
+    folder = tmp_path_factory.mktemp("twelve")
+    names = [*[method.name for method in registered()][:11], "bnp+groupnorm"]
+    return [write_run(folder / name, name, iterations=12) for name in names]

@@ -27,7 +27,7 @@ def test_every_resolved_probe_is_a_point(make_run, tmp_path):
     assert np.allclose(np.sort(found[:, 1]), np.sort(expected[:, 1]))
     assert np.allclose(np.sort(found[:, 0]), np.sort(expected[:, 0]))
     labels = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert labels == {"vanilla", "bnp", "mini-batch", "training set", "gain = κ(D)²"}
+    assert labels == {"vanilla", "bnp", "mini-batch", "training set", r"gain $=\kappa(D)^2$"}
     save_figure(figure, tmp_path / "gain.png")
     assert (tmp_path / "gain.png").stat().st_size > 10_000
 

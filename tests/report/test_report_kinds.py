@@ -1,0 +1,326 @@
+"""Every figure of the registry: what is drawn is what the logs say, on every page, into every file."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.text import Text
+
+from hesscond.errors import ConfigError
+from hesscond.methods import registered
+from hesscond.report import COLUMN, FIGURES, method_colors, save_figure, venue_page, venues
+from hesscond.report.groups import groups_of, own_quantity, quantile
+from hesscond.report.heatmap import cells_of
+from hesscond.report.palette import method_look, method_looks
+from hesscond.report.pgf import set_by_latex
+from hesscond.report.training import training_figure
+from hesscond.study.store import StoredRun
+
+MakeRun = Callable[..., StoredRun]
+DRAWN = [name for name in FIGURES if name not in ("margins", "spectra")]
+
+
+def artists(figure: Figure) -> dict[str, object]:
+    return {artist.get_gid(): artist for artist in figure.findobj() if artist.get_gid()}
+
+
+def unit_rows(run: StoredRun, data: str = "batch"):
+    return run.table("probe").query("layer == 'fc3' and unit == 3 and data == @data")
+
+
+@pytest.fixture(scope="session")
+def runs(four_runs: list[StoredRun]) -> list[StoredRun]:
+    return four_runs
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("venue", [None, "icml2024"])
+def test_a_figure_fills_its_page_and_keeps_its_text_on_it(runs: list[StoredRun], name: str, venue: str | None) -> None:
+    page = COLUMN if venue is None else venue_page(venue)
+    kind = FIGURES[name]
+    assert kind.fits(runs) is None
+    figure = kind.draw(runs, page=page)
+    FigureCanvasAgg(figure).draw()
+    assert figure.get_size_inches()[0] == pytest.approx(page.width)
+    room = figure.bbox.padded(2)
+    for text in figure.findobj(Text):
+        if text.get_text().strip() and text.get_visible() and text.get_in_layout():
+            box = text.get_window_extent()
+            on_page = room.x0 <= box.x0 and box.x1 <= room.x1 and room.y0 <= box.y0 and box.y1 <= room.y1
+            # ticks outside the limits are not drawn
+            assert on_page or text in [label for ax in figure.axes for label in tick_labels(ax)], text.get_text()
+            assert text.get_fontsize() >= min(6.0, page.style["legend.fontsize"])
+    for legend in figure.findobj(Legend):
+        assert not any(legend.get_window_extent().overlaps(ax.bbox) for ax in figure.axes if ax.get_visible())
+
+
+def tick_labels(ax):
+    return [*ax.get_xticklabels(which="both"), *ax.get_yticklabels(which="both")]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_one_run_alone_and_twelve_methods_are_drawn(twelve_runs: list[StoredRun], name: str) -> None:
+    for chosen in (twelve_runs[-1:], twelve_runs):
+        figure = FIGURES[name].draw(chosen)
+        assert any(ax.has_data() for ax in figure.axes)
+        labels = {text.get_text() for text in figure.findobj(Text)}
+        if name != "heatmap":
+            assert {run.method for run in chosen} <= labels
+
+
+def test_no_run_and_no_probe_are_one_sentence(make_run: MakeRun) -> None:
+    bare = make_run(probed=False, evaluated=False, iterations=5, epochs=1)
+    for name, kind in FIGURES.items():
+        assert "no run" in str(kind.fits([])), name
+        reason = kind.fits([bare])
+        if reason is not None:
+            assert "\n" not in reason
+            with pytest.raises(ConfigError) as raised:
+                kind.draw([bare])
+            assert str(raised.value) == reason
+
+
+def test_training_is_the_mean_over_the_seeds_in_its_range(make_run: MakeRun) -> None:
+    runs = [make_run("bnp", seed, iterations=40) for seed in range(3)]
+    found = artists(training_figure(runs))
+    losses = np.stack([run.table("training")["loss"] for run in runs])
+    np.testing.assert_allclose(found["bnp-train-loss-mean"].get_ydata(), losses.mean(0))
+    vertices = found["bnp-train-loss-band"].get_paths()[0].vertices[:, 1]
+    assert (vertices.min(), vertices.max()) == pytest.approx((losses.min(), losses.max()))
+    accuracies = 100 * np.stack([run.table("evaluation")["test_accuracy"] for run in runs])
+    np.testing.assert_allclose(found["bnp-accuracy-mean"].get_ydata(), accuracies.mean(0))
+    assert found["bnp-train-loss-mean"].get_linestyle() == "--"
+    assert found["bnp-test-loss-mean"].get_linestyle() == "-"
+
+
+def test_a_diverged_run_is_a_line_of_its_own_and_no_part_of_the_mean(make_run: MakeRun) -> None:
+    good, bad = make_run("bnp", 0, iterations=40), make_run("bnp", 1, iterations=20, status="diverged")
+    figure = training_figure([good, bad])
+    found = artists(figure)
+    np.testing.assert_allclose(found["bnp-train-loss-mean"].get_ydata(), good.table("training")["loss"])
+    np.testing.assert_allclose(found["bnp-train-loss-diverged-0"].get_ydata(), bad.table("training")["loss"])
+    assert found["bnp-train-loss-end-0"].get_xdata()[0] == 19
+    assert "bnp (1 of 2 diverged)" in [t.get_text() for legend in figure.legends for t in legend.get_texts()]
+
+
+def test_a_loss_that_blows_up_does_not_stretch_the_axis_and_is_said(make_run: MakeRun) -> None:
+    import sqlite3
+
+    run = make_run(iterations=300)
+    with sqlite3.connect(run.folder / "run.sqlite") as connection:
+        connection.execute("UPDATE training SET loss = 3e20 WHERE iteration = 299")
+    figure = FIGURES["conditioning"].draw([run])
+    assert figure.axes[0].get_ylim()[1] < 1e10
+    assert r"loss (nats): values up to $10^{21}$ beyond the axis" in " ".join(figure.get_supxlabel().split())
+    assert "beyond" not in FIGURES["conditioning"].draw([make_run("vanilla")]).get_supxlabel()
+
+
+def test_a_study_without_accuracy_has_one_panel(make_run: MakeRun) -> None:
+    import sqlite3
+
+    run = make_run(iterations=30)
+    with sqlite3.connect(run.folder / "run.sqlite") as connection:
+        connection.execute("UPDATE evaluation SET test_accuracy = NULL")
+    figure = training_figure([run])
+    assert [ax.get_ylabel() for ax in figure.axes] == ["loss"]
+    assert "bnp-test-loss-mean" in artists(figure)
+    assert len(FIGURES["comparison"].draw([run]).axes) == 1
+
+
+def test_long_runs_are_small_files(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(iterations=1500, epochs=2)
+    for name in ("training", "layers", "heatmap", "gain"):
+        save_figure(FIGURES[name].draw([run]), tmp_path / "figure.pdf")
+        assert (tmp_path / "figure.pdf").stat().st_size < 400_000
+
+
+def test_layers_draws_no_unresolved_as_a_number(make_run: MakeRun) -> None:
+    run = make_run("bnp", iterations=60, unresolved=0.4)
+    found = artists(FIGURES["layers"].draw([run]))
+    rows = run.table("probe").query("layer == 'fc3' and data == 'batch'")
+    resolved = rows.loc[rows["resolved_preconditioned"].astype(bool), "kappa_preconditioned"]
+    violins = [a.get_paths()[0].vertices[:, 1] for name, a in found.items() if re.match(r"bnp-fc3-\d+-violin", name)]
+    assert max(v.max() for v in violins) == pytest.approx(resolved.max())
+    assert min(v.min() for v in violins) == pytest.approx(resolved.min())
+    triangles = [a for name, a in found.items() if re.match(r"bnp-fc3-\d+-unresolved", name)]
+    lost = rows.loc[~rows["resolved_preconditioned"].astype(bool), "kappa_preconditioned_lower"]
+    assert min(float(t.get_ydata()[0]) for t in triangles) == pytest.approx(lost.min())
+    assert all(t.get_markerfacecolor() == "none" for t in triangles)
+
+
+def test_heatmap_cells_are_medians_and_hatched_where_they_are_open(make_run: MakeRun) -> None:
+    run = make_run("bnp", iterations=30, unresolved=0.5)
+    figure = FIGURES["heatmap"].draw([run])
+    names, _, _, edges = cells_of([run])["bnp"]
+    mesh = artists(figure)["bnp-cells"].get_array().filled(np.nan).reshape(len(names), len(edges) - 1)
+    rows = unit_rows(run)
+    row = names.index("fc3 / 3")
+    known = rows["resolved_preconditioned"].astype(bool).to_numpy()
+    np.testing.assert_array_equal(np.isfinite(mesh[row]), known)
+    np.testing.assert_allclose(mesh[row][known], np.log10(rows["kappa_preconditioned"].to_numpy()[known]))
+    hatched = [a for a in figure.findobj() if a.get_gid() == "bnp-unresolved"]
+    assert len(hatched) == np.isnan(mesh).sum()
+
+
+def test_comparison_is_at_the_medians_and_open_where_these_are(make_run: MakeRun) -> None:
+    run, lost = make_run("bnp", iterations=60), make_run("sphere", iterations=60, unresolved=3.0)
+    found = artists(FIGURES["comparison"].draw([run, lost]))
+    point = found["bnp-loss"]
+    values = np.sort(unit_rows(run)["kappa_preconditioned"])
+    assert point.get_xdata()[0] == values[(len(values) - 1) // 2]
+    assert "sphere-loss" not in found
+    assert found["sphere-loss-unresolved"].get_markerfacecolor() == "none"
+    lower = np.sort(unit_rows(lost)["kappa_preconditioned_lower"])
+    assert found["sphere-loss-unresolved"].get_xdata()[0] == lower[(len(lower) - 1) // 2]
+
+
+def test_vanilla_is_measured_in_plain_coordinates() -> None:
+    assert own_quantity("vanilla") == "kappa"
+    assert own_quantity("bnp") == "kappa_preconditioned"
+    assert own_quantity("somebody-elses") == "kappa_preconditioned"
+
+
+def test_quantiles_of_intervals_hold_those_of_every_choice_within_them() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        lower = 10 ** rng.uniform(0, 6, rng.integers(1, 12))
+        upper = np.where(rng.random(len(lower)) < 0.3, np.inf, lower)
+        q = rng.uniform(0.01, 0.99)
+        low, high = quantile(lower, upper, q)
+        true = np.where(np.isinf(upper), lower * 10 ** rng.uniform(0, 8, len(lower)), lower)
+        assert low <= np.quantile(true, q, method="inverted_cdf") <= high
+
+
+def test_a_zero_hessian_has_no_kappa_and_is_not_unresolved(make_run: MakeRun) -> None:
+    import sqlite3
+
+    run = make_run("bnp", iterations=20, unresolved=3.0)
+    with sqlite3.connect(run.folder / "run.sqlite") as connection:
+        connection.execute("UPDATE probe SET rank_preconditioned = 0, rank = 0 WHERE layer = 'fc1' AND unit = 3")
+    names, lower, upper, _ = cells_of([run])["bnp"]
+    assert np.isnan(lower[names.index("fc1 / 3")]).all()
+    assert np.isinf(upper[names.index("fc1 / 5")]).all()
+
+
+def test_an_unprobed_twin_of_a_comparison_gives_way(make_run: MakeRun) -> None:
+    probed, bare = make_run(iterations=10), make_run(iterations=10, every=0, probed=False)
+    bare.config["probe"]["train_every_epochs"] = 0
+    assert [group.runs for group in groups_of([bare, probed])] == [(probed,)]
+
+
+# --- looks -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_method_has_a_look_of_its_own_that_does_not_depend_on_the_others() -> None:
+    names = [method.name for method in registered()] + ["bnp+groupnorm", "groupnorm+bnp", "bnp:rho=0.9", "adam+l2"]
+    looks = method_looks(names)
+    assert len({look.color for look in looks.values()}) == len(names)
+    for name in names:
+        assert method_look(name) == looks[name]
+    assert method_colors(["vanilla", "bnp"]) == {"vanilla": "#D55E00", "bnp": "#0072B2"}
+
+
+def test_methods_have_the_same_colour_in_every_figure(runs: list[StoredRun]) -> None:
+    for kind in (FIGURES["training"], FIGURES["comparison"], FIGURES["timing"], FIGURES["layers"]):
+        for name, artist in artists(kind.draw(runs)).items():
+            if hasattr(artist, "get_xdata") and name.split("-")[0] in ("vanilla", "bnp"):
+                assert to_hex(artist.get_color()).upper() == method_colors(["bnp", "vanilla"])[name.split("-")[0]]
+
+
+# --- pages and files -------------------------------------------------------------------------------------------------
+
+
+def test_every_venue_has_a_page_in_fonts_that_matplotlib_brings() -> None:
+    assert {"neurips2024", "icml2024", "jmlr2001", "iclr2024"} <= set(venues())
+    for venue in venues():
+        column, full = venue_page(venue), venue_page(venue, "full")
+        assert 3 <= column.width <= full.width <= 7
+        assert column.style["font.family"] in ("STIXGeneral", "DejaVu Sans")
+        assert not column.style.get("text.usetex", False)
+    with pytest.raises(ConfigError, match="unknown venue 'nature': choose from"):
+        venue_page("nature")
+    with pytest.raises(ConfigError, match="choose from column, full"):
+        venue_page("icml2024", "half")  # type: ignore[arg-type]
+
+
+def test_a_venues_fonts_are_embedded(runs: list[StoredRun], tmp_path: Path) -> None:
+    save_figure(FIGURES["training"].draw(runs, page=venue_page("neurips2024")), tmp_path / "figure.pdf")
+    content = (tmp_path / "figure.pdf").read_bytes()
+    for stream in re.findall(rb"stream\r?\n(.*?)endstream", content, re.S):
+        try:
+            content += zlib.decompress(stream)
+        except zlib.error:
+            continue
+    assert b"STIXGeneral" in content
+    assert b"/FontFile2" in content
+    assert b"/Type3" not in content
+
+
+@pytest.mark.parametrize("name", ["conditioning", "heatmap"])
+def test_pgf_needs_no_latex_and_is_plain_ascii_with_balanced_braces(
+    runs: list[StoredRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    figure = FIGURES[name].draw(runs)
+    before = figure.get_layout_engine(), figure.dpi
+    save_figure(figure, tmp_path / "figure.pgf")
+    assert (figure.get_layout_engine(), figure.dpi) == before
+    content = (tmp_path / "figure.pgf").read_text(encoding="utf-8")
+    assert content.isascii()
+    depth = 0
+    for brace in re.findall(r"(?<!\\)[{}]", re.sub(r"\\\\|(?<!\\)%.*", "", content)):
+        depth += 1 if brace == "{" else -1
+        assert depth >= 0
+    assert depth == 0
+    for begin, end in (("pgfpicture", "pgfpicture"), ("pgfscope", "pgfscope")):
+        assert content.count(rf"\begin{{{begin}}}") == content.count(rf"\end{{{end}}}") > 0
+    pictures = re.findall(r"\\includegraphics\[width=([\d.]+)in,height=([\d.]+)in\]{(.*?)}", content)
+    width, height = figure.get_size_inches()
+    for picture in pictures:
+        assert (tmp_path / picture[2]).is_file()
+        assert float(picture[0]) <= width
+        assert float(picture[1]) <= height
+    assert bool(pictures) == (name == "heatmap")
+
+
+def test_text_beside_formulas_is_escaped() -> None:
+    assert set_by_latex(r"a_b & $x_1$ 5 %") == r"a\_b \& $x_1$ 5 \%"
+
+
+def test_rates_are_those_of_the_trials_of_the_statement() -> None:
+    from hesscond.report.rates import rate_figure, rate_trials
+
+    found = rate_trials("prec-theorem-1", trials=2, seed=2)
+    attained = found[found["claim"] == "attained"]
+    assert len(attained)
+    np.testing.assert_allclose(attained["measured"], attained["predicted"], rtol=1e-3)
+    drawn = artists(rate_figure(found, "prec-theorem-1"))
+    np.testing.assert_array_equal(drawn["attained"].get_xdata(), attained["predicted"])
+    np.testing.assert_array_equal(drawn["attained"].get_ydata(), attained["measured"])
+    with pytest.raises(ConfigError, match="no trial of 'van-der-sluis' compares rates: choose from"):
+        rate_trials("van-der-sluis", trials=1)
+
+
+def test_panels_go_into_axes_of_ones_own(four_runs: list[StoredRun]) -> None:
+    from hesscond.report import accuracy_axes, gain_axes, layer_axes, loss_axes, method_legend
+
+    figure = Figure()
+    axes = figure.subplots(2, 2).ravel()
+    loss_axes(axes[0], four_runs)
+    accuracy_axes(axes[1], four_runs)
+    layer_axes(axes[2], four_runs, "fc1")
+    gain_axes(axes[3], four_runs)
+    legend = method_legend(axes[0], four_runs, loc="upper right")
+    assert [text.get_text() for text in legend.get_texts()] == ["vanilla", "bnp"]
+    assert all(ax.has_data() and ax.get_xlabel() and ax.get_ylabel() for ax in axes)
+    own = artists(training_figure(four_runs))["bnp-train-loss-mean"].get_ydata()
+    np.testing.assert_array_equal(artists(figure)["bnp-train-loss-mean"].get_ydata(), own)

@@ -1,0 +1,181 @@
+"""Tables in every format: numbers go there and back, and nothing in a run can break a format."""
+
+from __future__ import annotations
+
+import html.parser
+import io
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from hesscond.errors import ConfigError
+from hesscond.report import TABLES
+from hesscond.report.writing import Column, Number, Words, interval, latex_escaped, markdown_escaped, write_table
+from hesscond.study.store import StoredRun
+
+MakeRun = Callable[..., StoredRun]
+WRITTEN = ("md", "latex", "html", "csv")
+DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+
+
+def read_back(cell: str) -> float:
+    """The number of a cell of any format."""
+    plain = re.sub(r"<sup>(.*?)</sup>|\^\{(.*?)\}", lambda found: f"e{found[1] or found[2]}", cell)
+    plain = re.sub(r"×10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda found: f"e{found[1].translate(DIGITS)}", plain)
+    plain = plain.replace(r"\times10", "").replace("×10", "").replace("−", "-").strip("$")
+    return float(plain)
+
+
+class Parser(html.parser.HTMLParser):
+    """Tags opened and not closed, and all text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open.append(tag)
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@given(st.floats(min_value=-1e300, max_value=1e300, allow_subnormal=False))
+def test_numbers_are_the_same_in_every_format(value: float) -> None:
+    cell = Number((value,))
+    for shown in (cell.text, cell.md, cell.latex, cell.html):
+        assert read_back(shown) == pytest.approx(float(f"{value:.2e}"), rel=1e-12)
+
+
+def test_what_a_number_looks_like() -> None:
+    assert Number((1.2e5,)).latex == r"$1.20\times10^{5}$"
+    assert Number((1.2e-5,)).html == "1.20×10<sup>−5</sup>"
+    assert Number((1.2e5,)).md == "1.20×10⁵"
+    assert Number((3e9,), lower=True).latex == r"$\geq 3.00\times10^{9}$"
+    assert Number((math.nan,)).text == "–"
+    assert Number((1.0, 2.0), ".1f", "{0} ({1} … {1})", strong=True).md == "**1.0 (2.0 … 2.0)**"
+    assert Number((0.1,), ".3f", strong=True).latex == r"$\mathbf{0.100}$"
+    assert Number((1e20,), ".3f").text == "1.00e+20"
+
+
+def test_a_bound_is_never_shown_as_a_number() -> None:
+    cell = interval("κ", "k").cell
+    assert cell({"k": math.nan, "k_lower": 5.0, "k_upper": math.inf}).text == "≥ 5.00e+00"
+    assert cell({"k": math.nan, "k_lower": 5.0, "k_upper": 7.0}).text == "5.00e+00 … 7.00e+00"
+    assert cell({"k": 5.0, "k_lower": 5.0, "k_upper": 5.0}).text == "5.00e+00"
+    assert cell({"k": math.nan, "k_lower": math.nan, "k_upper": math.nan}).text == "–"
+
+
+@given(st.text())
+def test_no_text_breaks_a_format(text: str) -> None:
+    frame = pd.DataFrame({"name": [text], "number": [1.0]})
+    columns = [
+        Column(text, lambda row: Words(row["name"]), left=True),
+        Column("n", lambda row: Number((row["number"],), ".1f")),
+    ]
+    lines = write_table(frame, columns, text, "latex").splitlines()
+    inside = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
+    assert len(inside) == 1
+    bare = re.sub(r"\\[&%$#_{}]|\\text[a-z]+\{\}|\\ldots\{\}", "", inside[0])
+    assert bare.count("&") == 1
+    assert bare.count("$") % 2 == 0
+    assert bare.count("{") == bare.count("}")
+    assert not re.search(r"[%#~]", bare)
+    assert latex_escaped(text).isprintable()
+    rows = write_table(frame, columns, "", "md").splitlines()
+    assert len(rows) == 3
+    assert all(len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 3 for row in rows)
+    parser = Parser()
+    parser.feed(write_table(frame, columns, text, "html"))
+    assert parser.open == []
+    assert parser.seen == {"table", "caption", "thead", "tbody", "tr", "th", "td"} - (set() if text else {"caption"})
+
+
+def test_scripts_are_text() -> None:
+    assert "<" not in Words("<script>alert(1)</script>", True).html.replace("<code>", "").replace("</code>", "")
+    assert markdown_escaped("a|b") == r"a\|b"
+    assert latex_escaped("a_1 & 50%") == r"a\_1 \& 50\%"
+
+
+@pytest.mark.parametrize("name", ["summary", "seeds", "layers"])
+def test_every_table_in_every_format(four_runs: list[StoredRun], name: str) -> None:
+    kind = TABLES[name]
+    frame = kind.frame(four_runs)
+    shown, columns = kind.shown(frame), kind.columns(frame)
+    for format in WRITTEN:
+        text = kind.write(four_runs, format)  # type: ignore[arg-type]
+        assert all(run.method in text for run in four_runs)
+    read = pd.read_csv(io.StringIO(kind.write(four_runs, "csv")))
+    for column in frame.select_dtypes("number"):
+        np.testing.assert_array_equal(read[column].astype(float), frame[column].astype(float))
+    latex = kind.write(four_runs, "latex").splitlines()
+    body = latex[latex.index(r"\midrule") + 1 : latex.index(r"\bottomrule")]
+    assert len(body) == len(shown)
+    assert all(len(re.findall(r"(?<!\\)&", line)) == len(columns) - 1 and line.endswith(r"\\") for line in body)
+    console = Console(width=200, file=io.StringIO())
+    console.print(kind.print(four_runs))
+    assert "bnp" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_seeds_are_mean_and_range_of_those_that_did_not_diverge(make_run: MakeRun) -> None:
+    runs = [make_run("bnp", seed, iterations=20) for seed in range(3)]
+    runs.append(make_run("bnp", 3, iterations=20, status="diverged"))
+    row = TABLES["seeds"].frame(runs).iloc[0]
+    losses = [run.table("training")["loss"].tail(2).mean() for run in runs[:3]]
+    assert row["loss_mean"] == pytest.approx(np.mean(losses))
+    assert (row["loss_min"], row["loss_max"]) == pytest.approx((min(losses), max(losses)))
+    assert (row["seeds"], row["diverged"]) == (4, 1)
+    medians = []
+    for run in runs[:3]:
+        kappa = run.table("probe").query("layer == 'fc3' and unit == 3 and data == 'batch'")["kappa_preconditioned"]
+        medians.append(np.quantile(kappa, 0.5, method="inverted_cdf"))
+    assert row["kappa_own_mean"] == pytest.approx(np.exp(np.mean(np.log(medians))))
+    assert not row["kappa_own_open"]
+
+
+def test_the_grid_of_learning_rates_marks_the_best_and_says_what_diverged(make_run: MakeRun) -> None:
+    grid = enumerate((0.1, 0.3))
+    runs = [make_run("bnp", seed, learning_rate=rate, iterations=20, probed=False) for seed, rate in grid]
+    runs.append(make_run("bnp", learning_rate=1.0, iterations=20, probed=False, status="diverged"))
+    kind = TABLES["learning-rates"]
+    frame = kind.frame(runs)
+    assert frame["learning_rate"].tolist() == [0.1, 0.3, 1.0]
+    assert frame["loss"].tolist()[2] == math.inf
+    losses = [run.table("training")["loss"].tail(2).mean() for run in runs[:2]]
+    assert frame["best"].tolist() == [losses[0] <= losses[1], losses[1] < losses[0], False]
+    line = kind.write(runs, "md").splitlines()[2]
+    assert line.count("**") == 2
+    assert "diverged" in line
+    assert kind.fits(runs[:1]) is not None
+
+
+def test_layers_count_the_unresolved_and_bound_the_quantiles(make_run: MakeRun) -> None:
+    run = make_run("bnp", iterations=40, unresolved=0.6)
+    frame = TABLES["layers"].frame([run]).set_index("layer")
+    rows = run.table("probe").query("data == 'batch' and layer == 'fc1'")
+    lost = ~rows["resolved_preconditioned"].astype(bool)
+    assert frame.loc["fc1", "unresolved"] == lost.sum()
+    ends = np.where(lost, rows["kappa_preconditioned_lower"], rows["kappa_preconditioned"])
+    assert frame.loc["fc1", "kappa_median_lower"] == np.quantile(ends, 0.5, method="inverted_cdf")
+
+
+def test_bad_uses_are_one_sentence(four_runs: list[StoredRun]) -> None:
+    for kind in TABLES.values():
+        assert kind.fits([]) is not None
+        if kind.fits(four_runs) is None:
+            with pytest.raises(ConfigError, match="choose from text, md, latex, csv, html"):
+                kind.write(four_runs, "docx")  # type: ignore[arg-type]
+    assert "statement" in str(TABLES["statements"].fits(four_runs))
