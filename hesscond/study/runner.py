@@ -169,19 +169,25 @@ def run(
     with Checkpoints(plan.folder) as checkpoints, seeded(plan):
         if going_on:
             log = RunLog.reopened(plan.folder)
-        try:
-            training = Training(plan, data, log, on_progress)
-            training.run(checkpoints)
-        except KeyboardInterrupt:
-            log.close("interrupted", "stopped by the user")
-            raise
-        except DivergedError as error:
-            log.close("diverged", str(error))
-            raise
-        except BaseException as error:
-            log.close("failed", f"{type(error).__name__}: {error}")
-            raise
-        log.close("finished")
+        with closed_at_end(log):
+            Training(plan, data, log, on_progress).run(checkpoints)
+
+
+@contextmanager
+def closed_at_end(log: RunLog) -> Iterator[None]:
+    """Mark in the log how the run in the block ended."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        log.close("interrupted", "stopped by the user")
+        raise
+    except DivergedError as error:
+        log.close("diverged", str(error))
+        raise
+    except BaseException as error:
+        log.close("failed", f"{type(error).__name__}: {error}")
+        raise
+    log.close("finished")
 
 
 @contextmanager
@@ -252,31 +258,45 @@ class Training:
             [found for own in study.statements if isinstance(found := statement(own.id), LayerStatement)],
         )
         self.order = torch.Generator().manual_seed(plan.seed + 1)
+        #: The last probe on a mini-batch.
+        self.row: dict[str, Any] | None = None
 
     def run(self, checkpoints: Checkpoints) -> None:
         """All iterations, from the first or from the last checkpoint."""
-        row = None
         first, permutation = self.restore(checkpoints.latest(self.plan.device))
         saved = time.monotonic()
         for iteration in range(first, self.iterations):
             epoch, position = divmod(iteration, self.per_epoch)
             if position == 0:
                 self.end_of_epoch(iteration, epoch)
-                permutation = torch.randperm(len(self.targets), generator=self.order).to(self.targets.device)
+                permutation = self.shuffled()
             batch = permutation[position * self.batch_size : (position + 1) * self.batch_size]
             loss, rows = self.step(iteration, self.augment(self.inputs[batch]), self.targets[batch])
-            self.log.training(iteration, epoch, loss)
-            if rows:
-                row = rows[0].measured
-                self.log_probe(iteration, epoch, rows)
-            if self.on_progress is not None:
-                self.on_progress(Progress(iteration + 1, self.iterations, loss, row))
+            self.record(iteration, epoch, loss, rows)
             if time.monotonic() - saved > self.plan.study.training.checkpoint_seconds:
                 self.log.commit()
                 checkpoints.save(iteration + 1, self.state(iteration + 1, permutation))
                 saved = time.monotonic()
         self.end_of_epoch(self.iterations, self.iterations // self.per_epoch, last=True)
         checkpoints.save(self.iterations, self.state(self.iterations, permutation))
+
+    def shuffled(self) -> torch.Tensor:
+        """The order of the samples in the next epoch."""
+        return torch.randperm(len(self.targets), generator=self.order).to(self.targets.device)
+
+    def record(self, iteration: int, epoch: int, loss: float, rows: list[ProbeRow]) -> None:
+        """Log an iteration, and tell of it."""
+        self.log.training(iteration, epoch, loss)
+        if rows:
+            self.row = rows[0].measured
+            self.log_probe(iteration, epoch, rows)
+        if self.on_progress is not None:
+            self.on_progress(Progress(iteration + 1, self.iterations, loss, self.row))
+
+    def due(self, iteration: int) -> bool:
+        """Whether the mini-batch of an iteration is probed."""
+        every = self.plan.study.probe.every
+        return every > 0 and iteration % every == 0
 
     def state(self, iteration: int, permutation: torch.Tensor) -> dict[str, Any]:
         """All that decides how the run goes on before ``iteration``."""
@@ -313,8 +333,7 @@ class Training:
 
     def step(self, iteration: int, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, list[ProbeRow]]:
         """One iteration; returns its loss and the probe's rows."""
-        every = self.plan.study.probe.every
-        due = every > 0 and iteration % every == 0
+        due = self.due(iteration)
         self.prober.recorder.armed = due
         self.optimizer.zero_grad(set_to_none=True)
         random = RandomState.now(gpus_of([inputs])) if due else None
