@@ -21,13 +21,15 @@ def rounded_probes(runs: Sequence[StoredRun]) -> tuple[int, int]:
     The bounds of κ hold for the activations as they are. Of those that a float32 network computed
     (``precision = "as-trained"``) each is rounded, so that features which depend on each other in exact arithmetic, as
     behind layer normalization, are independent by round-off only: then κ(PᵀHP) with centred and normalized features
-    exceeds `FLOAT32_LIMIT`.
+    exceeds `FLOAT32_LIMIT`. That shows where there are more samples than parameters; with fewer, such a κ is that of a
+    softmax that saturates.
     """
     rounded = probes = 0
     for run in runs:
         if run.config["probe"].get("precision", "as-trained") != "as-trained":
             continue
-        kappas = run.table("probe")["kappa_bnp"].to_numpy()
+        rows = run.table("probe").query("samples > n_params")
+        kappas = rows["kappa_bnp"].to_numpy(dtype=float)
         probes += len(kappas)
         rounded += int(np.sum(np.isfinite(kappas) & (kappas > FLOAT32_LIMIT)))
     return rounded, probes

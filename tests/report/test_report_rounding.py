@@ -2,6 +2,7 @@
 
 import math
 import sqlite3
+from contextlib import closing
 
 import pytest
 import torch
@@ -29,18 +30,25 @@ def test_the_limit_tells_round_off_from_rank(normalized):
         assert float(true) < FLOAT32_LIMIT < float(seen) < math.inf
 
 
-def test_probes_above_it_are_counted(make_run):
+def test_probes_above_it_are_counted_where_there_are_more_samples_than_parameters(make_run):
     run = make_run("bnp")
-    assert rounded_probes([run]) == (0, len(run.table("probe")))
-    assert rounding_note([run]) == ""
-    with sqlite3.connect(run.folder / "run.sqlite") as connection:
-        connection.execute("UPDATE probe SET kappa_bnp = 5e15 WHERE iteration = 10 AND data = 'batch'")
-        connection.execute("UPDATE probe SET kappa_bnp = 9e999 WHERE iteration = 11 AND data = 'batch'")
-    connection.close()
-    number = int((run.table("probe")["kappa_bnp"] == 5e15).sum())
+
+    def change(*statements):
+        with closing(sqlite3.connect(run.folder / "run.sqlite")) as connection, connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    change("UPDATE probe SET samples = 60, n_params = 101", "UPDATE probe SET kappa_bnp = 5e15 WHERE iteration = 10")
+    assert rounded_probes([run]) == (0, 0)
+    change("UPDATE probe SET samples = 600", "UPDATE probe SET kappa_bnp = 9e999 WHERE iteration = 11")
+    probe = run.table("probe")
+    number = int((probe["kappa_bnp"] == 5e15).sum())
     assert number > 0
-    assert rounded_probes([run])[0] == number
-    assert f"{number} of " in rounding_note([run])
+    assert rounded_probes([run]) == (number, len(probe))
+    assert f"{number} of {len(probe)} " in rounding_note([run])
+    change("UPDATE probe SET kappa_bnp = 1e14")
+    assert rounding_note([run]) == ""
+    change("UPDATE probe SET kappa_bnp = 5e15")
     own = run.folder / "config.toml"
     own.write_text(own.read_text("utf-8").replace("[probe]", '[probe]\nprecision = "float64"'), encoding="utf-8")
     assert rounding_note([open_run(run.folder)]) == ""
