@@ -18,7 +18,7 @@ from hesscond.methods.optimal_diagonal import extended_factors
 
 
 class TestVariants(MethodContract):
-    specs = ("optimal-diagonal:update_every=30,epsilon=0.1,rho=0.5,rtol=0.1",)
+    specs = ("optimal-diagonal:update_every=200,epsilon=0.1,rho=0.95,rtol=0.1",)
 
 
 def dense(bias=True, seed=0):
