@@ -235,7 +235,10 @@ EVERYWHERE = {
     "solver": "how the eigenvalues were computed",
 }
 COLUMNS = {
-    "training": {"loss": "mean loss of the mini-batch, before the step"},
+    "training": {
+        "loss": "mean loss of the mini-batch, before the step",
+        "lr": "learning rate of the step, schedule included",
+    },
     "evaluation": {
         "test_loss": "mean loss over the test set",
         "test_accuracy": "share of the test set that is classified correctly, 0 to 1",
@@ -247,6 +250,8 @@ COLUMNS = {
         "kappa_upper": "κ(H) is at most this; inf if unresolved",
         "kappa_preconditioned_lower": "κ(PᵀHP) is at least this",
         "kappa_preconditioned_upper": "κ(PᵀHP) is at most this; inf if unresolved",
+        "kappa_bnp_lower": "kappa_bnp is at least this",
+        "kappa_bnp_upper": "kappa_bnp is at most this; inf if unresolved",
         "negative": "negative eigenvalues of H",
         "resolved": "1 if κ(H) is resolved, else 0",
         "lambda_max": "largest |λ| of H",

@@ -13,7 +13,7 @@ from hesscond.expectations.evaluation import Evaluation
 from hesscond.expectations.intervals import Interval, Truth, shown
 from hesscond.expectations.parser import methods_of, parse_expectation
 from hesscond.expectations.rows import Found, Log, keys
-from hesscond.expectations.syntax import Call, Column, Logic, Node, did_you_mean, walk
+from hesscond.expectations.syntax import Call, Logic, Node, did_you_mean
 from hesscond.study.store import OVER, StoredRun
 
 Status = Literal["met", "failed", "unresolved"]
@@ -193,7 +193,7 @@ def of_part(text: str, node: Node, label: str, group: dict[str | None, Log]) -> 
     values = {name: value for name, one in evaluation.named.items() if (value := at_place(one, place)) is not None}
     unmatched = max([truth.unmatched, *(one.unmatched for one in evaluation.named.values())])
     counts = (rows, met, failed, rows - met - failed, unmatched)
-    return Outcome(text, label, status, sentence(status, node, counts, place, values), *counts, place, values)
+    return Outcome(text, label, status, sentence(status, counts, place, values), *counts, place, values)
 
 
 def at_place(found: Found, place: dict[str, Any]) -> tuple[float, float] | None:
@@ -218,7 +218,7 @@ def plain(cell: Any) -> Any:
 
 
 def sentence(
-    status: Status, node: Node, counts: tuple[int, ...], place: dict[str, Any], values: dict[str, tuple[float, float]]
+    status: Status, counts: tuple[int, ...], place: dict[str, Any], values: dict[str, tuple[float, float]]
 ) -> str:
     """What was found, and where."""
     rows, met, failed, unresolved, unmatched = counts
@@ -233,8 +233,6 @@ def sentence(
             "unresolved": f"undecided in {unresolved} of {rows} rows (holds in {met}), as",
         }[status]
     notes = f"; {unmatched} of the rows without a partner left out" if unmatched else ""
-    if any(isinstance(one, Column) and one.name == "kappa_bnp" for one in walk(node)):
-        notes += "; kappa_bnp is logged without bounds"
     at = f" at {described(place)}" if place else ""
     return f"{counted}{at}: {there}{notes}"
 

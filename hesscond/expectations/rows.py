@@ -89,11 +89,7 @@ def bounded(table: pd.DataFrame, name: str) -> Interval:
     """A column's values: its interval where the log has one, else the numbers as they are."""
     if f"{name}_lower" in TABLES[COLUMNS[name]]:
         return Interval.between(table[f"{name}_lower"], table[f"{name}_upper"])
-    values = table[name].astype(float).to_numpy(dtype=float, na_value=np.nan)
-    if name == "kappa_bnp":
-        # logged without bounds: inf is unresolved
-        return Interval(np.where(np.isinf(values), 1.0, values), values)
-    return Interval.point(values)
+    return Interval.point(table[name].astype(float).to_numpy(dtype=float, na_value=np.nan))
 
 
 def fulfilled(table: pd.DataFrame, condition: Condition) -> pd.Series:

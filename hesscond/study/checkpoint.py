@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from hesscond.errors import RunError
+from hesscond.errors import ConfigError, RunError
 
 logger = logging.getLogger("hesscond")
 
+#: In a run's folder: who holds it works on the run.
+LOCK = Path("checkpoints") / "lock"
 MAGIC = b"hesscond checkpoint 1"
 #: Checkpoints that are kept: the newest, and the one before it in case that one is damaged later.
 KEPT = 2
@@ -37,19 +39,21 @@ class Checkpoints:
     Raises
     ------
     RunError
-        Another process works on the run; the folder cannot be written.
+        Another process works on the run.
+    ConfigError
+        The folder cannot be written.
     """
 
     def __init__(self, run: Path) -> None:
-        self.folder = run / "checkpoints"
+        self.folder = run / LOCK.parent
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self.folder / "lock", timeout=0)
+            self._lock = FileLock(run / LOCK, timeout=0)
             self._lock.acquire()
         except Timeout:
             raise RunError(f"another process works on {run}: wait for it, or stop it") from None
         except OSError as error:
-            raise RunError(f"{self.folder} cannot be written: {error.strerror or error}") from None
+            raise ConfigError(f"the run folder {run} cannot be written: {error.strerror or error}") from None
 
     def __enter__(self) -> Checkpoints:
         return self

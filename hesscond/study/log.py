@@ -14,6 +14,7 @@ from typing import Any
 import tomli_w
 
 from hesscond.errors import ConfigError, RunError
+from hesscond.study.checkpoint import LOCK
 from hesscond.study.config import completed
 from hesscond.study.reading import LOG, check_regular
 from hesscond.study.schema import SCHEMA_VERSION, TABLES, check_tables, create, migrate, version_of
@@ -40,6 +41,8 @@ class RunLog:
         Made if absent.
     config
         Written to ``config.toml``: everything needed to repeat the run.
+    begun
+        See `check_free`.
 
     Raises
     ------
@@ -49,10 +52,12 @@ class RunLog:
         From any method: the log cannot be written any more (the disk is full).
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        check_free(folder)
+    def __init__(self, folder: Path, config: Mapping[str, Any], *, begun: bool = False) -> None:
+        check_free(folder, begun=begun)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            for name in LEFTOVERS:
+                (folder / name).unlink(missing_ok=True)
             partial = folder / "config.toml.partial"
             partial.write_text(tomli_w.dumps(config), encoding="utf-8")
             partial.replace(folder / "config.toml")
@@ -111,7 +116,7 @@ class RunLog:
         self._session = 1 if session is None else session + 1
         self._iterations = 0 if iteration is None else iteration + 1
         self._clocked = -COMMIT_INTERVAL
-        self._pending: list[tuple[int, int, float]] = []
+        self._pending: list[tuple[int, int, float, float | None]] = []
         self._committed = time.monotonic()
 
     def _upgrade(self) -> None:
@@ -127,9 +132,9 @@ class RunLog:
             self._connection.close()
             raise RunError(f"the log {self.folder / LOG} cannot be written: {error}") from None
 
-    def training(self, iteration: int, epoch: int, loss: float) -> None:
+    def training(self, iteration: int, epoch: int, loss: float, lr: float | None = None) -> None:
         """Add a training row; it is committed with the next probe, or within a second."""
-        self._pending.append((iteration, epoch, loss))
+        self._pending.append((iteration, epoch, loss, lr))
         if time.monotonic() - self._committed > COMMIT_INTERVAL:
             self.commit()
 
@@ -207,7 +212,7 @@ def check_no_run(folder: Path) -> None:
 
 
 def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the folder holds a run of this configuration, broken off or over; what a start left behind is removed.
+    """Whether the folder holds a run of this configuration, broken off or over.
 
     Raises
     ------
@@ -217,8 +222,6 @@ def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> bool:
         It holds a damaged one.
     """
     if not os.path.lexists(folder / LOG):
-        for name in LEFTOVERS:
-            (folder / name).unlink(missing_ok=True)
         return False
     there, wanted = completed(open_run(folder).config), completed({**config})
     # other versions go on too: they are not part of what is run
@@ -230,8 +233,15 @@ def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> bool:
     return True
 
 
-def check_free(folder: Path) -> None:
-    """Refuse a folder that holds a run, or anything else.
+def check_free(folder: Path, *, begun: bool = False) -> None:
+    """Refuse a folder that holds a run, or anything else but the lock that whoever begins a run takes first.
+
+    Parameters
+    ----------
+    folder
+        It need not be there.
+    begun
+        Whether what a start that was killed left behind is no obstacle either.
 
     Raises
     ------
@@ -239,5 +249,10 @@ def check_free(folder: Path) -> None:
         It does.
     """
     check_no_run(folder)
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty and holds no run: give another --out")
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if path.name == LOCK.parent.name and path.is_dir() and {own.name for own in path.iterdir()} <= {LOCK.name}:
+            continue
+        if not begun or path.name not in LEFTOVERS:
+            raise ConfigError(f"{folder} is not empty and holds no run: give another --out")

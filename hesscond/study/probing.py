@@ -196,6 +196,8 @@ class Prober:
             "kappa_preconditioned_lower": preconditioned.lower,
             "kappa_preconditioned_upper": preconditioned.upper,
             "kappa_bnp": bnp.value,
+            "kappa_bnp_lower": bnp.lower,
+            "kappa_bnp_upper": bnp.upper,
             "kappa_D": raw.kappa_D,
             "kappa_D_eps": scaling_condition(with_epsilons, bias=geometry.bias),
             "dead": raw.dead,

@@ -31,7 +31,7 @@ from hesscond.study.datasets import Augmentation, check_data
 from hesscond.study.probing import Prober, ProbeRow
 from hesscond.study.schedule import scheduler
 from hesscond.study.sections import ModelConfig
-from hesscond.study.store import OVER, RunLog, can_be_resumed, open_run
+from hesscond.study.store import OVER, RunLog, can_be_resumed, check_free, open_run
 from hesscond.study.structure import check_structure, probed_layers
 from hesscond.theorems import LayerStatement, statement
 
@@ -164,11 +164,10 @@ def run(
     if going_on and open_run(plan.folder).status in OVER:
         return
     if not going_on:
-        # before the folder for checkpoints: a run begins with an empty one
-        log = RunLog(plan.folder, config)
+        check_free(plan.folder, begun=resume)
     with Checkpoints(plan.folder) as checkpoints, seeded(plan):
-        if going_on:
-            log = RunLog.reopened(plan.folder)
+        # whoever has the lock: of two processes that begin a run at once, the second has stopped
+        log = RunLog.reopened(plan.folder) if going_on else RunLog(plan.folder, config, begun=resume)
         with closed_at_end(log):
             Training(plan, data, log, on_progress).run(checkpoints)
 
@@ -197,6 +196,11 @@ def seeded(plan: RunPlan) -> Iterator[None]:
     with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(plan.seed)
         yield
+
+
+def rate(optimizer: torch.optim.Optimizer) -> float:
+    """The learning rate of the next step; methods give the same to all groups of parameters."""
+    return float(optimizer.param_groups[0]["lr"])
 
 
 def diverged(quantity: str, value: float, iteration: int) -> DivergedError:
@@ -263,6 +267,7 @@ class Training:
 
     def run(self, checkpoints: Checkpoints) -> None:
         """All iterations, from the first or from the last checkpoint."""
+        self.log.mark(total=self.iterations)
         first, permutation = self.restore(checkpoints.latest(self.plan.device))
         saved = time.monotonic()
         for iteration in range(first, self.iterations):
@@ -271,8 +276,9 @@ class Training:
                 self.end_of_epoch(iteration, epoch)
                 permutation = self.shuffled()
             batch = permutation[position * self.batch_size : (position + 1) * self.batch_size]
+            lr = rate(self.optimizer)
             loss, rows = self.step(iteration, self.augment(self.inputs[batch]), self.targets[batch])
-            self.record(iteration, epoch, loss, rows)
+            self.record(iteration, epoch, loss, rows, lr)
             if time.monotonic() - saved > self.plan.study.training.checkpoint_seconds:
                 self.log.commit()
                 checkpoints.save(iteration + 1, self.state(iteration + 1, permutation))
@@ -284,9 +290,9 @@ class Training:
         """The order of the samples in the next epoch."""
         return torch.randperm(len(self.targets), generator=self.order).to(self.targets.device)
 
-    def record(self, iteration: int, epoch: int, loss: float, rows: list[ProbeRow]) -> None:
+    def record(self, iteration: int, epoch: int, loss: float, rows: list[ProbeRow], lr: float) -> None:
         """Log an iteration, and tell of it."""
-        self.log.training(iteration, epoch, loss)
+        self.log.training(iteration, epoch, loss, lr)
         if rows:
             self.row = rows[0].measured
             self.log_probe(iteration, epoch, rows)

@@ -2,7 +2,8 @@
 
 Version 1 had ``training``, ``evaluation`` and ``probe``; version 2 added ``statements`` and ``readings``, and a row of
 a probe became unique, as a resumed run measures some of them a second time; version 3 says in its header that it is
-one, and when its iterations were logged (``clock``).
+one, and when its iterations were logged (``clock``); version 4 has the learning rate of every step, the bounds of
+``kappa_bnp`` and, among its facts, how many iterations the run is to have (``total``).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import sqlite3
 from hesscond.errors import RunError
 
 #: Of `TABLES` and all else below; a change of theirs is a new version, with a step in `MIGRATIONS`.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 #: "HESS", in the header of the file from version 3 on.
 APPLICATION_ID = 0x48455353
 
 #: Columns of the log's tables with their SQLite types; `PROBE_MEANING` explains those of ``probe``.
 TABLES: dict[str, dict[str, str]] = {
-    "training": {"iteration": "INTEGER PRIMARY KEY", "epoch": "INTEGER", "loss": "REAL"},
+    "training": {"iteration": "INTEGER PRIMARY KEY", "epoch": "INTEGER", "loss": "REAL", "lr": "REAL"},
     "evaluation": {
         "iteration": "INTEGER PRIMARY KEY",
         "epoch": "INTEGER",
@@ -55,6 +56,8 @@ TABLES: dict[str, dict[str, str]] = {
         "resolved_preconditioned": "INTEGER",
         "coordinates": "TEXT",
         "solver": "TEXT",
+        "kappa_bnp_lower": "REAL",
+        "kappa_bnp_upper": "REAL",
     },
     "statements": {
         "iteration": "INTEGER",
@@ -130,6 +133,11 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         "CREATE UNIQUE INDEX one_statements ON statements (iteration, data, layer, unit, statement, claim)",
     ),
     2: ("CREATE TABLE clock (session INTEGER, time REAL, iterations INTEGER)",),
+    3: (
+        "ALTER TABLE training ADD COLUMN lr REAL",
+        "ALTER TABLE probe ADD COLUMN kappa_bnp_lower REAL",
+        "ALTER TABLE probe ADD COLUMN kappa_bnp_upper REAL",
+    ),
 }
 
 

@@ -92,6 +92,9 @@ class StoredRun:
         training = self.config["training"]
         if training.get("iterations") is not None:
             return int(training["iterations"])
+        if (total := self.facts.get("total", "")).isascii() and total.isdigit() and len(total) < len(str(LARGEST)):
+            return int(total)
+        # before version 4 of the log: as many as the first epoch had, in each
         with reading(self.folder) as connection:
             found = connection.execute("SELECT MIN(iteration) FROM evaluation WHERE epoch = 1").fetchone()
         per_epoch = found[0]

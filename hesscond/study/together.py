@@ -32,11 +32,12 @@ from hesscond.study.runner import (
     closed_at_end,
     diverged,
     probing,
+    rate,
     seeded,
 )
 from hesscond.study.schedule import scheduler
 from hesscond.study.stacking import JointPass, obstacle, recorded_pass, stacked_state
-from hesscond.study.store import RunLog
+from hesscond.study.store import RunLog, check_free
 
 #: Multiplications of a forward pass below which several threads gain nothing, and lose tenfold beside other work.
 WORTH_THREADS = 10**8
@@ -127,8 +128,9 @@ class Seed:
     @classmethod
     def begun(cls, plan: RunPlan, data: Dataset, life: ExitStack) -> Seed:
         """A run in a free folder, before its first iteration."""
-        log = RunLog(plan.folder, plan.config(data))
+        check_free(plan.folder)
         checkpoints = life.enter_context(Checkpoints(plan.folder))
+        log = RunLog(plan.folder, plan.config(data))
         life.enter_context(closed_at_end(log))
         with seeded(plan):
             training = Training(plan, data, log, None)
@@ -190,6 +192,8 @@ class Together:
     def run(self) -> None:
         """All iterations."""
         first, saved = self.first, time.monotonic()
+        for seed in self.seeds:
+            seed.training.log.mark(total=first.iterations)
         for iteration in range(first.iterations):
             epoch, position = divmod(iteration, first.per_epoch)
             if position == 0:
@@ -198,8 +202,9 @@ class Together:
             if not self.alive():
                 return
             batches = permutations[:, position * first.batch_size : (position + 1) * first.batch_size]
+            lr = rate(self.optimizer)
             for seed, loss, rows in self.step(iteration, self.augmented(batches), first.targets[batches]):
-                seed.training.record(iteration, epoch, loss, rows)
+                seed.training.record(iteration, epoch, loss, rows, lr)
             if time.monotonic() - saved > first.plan.study.training.checkpoint_seconds:
                 self.save(iteration + 1, permutations)
                 saved = time.monotonic()

@@ -53,7 +53,17 @@ PRAGMA user_version = 3;
 """
 )
 
-VERSIONS = {1: VERSION_1, 2: VERSION_2, 3: VERSION_3}
+VERSION_4 = (
+    VERSION_3
+    + """
+ALTER TABLE training ADD COLUMN lr REAL;
+ALTER TABLE probe ADD COLUMN kappa_bnp_lower REAL;
+ALTER TABLE probe ADD COLUMN kappa_bnp_upper REAL;
+PRAGMA user_version = 4;
+"""
+)
+
+VERSIONS = {1: VERSION_1, 2: VERSION_2, 3: VERSION_3, 4: VERSION_4}
 
 
 def past_run(folder, version, *, iterations=6, status="interrupted", journal="DELETE"):
@@ -65,7 +75,7 @@ def past_run(folder, version, *, iterations=6, status="interrupted", journal="DE
         connection.executescript(VERSIONS[version])
         connection.execute("BEGIN")
         for k in range(iterations):
-            connection.execute("INSERT INTO training VALUES (?, 0, ?)", [k, 1 / (k + 1)])
+            connection.execute("INSERT INTO training (iteration, epoch, loss) VALUES (?, 0, ?)", [k, 1 / (k + 1)])
             connection.execute(
                 "INSERT INTO probe (iteration, epoch, data, layer, unit, kappa, resolved, solver) "
                 "VALUES (?, 0, 'batch', 'fc2', 3, ?, 1, 'exact')",

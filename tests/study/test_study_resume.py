@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 
 import pandas as pd
@@ -157,23 +157,47 @@ def test_a_start_that_came_to_nothing_is_no_obstacle(tmp_path, digits):
     assert open_run(plan.folder).status == "finished"
 
 
-def test_a_second_process_is_refused(tmp_path, digits):
-    plan = plan_for(tmp_path / "run")
-    broken_off(plan, digits, 10)
+@contextmanager
+def another_process_on(folder):
+    """It has the lock of the run, as one has that begins it or goes on with it."""
     code = (
         "from pathlib import Path\nfrom hesscond.study.checkpoint import Checkpoints\n"
-        f"owner = Checkpoints(Path({str(plan.folder)!r}))\nprint('in', flush=True)\ninput()"
+        f"owner = Checkpoints(Path({str(folder)!r}))\nprint('in', flush=True)\ninput()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         try:
             assert other.stdout.readline() == "in\n"
-            with pytest.raises(RunError, match="another process works on"):
-                run(plan, digits, resume=True)
+            yield
         finally:
             other.communicate("\n")
+
+
+def test_a_second_process_is_refused(tmp_path, digits):
+    plan = plan_for(tmp_path / "run")
+    broken_off(plan, digits, 10)
+    with another_process_on(plan.folder), pytest.raises(RunError, match="another process works on"):
+        run(plan, digits, resume=True)
     run(plan, digits, resume=True)
+    assert open_run(plan.folder).status == "finished"
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_of_two_that_begin_a_run_at_once_the_second_is_refused(tmp_path, digits, resume):
+    plan = plan_for(tmp_path / "run", iterations=3)
+    with another_process_on(plan.folder):
+        # what the first writes before its log is there
+        (plan.folder / "config.toml.partial").write_text("half a fi")
+        with pytest.raises(RunError if resume else ConfigError, match=r"another process works on|not empty"):
+            run(plan, digits, resume=resume)
+        assert (plan.folder / "config.toml.partial").read_text() == "half a fi"
+        (plan.folder / "config.toml.partial").unlink()
+        with pytest.raises(RunError, match="another process works on"):
+            run(plan, digits, resume=resume)
+        assert [path.name for path in plan.folder.iterdir()] == ["checkpoints"]
+    # one that was killed before its log was there is no obstacle
+    run(plan, digits, resume=resume)
     assert open_run(plan.folder).status == "finished"
 
 

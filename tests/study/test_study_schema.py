@@ -1,7 +1,6 @@
 """Logs of every version of the schema: read without a change, gone on with as one of the present."""
 
 import math
-import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -9,7 +8,7 @@ from contextlib import closing
 import pytest
 from study.past_logs import CONFIG, VERSIONS, past_run, row, written_run
 
-from hesscond.errors import RunError
+from hesscond.errors import ConfigError, RunError
 from hesscond.study import find_runs, open_run
 from hesscond.study.reading import reading
 from hesscond.study.schema import MIGRATIONS, SCHEMA_VERSION, TABLES, create
@@ -179,7 +178,7 @@ def test_a_copy_is_of_one_moment(tmp_path, monkeypatch):
         result = copyfile(source, target)
         if len(copied) == 1:
             with closing(sqlite3.connect(folder / "run.sqlite", isolation_level=None)) as connection:
-                connection.execute("INSERT INTO training VALUES (20, 0, 0.5)")
+                connection.execute("INSERT INTO training (iteration, epoch, loss) VALUES (20, 0, 0.5)")
         return result
 
     monkeypatch.setattr("hesscond.study.reading.os.access", lambda path, mode: False)
@@ -232,7 +231,17 @@ def test_how_many_iterations_there_will_be(tmp_path):
     log.commit(evaluation=[{"iteration": 23, "epoch": 1, "test_loss": 1.0}])
     assert open_run(log.folder).total == 92
     assert open_run(log.folder).table("evaluation")["test_accuracy"].isna().all()
+    # a log of the present version says it from the start
+    log.mark(total=96)
+    assert open_run(log.folder).total == 96
     log.close("finished")
+
+
+@pytest.mark.parametrize("version", PAST)
+def test_what_earlier_versions_did_not_log_is_missing(tmp_path, version):
+    stored = open_run(past_run(tmp_path / "run", version))
+    assert stored.table("training")["lr"].isna().all()
+    assert stored.table("probe")[["kappa_bnp_lower", "kappa_bnp_upper"]].isna().all(axis=None)
 
 
 def test_a_start_that_was_killed_is_begun_again(tmp_path, monkeypatch):
@@ -249,5 +258,8 @@ def test_a_start_that_was_killed_is_begun_again(tmp_path, monkeypatch):
     assert any(folder.iterdir())
     assert list(find_runs(folder)) == []
     assert not can_be_resumed(folder, CONFIG)
-    assert list(folder.iterdir()) == []
-    assert re.search("seed4", open_run(written_run(folder)).label)
+    with pytest.raises(ConfigError, match="not empty"):
+        RunLog(folder, CONFIG)
+    RunLog(folder, CONFIG, begun=True).close("finished")
+    assert open_run(folder).label == "bnp-seed4"
+    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "run.sqlite"]

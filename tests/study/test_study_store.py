@@ -103,7 +103,7 @@ def test_interrupted_inside_a_transaction(log, monkeypatch):
     log.training(0, 0, 1.0)
     log.commit(probe=[row(0)])
     log.training(1, 0, 1.0)
-    log._pending = Rows([*log._pending, (2, 0, 1.0)])
+    log._pending = Rows([*log._pending, (2, 0, 1.0, None)])
     with pytest.raises(KeyboardInterrupt):
         log.commit(probe=[row(1)])
     log._pending = list.copy(log._pending)
@@ -119,7 +119,7 @@ def test_interrupted_between_the_commit_and_its_bookkeeping(log):
         def clear(self):
             raise KeyboardInterrupt
 
-    log._pending = Pending([(0, 0, 1.0), (1, 0, 2.0)])
+    log._pending = Pending([(0, 0, 1.0, None), (1, 0, 2.0, None)])
     with pytest.raises(KeyboardInterrupt):
         log.commit(probe=[row(1)])
     log._pending = list(log._pending)

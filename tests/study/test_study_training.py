@@ -260,6 +260,8 @@ def test_batch_rows_equal_the_hessian_of_torch_func(tmp_path, digits, method, pr
         P = bnp_matrix(h.mean(0), sigma)
         in_bnp, _ = dense_kappa(P.T @ H @ P)
         assert row["kappa_bnp"] == pytest.approx(in_bnp, rel=rtol)
+        assert row["kappa_bnp_lower"] <= row["kappa_bnp"] <= row["kappa_bnp_upper"]
+        assert row["kappa_bnp_upper"] / row["kappa_bnp_lower"] < 1 + 1e-5
         assert row["dead"] == (sigma == 0).sum() > 0
         assert row["kappa_D"] == pytest.approx(
             kappa_of_D(sigma), rel=max(rtol, 1e-6) if precision == "float64" else 1e-3
