@@ -44,9 +44,19 @@ class Group:
     runs: tuple[StoredRun, ...]
 
     @property
+    def finished(self) -> list[StoredRun]:
+        """The runs that went to their end: others have no final loss to compare."""
+        return [run for run in self.runs if run.status == "finished"]
+
+    @property
     def diverged(self) -> int:
         """How many of the runs did."""
         return sum(run.status == "diverged" for run in self.runs)
+
+    @property
+    def unfinished(self) -> int:
+        """How many of the runs go on, or were broken off."""
+        return len(self.runs) - len(self.finished) - self.diverged
 
 
 def groups_of(runs: Sequence[StoredRun]) -> list[Group]:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from hesscond.study.store import StoredRun
 
-CAPTION = "training loss, the mean of the last iterations and over seeds; marked: the best of each method"
-DIVERGED = "diverged"
+CAPTION = "training loss, the mean of the last iterations and over seeds that finished; marked: the best of each method"
 
 
 def rate_grid_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
@@ -31,8 +30,9 @@ def rate_grid_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        One row per method, batch size and learning rate: method, batch_size, learning_rate, seeds, diverged, loss
-        (mean over the seeds; infinite if one diverged), best (whether it is the smallest of its method and batch size).
+        One row per method, batch size and learning rate: method, batch_size, learning_rate, seeds, diverged, unfinished
+        (they go on, or were broken off), loss (mean over the seeds that finished; infinite if one diverged, NaN if none
+        finished), best (whether it is the smallest of its method and batch size).
 
     Raises
     ------
@@ -43,11 +43,11 @@ def rate_grid_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
 
     rows = []
     for group in groups_of(runs):
-        losses = [training_summary(run)["training_loss_tail_mean"] for run in group.runs]
-        loss = math.inf if group.diverged else sum(losses) / len(losses)
+        losses = [training_summary(run)["training_loss_tail_mean"] for run in group.finished]
+        loss = math.inf if group.diverged else sum(losses) / len(losses) if losses else math.nan
         row: dict[str, Any] = {"method": group.method, "batch_size": group.batch_size}
-        row |= {"learning_rate": group.learning_rate, "seeds": len(group.runs), "diverged": group.diverged}
-        rows.append(row | {"loss": loss})
+        row |= {"learning_rate": group.learning_rate, "seeds": len(group.runs)}
+        rows.append(row | {"diverged": group.diverged, "unfinished": group.unfinished, "loss": loss})
     frame = pd.DataFrame(rows)
     methods = frame.groupby(["method", "batch_size"])
     if methods["learning_rate"].nunique().max() < 2:
@@ -70,7 +70,9 @@ def loss_at(rate: float) -> Callable[[Mapping[str, Any]], Cell]:
 
     def cell(row: Mapping[str, Any]) -> Cell:
         loss, best = row["losses"].get(rate, (math.nan, False))
-        return Words(DIVERGED) if math.isinf(loss) else Number((loss,), ".3g", strong=best)
+        if rate in row["losses"] and not math.isfinite(loss):
+            return Words("diverged" if math.isinf(loss) else "unfinished")
+        return Number((loss,), ".3g", strong=best)
 
     return cell
 

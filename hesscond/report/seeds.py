@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hesscond.study.store import StoredRun
 
 CAPTION = (
-    "mean (smallest … largest) over the seeds that did not diverge; loss: training, the last iterations; κ own: median "
+    "mean (smallest … largest) over the seeds that finished; loss: training, the last iterations; κ own: median "
     "in the method's coordinates over the probed mini-batches, geometric mean; ≥: the median of a seed is unresolved"
 )
 #: Columns of the summary of a run that are taken over.
@@ -40,9 +40,10 @@ def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int
     Returns
     -------
     pandas.DataFrame
-        One row per method, learning rate and batch size: method, learning_rate, batch_size, seeds, diverged; of the
-        others loss, accuracy (from 0 to 1) and kappa_own with ``_mean``, ``_min`` and ``_max``; kappa_own_open: whether
-        the median of a seed is unresolved, so that mean, least and largest are lower bounds.
+        One row per method, learning rate and batch size: method, learning_rate, batch_size, seeds, diverged,
+        unfinished (they go on, or were broken off); of those that finished loss, accuracy (from 0 to 1) and kappa_own
+        with ``_mean``, ``_min`` and ``_max``; kappa_own_open: whether the median of a seed is unresolved, so that mean,
+        least and largest are lower bounds.
 
     Raises
     ------
@@ -53,9 +54,10 @@ def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int
 
     selection, rows = select(runs, layer, unit), []
     for group in groups_of(runs):
-        done = [run for run in group.runs if run.status != "diverged"]
+        done = group.finished
         row: dict[str, Any] = {"method": group.method, "learning_rate": group.learning_rate}
-        row |= {"batch_size": group.batch_size, "seeds": len(group.runs), "diverged": group.diverged}
+        row |= {"batch_size": group.batch_size, "seeds": len(group.runs)}
+        row |= {"diverged": group.diverged, "unfinished": group.unfinished}
         summaries = pd.DataFrame([training_summary(run) for run in done], columns=list(QUANTITIES.values()))
         for name, column in QUANTITIES.items():
             values = summaries[column].astype(float)
@@ -77,8 +79,10 @@ def seed_columns(frame: pd.DataFrame) -> list[Column]:
     columns += [
         Column("seeds", lambda row: Number((row["seeds"],), "d")),
         Column("diverged", lambda row: Number((row["diverged"],), "d")),
-        Column("loss", lambda row: ranged(row, "loss", ".3f")),
     ]
+    if frame["unfinished"].any():
+        columns.append(Column("unfinished", lambda row: Number((row["unfinished"],), "d")))
+    columns.append(Column("loss", lambda row: ranged(row, "loss", ".3f")))
     if frame["accuracy_mean"].notna().any():
         columns.append(Column("accuracy %", lambda row: ranged(row, "accuracy", ".1f", 100)))
     return [*columns, Column("κ own", lambda row: ranged(row, "kappa_own", ".2e", lower=row["kappa_own_open"]))]
@@ -87,5 +91,5 @@ def seed_columns(frame: pd.DataFrame) -> list[Column]:
 def ranged(row: Mapping[str, Any], name: str, form: str, factor: float = 1.0, lower: bool = False) -> Cell:
     """Mean (smallest … largest); the mean alone of one seed."""
     values = tuple(factor * float(row[f"{name}_{end}"]) for end in ("mean", "min", "max"))
-    single = row["seeds"] - row["diverged"] <= 1
+    single = row["seeds"] - row["diverged"] - row["unfinished"] <= 1
     return Number(values[:1] if single else values, form, "{0}" if single else "{0} ({1} … {2})", lower=lower)

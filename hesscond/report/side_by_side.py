@@ -36,7 +36,7 @@ def comparison_figure(
     where only that was probed); the bar reaches over its middle half. Of several seeds a point is the median, and the
     vertical bar the range. Where the unresolved leave the median open, it is an open marker with an arrow at its lower
     bound. Runs that were not probed, as those on which ``hesscond compare`` tries learning rates, are left out; so are
-    those that diverged, and it is said how many.
+    those that diverged or have not finished, and it is said how many.
 
     Parameters
     ----------
@@ -58,7 +58,8 @@ def comparison_figure(
         No finished run was probed; runs of different studies.
     """
     points = comparison_points(runs, layer=layer, unit=unit)
-    groups = [group for group in probed_groups(runs) if group.label in set(points["label"])]
+    everything = probed_groups(runs)
+    groups = [group for group in everything if group.label in set(points["label"])]
     looks = looks_of(groups)
     accurate = points["accuracy"].notna().any()
     with page.styled():
@@ -83,12 +84,12 @@ def comparison_figure(
             style: dict[str, Any] = {"marker": ">", "mfc": "none", "mew": 0.7, "ms": 4, "ls": "none", "color": NEUTRAL}
             handles.append(Line2D([], [], label="unresolved (lower bound)", **style))
         add_heading(figure, page, title_of(groups), handles)
-        label_figure(figure, page, None, remark(points))
+        label_figure(figure, page, None, remark(points, everything))
     return figure
 
 
 def comparison_points(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:
-    """One row per group: label, seeds, diverged; kappa, kappa_low and kappa_high (quartiles), open (κ is a bound only).
+    """One row per group: label, seeds (that finished); kappa, kappa_low and kappa_high (quartiles), open (κ: a bound).
 
     And loss and accuracy (percent): medians over the seeds, with ``_min`` and ``_max``; accuracy is NaN if there is
     none.
@@ -103,14 +104,14 @@ def comparison_points(runs: Sequence[StoredRun], *, layer: str | None = None, un
     selection = select(runs, layer, unit)
     rows = []
     for group in probed_groups(runs):
-        done = [run for run in group.runs if run.status != "diverged"]
+        done = group.finished
         ends = [kappa_ends(selection.rows_of(run), group) for run in done]
         lower, upper = (np.concatenate([end[side] for end in ends]) if ends else np.zeros(0) for side in (0, 1))
         if not len(lower):
             continue
         summaries = pd.DataFrame([training_summary(run) for run in done])
         low, high = quantile(lower, upper, 0.5)
-        row: dict[str, Any] = {"label": group.label, "seeds": len(done), "diverged": group.diverged}
+        row: dict[str, Any] = {"label": group.label, "seeds": len(done)}
         row |= {"kappa": low, "open": low != high}
         row |= {"kappa_low": quantile(lower, upper, 0.25)[0], "kappa_high": quantile(lower, upper, 0.75)[1]}
         for name, column, factor in (("loss", "training_loss_tail_mean", 1), ("accuracy", "test_accuracy", 100)):
@@ -159,11 +160,12 @@ def finish(ax: Axes) -> None:
     ax.grid(color="0.92", lw=0.4)
 
 
-def remark(points: pd.DataFrame) -> str:
+def remark(points: pd.DataFrame, groups: Sequence[Group]) -> str:
     """What the bars are, and what was left out."""
     parts = ["horizontal: middle half of the κ"]
     if points["seeds"].max() > 1:
         parts.append("vertical: range over seeds")
-    if points["diverged"].sum():
-        parts.append(f"diverged and left out: {points['diverged'].sum()}")
+    for status in ("diverged", "unfinished"):
+        if number := sum(getattr(group, status) for group in groups):
+            parts.append(f"{status} and left out: {number}")
     return "; ".join(parts)

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from hesscond.errors import ConfigError
 from hesscond.report import TABLES
+from hesscond.report.side_by_side import comparison_figure, comparison_points
 from hesscond.report.writing import Column, Number, Words, interval, latex_escaped, markdown_escaped, write_table
 from hesscond.study.store import StoredRun
 
@@ -130,14 +131,17 @@ def test_every_table_in_every_format(four_runs: list[StoredRun], name: str) -> N
     assert "bnp" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_seeds_are_mean_and_range_of_those_that_did_not_diverge(make_run: MakeRun) -> None:
+def test_seeds_are_mean_and_range_of_those_that_finished(make_run: MakeRun) -> None:
     runs = [make_run("bnp", seed, iterations=20) for seed in range(3)]
     runs.append(make_run("bnp", 3, iterations=20, status="diverged"))
+    assert "unfinished" not in TABLES["seeds"].write(runs, "md")
+    runs.append(make_run("bnp", 4, iterations=20, status="interrupted"))
     row = TABLES["seeds"].frame(runs).iloc[0]
     losses = [run.table("training")["loss"].tail(2).mean() for run in runs[:3]]
     assert row["loss_mean"] == pytest.approx(np.mean(losses))
     assert (row["loss_min"], row["loss_max"]) == pytest.approx((min(losses), max(losses)))
-    assert (row["seeds"], row["diverged"]) == (4, 1)
+    assert (row["seeds"], row["diverged"], row["unfinished"]) == (5, 1, 1)
+    assert "unfinished" in TABLES["seeds"].write(runs, "md")
     medians = []
     for run in runs[:3]:
         kappa = run.table("probe").query("layer == 'fc3' and unit == 3 and data == 'batch'")["kappa_preconditioned"]
@@ -146,19 +150,32 @@ def test_seeds_are_mean_and_range_of_those_that_did_not_diverge(make_run: MakeRu
     assert not row["kappa_own_open"]
 
 
+def test_a_method_none_of_whose_seeds_finished_has_no_mean(make_run: MakeRun) -> None:
+    runs = [make_run("bnp", 0, iterations=20), make_run("vanilla", 0, iterations=20, status="interrupted")]
+    frame = TABLES["seeds"].frame(runs).set_index("method")
+    assert frame.loc["vanilla", ["loss_mean", "loss_min", "accuracy_mean", "kappa_own_mean"]].isna().all()
+    assert frame.loc["bnp", ["loss_mean", "kappa_own_mean"]].notna().all()
+    points = comparison_points(runs)
+    assert points["label"].tolist() == ["bnp"]
+    said = comparison_figure(runs).get_supxlabel()
+    assert "unfinished and left out: 1" in " ".join(said.split())
+
+
 def test_the_grid_of_learning_rates_marks_the_best_and_says_what_diverged(make_run: MakeRun) -> None:
     grid = enumerate((0.1, 0.3))
     runs = [make_run("bnp", seed, learning_rate=rate, iterations=20, probed=False) for seed, rate in grid]
     runs.append(make_run("bnp", learning_rate=1.0, iterations=20, probed=False, status="diverged"))
+    runs.append(make_run("bnp", learning_rate=2.0, iterations=20, probed=False, status="interrupted"))
     kind = TABLES["learning-rates"]
     frame = kind.frame(runs)
-    assert frame["learning_rate"].tolist() == [0.1, 0.3, 1.0]
+    assert frame["learning_rate"].tolist() == [0.1, 0.3, 1.0, 2.0]
     assert frame["loss"].tolist()[2] == math.inf
     losses = [run.table("training")["loss"].tail(2).mean() for run in runs[:2]]
-    assert frame["best"].tolist() == [losses[0] <= losses[1], losses[1] < losses[0], False]
+    assert frame["best"].tolist() == [losses[0] <= losses[1], losses[1] < losses[0], False, False]
     line = kind.write(runs, "md").splitlines()[2]
     assert line.count("**") == 2
     assert "diverged" in line
+    assert "unfinished" in line
     assert kind.fits(runs[:1]) is not None
 
 
