@@ -10,9 +10,10 @@ import typer
 
 from hesscond.commands import completion
 from hesscond.commands.options import Scale
-from hesscond.commands.printing import print_table, sign_of_life, stdout
+from hesscond.commands.printing import print_table, sign_of_life, stderr, stdout
 from hesscond.errors import ConfigError
 from hesscond.methods import parse, registered
+from hesscond.progress import loading_bar
 from hesscond.report import comparison_frame, comparison_table
 from hesscond.study import load_data, load_study, resolve_device
 from hesscond.study.batch import Overrides
@@ -65,7 +66,8 @@ def compare_methods(
     grid = parse_rates(rates)
     where = out or Path("runs") / f"compare-{study.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     place = resolve_device(device)
-    data = load_data(study.data, data_dir).to(place)
+    with loading_bar(stderr, study.data.name) as on_decoded:
+        data = load_data(study.data, data_dir, on_decoded).to(place)
     with sign_of_life("starting") as say:
         found = list(compare(study, methods, data, rates=grid, seed=seed, out=where, device=place, on_run=say))
     frame = comparison_frame(found)

@@ -9,18 +9,19 @@ import numpy as np
 import torch
 
 from hesscond.data.form import Form
+from hesscond.data.mapped import Samples
 
 
 # No generated ==: comparing tensors elementwise has no single truth value, so it would only ever raise.
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set in memory.
+    """A data set in memory, or images that stay on disk.
 
     Attributes
     ----------
     name : str
         The name `load` was given.
-    train_inputs, test_inputs : torch.Tensor
+    train_inputs, test_inputs : torch.Tensor or MappedImages
         float32: images (N, C, H, W) in [0, 1], clouds of points (N, P, d), or coordinates (N, d).
     train_targets, test_targets : torch.Tensor
         Class numbers 0 … classes − 1, int64 (N,); or values, float32 (N, outputs).
@@ -33,9 +34,9 @@ class Dataset:
     """
 
     name: str
-    train_inputs: torch.Tensor
+    train_inputs: Samples
     train_targets: torch.Tensor
-    test_inputs: torch.Tensor
+    test_inputs: Samples
     test_targets: torch.Tensor
     classes: int
     source: str
@@ -58,7 +59,7 @@ class Dataset:
         Returns
         -------
         Dataset
-            Tensors already there are shared, not copied.
+            Tensors already there are shared, not copied; images on disk become tensors there when they are read.
         """
         return replace(
             self,

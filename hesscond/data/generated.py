@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,9 @@ from hesscond.data.image_regression import NAME as IMAGE_REGRESSION
 from hesscond.data.image_regression import load_image_regression
 from hesscond.data.occupancy import NAME as OCCUPANCY
 from hesscond.data.occupancy import load_occupancy
+from hesscond.data.options import checked
 from hesscond.data.shapes import NAME as SHAPES
 from hesscond.data.shapes import SURFACES, load_shapes
-from hesscond.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -49,32 +48,9 @@ class Generated:
         """
         return self.make(**self.checked(options))
 
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """All options, the given ones checked against the kinds of their defaults.
-
-        Raises
-        ------
-        ConfigError
-            An option that is not there, or a value of another kind.
-        """
-        known = self.options
-        for option, value in options.items():
-            if option not in known:
-                raise ConfigError(f"there is no option {option!r}: choose from {', '.join(known)}.")
-            if expected := misfit(option, value, known[option]):
-                raise ConfigError(f"{option} must be {expected}, not {value!r}.")
-        return known | dict(options)
-
-
-def misfit(option: str, value: Any, like: Any) -> str | None:
-    """What the value of an option must be, if it is not: words, numbers from 0, integers from 1 (a seed: from 0)."""
-    if isinstance(like, str):
-        return None if isinstance(value, str) else "a word"
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(like, float):
-        return None if number and 0 <= value < math.inf else "a number that is not negative"
-    least = 0 if option == "seed" else 1
-    return None if number and isinstance(value, int) and value >= least else f"an integer from {least}"
+    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All options, see `hesscond.data.options.checked`."""
+        return checked(given, self.options)
 
 
 GENERATED: dict[str, Generated] = {

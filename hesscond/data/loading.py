@@ -9,12 +9,17 @@ from typing import Any
 
 from hesscond.data.catalogue import SOURCES
 from hesscond.data.dataset import Dataset
+from hesscond.data.decoding import OnDecoded
 from hesscond.data.digits import FORM as DIGITS_FORM
 from hesscond.data.digits import NAME as DIGITS
 from hesscond.data.digits import digits_folder, load_digits
 from hesscond.data.download import DownloadError, download_files
 from hesscond.data.form import Form
 from hesscond.data.generated import GENERATED
+from hesscond.data.image_folder import NAME as IMAGE_FOLDER
+from hesscond.data.image_folder import OPTIONS as IMAGE_FOLDER_OPTIONS
+from hesscond.data.image_folder import find, form_of, load_image_folder, what_to_bring
+from hesscond.data.preparation import part
 from hesscond.data.source import Source
 from hesscond.errors import ConfigError, DataNotFoundError
 
@@ -31,14 +36,14 @@ def names() -> tuple[str, ...]:
 
     Examples
     --------
-    >>> names()
-    ('cifar10', 'cifar100', 'digits', 'fashion-mnist', 'image-regression', 'mnist', 'occupancy', 'shapes')
+    >>> names()[:6]
+    ('cifar10', 'cifar100', 'digits', 'fashion-mnist', 'image-folder', 'image-regression')
     """
-    return tuple(sorted((*SOURCES, DIGITS, *GENERATED)))
+    return tuple(sorted((*SOURCES, DIGITS, *GENERATED, IMAGE_FOLDER)))
 
 
 def options(name: str) -> dict[str, Any]:
-    """Return the options of a data set with their defaults; only those that are generated have any.
+    """Return the options of a data set with their defaults; published files have none.
 
     Parameters
     ----------
@@ -55,6 +60,8 @@ def options(name: str) -> dict[str, Any]:
     >>> options("occupancy")
     {'train': 20000, 'test': 5000, 'seed': 0}
     """
+    if name == IMAGE_FOLDER:
+        return dict(IMAGE_FOLDER_OPTIONS)
     return GENERATED[name].options if name in GENERATED else {}
 
 
@@ -85,17 +92,29 @@ def form(name: str, **given: Any) -> Form:
     """
     if name in GENERATED:
         return GENERATED[name].form(GENERATED[name].checked(given))
+    if name == IMAGE_FOLDER:
+        return form_of(given)
     refuse_options(name, given)
     return DIGITS_FORM if name == DIGITS else _source(name).form
 
 
-def load(name: str, data_dir: Path | str | None = None, *, download: bool = True, **given: Any) -> Dataset:
+def load(
+    name: str,
+    data_dir: Path | str | None = None,
+    *,
+    download: bool = True,
+    train_samples: int | None = None,
+    test_samples: int | None = None,
+    on_decoded: OnDecoded | None = None,
+    **given: Any,
+) -> Dataset:
     """Load a data set into memory, every file checked against its published md5 first.
 
     Looked for in `data_dir` alone if given, else in ``$HESSCOND_DATA_DIR`` and then in the cache
     (``pooch.os_cache("hesscond")``); in torchvision's layout or as the published archive (for the MNIST
     family also the four ``.gz`` files lying loose). A copy that is found but corrupt is an error, never
-    passed over.
+    passed over. ``image-folder`` has no published files: its pictures are decoded once, into the cache, and
+    stay there.
 
     Parameters
     ----------
@@ -105,6 +124,10 @@ def load(name: str, data_dir: Path | str | None = None, *, download: bool = True
         An existing folder, to use instead of the other two. ``digits`` is in scikit-learn and ignores it.
     download : bool, default True
         Whether a data set that is not on disk may be downloaded: into `data_dir` if given, else the cache.
+    train_samples, test_samples : int, optional
+        A fixed part of it, see `part`; by default all.
+    on_decoded : callable, optional
+        Called with the number of pictures decoded and of all, while ``image-folder`` decodes them.
     **given
         Its `options`.
 
@@ -116,11 +139,11 @@ def load(name: str, data_dir: Path | str | None = None, *, download: bool = True
     Raises
     ------
     ConfigError
-        If there is no data set of this name, or an option does not fit.
+        If there is no data set of this name, an option does not fit, or there are fewer samples.
     DataNotFoundError
         If it is neither on disk nor downloadable, or `data_dir` is no folder.
     CorruptDataError
-        If a file is not the published one.
+        If a file is not the published one, or a picture damaged.
 
     Examples
     --------
@@ -128,18 +151,29 @@ def load(name: str, data_dir: Path | str | None = None, *, download: bool = True
     >>> data.train_inputs.shape, data.test_inputs.shape
     (torch.Size([1437, 1, 8, 8]), torch.Size([360, 1, 8, 8]))
     """
+    if data_dir is not None and name in (*SOURCES, IMAGE_FOLDER) and not Path(data_dir).expanduser().is_dir():
+        raise DataNotFoundError(
+            f"the data directory {data_dir} does not exist: make it, or give the folder that holds {name}."
+        )
+    if name == IMAGE_FOLDER:
+        return load_image_folder(
+            given,
+            _directories(data_dir),
+            train_samples=train_samples,
+            test_samples=test_samples,
+            on_decoded=on_decoded,
+        )
+    return part(_load_all(name, data_dir, download, given), train=train_samples, test=test_samples)
+
+
+def _load_all(name: str, data_dir: Path | str | None, download: bool, given: Mapping[str, Any]) -> Dataset:
     if name in GENERATED:
         return GENERATED[name](**given)
     refuse_options(name, given)
     if name == DIGITS:
         return load_digits()
     source = _source(name)
-    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
-        raise DataNotFoundError(
-            f"the data directory {data_dir} does not exist: make it, or give the folder that holds {name}."
-        )
-    directories = _directories(data_dir)
-    _, place = _locate(source, directories, may_download=download)
+    _, place = _locate(source, _directories(data_dir), may_download=download)
     return source.read(place)
 
 
@@ -162,7 +196,7 @@ def fetch(name: str, data_dir: Path | str | None = None) -> Path:
     Raises
     ------
     ConfigError
-        If there is no data set of this name, or it is generated.
+        If there is no data set of this name, or none that can be downloaded.
     DataNotFoundError
         If it is neither on disk nor downloadable.
     CorruptDataError
@@ -172,6 +206,8 @@ def fetch(name: str, data_dir: Path | str | None = None) -> Path:
         return digits_folder()
     if name in GENERATED:
         raise ConfigError(f"the data set {name!r} is generated: there is nothing to fetch.")
+    if name == IMAGE_FOLDER:
+        raise ConfigError(f"{name} is not for download: {what_to_bring(_directories(data_dir))}")
     source = _source(name)
     directory, place = _locate(source, _directories(data_dir), may_download=True)
     source.verified_files(place)
@@ -198,6 +234,8 @@ def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
     ConfigError
         If there is no data set of this name, or it has no files.
     """
+    if name == IMAGE_FOLDER:
+        return find(IMAGE_FOLDER_OPTIONS["folder"], _directories(data_dir))
     source = _source(name)
     return next((place for directory in _directories(data_dir) if (place := source.find(directory))), None)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from hesscond.data.dataset import Dataset
+from hesscond.data.mapped import MappedImages, selected
 from hesscond.errors import ConfigError
 
 
@@ -48,6 +49,21 @@ def chosen(targets: torch.Tensor, samples: int) -> torch.Tensor:
     return order[:samples].sort().values
 
 
+def rows_of(name: str, split: str, targets: torch.Tensor, samples: int) -> torch.Tensor:
+    """`chosen` of the samples of a data set's split, ``"train"`` or ``"test"``.
+
+    Raises
+    ------
+    ConfigError
+        If there are not so many.
+    """
+    if samples > len(targets):
+        raise ConfigError(
+            f"{split}_samples = {samples} exceeds the {len(targets)} {split} samples of {name}: take fewer"
+        )
+    return chosen(targets, samples)
+
+
 def part(data: Dataset, *, train: int | None = None, test: int | None = None) -> Dataset:
     """The data set with so many training and test samples, see `chosen`.
 
@@ -61,23 +77,19 @@ def part(data: Dataset, *, train: int | None = None, test: int | None = None) ->
     Returns
     -------
     Dataset
-        Copies of the samples taken.
+        Copies of the samples taken; of images on disk those very ones.
 
     Raises
     ------
     ConfigError
         If there are not so many.
     """
-    for name, wanted, targets in (("train", train, data.train_targets), ("test", test, data.test_targets)):
-        if wanted is None:
-            continue
-        if wanted > len(targets):
-            raise ConfigError(
-                f"{name}_samples = {wanted} exceeds the {len(targets)} {name} samples of {data.name}: take fewer"
-            )
-        rows = chosen(targets, wanted)
-        inputs = getattr(data, f"{name}_inputs")
-        data = replace(data, **{f"{name}_inputs": inputs[rows], f"{name}_targets": targets[rows]})
+    if train is not None:
+        rows = rows_of(data.name, "train", data.train_targets, train)
+        data = replace(data, train_inputs=selected(data.train_inputs, rows), train_targets=data.train_targets[rows])
+    if test is not None:
+        rows = rows_of(data.name, "test", data.test_targets, test)
+        data = replace(data, test_inputs=selected(data.test_inputs, rows), test_targets=data.test_targets[rows])
     return data
 
 
@@ -95,12 +107,25 @@ def standardized(data: Dataset) -> Dataset:
     Returns
     -------
     Dataset
-        With inputs in memory of their own; the targets are shared.
+        With inputs in memory of their own, those on disk whenever they are read; the targets are shared.
     """
-    channel = 1 if data.train_inputs.ndim == 4 else data.train_inputs.ndim - 1
-    others = tuple(d for d in range(data.train_inputs.ndim) if d != channel)
-    variance, mean = torch.var_mean(data.train_inputs.to(torch.float64), others, correction=0, keepdim=True)
+    train, test = data.train_inputs, data.test_inputs
+    if isinstance(train, MappedImages) and isinstance(test, MappedImages):
+        mean, variance = (moment[:, None, None] for moment in train.moments())
+        own = shift_and_scale(mean, variance)
+        return replace(data, train_inputs=train.standardized(*own), test_inputs=test.standardized(*own))
+    assert isinstance(train, torch.Tensor)
+    assert isinstance(test, torch.Tensor)
+    channel = 1 if train.ndim == 4 else train.ndim - 1
+    others = tuple(d for d in range(train.ndim) if d != channel)
+    variance, mean = torch.var_mean(train.to(torch.float64), others, correction=0, keepdim=True)
+    mean, scale = shift_and_scale(mean, variance, train.dtype)
+    return replace(data, train_inputs=(train - mean) / scale, test_inputs=(test - mean) / scale)
+
+
+def shift_and_scale(
+    mean: torch.Tensor, variance: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is subtracted, and what it is then divided by: 1 where nothing varies."""
     deviation = variance.sqrt()
-    scale = torch.where(deviation > 0, deviation, 1.0).to(data.train_inputs.dtype)
-    mean = mean.to(data.train_inputs.dtype)
-    return replace(data, train_inputs=(data.train_inputs - mean) / scale, test_inputs=(data.test_inputs - mean) / scale)
+    return mean.to(dtype), torch.where(deviation > 0, deviation, 1.0).to(dtype)

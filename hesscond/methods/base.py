@@ -65,6 +65,11 @@ class Method:
         """Take over what the method needs of all training inputs (N, …), before the first step."""
         return
 
+    @property
+    def reads_all_inputs(self) -> bool:
+        """Whether `fit` reads the training inputs, which must then be in memory."""
+        return type(self).fit is not Method.fit
+
     def check_batch(self, samples: int) -> None:
         """Refuse mini-batches that the method is not defined for.
 

@@ -148,6 +148,11 @@ class BNP(InputMethod[BNPState]):
             self._inputs = inputs
             self._survey()
 
+    @property
+    def reads_all_inputs(self) -> bool:
+        """Where the statistics are those of the data."""
+        return self.statistics == "data"
+
     def check_batch(self, samples: int) -> None:
         """Refuse single samples where nothing but the batch has statistics.
 

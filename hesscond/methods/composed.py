@@ -50,6 +50,11 @@ class Composed(Method):
         for part in self.parts:
             part.fit(inputs)
 
+    @property
+    def reads_all_inputs(self) -> bool:
+        """Whether one of them does."""
+        return any(part.reads_all_inputs for part in self.parts)
+
     def check_batch(self, samples: int) -> None:
         """Of each."""
         for part in self.parts:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from hesscond.data import AUGMENTATIONS, Dataset, load, part, standardized
+from hesscond.data import AUGMENTATIONS, Dataset, load, standardized
 from hesscond.errors import ConfigError
 from hesscond.study.sections import DataConfig
 
+#: Tells the augmentation's generator from others that begin with the same seed.
+STREAM = 2
 
-def load_data(config: DataConfig, data_dir: Path | str | None = None) -> Dataset:
+
+def load_data(
+    config: DataConfig, data_dir: Path | str | None = None, on_decoded: Callable[[int, int], None] | None = None
+) -> Dataset:
     """The data set of a study as its runs take it.
 
     Parameters
     ----------
     config
         The study's ``data``.
-    data_dir
+    data_dir, on_decoded
         As for `hesscond.data.load`.
 
     Raises
@@ -31,10 +36,16 @@ def load_data(config: DataConfig, data_dir: Path | str | None = None) -> Dataset
     DataNotFoundError
         It is neither on disk nor downloadable.
     CorruptDataError
-        A file is not the published one.
+        A file is not the published one, or a picture is damaged.
     """
-    data = load(config.name, data_dir, **config.options)
-    data = part(data, train=config.train_samples, test=config.test_samples)
+    data = load(
+        config.name,
+        data_dir,
+        train_samples=config.train_samples,
+        test_samples=config.test_samples,
+        on_decoded=on_decoded,
+        **config.options,
+    )
     if config.standardize:
         data = standardized(data)
     return replace(data, preparation=config.preparation)
@@ -73,7 +84,7 @@ class Augmentation:
         self.changes = [change for name, change in AUGMENTATIONS.items() if name in names]
         self.shape = shape
         # apart from the stream of the order of samples, which begins from seed + 1
-        (spread,) = np.random.SeedSequence([seed, len(AUGMENTATIONS)]).generate_state(1)
+        (spread,) = np.random.SeedSequence([seed, STREAM]).generate_state(1)
         self.generator = torch.Generator().manual_seed(int(spread))
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from hesscond.capture import (
     channel_statistics,
 )
 from hesscond.capture.curvature import OUTPUT_ROUTE
+from hesscond.data import Samples, Stream
 from hesscond.errors import MatrixError, RunError
 from hesscond.hessians import (
     BlockHessian,
@@ -118,7 +119,7 @@ class Prober:
             for unit in captured.units
         ]
 
-    def train_rows(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[ProbeRow]:
+    def train_rows(self, inputs: Samples, targets: torch.Tensor) -> list[ProbeRow]:
         """Rows for the training set, streamed through the model as it is now.
 
         Raises
@@ -138,7 +139,10 @@ class Prober:
                 yield captures, len(targets[part]) / samples
 
         hessians, statistics = stream(chunks(), MEMORY)
-        data = Measured("train", self._maker([(inputs[part], targets[part]) for part in parts]))
+        pairs: Any = Stream(inputs, targets, parts)
+        if isinstance(inputs, torch.Tensor):
+            pairs = list(pairs)
+        data = Measured("train", self._maker(pairs))
         factors: dict[str, np.ndarray] = {}
         if self.statements:
             # once more, now that the means are known: a factor of Ĥ itself would lose digits when it is centred

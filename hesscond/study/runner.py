@@ -20,7 +20,7 @@ from torch.nn import functional
 import hesscond
 from hesscond.capture import eligible_layers
 from hesscond.capture.randomness import RandomState, gpus_of
-from hesscond.data import Dataset
+from hesscond.data import Dataset, Samples, selected
 from hesscond.data.preparation import chosen
 from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, NotFiniteError, RunError
 from hesscond.methods import Method, parse
@@ -110,6 +110,11 @@ def check_plan(plan: RunPlan, data: Dataset) -> None:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"the network {described(plan.study.model)} cannot be built: {reason}") from None
     method = parse(plan.method).create(model)
+    if method.reads_all_inputs and not isinstance(data.train_inputs, torch.Tensor):
+        raise ConfigError(
+            f"method {plan.method!r} reads all training inputs at once, but those of {data.name} stay on disk: take "
+            "another method, and standardize = true in [data] to standardize them"
+        )
     method.check_batch(plan.study.training.batch_size)
     method.optimizer(plan.learning_rate, **plan.study.training.optimizer_options)
     samples = len(data.train_targets)
@@ -180,6 +185,9 @@ def closed_at_end(log: RunLog) -> Iterator[None]:
     except KeyboardInterrupt:
         log.close("interrupted", "stopped by the user")
         raise
+    except SystemExit:  # of Slurm, which runs the rest later
+        log.close("interrupted", "the process was told to end")
+        raise
     except DivergedError as error:
         log.close("diverged", str(error))
         raise
@@ -247,7 +255,8 @@ class Training:
         self.targets = data.train_targets
         self.augment = Augmentation(study.data.augmentation, data.form.input_shape, plan.seed)
         self.method: Method = parse(plan.method).create(self.model)
-        self.method.fit(self.inputs)
+        if isinstance(self.inputs, torch.Tensor):
+            self.method.fit(self.inputs)
         self.optimizer = self.method.optimizer(plan.learning_rate, **config.optimizer_options)
         self.schedule = scheduler(self.optimizer, study.schedule, per_epoch=self.per_epoch, iterations=self.iterations)
         layers = eligible_layers(self.model)
@@ -378,13 +387,13 @@ class Training:
                 rows = self.prober.train_rows(*self.probed_part())
             self.log_probe(iteration, epoch, rows)
 
-    def probed_part(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def probed_part(self) -> tuple[Samples, torch.Tensor]:
         """The part of the training set that is probed."""
         samples = self.plan.study.probe.train_samples
         if samples is None:
             return self.inputs, self.targets
         rows = chosen(self.targets, samples)
-        return self.inputs[rows], self.targets[rows]
+        return selected(self.inputs, rows), self.targets[rows]
 
     def log_probe(self, iteration: int, epoch: int, rows: list[ProbeRow]) -> None:
         """All rows of a probe in one transaction."""

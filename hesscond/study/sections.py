@@ -66,7 +66,8 @@ class DataConfig(Section):
     ``train_samples`` and ``test_samples``: a fixed part of it, as many samples of each class (see
     `hesscond.data.preparation.chosen`). ``standardize``: each channel (coordinate) minus its mean over the training
     set, divided by its standard deviation; else images are scaled to [0, 1]. ``augmentation``: ``"crop"``, each image
-    moved by up to 4 pixels with zeros around it, and ``"flip"``, mirrored left to right with probability ½.
+    moved by up to 4 pixels with zeros around it; ``"resized-crop"``, a random part of it (0.08 to 1 of its area, 3/4 to
+    4/3 as wide as high) brought back to its size; ``"flip"``, mirrored left to right with probability ½.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -75,7 +76,7 @@ class DataConfig(Section):
     train_samples: PositiveInt | None = None
     test_samples: PositiveInt | None = None
     standardize: bool = False
-    augmentation: list[Literal["crop", "flip"]] = []
+    augmentation: list[Literal["crop", "resized-crop", "flip"]] = []
 
     @classmethod
     def allowed_keys(cls, content: Mapping[str, Any]) -> Sequence[str]:

@@ -1,13 +1,15 @@
 """Parts of data sets, standardization and augmentation against what plain numpy and torch say."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hesscond.data import load, part, standardized
-from hesscond.data.augmentation import AUGMENTATIONS, PADDING, crop, flip
+from hesscond.data import augmentation, load, part, standardized
+from hesscond.data.augmentation import AUGMENTATIONS, PADDING, boxes, crop, flip, resized_crop
 from hesscond.data.preparation import chosen
 from hesscond.errors import ConfigError
 
@@ -105,3 +107,50 @@ def test_only_its_own_generator_is_drawn_from(name):
     first, again = (AUGMENTATIONS[name](images(), torch.Generator().manual_seed(5)) for _ in range(2))
     assert torch.equal(first, again)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_resized_crops_are_those_of_torch():
+    """Each image against `interpolate` of the very crop that was drawn; crops of all kinds come about."""
+    x = torch.rand(300, 2, 24, 30, generator=torch.Generator().manual_seed(0))
+    y = resized_crop(x, torch.Generator().manual_seed(1))
+    drawn = torch.stack(boxes(300, 24, 30, torch.Generator().manual_seed(1)))
+    for before, after, (top, left, high, wide) in zip(x, y, drawn.T.tolist(), strict=True):
+        own = before[None, :, top : top + high, left : left + wide]
+        assert own.shape[2:] == (high, wide)
+        wanted = torch.nn.functional.interpolate(own, (24, 30), mode="bilinear", antialias=True)[0]
+        torch.testing.assert_close(after, wanted, rtol=0, atol=2e-5)
+    _, _, high, wide = drawn.double()
+    area, aspect = high * wide / (24 * 30), wide / high
+    # rounding moves a side by half a pixel
+    assert 0.07 < area.min() < 0.15
+    assert area.max() > 0.85
+    assert 0.68 < aspect.min() < 0.8
+    assert 1.25 < aspect.max() < 1.5
+
+
+def test_where_crops_are():
+    """Uniform among those that fit; where the image is too long for any draw, the largest about the middle."""
+    samples = 40_000
+    top, left, high, wide = boxes(samples, 50, 50, torch.Generator().manual_seed(3))
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (top + high <= 50).all()
+    assert (left + wide <= 50).all()
+    for first, size in ((top, high), (left, wide)):
+        for spare in (10, 20):
+            own = first[size == 50 - spare].double()
+            assert {0, spare} <= set(own.tolist())
+            assert own.mean() == pytest.approx(spare / 2, abs=5 * spare / math.sqrt(12 * len(own)))
+    area = torch.rand(samples, generator=torch.Generator().manual_seed(4)).mul(0.92).add(0.08)
+    # the area is uniform but for draws that do not fit, which are the larger ones
+    assert area.mean() - 0.1 < (high * wide / 2500).mean() < area.mean()
+    # 0.08 of 2 × 60 pixels, 4/3 as wide as high, are 2.7 pixels high
+    for sides, only in (((2, 60), (0, 28, 2, 3)), ((60, 2), (28, 0, 3, 2))):
+        assert {tuple(own) for own in torch.stack(boxes(50, *sides, torch.Generator())).T.tolist()} == {only}
+
+
+def test_a_crop_of_all_is_the_image(monkeypatch):
+    monkeypatch.setattr(augmentation, "AREA", (1.0, 1.0))
+    monkeypatch.setattr(augmentation, "ASPECT", (1.0, 1.0))
+    x = torch.rand(3, 2, 9, 9, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(resized_crop(x, torch.Generator()), x, rtol=0, atol=1e-6)

@@ -1,0 +1,158 @@
+"""Pictures in folders, ``train/CLASS/*`` and ``val/CLASS/*``, as ImageNet has them: for those who have it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hesscond.data.dataset import Dataset
+from hesscond.data.decoding import OnDecoded, Pictures, decoded
+from hesscond.data.form import Form
+from hesscond.data.options import checked
+from hesscond.data.preparation import rows_of
+from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
+
+NAME = "image-folder"
+#: ``folder``: a path, or a name below the data directory. Each picture is brought to a shorter side of ``resize``
+#: pixels, and its centre of ``size`` × ``size`` is taken.
+OPTIONS: Mapping[str, Any] = {"folder": "imagenet", "size": 224, "resize": 256, "classes": 1000}
+#: As torchvision's ``ImageFolder`` has them, in any case; other files are no pictures.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+#: Of the names of decoded files in what a run says of its data.
+DIGITS = 12
+#: The two splits, and what they are in a `Dataset`.
+SPLITS = {"train": "train", "val": "test"}
+
+
+def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options.
+
+    Raises
+    ------
+    ConfigError
+        One that is not there, or does not fit.
+    """
+    options = checked(given, OPTIONS)
+    if options["size"] > options["resize"]:
+        raise ConfigError(f"size = {options['size']} exceeds resize = {options['resize']}: the centre is no larger.")
+    return options
+
+
+def form_of(given: Mapping[str, Any]) -> Form:
+    """Colour images."""
+    options = options_of(given)
+    return Form((3, options["size"], options["size"]), options["classes"], options["classes"])
+
+
+def find(folder: str, directories: Sequence[Path]) -> Path | None:
+    """The folder of a path or name; None if there is none."""
+    own = Path(folder).expanduser()
+    places = [own] if own.is_absolute() else [directory / own for directory in directories]
+    return next((place for place in places if place.is_dir()), None)
+
+
+def load_image_folder(
+    given: Mapping[str, Any],
+    directories: Sequence[Path],
+    *,
+    train_samples: int | None = None,
+    test_samples: int | None = None,
+    on_decoded: OnDecoded | None = None,
+) -> Dataset:
+    """Return the pictures of a folder; they are decoded now, unless they have been, and stay on disk.
+
+    Classes are numbered in the order of their names, those of ``val`` as those of ``train``. The test set is ``val``.
+
+    Parameters
+    ----------
+    given
+        Options.
+    directories
+        Where a folder that is no absolute path is looked for.
+    train_samples, test_samples
+        A part of them, see `hesscond.data.part`; the others are not decoded. None: all.
+    on_decoded
+        Called with the number of pictures decoded, and of all.
+
+    Raises
+    ------
+    ConfigError
+        An option that does not fit; another number of classes; fewer samples than wanted; a disk without room.
+    DataNotFoundError
+        There is no such folder, or a file cannot be read.
+    CorruptDataError
+        A class without pictures, or one in ``val`` that ``train`` has not; a picture that is damaged.
+    """
+    options = options_of(given)
+    folder = find(options["folder"], directories)
+    if folder is None:
+        raise DataNotFoundError(f"there is no folder {options['folder']}: {what_to_bring(directories)}")
+    for split in SPLITS:
+        if not (folder / split).is_dir():
+            raise DataNotFoundError(f"{folder} has no folder {split}: it must hold train/CLASS/* and val/CLASS/*.")
+    classes, others = (folders_in(folder / split) for split in SPLITS)
+    if len(classes) != options["classes"]:
+        raise ConfigError(
+            f"{folder / 'train'} has {len(classes)} folders of classes, not {options['classes']}: complete it, or set "
+            f"classes = {len(classes)} in [data]."
+        )
+    if unknown := sorted(set(others) - set(classes)):
+        raise CorruptDataError(f"{folder / 'val'} has a class {unknown[0]!r} that {folder / 'train'} lacks: give both.")
+    files, targets = {}, {}
+    for (split, name), own in zip(SPLITS.items(), (classes, others), strict=True):
+        samples = train_samples if name == "train" else test_samples
+        files[split], targets[split] = listed(folder / split, own, classes)
+        if samples is not None:
+            rows = rows_of(NAME, name, targets[split], samples)
+            files[split], targets[split] = [files[split][row] for row in rows.tolist()], targets[split][rows]
+    pictures = [Pictures(folder / split, files[split], options["resize"], options["size"]) for split in SPLITS]
+    train, val = decoded(pictures, on_decoded)
+    # other pictures are another source
+    source = f"{folder} (decoded as {train.file.stem[:DIGITS]}, {val.file.stem[:DIGITS]})"
+    return Dataset(NAME, train, targets["train"], val, targets["val"], len(classes), source)
+
+
+def what_to_bring(directories: Sequence[Path]) -> str:
+    """Which folders must be where."""
+    places = " or ".join(str(directory / OPTIONS["folder"]) for directory in directories)
+    return (
+        f"put your pictures into train/CLASS/* and val/CLASS/* of {places}, or name their folder by folder = … in "
+        "[data] (ImageNet is given by image-net.org to those who accept its terms)."
+    )
+
+
+def folders_in(place: Path) -> list[str]:
+    """The names of the folders in a folder, in order."""
+    with os.scandir(place) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+
+
+def listed(place: Path, own: Sequence[str], classes: Sequence[str]) -> tuple[list[str], torch.Tensor]:
+    """The pictures of a split by their paths below it, also those in folders of a class; and their class numbers.
+
+    Raises
+    ------
+    CorruptDataError
+        A class has none, or there is no class.
+    """
+    numbers = {name: number for number, name in enumerate(classes)}
+    files: list[str] = []
+    targets: list[int] = []
+    for name in own:
+        before = len(files)
+        for folder, inner, names in os.walk(place / name, followlinks=True):
+            inner.sort()
+            below = Path(folder).relative_to(place).as_posix()
+            files += [f"{below}/{file}" for file in sorted(names) if file.lower().endswith(SUFFIXES)]
+        if len(files) == before:
+            raise CorruptDataError(
+                f"the class {place / name} has no pictures ({' '.join(SUFFIXES)}): add some, or remove the folder."
+            )
+        targets += [numbers[name]] * (len(files) - before)
+    if not files:
+        raise CorruptDataError(f"{place} has no folders of classes: its pictures must lie in {place.name}/CLASS.")
+    return files, torch.tensor(targets)

@@ -1,0 +1,229 @@
+"""Studies on pictures in folders: the same runs, bit for bit, as on the same pixels in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import image_folders
+import numpy as np
+import pooch
+import pytest
+import tomli_w
+import torch
+
+from hesscond.data import Dataset, MappedImages, standardized
+from hesscond.data.dataset import images_from_bytes
+from hesscond.errors import ConfigError
+from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run, run_together
+from hesscond.study.checkpoint import Checkpoints
+from hesscond.study.worker import dataset
+
+CPU = torch.device("cpu")
+#: Of every table the columns that are no measurement of time.
+TABLES = ("training", "evaluation", "probe", "readings", "statements")
+RESNET = {"name": "resnet20", "blocks": [1, 1], "widths": [3, 4]}
+CNN = {"name": "cnn5", "widths": [2, 3], "pooled": [1, 2], "hidden": [5]}
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def pictures(tmp_path, cache):
+    """The folder, and what is in it."""
+    return tmp_path / "pictures", image_folders.write(tmp_path / "pictures", train=8, val=4, size=8)
+
+
+def study_file(tmp_path, folder, data=None, model=None, **sections):
+    content = {
+        "name": "tiny",
+        "description": "for the tests",
+        "data": {"name": "image-folder", "folder": str(folder), "size": 8, "resize": 12, "classes": 3} | (data or {}),
+        "model": model or RESNET,
+        "training": {"batch_size": 5, "iterations": 9, "momentum": 0.9},
+        "learning_rates": [{"batch_size": 5, "rate": {"vanilla": 0.05, "batchnorm": 0.05}}],
+        "probe": {"units": [0, 2], "every": 3, "train_every_epochs": 2},
+    }
+    for section, values in sections.items():
+        content[section] |= values
+    path = tmp_path / "tiny.toml"
+    path.write_text(tomli_w.dumps(content), encoding="utf-8")
+    return path
+
+
+def in_memory(study, written):
+    """The data of a study as tensors."""
+    (train, train_targets), (test, test_targets) = (written[split] for split in ("train", "val"))
+    data = Dataset(
+        "image-folder",
+        images_from_bytes([train], train.shape[1:]),
+        torch.from_numpy(train_targets),
+        images_from_bytes([test], test.shape[1:]),
+        torch.from_numpy(test_targets),
+        3,
+        "",
+    )
+    if study.data.standardize:
+        data = standardized(data)
+    return replace(data, preparation=study.data.preparation)
+
+
+def checkpoint(folder):
+    with Checkpoints(folder) as checkpoints:
+        return checkpoints.latest(CPU)
+
+
+def assert_same(one, other):
+    """Logs and weights, bit for bit."""
+    assert open_run(one).status == open_run(other).status == "finished"
+    for table in TABLES:
+        a, b = open_run(one).table(table), open_run(other).table(table)
+        assert a.equals(b), table
+        assert len(a) or table in ("readings", "statements")
+    a, b = (checkpoint(folder)["model"] for folder in (one, other))
+    assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+@pytest.mark.parametrize(
+    ("method", "sections"),
+    [
+        ("vanilla", {}),
+        ("bnp", {"data": {"standardize": True}}),
+        ("batchnorm", {"data": {"standardize": True, "augmentation": ["crop", "resized-crop", "flip"]}}),
+        ("vanilla", {"probe": {"train_samples": 10, "precision": "float64"}}),
+        # charts, whose Hessians are operators over the training set
+        ("sphere", {"model": CNN, "probe": {"layers": ["fc1"], "train_samples": 12}}),
+        ("vanilla", {"model": {"name": "mlp", "hidden": [6]}, "data": {"standardize": True}}),
+    ],
+)
+def test_the_same_run_as_in_memory(tmp_path, pictures, method, sections):
+    folder, written = pictures
+    study = load_study(study_file(tmp_path, folder, **sections))
+    plans = [RunPlan(study, method, 0, 0.05, tmp_path / name, CPU) for name in ("disk", "memory")]
+    data = load_data(study.data)
+    assert isinstance(data.train_inputs, MappedImages)
+    run(plans[0], data)
+    run(plans[1], in_memory(study, written))
+    assert_same(plans[0].folder, plans[1].folder)
+    assert set(open_run(plans[0].folder).table("probe")["data"]) == {"batch", "train"}
+
+
+def test_the_training_set_is_streamed_in_parts(tmp_path, pictures, monkeypatch):
+    """With a chunk smaller than the training set, also of a Hessian that is an operator over it."""
+    from hesscond.study import probing
+
+    folder, written = pictures
+    monkeypatch.setattr(probing, "CHUNK", 7)
+    study = load_study(study_file(tmp_path, folder, model=CNN, probe={"layers": ["fc2"], "precision": "float64"}))
+    plans = [RunPlan(study, "sphere", 0, 0.05, tmp_path / name, CPU) for name in ("disk", "memory")]
+    run(plans[0], load_data(study.data))
+    run(plans[1], in_memory(study, written))
+    assert_same(plans[0].folder, plans[1].folder)
+
+
+def test_a_resumed_run_is_the_same(tmp_path, pictures):
+    folder, written = pictures
+    study = load_study(study_file(tmp_path, folder, training={"checkpoint_seconds": 0.0}))
+    plans = [RunPlan(study, "vanilla", 0, 0.05, tmp_path / name, CPU) for name in ("broken", "whole")]
+
+    def stop(progress):
+        if progress.iteration == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(plans[0], load_data(study.data), stop)
+    run(plans[0], load_data(study.data), resume=True)
+    run(plans[1], in_memory(study, written))
+    assert_same(plans[0].folder, plans[1].folder)
+
+
+def test_seeds_together(tmp_path, pictures):
+    """In one pass up to rounding."""
+    folder, written = pictures
+    study = load_study(study_file(tmp_path, folder, data={"standardize": True, "augmentation": ["flip"]}))
+    for name, data in (("disk", load_data(study.data)), ("memory", in_memory(study, written))):
+        plans = [RunPlan(study, "vanilla", seed, 0.01, tmp_path / name / str(seed), CPU) for seed in (0, 1)]
+        assert run_together(plans, data) == [None, None]
+    for seed in ("0", "1"):
+        assert_same(tmp_path / "disk" / seed, tmp_path / "memory" / seed)
+
+
+def test_workers_get_the_path_and_not_the_pixels(tmp_path, pictures):
+    folder, written = pictures
+    study = load_study(study_file(tmp_path, folder, data={"standardize": True}))
+    file = tmp_path / "data.pt"
+    torch.save(load_data(study.data), file)
+    data = dataset(file, study.data.model_dump_json(), None, CPU)
+    assert torch.equal(data.train_inputs[:], in_memory(study, written).train_inputs)
+    # a worker that loads them by itself takes what is decoded
+    again = dataset(None, study.data.model_dump_json(), None, CPU)
+    assert again.train_inputs.file == data.train_inputs.file
+
+
+@pytest.mark.parametrize("method", ["standardize", "minmax", "bnp:statistics=data", "groupnorm:groups=1+standardize"])
+def test_methods_that_read_everything_are_refused(tmp_path, pictures, method):
+    folder, written = pictures
+    study = load_study(study_file(tmp_path, folder))
+    plan = RunPlan(study, method, 0, 0.05, tmp_path / "run", CPU)
+    check_plan(plan, in_memory(study, written))
+    with pytest.raises(ConfigError, match="reads all training inputs at once, but those of image-folder stay on disk"):
+        run(plan, load_data(study.data))
+    assert not plan.folder.exists()
+
+
+def test_on_the_command_line(tmp_path, pictures, call_cli):
+    folder, written = pictures
+    path = study_file(tmp_path, folder, probe={"train_every_epochs": 0})
+    runs = [tmp_path / name for name in ("run", "sweep", "compare")]
+    result = call_cli("study", path, "-m", "vanilla", "--out", runs[0])
+    assert (result.code, result.err) == (0, "")
+    plan = RunPlan(load_study(path), "vanilla", 0, 0.05, tmp_path / "memory", CPU)
+    run(plan, in_memory(plan.study, written))
+    assert_same(runs[0], plan.folder)
+    assert open_run(runs[0]).config["run"]["data_source"].startswith(f"{folder} (decoded as ")
+    result = call_cli(
+        "compare", path, "-m", "batchnorm", "--rates", "0.05", "--iterations", 3, "--batch-size", 5, "--out", runs[2]
+    )
+    assert (result.code, result.err) == (0, "")
+    refused = call_cli("study", path, "-m", "minmax", "--lr", "0.1", "--out", tmp_path / "none")
+    assert refused.code == 2
+    assert refused.err.startswith("error: method 'minmax' reads all training inputs at once")
+    (folder / "train" / "cat" / "000.png").write_text("damaged")
+    refused = call_cli("study", path, "-m", "vanilla", "--out", tmp_path / "none")
+    assert (refused.code, refused.err) == (
+        2,
+        f"error: {folder}/train/cat/000.png is no picture: replace or delete it.\n",
+    )
+    refused = call_cli("data", "fetch", "image-folder")
+    assert refused.code == 2
+    assert refused.err.startswith("error: image-folder is not for download: put your pictures into train/CLASS/*")
+
+
+@pytest.mark.slow
+def test_a_sweep(tmp_path, pictures, call_cli, monkeypatch):
+    folder, written = pictures
+    path = study_file(tmp_path, folder)
+    result = call_cli(
+        "sweep", path, "-m", "vanilla", "--seed", "0:2", "--jobs", 2, "--threads", 1, "--out", tmp_path / "s"
+    )
+    assert result.code == 0, result.err
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for stored in sorted(path for path in (tmp_path / "s").iterdir() if (path / "run.sqlite").exists()):
+        config = open_run(stored).config
+        plan = RunPlan(load_study(path), "vanilla", config["run"]["seed"], 0.05, tmp_path / "memory" / stored.name, CPU)
+        run(plan, in_memory(plan.study, written))
+        assert_same(stored, plan.folder)
+    torch.set_num_threads(threads)
+
+
+def test_augmentation_of_earlier_studies_is_drawn_as_before():
+    """The generator of the run's augmentation does not depend on which augmentations there are."""
+    from hesscond.study.datasets import Augmentation
+
+    (spread,) = np.random.SeedSequence([5, 2]).generate_state(1)
+    state = torch.Generator().manual_seed(int(spread)).get_state()
+    assert torch.equal(Augmentation(["crop", "flip"], (1, 8, 8), 5).generator.get_state(), state)
