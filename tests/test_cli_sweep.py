@@ -85,6 +85,14 @@ def gone(pid):
         return True
 
 
+def wait_for_workers(found, seconds=20):
+    """Those of a killed sweep end by themselves."""
+    deadline = time.monotonic() + seconds
+    while not all(gone(state["pid"]) for state in found.values()):
+        assert time.monotonic() < deadline, "workers outlive their sweep"
+        time.sleep(0.05)
+
+
 def same_logs(one, other):
     for table in TABLES:
         pd.testing.assert_frame_equal(open_run(one).table(table), open_run(other).table(table), check_exact=True)
@@ -118,6 +126,29 @@ def test_a_grid_is_run_shown_and_not_repeated(folder, call_cli):
         assert again.err == "12 runs, 12 of them over before; nothing to do\n"
     assert all(state["starts"] == 1 for state in states("runs/sweep-tiny").values())
     assert call_cli("runs", "runs/sweep-tiny", "--json").out.count('"finished"') == 12
+
+
+def test_seeds_are_trained_together_and_the_folder_says_so(folder, call_cli):
+    arguments = ("sweep", "tiny.toml", "-m", "vanilla", "-m", "bnp", "--seed", "0:4", "-j", "2", "--out", "o")
+    done = call_cli(*arguments, "--together")
+    assert done.code == 0, done.err
+    first, second, *others = done.err.splitlines()
+    assert first.startswith("8 runs; 2 at a time on cpu, ")
+    reason = "bnp takes part in every step (transform_gradients)"
+    assert second == f"together: 4 runs, as 2 tasks of 2; apart: 4 ({reason})"
+    assert sum(": finished, 12 iterations, loss " in line for line in others) == 8
+    found = states("o")
+    pids = [found[f"vanilla-b60-lr0.1-seed{seed}"]["pid"] for seed in range(4)]
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+    for seed in range(4):
+        last = open_run(f"o/vanilla-b60-lr0.1-seed{seed}").table("training")["loss"].iloc[-1]
+        assert found[f"vanilla-b60-lr0.1-seed{seed}"]["loss"] == last
+    # a folder goes on as it began, and not otherwise
+    for again in (("o",), ("o", "--together"), (*arguments[1:], "--together")):
+        assert call_cli("sweep", *again).err == "8 runs, 8 of them over before; nothing to do\n"
+    refused = call_cli(*arguments)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "holds another sweep (begun with --together)" in refused.err
 
 
 def test_a_diverged_run_is_named_and_the_code_is_1(folder, call_cli):
@@ -207,11 +238,7 @@ def test_kill_9_of_the_sweep_and_of_a_worker_loses_only_what_was_in_flight(long)
     before = states(out)
     sweep.kill()
     sweep.communicate()
-    pids = {state["pid"] for state in before.values()}
-    deadline = time.monotonic() + 20
-    while not all(gone(pid) for pid in pids):
-        assert time.monotonic() < deadline, "workers outlive their sweep"
-        time.sleep(0.05)
+    wait_for_workers(before)
     # started again, one of its workers is killed
     sweep = started(*arguments, cwd=folder)
     wait_for(
@@ -228,6 +255,61 @@ def test_kill_9_of_the_sweep_and_of_a_worker_loses_only_what_was_in_flight(long)
     assert starts == {name: 1 + (name in before) + (name == victim) for name in after}
     assert {state["status"] for state in after.values()} == {"finished"}
     check_against_unbroken_runs(folder)
+
+
+def check_joint(folder, seeds):
+    """Every run is whole, and what it is by itself while rounding is small."""
+    command = [sys.executable, "-m", "hesscond", "study", "tiny.toml", "-m", "vanilla", "--iterations", "20"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    listed = ",".join(map(str, range(seeds)))
+    subprocess.run([*command, "--seed", listed, "--out", "alone"], cwd=folder, env=environment, check=True)
+    for seed in range(seeds):
+        stored = open_run(folder / "o" / f"vanilla-b60-lr0.1-seed{seed}")
+        table = stored.table("training")
+        assert stored.status == "finished"
+        assert table["iteration"].tolist() == list(range(LONG))
+        alone = open_run(folder / "alone" / f"vanilla-seed{seed}").table("training")
+        pd.testing.assert_series_equal(table["loss"][:20], alone["loss"], rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_kill_9_of_a_worker_that_trains_runs_together(long):
+    folder, _ = long
+    out = folder / "o"
+    arguments = ("tiny.toml", "-m", "vanilla", "--seed", "0:4", "-j", "2", "--together", "--out", "o")
+    sweep = started(*arguments, cwd=folder)
+    wait_for(lambda: sum(s["iteration"] > 0 for s in states(out).values()) == 4, sweep)
+    killed = states(out)["vanilla-b60-lr0.1-seed0"]["pid"]
+    os.kill(killed, signal.SIGKILL)
+    _, error = sweep.communicate(timeout=300)
+    assert sweep.returncode == 0, error
+    assert "together: 4 runs, as 2 tasks of 2\n" in error
+    assert error.count("its worker broke down (") == 1
+    assert "it and 1 more go on, each by itself" in error
+    starts = {name: state["starts"] for name, state in states(out).items()}
+    assert starts == {f"vanilla-b60-lr0.1-seed{seed}": 2 if seed < 2 else 1 for seed in range(4)}
+    check_joint(folder, 4)
+
+
+@pytest.mark.slow
+def test_kill_9_of_a_sweep_that_trains_runs_together(long):
+    folder, _ = long
+    out = folder / "o"
+    sweep = started("tiny.toml", "-m", "vanilla", "--seed", "0:3", "-j", "1", "--together", "--out", "o", cwd=folder)
+    wait_for(lambda: sum(s["iteration"] > 0 for s in states(out).values()) == 3, sweep)
+    sweep.kill()
+    sweep.communicate()
+    wait_for_workers(states(out))
+    rows = [len(open_run(path.parent).table("training")) for path in sorted(out.glob("*/run.sqlite"))]
+    assert len(rows) == 3
+    assert all(0 < number < LONG for number in rows)
+    again = started("tiny.toml", "-m", "vanilla", "--seed", "0:5", "-j", "2", "--together", "--out", "o", cwd=folder)
+    _, error = again.communicate(timeout=300)
+    assert again.returncode == 0, error
+    assert "together: 2 runs, as 1 task of 2; apart: 3 (begun before)\n" in error
+    starts = {name: state["starts"] for name, state in states(out).items()}
+    assert starts == {f"vanilla-b60-lr0.1-seed{seed}": 2 if seed < 3 else 1 for seed in range(5)}
+    check_joint(folder, 5)
 
 
 @pytest.mark.slow

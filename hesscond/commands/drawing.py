@@ -99,7 +99,7 @@ def table(
     layer: Layer = None,
     unit: Unit = None,
 ) -> None:
-    """Print a table of stored runs; LaTeX needs the packages booktabs and amsmath.
+    """Print a table of stored runs; LaTeX needs the packages booktabs, amsmath and graphicx.
 
     Example: hesscond table seeds runs/fc-digits-1 --format latex
     """

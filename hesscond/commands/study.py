@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError
 from hesscond.expectations import Expectation
 from hesscond.methods import registered
-from hesscond.progress import progress_bar
+from hesscond.progress import loading_bar, progress_bar
 from hesscond.report import conditioning_figure, rounding_note, save_figure, statement_table, summary_table
 from hesscond.study import (
     RunPlan,
@@ -36,6 +36,7 @@ from hesscond.study import (
 )
 from hesscond.study.batch import Overrides, plan_runs
 from hesscond.study.sections import LARGEST
+from hesscond.study.together import is_new
 
 
 def study(
@@ -91,8 +92,6 @@ def study(
     choice("--unresolved", unresolved, POLICIES)
     expectations = [Expectation.of(text) for text in expect or ()]
     config = load_study(name, scale)
-    if together and resume:
-        raise ConfigError("--together begins new runs: go on with those that were broken off by --resume without it")
     if resume and out is None:
         if config.run is None:
             raise ConfigError("--resume needs the folder of the runs: give it as --out")
@@ -117,12 +116,12 @@ def study(
     )
     for expectation in expectations:
         expectation.check_methods([plan.method for plan in plans])
-    with stderr.status(f"loading {config.data.name}") if stderr.is_terminal else nullcontext():
-        data = load_data(config.data, data_dir)
+    with loading_bar(stderr, config.data.name) as on_decoded:
+        data = load_data(config.data, data_dir, on_decoded)
     for plan in plans:
         check_plan(plan, data)
     data = data.to(plans[0].device)
-    diverged = run_joined(plans, data) if together else run_all(plans, data, resume)
+    diverged = run_joined(plans, data, resume) if together else run_all(plans, data, resume)
     stored = [open_run(plan.folder) for plan in plans]
     finish(where, stored)
     for sentence in diverged:
@@ -157,14 +156,20 @@ def run_all(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[str]:
     return sentences
 
 
-def run_joined(plans: Sequence[RunPlan], data: Dataset) -> list[str]:
+def run_joined(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[str]:
     """Run the seeds of each method together where that can be done, and say where it cannot."""
     sentences = []
     for method, group in groupby(plans, lambda plan: plan.method):
-        seeds = list(group)
+        every = list(group)
+        seeds = [plan for plan in every if is_new(plan)] if resume else every
+        if begun := [plan for plan in every if plan not in seeds]:
+            stderr.print(f"{label(begun)}: begun before, each goes on by itself", soft_wrap=True)
+            sentences += run_all(begun, data, resume)
+        if not seeds:
+            continue
         if reason := obstacle(seeds[0], data):
             stderr.print(f"{method}: its seeds are trained one after another, as {reason}", soft_wrap=True)
-            sentences += run_all(seeds, data, False)
+            sentences += run_all(seeds, data, resume)
             continue
         with interruptible(seeds[0].folder.parent), progress_bar(stderr, label(seeds)) as on_progress:
             ends = run_together(seeds, data, on_progress)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -19,11 +20,13 @@ from hesscond.commands.printing import complain, print_table, stderr, stdout
 from hesscond.commands.study import parse_seeds
 from hesscond.commands.sweep_view import view
 from hesscond.errors import ConfigError
+from hesscond.progress import loading_bar
 from hesscond.report.sweeps import best_frame, best_table, sweep_frame
 from hesscond.study import RunPlan, load_data, load_study, open_run, resolve_device
 from hesscond.study.batch import Overrides
 from hesscond.study.executors import Place, data_key
 from hesscond.study.grid import FILE, SweepConfig, check_config, parse_settings, plan_sweep, read_sweep
+from hesscond.study.grouping import Groups
 from hesscond.study.sections import LARGEST
 from hesscond.study.sweep import prepare
 from hesscond.study.sweep import sweep as run_sweep
@@ -71,6 +74,12 @@ def sweep(
     threads: Annotated[
         int | None, typer.Option(help="Threads of each run; the cores divided by --jobs. Last digits depend on it.")
     ] = None,
+    together: Annotated[
+        bool,
+        typer.Option(
+            "--together", help="Train runs that differ in seed only in one pass: faster if small; other last digits."
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or GPUs by turns: cuda:0,cuda:1.")] = "auto",
     dask: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A running Dask scheduler does the runs.")] = None,
     slurm: Annotated[
@@ -95,8 +104,9 @@ def sweep(
             raise ConfigError(f"{name} is the folder of a sweep, which says what to run: leave the other options out")
         where = Path(name)
         config = read_sweep(where)
-        if threads is not None:
-            config = check_config(config.model_dump(exclude_none=True) | {"threads": threads})
+        changed = {} if threads is None else {"threads": threads}
+        changed |= {"together": True} if together else {}
+        config = check_config(config.model_dump(exclude_none=True) | changed)
     else:
         study = Overrides(iterations, epochs, None, None, probe_every).apply(load_study(name, scale))
         where = out or Path("runs") / f"sweep-{study.name}"
@@ -108,32 +118,30 @@ def sweep(
             "batch_sizes": [study.training.batch_size] if batch_size is None else integers("--batch-size", batch_size),
             "settings": parse_settings(set_ or []),
             "threads": threads if threads is not None else usual_threads(where, place),
+            "together": together,
         }
         if not method:
             raise ConfigError("name at least one method with --method (hesscond methods lists them)")
         config = check_config(content)
     plans = plan_sweep(config, where, torch.device(place.devices[0].type))
     wanted = {data_key(plan): plan.study.data for plan in plans}
-    with (
-        stderr.status(f"loading {', '.join(sorted({one.name for one in wanted.values()}))}")
-        if stderr.is_terminal
-        else nullcontext()
-    ):
-        data = {key: load_data(one, data_dir) for key, one in wanted.items()}
-        prepared = prepare(config, plans, data, where)
+    with loading_bar(stderr, ", ".join(sorted({one.name for one in wanted.values()}))) as on_decoded:
+        data = {key: load_data(one, data_dir, on_decoded) for key, one in wanted.items()}
+        prepared = prepare(config, plans, data, where, jobs=place.jobs)
     states = where / STATES
     said = f"{len(plans)} runs" + (f", {len(prepared.done)} of them over before" if prepared.done else "")
-    stderr.print(f"{said}; {words(place, config, len(prepared.left))}", soft_wrap=True)
+    tasks = prepared.groups.tasks
+    stderr.print(f"{said}; {words(place, config, len(tasks))}", soft_wrap=True)
+    if config.together and tasks:
+        stderr.print(words_together(prepared.groups), soft_wrap=True)
     outcomes = dict(prepared.done)
-    if prepared.left:
+    if tasks:
         with sigterm_interrupts():
             try:
-                executor = place.executor(states, config.threads, data, len(prepared.left))
+                executor = place.executor(states, config.threads, data, len(tasks))
                 del data
                 with view(stderr, states, len(plans), len(prepared.done)) as shown:
-                    outcomes |= run_sweep(
-                        prepared.left, executor, shown, threads=config.threads, data_dir=absolute(data_dir)
-                    )
+                    outcomes |= run_sweep(tasks, executor, shown, threads=config.threads, data_dir=absolute(data_dir))
             except KeyboardInterrupt as interrupt:
                 stderr.print(f"interrupted: hesscond sweep {where} goes on", soft_wrap=True)
                 raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
@@ -230,16 +238,31 @@ def integers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def words(place: Place, config: SweepConfig, left: int) -> str:
+def words(place: Place, config: SweepConfig, tasks: int) -> str:
     """Where a sweep computes, in words."""
-    if not left:
+    if not tasks:
         return "nothing to do"
     threads = f"{config.threads} thread{'s' if config.threads > 1 else ''} each"
     if place.dask is not None or place.slurm is not None:
         where = f"Dask at {place.dask}" if place.dask is not None else f"Slurm ({place.slurm})"
         return f"{where}, on {place.devices[0].type}, {threads}"
     devices = ", ".join(map(str, place.devices))
-    return f"{min(place.jobs or 1, left)} at a time on {devices}, {threads}"
+    return f"{min(place.jobs or 1, tasks)} at a time on {devices}, {threads}"
+
+
+def words_together(groups: Groups) -> str:
+    """Which runs are trained together, and why others are not.
+
+    Examples
+    --------
+    >>> words_together(Groups([], [], {"no other seed": 2, "begun before": 1}))
+    'together: no runs; apart: 2 (no other seed), 1 (begun before)'
+    """
+    counts = Counter(len(group) for group in groups.together)
+    tasks = ", ".join(f"{times} task{'s' if times > 1 else ''} of {size}" for size, times in counts.items())
+    together = f"{sum(map(len, groups.together))} runs, as {tasks}" if tasks else "no runs"
+    apart = ", ".join(f"{number} ({reason})" for reason, number in groups.reasons.items())
+    return f"together: {together}" + (f"; apart: {apart}" if apart else "")
 
 
 def absolute(path: Path | None) -> Path | None:

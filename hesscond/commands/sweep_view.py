@@ -46,8 +46,8 @@ class View:
         self.began_at = self.drawn = time.monotonic()
 
     def began(self, task: Task) -> None:
-        """A run was handed over."""
-        self.flying.append(task.name)
+        """Runs were handed over."""
+        self.flying += task.names
 
     def ended(self, outcome: Outcome) -> None:
         """A run is over."""
@@ -63,9 +63,11 @@ class View:
         self.line(f"[{self.over}/{self.total}] {outcome.name}: {how(outcome, state)}")
 
     def broke(self, task: Task, reason: str) -> None:
-        """A worker broke down; its run is begun again."""
-        self.flying.remove(task.name)
-        self.line(f"{task.name}: its worker broke down ({reason}), it is gone on with")
+        """A worker broke down; its runs are begun again, each by itself."""
+        first, *others = task.names
+        self.flying = [name for name in self.flying if name not in task.names]
+        goes_on = f"it and {len(others)} more go on, each by itself" if others else "it is gone on with"
+        self.line(f"{first}: its worker broke down ({reason}), {goes_on}")
 
     def tick(self) -> None:
         """Time has gone by."""

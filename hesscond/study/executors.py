@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import signal
+import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +20,7 @@ import torch
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError
 from hesscond.study.runner import RunPlan
+from hesscond.study.slurm import ARRAY, COMMANDS, Queue, SlurmHandle, cancel, parameters_of, said_by_sbatch
 from hesscond.study.worker import Outcome, Task
 
 #: A data set and what was done to it.
@@ -28,13 +33,13 @@ def data_key(plan: RunPlan) -> DataKey:
 
 
 class Handle(Protocol):
-    """A run that was handed over."""
+    """A task that was handed over."""
 
     def done(self) -> bool:
         """Whether it is over."""
 
-    def result(self) -> Outcome:
-        """How it ended; any exception says that the worker broke down."""
+    def result(self) -> list[Outcome]:
+        """How its runs ended; any exception says that the worker broke down."""
 
 
 class Executor(ABC):
@@ -51,6 +56,10 @@ class Executor(ABC):
     @abstractmethod
     def submit(self, tasks: Sequence[Task], wake: Callable[[Any], None]) -> list[Handle]:
         """Hand runs over; ``wake`` may be called (with anything) when one is over."""
+
+    @abstractmethod
+    def withdraw(self) -> None:
+        """Take back what has not begun and would not begin soon."""
 
     @abstractmethod
     def close(self) -> None:
@@ -93,15 +102,16 @@ class LocalProcesses(Executor):
         free = [slot for slot in self._slots if slot.free]
         handles: list[Handle] = []
         for slot, task in zip(free, tasks, strict=False):
-            future = slot.submit(replace(task, data=self._files.get(data_key(task.plan))))
+            future = slot.submit(replace(task, data=self._files.get(data_key(task.plans[0]))))
             future.add_done_callback(wake)
             handles.append(future)
         return handles
 
+    def withdraw(self) -> None:
+        """All has begun."""
+
     def close(self) -> None:
         """End the workers and remove the files."""
-        import shutil
-
         from joblib.externals.loky.backend import resource_tracker
 
         for slot in self._slots:
@@ -211,37 +221,34 @@ class DaskCluster(Executor):
         self._futures += futures
         return list(futures)
 
+    def withdraw(self) -> None:
+        """What waits begins as what runs ends, and ends at once by the sweep's stop file."""
+
     def close(self) -> None:
         """Withdraw what waits; what runs ends by the sweep's stop file."""
         self._client.cancel([future for future in self._futures if not future.done()])
         self._client.close()
 
 
-#: Parameters that submitit knows for every cluster, and shorter names for them.
-SHARED = {"time": "timeout_min", "mem": "mem_gb", "cpus": "cpus_per_task", "gpus": "gpus_per_node"}
-SHARED |= {name: name for name in SHARED.values()}
-SHARED["name"] = "name"
-
-
 class Slurm(Executor):
-    """Slurm through submitit: a job array, each run a job that is queued again when its time is up.
+    """Slurm through submitit: job arrays, each task a job that is queued again when its time is up.
 
     Parameters
     ----------
     options
-        ``partition=gpu,time=120,gpus=1``: ``time`` (minutes, or HH:MM:SS), ``mem`` (GB), ``cpus``, ``gpus``, and any
-        other parameter of sbatch; ``cluster=local`` starts processes on this machine instead.
+        ``partition=gpu,time=120,gpus=1``: ``time`` (minutes, or [D-]HH:MM:SS), ``mem`` (GB), ``cpus``, ``gpus``,
+        ``name``, and any option of sbatch; ``cluster=local`` starts processes on this machine instead.
     folder
         For submitit's files.
     threads
         CPUs of a job unless ``cpus`` says it.
     jobs
-        How many at a time; None: as Slurm has room.
+        How many of an array at a time; None: as Slurm has room.
 
     Raises
     ------
     ConfigError
-        submitit is not installed; there is no Slurm; an option it does not know.
+        submitit is not installed; there is no Slurm; an option that cannot be.
     """
 
     def __init__(self, options: str, folder: Path, threads: int, jobs: int | None) -> None:
@@ -249,58 +256,62 @@ class Slurm(Executor):
             import submitit
         except ImportError:
             raise ConfigError("--slurm needs submitit: pip install 'hesscond[slurm]'") from None
-        given = dict(parse_option(text) for text in options.split(","))
-        cluster = str(given.pop("cluster", "slurm"))
-        parameters = {SHARED.get(key, key if "_" in key else f"slurm_{key}"): value for key, value in given.items()}
-        if cluster == "slurm" and jobs is not None:
-            parameters["slurm_array_parallelism"] = jobs
-        try:
-            self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
-            self._executor.update_parameters(**{"name": "hesscond", "cpus_per_task": threads} | parameters)
-        except (RuntimeError, ValueError, TypeError, NameError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"--slurm {options}: {reason}") from None
+        self._options = options
+        cluster, parameters = parameters_of(options, threads, jobs)
+        missing = [name for name in COMMANDS if shutil.which(name) is None]
+        if cluster == "slurm" and missing:
+            raise ConfigError(f"--slurm {options}: there is no Slurm here, {', '.join(missing)} cannot be found")
+        # how often a job may be queued again is for `Task.checkpoint` to say
+        self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=sys.maxsize)
+        self._executor.update_parameters(**parameters)
+        self._queue = Queue() if cluster == "slurm" else None
         # Slurm keeps the queue; processes on this machine would all start at once
-        self.capacity = float("inf") if cluster == "slurm" else jobs or 1
-        self._jobs: list[Any] = []
+        self.capacity = float("inf") if self._queue else jobs or 1
+        self._handles: list[Any] = []
 
     def submit(self, tasks: Sequence[Task], wake: Callable[[Any], None]) -> list[Handle]:
-        """All as one array; Slurm does not wake anybody."""
-        with self._executor.batch():
-            jobs = [self._executor.submit(task) for task in tasks]
-        self._jobs += jobs
-        return list(jobs)
+        """All as one array, or as few; Slurm does not wake anybody.
+
+        Raises
+        ------
+        ConfigError
+            sbatch refuses them.
+        """
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+        handles: list[Any] = []
+        for first in range(0, len(tasks), ARRAY):
+            array = tasks[first : first + ARRAY]
+            try:
+                # submitit prints what sbatch says
+                with redirect_stderr(io.StringIO()), self._executor.batch():
+                    jobs = [self._executor.submit(task) for task in array]
+            except (FailedJobError, FailedSubmissionError) as error:
+                raise ConfigError(f"--slurm {self._options}: sbatch says: {said_by_sbatch(error)}") from None
+            if self._queue is None:
+                handles += jobs
+            else:
+                handles += [SlurmHandle(job, task, self._queue) for job, task in zip(jobs, array, strict=True)]
+            self._handles += handles[first:]
+        return handles
+
+    def withdraw(self) -> None:
+        """Cancel what waits in Slurm's queue."""
+        if self._queue is None:
+            return
+        for handle in self._handles:
+            handle.withdrawn = True
+        cancel(self._handles, "--state=PENDING")
+        self._queue.ask()
 
     def close(self) -> None:
         """Cancel what has not ended."""
-        for job in self._jobs:
+        if self._queue is not None:
+            cancel(self._handles)
+            return
+        for job in self._handles:
             if not job.done():
                 job.cancel()
-
-
-def parse_option(text: str) -> tuple[str, str | int]:
-    """A Slurm option from ``KEY=VALUE``.
-
-    Raises
-    ------
-    ConfigError
-        Not of this form.
-
-    Examples
-    --------
-    >>> parse_option("partition=gpu"), parse_option("time=1:30:00"), parse_option("gpus=2")
-    (('partition', 'gpu'), ('time', 90), ('gpus', 2))
-    """
-    key, equals, value = (part.strip() for part in text.partition("="))
-    if not key or not equals or not value:
-        raise ConfigError(f"--slurm takes KEY=VALUE[,KEY=VALUE…] as in partition=gpu,time=120, not {text!r}")
-    if key == "time" and ":" in value:
-        try:
-            hours, minutes, seconds = (int(part) for part in value.split(":"))
-        except ValueError:
-            raise ConfigError(f"--slurm time={value}: minutes, or HH:MM:SS") from None
-        return key, 60 * hours + minutes + -(-seconds // 60)
-    return key, int(value) if value.isdigit() else value
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ STEP = ("follow", "penalty", "transform_gradients", "after_step")
 #: Their step of one weight depends on no other weight.
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+#: Samples on which a network is tried: in float64, twice over.
+TRIED = 32
 #: Largest difference between one pass over stacked weights and separate ones, in roundings of the largest entry.
 ROUNDINGS = 2**12
 #: In a recorded pass they do nothing where the shape stays as it is: rests of the rules for batches.
@@ -42,7 +44,7 @@ def obstacle(plan: RunPlan, data: Dataset) -> str | None:
     """Why seeds of a plan cannot be trained together; None: they can.
 
     The method must be nothing but its network and an optimizer that treats every weight by itself, and the network must
-    give the same under `torch.func.vmap`: it is tried on one mini-batch.
+    give the same under `torch.func.vmap`: it is tried on some samples of a mini-batch.
     """
     model = build_model(plan, data)
     method = parse(plan.method).create(model)
@@ -57,7 +59,8 @@ def obstacle(plan: RunPlan, data: Dataset) -> str | None:
     kind = type(method.optimizer(plan.learning_rate, **training.optimizer_options))
     if kind not in ELEMENTWISE:
         return f"its optimizer {kind.__name__} is not known to treat every weight by itself"
-    inputs, targets = data.train_inputs[: training.batch_size], data.train_targets[: training.batch_size]
+    some = slice(min(training.batch_size, TRIED))
+    inputs, targets = data.train_inputs[some], data.train_targets[some]
     if plan.study.model.architecture.kind == "vector":
         inputs = inputs.flatten(1)
     return difference(model, LOSSES[training.loss](), inputs, targets)

@@ -17,8 +17,10 @@ import torch
 
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError
+from hesscond.study.checkpoint import LOCK
 from hesscond.study.executors import DataKey, Executor, Handle, data_key
 from hesscond.study.grid import SweepConfig, check_same_sweep, write_sweep
+from hesscond.study.grouping import Groups, each_alone, grouped
 from hesscond.study.runner import RunPlan, check_plan
 from hesscond.study.store import can_be_resumed, check_free
 from hesscond.study.worker import STATES, Outcome, Task, is_locked, over
@@ -29,8 +31,6 @@ INTERVAL = 0.25
 GRACE = 20.0
 #: How often a run is begun whose worker broke down each time.
 ATTEMPTS = 3
-#: What a run that was killed at its very start leaves behind.
-BEGUN = ("config.toml", "config.toml.partial")
 #: Seconds after which a run that somebody else worked on is tried again, once: workers of a killed sweep end by then.
 AGAIN = 2.0
 
@@ -39,13 +39,13 @@ class Watcher(Protocol):
     """What a sweep tells about itself."""
 
     def began(self, task: Task) -> None:
-        """A run was handed over."""
+        """Runs were handed over."""
 
     def ended(self, outcome: Outcome) -> None:
         """A run is over."""
 
     def broke(self, task: Task, reason: str) -> None:
-        """A worker broke down; its run is begun again."""
+        """A worker broke down; its runs are begun again, each by itself."""
 
     def tick(self) -> None:
         """Time has gone by."""
@@ -58,9 +58,17 @@ class Prepared:
     plans: list[RunPlan]
     done: dict[str, Outcome]
     left: list[RunPlan]
+    groups: Groups
 
 
-def prepare(config: SweepConfig, plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path) -> Prepared:
+def prepare(
+    config: SweepConfig,
+    plans: Sequence[RunPlan],
+    data: Mapping[DataKey, Dataset],
+    out: Path,
+    *,
+    jobs: int | None = None,
+) -> Prepared:
     """Check every run of a sweep and what is in its folder, then describe the sweep there.
 
     Parameters
@@ -71,6 +79,8 @@ def prepare(config: SweepConfig, plans: Sequence[RunPlan], data: Mapping[DataKey
         Of every plan, by its `data_key`, on the CPU.
     out
         The sweep's folder.
+    jobs
+        How many tasks are done at a time, if that is known: runs that are trained together are spread over them.
 
     Raises
     ------
@@ -95,7 +105,7 @@ def prepare(config: SweepConfig, plans: Sequence[RunPlan], data: Mapping[DataKey
     except OSError as error:
         raise ConfigError(f"the folder {out} cannot be written: {error.strerror}") from None
     write_sweep(config, out)
-    return Prepared(list(plans), done, left)
+    return Prepared(list(plans), done, left, grouped(left, data, jobs) if config.together else each_alone(left))
 
 
 def already_over(plan: RunPlan, data: Dataset) -> Outcome | None:
@@ -110,18 +120,17 @@ def already_over(plan: RunPlan, data: Dataset) -> Outcome | None:
     """
     claim = plan.folder.parent / STATES / f"{plan.folder.name}.lock"
     # a log that is being written is not looked into
-    if is_locked(claim) or is_locked(plan.folder / "checkpoints" / "lock"):
+    if is_locked(claim) or is_locked(plan.folder / LOCK):
         return None
     if (plan.folder / "run.sqlite").exists():
         can_be_resumed(plan.folder, plan.config(data))
         return over(plan.folder)
-    if not plan.folder.is_dir() or any(path.name not in BEGUN for path in plan.folder.iterdir()):
-        check_free(plan.folder)
+    check_free(plan.folder, begun=True)
     return None
 
 
 def sweep(
-    plans: Sequence[RunPlan],
+    groups: Sequence[Sequence[RunPlan]],
     executor: Executor,
     watcher: Watcher,
     *,
@@ -132,14 +141,14 @@ def sweep(
 
     Parameters
     ----------
-    plans
-        What is left to do.
+    groups
+        What is left to do: the runs of each task.
     executor
         Where; it is closed at the end.
     watcher
         Told what happens.
     threads
-        Of each run.
+        Of each task.
     data_dir
         Where workers that load the data sets themselves look for them.
 
@@ -153,16 +162,17 @@ def sweep(
     KeyboardInterrupt
         Raised while it waited; the runs in flight have been stopped, and can be gone on with.
     """
-    if not plans:
+    if not groups:
         executor.close()
         return {}
-    states = plans[0].folder.parent / STATES
+    states = groups[0][0].folder.parent / STATES
     stop = states / f"stop-{os.getpid()}-{uuid.uuid4().hex}"
-    at_work = AtWork(executor, watcher, [Task(plan, None, data_dir, threads, stop) for plan in plans])
+    at_work = AtWork(executor, watcher, [Task(tuple(plans), None, data_dir, threads, stop) for plans in groups])
     try:
         at_work.until_done()
     except KeyboardInterrupt:
         stop.touch()
+        executor.withdraw()
         at_work.until_stopped(GRACE)
         raise
     finally:
@@ -196,7 +206,8 @@ class AtWork:
             self.waiting.extend(again)
             self.go_on()
         for task in self.busy:
-            self.end(Outcome(task.name, "busy", "another process works on it"))
+            (name,) = task.names
+            self.end(Outcome(name, "busy", "another process works on it"))
 
     def go_on(self) -> None:
         """Until nothing waits and nothing is in flight."""
@@ -228,25 +239,31 @@ class AtWork:
         self.flying = [pair for pair in self.flying if pair not in over]
         for task, handle in over:
             try:
-                outcome = handle.result()
+                outcomes = handle.result()
             # whatever it is: a process that was killed, a cluster's job that failed
             except Exception as error:
                 self.broken(task, error, begin_again)
                 continue
-            if outcome.status == "busy":
-                self.busy.append(task)
-            else:
-                self.end(outcome)
+            for outcome, alone in zip(outcomes, task.apart(), strict=True):
+                if outcome.status == "busy":
+                    self.busy.append(alone)
+                else:
+                    self.end(outcome)
 
     def broken(self, task: Task, error: Exception, begin_again: bool) -> None:
-        """A worker broke down: begin its run again, unless that has been tried."""
+        """A worker broke down: begin its runs again, each by itself, unless that has been tried."""
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        self.attempts[task.name] = self.attempts.get(task.name, 0) + 1
-        if begin_again and self.attempts[task.name] < ATTEMPTS:
-            self.watcher.broke(task, reason)
-            self.waiting.appendleft(task)
-        else:
-            self.end(Outcome(task.name, "failed", f"its worker broke down {self.attempts[task.name]} times ({reason})"))
+        again = []
+        for alone in task.apart():
+            (name,) = alone.names
+            times = self.attempts[name] = self.attempts.get(name, 0) + 1
+            if begin_again and times < ATTEMPTS:
+                again.append(alone)
+            else:
+                self.end(Outcome(name, "failed", f"its worker broke down {times} times ({reason})"))
+        if again:
+            self.watcher.broke(replace(task, plans=tuple(plan for alone in again for plan in alone.plans)), reason)
+            self.waiting.extendleft(reversed(again))
 
     def end(self, outcome: Outcome) -> None:
         """How a run ended."""

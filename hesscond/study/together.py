@@ -43,8 +43,21 @@ from hesscond.study.store import RunLog, check_free
 WORTH_THREADS = 10**8
 
 
+@dataclass(frozen=True)
+class JointProgress(Progress):
+    """How far the first of the runs is that is not over.
+
+    Attributes
+    ----------
+    each
+        Tells it of every run, None of one that is over: made up when asked for.
+    """
+
+    each: Callable[[], list[Progress | None]]
+
+
 def run_together(
-    plans: Sequence[RunPlan], data: Dataset, on_progress: Callable[[Progress], None] | None = None
+    plans: Sequence[RunPlan], data: Dataset, on_progress: Callable[[JointProgress], None] | None = None
 ) -> list[DivergedError | None]:
     """Train, probe and log the runs of several seeds, in one pass an iteration.
 
@@ -58,7 +71,7 @@ def run_together(
     data
         On the plans' device.
     on_progress
-        Called after every iteration with the state of the first run that is not over.
+        Called after every iteration.
 
     Returns
     -------
@@ -83,6 +96,15 @@ def run_together(
         with one_thread() if together.small else nullcontext():
             together.run()
     return [seed.ended for seed in seeds]
+
+
+def is_new(plan: RunPlan) -> bool:
+    """Whether a run has not begun: its folder is free."""
+    try:
+        check_free(plan.folder)
+    except ConfigError:
+        return False
+    return True
 
 
 def check_alike(plans: Sequence[RunPlan]) -> None:
@@ -117,6 +139,8 @@ class Seed:
         Closes its log and gives its folder free.
     ended
         How it diverged.
+    loss
+        Of its last iteration.
     """
 
     training: Training
@@ -124,6 +148,7 @@ class Seed:
     random: RandomState
     life: ExitStack
     ended: DivergedError | None = None
+    loss: float = math.nan
 
     @classmethod
     def begun(cls, plan: RunPlan, data: Dataset, life: ExitStack) -> Seed:
@@ -134,7 +159,7 @@ class Seed:
         life.enter_context(closed_at_end(log))
         with seeded(plan):
             training = Training(plan, data, log, None)
-            return cls(training, checkpoints, RandomState.now(gpus_of([training.inputs])), life)
+            return cls(training, checkpoints, RandomState.now(gpus_of([training.targets])), life)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -158,7 +183,7 @@ class Together:
         See `run_together`.
     """
 
-    def __init__(self, seeds: Sequence[Seed], on_progress: Callable[[Progress], None] | None) -> None:
+    def __init__(self, seeds: Sequence[Seed], on_progress: Callable[[JointProgress], None] | None) -> None:
         self.seeds, self.on_progress = seeds, on_progress
         first = self.first = seeds[0].training
         # which of the network's parameters the optimizer has in which of its groups
@@ -205,11 +230,25 @@ class Together:
             lr = rate(self.optimizer)
             for seed, loss, rows in self.step(iteration, self.augmented(batches), first.targets[batches]):
                 seed.training.record(iteration, epoch, loss, rows, lr)
+                seed.loss = loss
+            if self.on_progress is not None and self.alive():
+                self.on_progress(self.progress(iteration + 1))
             if time.monotonic() - saved > first.plan.study.training.checkpoint_seconds:
                 self.save(iteration + 1, permutations)
                 saved = time.monotonic()
         self.end_of_epoch(first.iterations, first.iterations // first.per_epoch, last=True)
         self.save(first.iterations, permutations)
+
+    def progress(self, iteration: int) -> JointProgress:
+        """How far the runs are."""
+
+        def of(seed: Seed) -> Progress:
+            return Progress(iteration, self.first.iterations, seed.loss, seed.training.row)
+
+        def each() -> list[Progress | None]:
+            return [of(seed) if seed.ended is None else None for seed in self.seeds]
+
+        return JointProgress(**vars(of(self.alive()[0])), each=each)
 
     def augmented(self, batches: torch.Tensor) -> torch.Tensor:
         """The inputs of the runs' mini-batches (n, N), each changed from its own run's generator."""
@@ -239,8 +278,6 @@ class Together:
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
-        for seed, _, _ in found[:1]:
-            seed.training.on_progress = self.on_progress
         return found
 
     def probed(

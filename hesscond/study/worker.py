@@ -1,4 +1,4 @@
-"""One run of a sweep in a worker process: claimed by a lock, watched through a file, stopped through another.
+"""Runs of a sweep in a worker process: claimed by locks, watched through files, stopped through another.
 
 The folder is all that workers and the sweep share, so that it makes no difference where a worker runs.
 """
@@ -11,22 +11,25 @@ import socket
 import threading
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from threadpoolctl import threadpool_limits
 
 from hesscond.data import Dataset
-from hesscond.errors import DivergedError, HesscondError
+from hesscond.errors import DivergedError, HesscondError, RunError
+from hesscond.study.checkpoint import LOCK
 from hesscond.study.datasets import load_data
 from hesscond.study.runner import Progress, RunPlan, run
 from hesscond.study.sections import DataConfig
 from hesscond.study.store import OVER, open_run
+from hesscond.study.together import JointProgress, is_new, run_together
 
 #: Where a sweep keeps locks and states, in its folder.
 STATES = ".sweep"
@@ -39,47 +42,67 @@ one_at_a_time = threading.Lock()
 
 @dataclass(frozen=True)
 class Task:
-    """A run for a worker.
+    """A run for a worker, or runs that it trains together.
 
     Attributes
     ----------
-    plan
-        What to run.
+    plans
+        What to run; several differ in seed and folder only.
     data
         File with the data set (`torch.save`), which workers map into their memory; None: each loads it by itself.
     data_dir
         As for `hesscond.data.load`.
     threads
-        Of the run.
+        Of a run, or of runs together.
     stop
-        When this file exists, the run ends as after a Ctrl-C.
+        When this file exists, the runs end as after a Ctrl-C.
+    saved
+        The newest checkpoint of each run when Slurm last stopped the job.
     """
 
-    plan: RunPlan
+    plans: tuple[RunPlan, ...]
     data: Path | None
     data_dir: Path | None
     threads: int
     stop: Path
+    saved: tuple[str, ...] | None = None
 
     @property
-    def name(self) -> str:
-        """The name of the run's folder."""
-        return self.plan.folder.name
+    def names(self) -> list[str]:
+        """The names of the runs' folders."""
+        return [plan.folder.name for plan in self.plans]
 
     @property
     def states(self) -> Path:
         """The folder for locks and states."""
-        return self.plan.folder.parent / STATES
+        return self.plans[0].folder.parent / STATES
 
-    def __call__(self) -> Outcome:
+    def __call__(self) -> list[Outcome]:
         """Do it."""
         return work(self)
 
+    def apart(self) -> list[Task]:
+        """A task for each of the runs."""
+        return [replace(self, plans=(plan,)) for plan in self.plans]
+
     def checkpoint(self) -> Any:
-        """What Slurm shall start again when the job's time is up: the same, which goes on from the checkpoint."""
+        """What Slurm shall start again when the job's time is up: the same, which goes on from the checkpoint.
+
+        Raises
+        ------
+        RunError
+            There is no newer checkpoint than the last time: it would never end.
+        """
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self)
+        folders = [plan.folder / LOCK.parent for plan in self.plans]
+        saved = tuple(max((path.name for path in folder.glob("*.pt")), default="") for folder in folders)
+        if saved == self.saved:
+            raise RunError(
+                "the job's time was up twice without a checkpoint between: give a longer --slurm time, or a smaller "
+                "training.checkpoint_seconds"
+            )
+        return DelayedSubmission(replace(self, saved=saved))
 
 
 @dataclass(frozen=True)
@@ -135,11 +158,19 @@ def read_state(states: Path, name: str) -> State:
 
 
 class Reporter:
-    """Writes a run's state from time to time, and ends the run when asked to."""
+    """Writes a run's state.
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        before = read_state(task.states, task.name)
+    Parameters
+    ----------
+    states
+        The folder for it.
+    name
+        Of the run.
+    """
+
+    def __init__(self, states: Path, name: str) -> None:
+        self.path = states / f"{name}.json"
+        before = read_state(states, name)
         self.state = replace(
             before, status="running", rate=None, starts=before.starts + 1, host=socket.gethostname(), pid=os.getpid()
         )
@@ -148,28 +179,25 @@ class Reporter:
         self.first = 0, self.began
         self.write()
 
-    def __call__(self, progress: Progress) -> None:
-        """After an iteration."""
-        now = time.monotonic()
-        if self.progress is None:
-            self.first = progress.iteration, now
-        self.progress = progress
-        if now - self.written < INTERVAL:
+    def saw(self, progress: Progress | None) -> None:
+        """How far the run is; None: it has diverged, and what it was trained with goes on."""
+        if progress is None:
+            if self.state.status == "running":
+                self.write(status="diverged")
             return
-        if self.task.stop.exists():
-            raise KeyboardInterrupt
-        self.write()
+        if self.progress is None:
+            self.first = progress.iteration, time.monotonic()
+        self.progress = progress
 
     def write(self, **changes: Any) -> None:
         """The state, whole or not at all."""
-        self.written = time.monotonic()
-        self.state = replace(self.state, seconds=self.written - self.began, **self.measured(self.written), **changes)
-        path = self.task.states / f"{self.task.name}.json"
-        partial = path.with_suffix(".partial")
+        now = time.monotonic()
+        self.state = replace(self.state, seconds=now - self.began, **self.measured(now), **changes)
+        partial = self.path.with_suffix(".partial")
         # what is only shown is not worth a run: a full disk stops the run where it cannot write its log
         with suppress(OSError):
             partial.write_text(json.dumps(asdict(self.state)), encoding="utf-8")
-            partial.replace(path)
+            partial.replace(self.path)
 
     def measured(self, now: float) -> dict[str, Any]:
         """What the last iteration came to."""
@@ -188,48 +216,142 @@ class Reporter:
         }
 
 
-def work(task: Task) -> Outcome:
-    """Do a run, or go on with it; whatever happens to it is in the outcome.
+class Watched:
+    """Told of the runs of a task after every iteration: writes their states from time to time, ends them when asked to.
 
-    Nobody else does it meanwhile: the claim is a lock that ends with the process, however that ends.
+    Parameters
+    ----------
+    task
+        Whose they are.
+    plans
+        Those of its runs that are done now.
     """
-    if is_locked(task.plan.folder / "checkpoints" / "lock"):  # by `hesscond study --resume`
-        return Outcome(task.name, "busy")
-    try:
-        claim = FileLock(task.states / f"{task.name}.lock", timeout=0).acquire()
-    except Timeout:
-        return Outcome(task.name, "busy")
-    # of all libraries that add in parallel: torch's, and the BLAS of numpy and of scipy
-    with claim, one_at_a_time, threadpool_limits(task.threads):
-        if task.stop.exists():
-            return Outcome(task.name, "interrupted")
-        if (ended := over(task.plan.folder)) is not None:  # another sweep on the folder was faster
+
+    def __init__(self, task: Task, plans: Sequence[RunPlan]) -> None:
+        self.stop = task.stop
+        self.reporters = [Reporter(task.states, plan.folder.name) for plan in plans]
+        self.progress: Progress | None = None
+        self.written = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        """After an iteration."""
+        first, self.progress = self.progress is None, progress
+        if first:
+            self.pass_on()
+        if time.monotonic() - self.written < INTERVAL:
+            return
+        if self.stop.exists():
+            raise KeyboardInterrupt
+        self.pass_on()
+        for reporter in self.reporters:
+            if reporter.state.status == "running":
+                reporter.write()
+        self.written = time.monotonic()
+
+    def pass_on(self) -> None:
+        """Tell each run's reporter how far its run is."""
+        if self.progress is None:
+            return
+        each = self.progress.each() if isinstance(self.progress, JointProgress) else [self.progress]
+        for reporter, progress in zip(self.reporters, each, strict=True):
+            reporter.saw(progress)
+
+    def over(self, outcomes: Sequence[Outcome]) -> None:
+        """How the runs ended."""
+        self.pass_on()
+        for reporter, outcome in zip(self.reporters, outcomes, strict=True):
+            reporter.write(status=outcome.status)
+
+
+def work(task: Task) -> list[Outcome]:
+    """Do runs, or go on with them; whatever happens to one is in its outcome.
+
+    Those of several that have begun before are done one after another, and so are those that are left when others are
+    worked on elsewhere.
+    """
+    done = {outcome.name: outcome for outcome in work_together(task)}
+    return [done.get(alone.names[0]) or work_alone(alone) for alone in task.apart()]
+
+
+def work_alone(task: Task) -> Outcome:
+    """Do the one run of a task."""
+    (plan,) = task.plans
+    if (claim := claimed(plan)) is None:
+        return Outcome(plan.folder.name, "busy")
+    with claim:
+        if (ended := over(plan.folder)) is not None:  # another sweep on the folder was faster
             return ended
-        reporter = Reporter(task)
-        outcome = attempt(task, reporter)
-        reporter.write(status=outcome.status)
+        (outcome,) = do(task, task.plans)
         return outcome
 
 
-def attempt(task: Task, reporter: Reporter) -> Outcome:
-    """The run, without the claim."""
-    torch.set_num_threads(task.threads)
+def work_together(task: Task) -> list[Outcome]:
+    """Do those of several runs together that have not begun."""
+    with ExitStack() as claims:
+        mine = []
+        for plan in task.plans if len(task.plans) > 1 else ():
+            if (claim := claimed(plan)) is not None:
+                claims.enter_context(claim)
+                mine += [plan] if is_new(plan) else []
+        return do(task, mine) if len(mine) > 1 else []
+
+
+def claimed(plan: RunPlan) -> AcquireReturnProxy | None:
+    """A lock that keeps others from a run, and ends with the process, however that ends; None: somebody has it."""
+    if is_locked(plan.folder / LOCK):  # by `hesscond study --resume`
+        return None
     try:
-        data = dataset(task.data, task.plan.study.data.model_dump_json(), task.data_dir, task.plan.device)
-        run(task.plan, data, reporter, resume=True)
+        return FileLock(plan.folder.parent / STATES / f"{plan.folder.name}.lock", timeout=0).acquire()
+    except Timeout:
+        return None
+
+
+def do(task: Task, plans: Sequence[RunPlan]) -> list[Outcome]:
+    """Do runs of a task that are claimed: one, or several together."""
+    # of all libraries that add in parallel: torch's, and the BLAS of numpy and of scipy
+    with one_at_a_time, threadpool_limits(task.threads):
+        if task.stop.exists():
+            return [Outcome(plan.folder.name, "interrupted") for plan in plans]
+        watched = Watched(task, plans)
+        try:
+            outcomes = attempt(task, plans, watched)
+        except SystemExit:  # the job was queued again
+            watched.over([Outcome(plan.folder.name, "waiting") for plan in plans])
+            raise
+        watched.over(outcomes)
+        return outcomes
+
+
+def attempt(task: Task, plans: Sequence[RunPlan], watched: Watched) -> list[Outcome]:
+    """The runs, and how they ended."""
+    torch.set_num_threads(task.threads)
+    status, message = "failed", "it ended without saying so in its log"
+    try:
+        data = dataset(task.data, plans[0].study.data.model_dump_json(), task.data_dir, plans[0].device)
+        if len(plans) > 1:
+            run_together(plans, data, watched)
+        else:
+            run(plans[0], data, watched, resume=True)
     except DivergedError as error:
-        return Outcome(task.name, "diverged", str(error))
+        status, message = "diverged", str(error)
     except KeyboardInterrupt:
-        return Outcome(task.name, "interrupted")
+        status, message = "interrupted", ""
     except HesscondError as error:
-        return Outcome(task.name, "failed", str(error))
+        message = str(error)
     except Exception as error:
-        trace = task.states / f"{task.name}.traceback"
+        trace = task.states / f"{plans[0].folder.name}.traceback"
         with suppress(OSError):
             trace.write_text(traceback.format_exc(), encoding="utf-8")
         reason = str(error).partition("\n")[0]
-        return Outcome(task.name, "failed", f"{type(error).__name__}: {reason} (see {trace})")
-    return over(task.plan.folder) or Outcome(task.name, "failed", "it ended without saying so in its log")
+        message = f"{type(error).__name__}: {reason} (see {trace})"
+    outcomes = []
+    for plan in plans:
+        outcome = Outcome(plan.folder.name, status, message)
+        # of runs together, some may be over before the others break off; a damaged log has been spoken of
+        with suppress(RunError):
+            outcome = over(plan.folder) or outcome
+        outcomes.append(outcome)
+    return outcomes
 
 
 def over(folder: Path) -> Outcome | None:

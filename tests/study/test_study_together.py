@@ -297,7 +297,7 @@ def test_a_run_that_diverges_ends_alone(tmp_path, digits, monkeypatch):
     }
     together, apart = (plans_for(tmp_path / name, rate=0.05, **options) for name in ("together", "apart"))
     seen = []
-    ends = run_together(together, data, seen.append)
+    ends = run_together(together, data, lambda progress: seen.append((progress, progress.each())))
     assert [type(end) for end in ends] == [type(None), DivergedError, type(None)]
     with pytest.raises(DivergedError) as alone:
         run(apart[1], data)
@@ -305,7 +305,11 @@ def test_a_run_that_diverges_ends_alone(tmp_path, digits, monkeypatch):
     stored = [open_run(plan.folder) for plan in together]
     assert [one.status for one in stored] == ["finished", "diverged", "finished"]
     assert 0 < len(stored[1].table("training")) == len(open_run(apart[1].folder).table("training")) < 30
-    assert [progress.iteration for progress in seen] == list(range(1, 31))
+    assert [progress.iteration for progress, _ in seen] == list(range(1, 31))
+    for number, one in enumerate(stored):
+        told = [each[number].loss for _, each in seen if each[number] is not None]
+        assert told == one.table("training")["loss"].tolist()
+    assert all(progress.loss == each[0].loss for progress, each in seen)
     for number in (0, 2):
         run(apart[number], data)
         assert_same_but_probe(together[number].folder, apart[number].folder)
@@ -371,6 +375,22 @@ def test_from_the_command_line(tmp_path, call_cli):
         stored = open_run(tmp_path / "runs" / name)
         assert stored.status == "finished"
         assert len(stored.table("training")) == 8
-    refused = call_cli("study", "fc-digits", *options, "--together", "--resume", "--out", tmp_path / "runs")
-    assert refused.code == 2
-    assert "--together begins new runs" in refused.err
+
+
+def test_from_the_command_line_begun_runs_go_on_and_new_ones_are_trained_together(tmp_path, call_cli, monkeypatch):
+    passes = []
+
+    def watched(plans, *arguments):
+        passes.append([plan.seed for plan in plans])
+        return run_together(plans, *arguments)
+
+    monkeypatch.setattr("hesscond.commands.study.run_together", watched)
+    options = ["--iterations", "8", "--method", "vanilla", "--together", "--out", tmp_path / "runs"]
+    assert call_cli("study", "fc-digits", *options, "--seed", "0,1").code == 0
+    before = [(tmp_path / "runs" / f"vanilla-seed{seed}" / "run.sqlite").read_bytes() for seed in (0, 1)]
+    done = call_cli("study", "fc-digits", *options, "--seed", "0,1,2,3", "--resume")
+    assert done.code == 0, done.err
+    assert passes == [[0, 1], [2, 3]]
+    assert "vanilla seeds 0,1: begun before, each goes on by itself" in done.err
+    assert before == [(tmp_path / "runs" / f"vanilla-seed{seed}" / "run.sqlite").read_bytes() for seed in (0, 1)]
+    assert {open_run(tmp_path / "runs" / f"vanilla-seed{seed}").status for seed in range(4)} == {"finished"}
