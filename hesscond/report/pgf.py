@@ -16,16 +16,16 @@ from hesscond.report.writing import latex_escaped
 
 HEAD = r"""%% \usepackage{pgf} in the preamble, then \input this file; text is set in the fonts of the document.
 %% A picture inside the figure lies beside this file: \usepackage{import} and \import{folder/}{file} find it.
-\begingroup
-\makeatletter
-\providecommand{\mathdefault}[1]{#1}
+\begingroup%%
+\makeatletter%%
+\providecommand{\mathdefault}[1]{#1}%%
 \begin{pgfpicture}
 \pgfpathrectangle{\pgfpointorigin}{\pgfqpoint{%fin}{%fin}}
 \pgfusepath{use as bounding box, clip}
 """
-TAIL = r"""\end{pgfpicture}
-\makeatother
-\endgroup
+TAIL = r"""\end{pgfpicture}%
+\makeatother%
+\endgroup%
 """
 ALIGNED = {"left": "left", "right": "right", "center": ""}
 RAISED = {"top": "top", "bottom": "bottom", "baseline": "base", "center": ""}

@@ -278,8 +278,8 @@ def write_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str, fo
     caption
         Below it.
     format
-        ``"md"``, ``"latex"`` (needs ``booktabs`` and ``amsmath``), ``"html"`` or ``"csv"``; the terminal has
-        `text_table`.
+        ``"md"``, ``"latex"`` (needs ``booktabs``, ``amsmath`` and ``graphicx``), ``"html"`` or ``"csv"``; the terminal
+        has `text_table`.
 
     Raises
     ------
@@ -307,20 +307,23 @@ def write_markdown(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], ca
 
 
 def write_latex(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], caption: str) -> str:
-    """A booktabs table with its caption."""
+    """A booktabs table with its caption, no wider than the text."""
     titles = [column.latex or latex_escaped(column.title) for column in columns]
     body = [[cell.latex for cell in row] for row in rows]
     lines = [
-        "% \\usepackage{booktabs,amsmath}",
+        "% \\usepackage{booktabs,amsmath,graphicx}",
         r"\begin{table}",
-        r"\centering",
+        r"\centering\small",
+        r"\sbox0{%",
         rf"\begin{{tabular}}{{{''.join('l' if column.left else 'r' for column in columns)}}}",
         r"\toprule",
         " & ".join(titles) + r" \\",
         r"\midrule",
         *(" & ".join(row) + r" \\" for row in body),
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}%",
+        "% smaller where it is wider than the text",
+        r"\ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
         *([rf"\caption{{{latex_escaped(caption)}}}"] if caption else []),
         r"\end{table}",
     ]

@@ -145,11 +145,11 @@ def has_slurm():
 
 
 class Disturbing(Quiet):
-    """Cancels the job of a run once it works; when it was begun again, sends the signal that its time is up."""
+    """Kills the job of a run once it works; when it was begun again, sends the signal that its time is up."""
 
     def __init__(self, states, run, job):
         self.states, self.run, self.job = states, run, job
-        self.lost, self.signals, self.reached = [], [["--state=RUNNING"], ["--signal=USR2"]], 0
+        self.lost, self.signals, self.reached = [], [["--signal=ABRT"], ["--signal=USR2"]], 0
 
     def broke(self, task, reason):
         self.lost.append(reason)
@@ -162,7 +162,7 @@ class Disturbing(Quiet):
 
 
 @pytest.mark.slow
-def test_slurm_comes_to_the_same_though_a_job_is_cancelled_and_its_time_is_up(tmp_path):
+def test_slurm_comes_to_the_same_though_a_job_is_killed_and_its_time_is_up(tmp_path):
     """Where nodes do not share /tmp, give pytest a --basetemp that they see."""
     pytest.importorskip("submitit", reason="submitit is an extra: pip install hesscond[slurm]")
     if not has_slurm():
@@ -181,7 +181,7 @@ def test_slurm_comes_to_the_same_though_a_job_is_cancelled_and_its_time_is_up(tm
     assert [outcome.status for outcome in outcomes.values()] == ["finished"]
     assert watcher.signals == []
     assert len(watcher.lost) == 1
-    assert "CANCELLED" in watcher.lost[0]
+    assert "ended as FAILED" in watcher.lost[0]
     assert read_state(out / STATES, plan.folder.name).starts == 3
     before = torch.get_num_threads()
     torch.set_num_threads(1)

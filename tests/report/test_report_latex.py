@@ -1,0 +1,71 @@
+"""Tables and PGF figures in LaTeX documents: they compile with the packages that are named, at their own size."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hesscond.report import COLUMN, FIGURES, TABLES, save_figure, venue_page
+from hesscond.study.store import StoredRun
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here (TeX Live: latex-base, pictures)"),
+]
+
+#: What is wrong with a document though it compiles; sizes of type that a font lacks are not.
+WRONG = re.compile(r"Missing character|Overfull|Float too large|undefined|LaTeX Warning", re.I)
+TEX_POINTS = 72.27
+
+
+def compiled(folder: Path, packages: str, body: Sequence[str]) -> str:
+    """The log of a document, which must be without complaint."""
+    lines = [r"\documentclass{article}", rf"\usepackage{{{packages}}}", r"\begin{document}", *body, r"\end{document}"]
+    (folder / "document.tex").write_text("\n".join(lines), encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "document.tex"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    log = (folder / "document.log").read_text(encoding="utf-8", errors="replace")
+    assert [line for line in log.splitlines() if WRONG.search(line)] == []
+    return log
+
+
+def test_every_table_is_set_and_no_wider_than_the_text(
+    four_runs: list[StoredRun], twelve_runs: list[StoredRun], tmp_path: Path
+) -> None:
+    body = []
+    for name, kind in TABLES.items():
+        for number, runs in enumerate((four_runs, twelve_runs)):
+            if kind.fits(runs) is None:
+                (tmp_path / f"{name}{number}.tex").write_text(kind.write(runs, "latex"), encoding="utf-8")
+                body.append(rf"\input{{{name}{number}.tex}}\clearpage")
+    assert len(body) >= 6
+    (packages,) = {
+        found[1]
+        for path in tmp_path.glob("*.tex")
+        if (found := re.match(r"% \\usepackage\{(.*)\}\n", path.read_text(encoding="utf-8")))
+    }
+    compiled(tmp_path, packages, body)
+
+
+def test_every_figure_is_set_at_its_own_size(four_runs: list[StoredRun], tmp_path: Path) -> None:
+    body, sizes = [], []
+    for page in (COLUMN, venue_page("icml2024", "full")):
+        for name, kind in FIGURES.items():
+            if kind.fits(four_runs) is None:
+                figure = kind.draw(four_runs, page=page)
+                file = f"{name}{len(sizes)}.pgf"
+                save_figure(figure, tmp_path / file)
+                sizes.append(TEX_POINTS * figure.get_size_inches())
+                body.append(rf"\setbox0\hbox{{\input{{{file}}}}}\typeout{{size \the\wd0 \the\ht0 \the\dp0}}")
+                body.append(r"\shipout\box0 %")
+    log = compiled(tmp_path, "pgf", body)
+    found = re.findall(r"^size ([\d.]+)pt([\d.]+)pt([\d.]+)pt", log, re.M)
+    assert len(found) == len(sizes) > len(FIGURES)
+    for (width, height, depth), size in zip(found, sizes, strict=True):
+        assert (float(width), float(height) + float(depth)) == pytest.approx(tuple(size), abs=0.02)
