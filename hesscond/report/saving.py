@@ -8,7 +8,6 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from hesscond.errors import ConfigError
-from hesscond.report.pgf import write_pgf
 
 #: Supported file types, with the metadata that keeps the time of writing out of the file.
 METADATA: dict[str, dict[str, None]] = {
@@ -40,6 +39,9 @@ def save_figure(figure: Figure, path: Path | str) -> None:
     try:
         with matplotlib.rc_context(options):
             if suffix == ".pgf":
+                # half a second of imports, which no command should pay for its --help
+                from hesscond.report.pgf import write_pgf
+
                 write_pgf(figure, path, DOTS_PER_INCH)
             else:
                 figure.savefig(path, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=METADATA[suffix])
