@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -7,6 +8,10 @@ import torch
 
 from hesscond.data import load
 from hesscond.errors import HesscondError
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell's background job ignores Ctrl-C, and so would the processes that tests start and interrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
