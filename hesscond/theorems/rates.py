@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -118,7 +119,7 @@ def measured(iteration: Iteration, direction: Tensor, radius: float) -> Decay | 
 
     From windows in the second half of the steps, where what decays fast has done so; each of an even number of steps,
     for at the best step size the two ends of the spectrum alternate. The bounds contain all windows, the round-off of
-    the steps at their ends, and what nonlinearity makes of a step where they begin.
+    the steps at their ends, and what nonlinearity makes of the steps where they begin: of two, for it alternates too.
     """
     noise = iteration.noise
     points = [iteration.fixed + radius / iteration.size(direction) * direction]
@@ -138,8 +139,10 @@ def measured(iteration: Iteration, direction: Tensor, radius: float) -> Decay | 
     lower, upper = [], []
     for end in range(ratios, ratios // 2 + length - 1, -length):
         decay = math.log(sizes[end - length] / sizes[end]) / length
-        first, second = points[end - length : end - length + 2]
-        bend = iteration.bend(first - iteration.fixed, second - first)
+        begin = points[end - length : end - length + 3]
+        bend = max(iteration.bend(before - iteration.fixed, after - before) for before, after in pairwise(begin))
+        # of the four steps that tell it
+        bend += 4 * noise / iteration.size(begin[0] - iteration.fixed)
         error = 2 * noise / sizes[end] / length + bend * math.exp(decay)
         lower.append(decay - error)
         upper.append(decay + error)

@@ -9,7 +9,7 @@ from theorems.verdicts import check_broken, check_known, tallies
 from torch.func import hessian
 
 from hesscond.spectra import condition_number
-from hesscond.theorems import verify
+from hesscond.theorems import statement, verify
 from hesscond.theorems.descent_rates import BNPTheorem1, PreconditionedRate, random_minimum
 from hesscond.theorems.minima import (
     distance_to_kink,
@@ -24,6 +24,7 @@ from hesscond.theorems.minima import (
 from hesscond.theorems.networks import Network
 from hesscond.theorems.rates import Decay, Iteration, attained, bounded, measured, predicted
 from hesscond.theorems.sphere_rates import ProjectedRate, random_problem
+from hesscond.theorems.verification import one_trial
 from hesscond.theorems.weight_equilibration_network import flat_loss
 
 
@@ -62,6 +63,28 @@ def test_rates_that_are_known(kappa, cubic):
     # both ends, which alternate
     assert attained(measured(iteration, vector(1.0, 0.0, 0.5), radius), k).status == "holds"
     assert bounded(measured(iteration, vector(0.0, 1.0, 0.0), radius), k).status in ("holds", "unresolved")
+
+
+@pytest.mark.parametrize("rate", [0.99, 0.999, 0.9999])
+@pytest.mark.parametrize("strength", [1e-3, 1e-1, 1.0])
+def test_bounds_know_of_nonlinearity_in_every_other_step_only(rate, strength):
+    """y changes its sign in every step, and y² − 2xy vanishes to first order, along a step, in every other one."""
+
+    def step(v):
+        x, y = v
+        return torch.stack([rate * x, -rate * y + strength * (y * y - 2 * x * y)])
+
+    iteration = Iteration(step, vector(0.0, 0.0), torch.eye(2, dtype=torch.float64), 1.0)
+    found = measured(iteration, vector(1.0, 1.0), 1e-6)
+    assert found.lower <= -math.log(rate) <= found.upper
+    # and no wider than that: of two steps one is bent by 4 · strength · displacement
+    assert found.upper - found.lower < 10 * strength * 1e-6
+
+
+@pytest.mark.parametrize("number", [2785, 4530, 6153])
+def test_what_ten_thousand_trials_found(number):
+    """Where the bend of one step alone, and its round-off, had decided against a true claim."""
+    assert one_trial(statement("prec-theorem-1"), 11, number)[0].status == "unresolved"
 
 
 def test_what_counts_as_equal():
