@@ -14,6 +14,7 @@ from spectra.spectra_cases import Counting, generator, prescribed
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import ApproximateInverse, Dense, Diagonal, DiagonalInverse, Span, SymmetricOperator
 from hesscond.spectra.smallest import smallest_nonzero
+from hesscond.spectra.threads import one_thread
 
 
 class Spectral(ApproximateInverse):
@@ -502,9 +503,11 @@ def test_eigenvectors_are_orthonormal_and_residuals_true():
 def test_layer_of_the_full_data_set_costs_a_fifth_more_than_its_products():
     A = layer_hessian(samples=20_000)
     M = A.kronecker()
-    started = time.process_time()
-    result = smallest_nonzero(A, inverse=M)
-    elapsed = time.process_time() - started
+    # threads that wait for each other on a busy machine use processor time
+    with one_thread():
+        started = time.process_time()
+        result = smallest_nonzero(A, inverse=M)
+        elapsed = time.process_time() - started
     assert result.converged, result.message
     assert result.products <= 130
     assert elapsed - A.seconds <= 0.2 * A.seconds
