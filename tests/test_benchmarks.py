@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,9 @@ def gpu(monkeypatch):
 
 @pytest.mark.slow
 def test_gpu_on_a_machine_without_one(tmp_path):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = run("gpu.py", "--device", "cpu", "--out", "report.md", cwd=tmp_path, blocked=MISSING)
+    seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     assert done.returncode == 0, done.stdout + done.stderr
     assert "No GPU on this machine" in done.stdout
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -67,7 +70,8 @@ def test_gpu_on_a_machine_without_one(tmp_path):
     assert all(check["passed"] and check["blocks"] for check in numbers["checks"])
     for rows in numbers["timings"].values():
         assert all(row["median_s"] > 0 and row["error"] is None for row in rows)
-    assert numbers["seconds"] < 60
+    # of the processor: the clock's depend on what else the machine does
+    assert seconds < 60
 
 
 @pytest.mark.slow
