@@ -129,7 +129,8 @@ def sweep(
         data = {key: load_data(one, data_dir, on_decoded) for key, one in wanted.items()}
         prepared = prepare(config, plans, data, where, jobs=place.jobs)
     states = where / STATES
-    said = f"{len(plans)} runs" + (f", {len(prepared.done)} of them over before" if prepared.done else "")
+    said = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
+    said += f", {len(prepared.done)} of them over before" if prepared.done else ""
     tasks = prepared.groups.tasks
     stderr.print(f"{said}; {words(place, config, len(tasks))}", soft_wrap=True)
     if config.together and tasks:
