@@ -34,6 +34,11 @@ HELPERS = FROZEN | {
         "    @staticmethod\n    def backward(ctx, g):\n        (h,) = ctx.saved_tensors\n        return g * h**2\n"
     ),
     "Map": "class Map(nn.Module):\n    def forward(self, w):\n        return torch.tanh(w) * 1.3\n",
+    "Loss": (
+        "class Loss(nn.Module):\n    def __init__(self, model, loss_fn):\n        super().__init__()\n"
+        "        self.model, self.loss_fn = model, loss_fn\n\n"
+        "    def forward(self, o, t):\n        return self.loss_fn(o, t)\n"
+    ),
     "checkpoint": "from torch.utils.checkpoint import checkpoint\n",
 }
 SMOOTH = ["torch.tanh({})", "F.silu({})", "F.gelu({})", "F.softplus({})", "torch.sin({})", "torch.softmax({}, -1)"]
@@ -52,7 +57,7 @@ WEIGHTS = [
 #: A number made of a layer's weight somewhere else in the model or the loss.
 USES = [
     "{}.square().mean()", "{}.t().sum()", "{}.view(-1)[0]", "{}[0].sum()", "energy({})", "torch.linalg.matrix_norm({})",
-    "torch.tanh({}).mean()", "nn.utils.parameters_to_vector([{}]).square().mean()", "{}.data.mean()",
+    "torch.tanh({}).mean()", "nn.utils.parameters_to_vector([{}]).square().mean()", "stop({}).mean()",
 ]  # fmt: skip
 #: (text, kind of target); ``o`` is the output, ``t`` the target.
 LOSSES = [
@@ -382,7 +387,7 @@ class Author:
                 self.step(f"h = h * (1 + 0.3 * silent(self.{rng.choice(square)}, h).mean())")
         elif choice == "twin":
             self.init.append(f"self.twin = self.{last}")
-        elif choice == "fixed" and last in self.plain and last != "l0" and not self.gradients:
+        elif choice == "fixed" and last in self.plain and last != "l0" and not self.gradients and not self.after:
             self.after.append(f"model.{last}.{rng.choice(['weight.', ''])}requires_grad_(False)")
         elif choice == "unused":
             self.init.append(f"self.unused = nn.Linear({width}, 2)")
@@ -457,7 +462,7 @@ class Author:
             self.step("h = h + 0.3 * dx.flatten(1).square().sum(1, keepdim=True)")
         penalty = None
         if self.chance(0.1) and self.plain:
-            penalty = f" + 0.1 * {self.weight_use('model', self.plain).replace('self.', 'model.')}"
+            penalty = f" + 0.1 * {self.weight_use('model', self.plain)}"
         elif self.chance(0.06) and not self.reentrant:
             # a gradient penalty: the loss differentiates what the model computed
             self.steps[0] = "x = x.detach().requires_grad_()\nh = x"
@@ -497,16 +502,20 @@ class Author:
             shape = f"(2, {extra}{inputs}{tail})"
             penalty = self.use(penalty.replace("torch.ones_like(o.new_ones(SHAPE))", f"o.new_ones{shape}"))
         loss_lines.append(f"return {loss}{penalty or ''}")
+        # a loss may hold the model, or a part of it
+        module = penalty is not None and self.chance(0.3)
         make = [
-            f"torch.manual_seed({rng.randrange(10**6)})",
+            f"torch.default_generator.manual_seed({rng.randrange(10**6)})",
             f"model = Net().to(DTYPE).train({self.chance(0.6)})",
             *self.after,
             "",
             "def loss_fn(o, t):",
             *(f"    {line}" for line in loss_lines),
             "",
-            f"return model, loss_fn, {data}",
+            f"return model, {'Loss(model, loss_fn)' if module else 'loss_fn'}, {data}",
         ]
+        if module:
+            self.need("Loss")
         dtype = "torch.float32" if self.chance(0.2) else "torch.float64"
         text = [
             IMPORTS,
