@@ -3,21 +3,24 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
 
 import pytest
 import torch
-from cases import case, split
+from cases import Case, case, small, split
 from fuzzing import Sheared
+from torch import nn
+from torch.nn import functional
 from truth import layer_truth
 
 import hesscond
+from hesscond import layer_probe
 from hesscond.capture import Diagonal, Factor, Formed, capturing
 from hesscond.capture.captured import LayerInputs
 from hesscond.capture.double_backward import SecondDerivatives
 from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
-from hesscond.hessians import HessianOperator, Preconditioner
+from hesscond.hessians import HessianOperator, Preconditioner, factored
+from hesscond.hessians.factored import multiplied
 from hesscond.hessians.linearization import GGNLinearization
 
 
@@ -56,12 +59,13 @@ def roots(change):
 
 
 def without_signs(request, curvature):
-    return replace(curvature, sign=None)
+    return replace(curvature, sign=None) if isinstance(curvature, (Diagonal, Factor)) else curvature
 
 
 def without_negative_part(request, curvature):
-    signs = curvature.sign
-    return curvature if signs is None else replace(curvature, root=curvature.root * (signs > 0), sign=None)
+    if not isinstance(curvature, Diagonal) or curvature.sign is None:
+        return curvature
+    return replace(curvature, root=curvature.root * (curvature.sign > 0), sign=None)
 
 
 def without_ones(inputs, rows):
@@ -88,26 +92,8 @@ def without_first(inputs, rows):
     return rows
 
 
-class Twice(Preconditioner):
-    """P of `Sheared`, squared or not at all."""
-
-    name = "sheared twice"
-
-    def right_multiply(self, rows):
-        return Sheared().right_multiply(Sheared().right_multiply(rows))
-
-
-class Never(Preconditioner):
-    """The identity under another name."""
-
-    name = "sheared never"
-
-    def right_multiply(self, rows):
-        return rows
-
-
-def coordinates_are(P):
-    return replacing(import_module("hesscond.probe"), "coordinates", lambda *args, **kwargs: P())
+def twice(rows, P, units):
+    return multiplied(multiplied(rows, P, units), P, units)
 
 
 def first_call_only(*args):
@@ -115,8 +101,41 @@ def first_call_only(*args):
     return Request(name, layer, calls[:1], *rest)
 
 
+def alike(streamed):
+    """A stream's Hessians with every batch counting the same."""
+
+    def changed(batches, memory, total, collect):
+        seen = []
+
+        def counted():
+            for captures, _ in batches:
+                seen.append(captures)
+                yield captures, 1.0
+
+        return streamed(counted(), memory, lambda: float(len(seen)), collect)
+
+    return changed
+
+
 def gauss_newton(self, evaluation):
-    return GGNLinearization(evaluation, self._snapshot.leaves, self._loss_fn, self._dtype)
+    return GGNLinearization(evaluation, self._snapshot.leaves, self.loss_fn, self.requested_dtype)
+
+
+class Halved(nn.Linear):
+    """A layer that is not what its class says."""
+
+    def forward(self, x):
+        return functional.linear(x, 0.5 * self.weight, self.bias)
+
+
+def tied():
+    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5, bias=False), nn.ReLU(), nn.Linear(5, 3))
+    model[2].weight = model[0].weight
+    return model
+
+
+OWN = Case("own-forward", lambda: nn.Sequential(Halved(5, 4), *small(nn.Tanh())[1:]), nn.CrossEntropyLoss())
+TIED = Case("tied", tied, nn.CrossEntropyLoss())
 
 
 @dataclass(frozen=True)
@@ -130,7 +149,7 @@ class Mutant:
     """
 
     patch: Callable
-    case: str
+    case: str | Case
     level: str = "unit"
     P: Preconditioner | None = None
     sizes: tuple[int, ...] = ()
@@ -146,15 +165,20 @@ MUTANTS = {
     "kernel transposed": Mutant(with_rows(transposed_kernel), "conv2d"),
     "kernel transposed, whole layer": Mutant(with_rows(transposed_kernel), "conv2d", "layer"),
     "no column of ones": Mutant(with_rows(without_ones), "relu-ce"),
-    "batches weighted alike": Mutant(replacing(capturing, "mass", lambda *args: 1.0), "tanh-ce", sizes=(2, 5)),
-    "batches weighted alike, whole layer": Mutant(
-        replacing(capturing, "mass", lambda *args: 1.0), "relu-ce", "layer", sizes=(2, 5)
+    "batches weighted alike": Mutant(
+        replacing(layer_probe, "stream", alike(layer_probe.stream)), "tanh-ce", sizes=(2, 5)
     ),
+    "batches weighted alike, whole layer": Mutant(
+        replacing(layer_probe, "stream_layers", alike(layer_probe.stream_layers)), "relu-ce", "layer", sizes=(2, 5)
+    ),
+    "own forward taken for the plain map": Mutant(replacing(capturing, "stock_class", type), OWN),
+    "own forward taken for the plain map, whole layer": Mutant(replacing(capturing, "stock_class", type), OWN, "layer"),
+    "tied layers taken for independent": Mutant(replacing(capturing, "tied_layers", lambda model: set()), TIED),
     "second call ignored": Mutant(replacing(capturing, "Request", first_call_only), "siamese-tanh"),
     "activations of another sample": Mutant(with_rows(next_sample), "relu-mse"),
     "S of another unit": Mutant(roots(lambda request, root: root.roll(1, -1)), "tanh-ce"),
-    "P not applied": Mutant(coordinates_are(Never), "relu-ce", P=Sheared()),
-    "P applied twice": Mutant(coordinates_are(Twice), "tanh-ce", "layer", P=Sheared()),
+    "P not applied": Mutant(replacing(factored, "multiplied", lambda rows, P, units: rows), "relu-ce", P=Sheared()),
+    "P applied twice": Mutant(replacing(factored, "multiplied", twice), "tanh-ce", "layer", P=Sheared()),
     "samples taken for independent": Mutant(
         replacing(SecondDerivatives, "is_apart", lambda self, request: True), "train-batchnorm-tanh-mse"
     ),
@@ -208,7 +232,8 @@ def network_truth(model, loss_fn, batch):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_capture_is_noticed(name, monkeypatch):
     mutant = MUTANTS[name]
-    model, loss_fn, batch = case(mutant.case).make()
+    example = mutant.case if isinstance(mutant.case, Case) else case(mutant.case)
+    model, loss_fn, batch = example.make()
 
     def distance(**options):
         data = split(batch, mutant.sizes) if mutant.sizes else batch
