@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from hesscond.capture.graph import nodes
 from hesscond.errors import CaptureError, ConfigError
 
 Batch = tuple[Any, Any]
@@ -83,9 +84,44 @@ def evaluate(
         # the other backends have no second derivatives
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(watch)
-        output = torch.func.functional_call(model, dict(state), args, kwargs, tie_weights=False)
-        loss = in_precision(loss_fn, dtype)(output, target)
+        both = ModelAndLoss(model, loss_fn, dtype)
+        replaced = {f"model.{name}": tensor for name, tensor in state.items()}
+        output, loss = torch.func.functional_call(both, replaced, (args, kwargs, target), tie_weights=False)
+    refuse_originals(model, loss)
     return Evaluation(loss, output, target, leading_dimension(inputs))
+
+
+class ModelAndLoss(nn.Module):
+    """A model and its loss as one module: what takes the place of the model's parameters does so in the loss too."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.model = model
+        # in a tuple it is no part of this module: its own tensors are not replaced
+        self._loss = (loss_fn, dtype)
+
+    def forward(self, args: Any, kwargs: dict[str, Any], target: Any) -> tuple[Any, Any]:
+        """The output and the loss."""
+        output = self.model(*args, **kwargs)
+        return output, in_precision(*self._loss, self.model)(output, target)
+
+
+def refuse_originals(model: nn.Module, loss: object) -> None:
+    """Raise a CaptureError if a loss depends on a parameter of the model itself, not on what took its place.
+
+    A view made before the forward pass does, and what a function keeps.
+    """
+    if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
+        return
+    own = {id(parameter): name for name, parameter in model.named_parameters()}
+    for node in nodes([loss.grad_fn]):
+        name = own.get(id(getattr(node, "variable", None)))
+        if name is not None:
+            raise CaptureError(
+                f"the model or the loss uses the parameter {name!r} in a form that was made before the forward pass (a "
+                "view, or a reference that a function keeps), where it cannot be replaced: take it from the model in "
+                "the forward pass, or in the loss"
+            )
 
 
 def scalar(loss: object) -> torch.Tensor:
@@ -205,11 +241,16 @@ def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> A
     return mapped(value, cast)
 
 
-def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None) -> LossFunction:
-    """The loss, with its own tensors (class weights) cast to ``dtype`` if it is a module."""
+def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None, model: nn.Module | None = None) -> LossFunction:
+    """The loss, with its own tensors (class weights), not those of ``model``, cast to ``dtype`` if it is a module."""
     if not isinstance(loss_fn, nn.Module):
         return loss_fn
-    state = {name: converted(tensor.detach(), dtype) for name, tensor in tensors_by_module(loss_fn).items()}
+    others = set() if model is None else set(map(id, tensors_by_module(model).values()))
+    state = {
+        name: converted(tensor.detach(), dtype)
+        for name, tensor in tensors_by_module(loss_fn).items()
+        if id(tensor) not in others
+    }
     return lambda output, target: torch.func.functional_call(loss_fn, state, (output, target), tie_weights=False)
 
 
