@@ -476,6 +476,62 @@ def test_an_infinite_second_derivative_is_refused():
         HessianOperator(model, lambda o, t: o.abs().sqrt().mean(), data)
 
 
+# ----------------------------------------------------------------------------------- third derivatives of normalization
+
+
+def layer_norm_by_hand(h):
+    return (h - h.mean(1, keepdim=True)) / (h.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+
+
+def batch_norm_by_hand(h):
+    return layer_norm_by_hand(h.T).T
+
+
+NORMALIZATIONS = {
+    "layer": (lambda h: F.layer_norm(h, (4,)), layer_norm_by_hand),
+    "batch": (lambda h: F.batch_norm(h, None, None, training=True), batch_norm_by_hand),
+}
+
+
+class Penalized(nn.Module):
+    """A network whose output is the size of its own derivative in its inputs."""
+
+    def __init__(self, normalize):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.normalize = nn.Linear(5, 4).double(), nn.Linear(4, 2).double(), normalize
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        output = self.last(self.normalize(self.first(x)).tanh())
+        return torch.autograd.grad(output.sum(), x, create_graph=True)[0].square()
+
+
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+def test_the_third_derivatives_of_torchs_normalization_are_wrong(name):
+    """Once this fails torch has mended them, and `WRONG_THRICE` of capture/graph.py need not refuse them any more."""
+    fused, by_hand = (Penalized(normalize) for normalize in NORMALIZATIONS[name])
+    x = torch.randn(6, 5, dtype=torch.float64)
+    assert torch.allclose(fused(x), by_hand(x), rtol=1e-12)
+
+    def hessian(model):
+        def loss(weight):
+            return torch.func.functional_call(model, {"first.weight": weight}, (x,)).sum()
+
+        return torch.autograd.functional.hessian(loss, model.first.weight.detach())
+
+    assert (hessian(fused) - hessian(by_hand)).norm() > 0.1 * hessian(by_hand).norm()
+
+
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+def test_hessians_through_derivatives_of_torchs_normalization_are_refused(name):
+    fused, by_hand = (Penalized(normalize) for normalize in NORMALIZATIONS[name])
+    data = torch.randn(6, 5, dtype=torch.float64), torch.zeros(6)
+    with pytest.raises(CaptureError, match=f"derivative through {name} normalization"):
+        HessianOperator(fused, lambda o, t: o.sum(), data)
+    assert HessianOperator(by_hand, lambda o, t: o.sum(), data).order == 34
+
+
 # ----------------------------------------------------------------------------------------- torch's weight normalization
 
 
