@@ -12,6 +12,8 @@ from torch import nn
 
 from hesscond.capture import MEMORY, Batch, Captures, Geometry, LossFunction, capture, chosen_layers
 from hesscond.capture.batches import is_batch
+from hesscond.capture.randomness import untouched_randomness
+from hesscond.capture.wrappers import unwrapped
 from hesscond.coordinates import collector, coordinates
 from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, Chart, HessianOperator, Preconditioner, stream, stream_layers
@@ -105,6 +107,7 @@ def probe(
     >>> whole["0"].kappa.rank, whole["0"].n_params
     (24, 24)
     """
+    model = unwrapped(model)
     if level not in LEVELS:
         raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
     if not 0 < rtol < 1:
@@ -184,7 +187,7 @@ def probe(
             layers_found[name] = CapturedLayer(own, level, P, rtol, budget)
         return ProbeResult(layers_found, captures.skipped)
     # a loader draws from the random state
-    with torch.random.fork_rng(devices=[]):
+    with untouched_randomness([]):
         return probe_stream(data, lambda batch: captured(batch, reduction or True), level, method, rtol, budget)
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from hesscond.capture.layers import Geometry, Layer, windows
+from hesscond.capture.layers import Geometry, Layer, device_of, windows
 from hesscond.errors import CaptureError
 
 EPS = float(torch.finfo(torch.float64).eps)
@@ -50,7 +50,7 @@ class LayerInputs:
     @property
     def device(self) -> torch.device:
         """Where it is."""
-        return self.layer.weight.device
+        return device_of(self.layer)
 
     @cached_property
     def positions(self) -> int:

@@ -14,6 +14,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from hesscond.capture.untouched import untouched
+from hesscond.capture.wrappers import plainly
 from hesscond.errors import CaptureError, ConfigError
 
 Batch = tuple[Any, Any]
@@ -77,7 +79,8 @@ def evaluate(
         args, kwargs = (tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)), {}
     target = converted(target, dtype, copy=copy)
     with ExitStack() as stack:
-        stack.enter_context(untouched_randomness(state))
+        stack.enter_context(untouched(model, loss_fn))
+        stack.enter_context(plainly(model))
         stack.enter_context(default_dtype(dtype))
         stack.enter_context(torch.enable_grad())
         # the other backends have no second derivatives
@@ -211,14 +214,6 @@ def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None) -> LossFuncti
         return loss_fn
     state = {name: converted(tensor.detach(), dtype) for name, tensor in tensors_by_module(loss_fn).items()}
     return lambda output, target: torch.func.functional_call(loss_fn, state, (output, target), tie_weights=False)
-
-
-@contextmanager
-def untouched_randomness(state: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Leave the random state of the CPU and of the state's GPUs as it is found."""
-    devices = sorted({t.device.index for t in state.values() if t.device.type == "cuda"})
-    with torch.random.fork_rng(devices):
-        yield
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from hesscond.capture.evaluation import (
     tensors_of,
 )
 from hesscond.capture.graph import dependent
-from hesscond.capture.layers import Layer
+from hesscond.capture.layers import Layer, device_of, has_bias
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 
 
@@ -179,7 +179,7 @@ def run_forward(
 
 def own_parameters(layer: Layer) -> list[nn.Parameter]:
     """The weight and bias of a layer that are parameters, not computed from others."""
-    return [p for p in (layer.weight, layer.bias) if isinstance(p, nn.Parameter)]
+    return [p for name in ("weight", "bias") if (p := layer._parameters.get(name)) is not None]
 
 
 def leaves(name: str, layer: Layer, copies: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -191,13 +191,13 @@ def leaves(name: str, layer: Layer, copies: Mapping[int, torch.Tensor]) -> tuple
         They are computed from other parameters.
     """
     own = own_parameters(layer)
-    if len(own) != (1 if layer.bias is None else 2):
+    if len(own) != 1 + has_bias(layer):
         raise CaptureError(
             f"layer {name!r} is used in more than one way and its weight is computed from other parameters: "
             "its Hessian cannot be captured"
         )
     found = [copies[id(p)].requires_grad_() for p in own]
-    return found[0], found[1] if layer.bias is not None else None
+    return found[0], found[1] if len(found) > 1 else None
 
 
 def refuse_other_device(layers: Mapping[str, Layer], tensors: Mapping[str, torch.Tensor], inputs: Any) -> None:
@@ -206,4 +206,4 @@ def refuse_other_device(layers: Mapping[str, Layer], tensors: Mapping[str, torch
     for tensor in tensors_of(inputs):
         if tensor.device not in homes:
             name, layer = next(iter(layers.items()))
-            raise ConfigError(f"layer {name!r} is on device '{layer.weight.device}' but the batch on '{tensor.device}'")
+            raise ConfigError(f"layer {name!r} is on device '{device_of(layer)}' but the batch on '{tensor.device}'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
+from hesscond.capture.wrappers import unwrapped
 from hesscond.errors import ConfigError
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -47,7 +50,7 @@ class Geometry:
     @classmethod
     def of(cls, layer: Layer) -> Geometry:
         """The geometry of an eligible module."""
-        kind, bias = type(layer).__name__, layer.bias is not None
+        kind, bias = type(layer).__name__, has_bias(layer)
         if isinstance(layer, nn.Linear):
             return cls(kind, layer.out_features, 1, layer.in_features, bias)
         fan_in = layer.in_channels // layer.groups * prod(layer.kernel_size)
@@ -63,9 +66,32 @@ class Geometry:
         return unit * self.groups // self.units
 
 
+def has_bias(layer: Layer) -> bool:
+    """Whether the layer has one, without asking for it: what a parametrization computes may change its buffers."""
+    own = layer._parameters.get("bias") is not None or vars(layer).get("bias") is not None
+    return own or parametrize.is_parametrized(layer, "bias")
+
+
+def weight_shape(layer: Layer) -> torch.Size:
+    """The shape of the weight, without asking for it."""
+    if isinstance(layer, nn.Linear):
+        return torch.Size((layer.out_features, layer.in_features))
+    outer, inner = layer.out_channels, layer.in_channels
+    if isinstance(layer, TRANSPOSED):
+        outer, inner = inner, outer
+    return torch.Size((outer, inner // layer.groups, *layer.kernel_size))
+
+
+def device_of(layer: Layer) -> torch.device:
+    """Where the layer is, without asking for its weight."""
+    return next(itertools.chain(layer.parameters(), layer.buffers()), torch.empty(0)).device
+
+
 def eligible_layers(model: nn.Module) -> dict[str, Layer]:
     """The layers that can be captured, by qualified name: dense, convolutional and transposed convolutional ones."""
-    return {name or "model": module for name, module in model.named_modules() if isinstance(module, ELIGIBLE)}
+    return {
+        name or "model": module for name, module in unwrapped(model).named_modules() if isinstance(module, ELIGIBLE)
+    }
 
 
 def dense_layers(model: nn.Module) -> dict[str, nn.Linear]:
@@ -189,6 +215,6 @@ def unit_weights(layer: Layer, weights: torch.Tensor) -> torch.Tensor:
 def from_unit_weights(layer: Layer, rows: torch.Tensor) -> torch.Tensor:
     """The inverse of `unit_weights`."""
     if not isinstance(layer, TRANSPOSED):
-        return rows.reshape(len(rows), *layer.weight.shape)
-    grouped = rows.reshape(len(rows), layer.groups, layer.weight.shape[1], -1, prod(layer.kernel_size))
-    return grouped.transpose(2, 3).reshape(len(rows), *layer.weight.shape)
+        return rows.reshape(len(rows), *weight_shape(layer))
+    grouped = rows.reshape(len(rows), layer.groups, weight_shape(layer)[1], -1, prod(layer.kernel_size))
+    return grouped.transpose(2, 3).reshape(len(rows), *weight_shape(layer))

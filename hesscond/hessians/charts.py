@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from hesscond.capture.layers import TRANSPOSED, checked_units, chosen_layers
+from hesscond.capture.layers import TRANSPOSED, Geometry, checked_units, chosen_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians.block import BlockHessian
 from hesscond.hessians.network import HessianOperator
@@ -105,7 +105,7 @@ class Reparametrized(Chart):
         if isinstance(module, TRANSPOSED):
             raise ConfigError(f"layer {layer!r} is a transposed convolution: its units are not rows of its parameters")
         checked_units(layer, module, [unit])
-        units, chosen = module.weight.shape[0], []
+        units, chosen = Geometry.of(module).units, []
         for name in names:
             where = torch.arange(H.parts[name].start, H.parts[name].stop, device=H.device)
             if parameters[name].ndim and len(parameters[name]) == units:

@@ -16,6 +16,7 @@ from hesscond.capture.evaluation import Batch, Evaluation, LossFunction, is_fini
 from hesscond.capture.graph import refuse_dead_ends
 from hesscond.capture.snapshot import Snapshot
 from hesscond.capture.weighting import mass
+from hesscond.capture.wrappers import unwrapped
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 from hesscond.hessians.linearization import Linearization
 from hesscond.hessians.parameters import layout_of
@@ -98,6 +99,7 @@ class NetworkOperator(SymmetricOperator):
             raise ConfigError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
         if memory is not None and not memory > 0:
             raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
+        model = unwrapped(model)
         self.layout = layout_of(model, layers=layers, unit=unit, parameters=parameters)
         self._snapshot = Snapshot(model, self.layout.tensors, dtype)
         self._loss_fn, self._dtype, self._reduction = loss_fn, dtype, reduction
