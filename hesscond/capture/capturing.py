@@ -48,6 +48,7 @@ def capture(
     dtype: torch.dtype | None = torch.float64,
     memory: int = MEMORY,
     weigh: str | bool = False,
+    lift_casts: bool = True,
 ) -> Captures:
     """Ĥ and S of layers on a batch. The model is left as it was: mode, grads, buffers, RNG state.
 
@@ -77,6 +78,8 @@ def capture(
         Bytes that may be used.
     weigh
         Whether to find the ``mass`` of the batch: for a loss with the reduction named, or True: found out.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
 
     Raises
     ------
@@ -92,7 +95,7 @@ def capture(
         name: checked_units(name, layer, None if whole else (units or {}).get(name)) for name, layer in chosen.items()
     }
     optional, in_parameters = layers is None, tied_layers(model) & set(chosen)
-    run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional)
+    run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional, lift_casts=lift_casts)
     forward = run(in_parameters=in_parameters)
     if forward.entangled or forward.overwritten:
         forward = run(in_parameters=in_parameters | forward.entangled, keep_inputs=forward.overwritten)

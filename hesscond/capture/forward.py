@@ -26,6 +26,7 @@ from hesscond.capture.evaluation import (
 )
 from hesscond.capture.graph import dependent
 from hesscond.capture.layers import Layer, device_of, has_bias
+from hesscond.capture.precision import Operations
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 
 
@@ -84,6 +85,8 @@ def run_forward(
     optional: bool,
     in_parameters: Set[str] = frozenset(),
     keep_inputs: bool = False,
+    lift_casts: bool = True,
+    counted: Operations | None = None,
 ) -> ForwardPass:
     """Run the model on copies of its parameters and buffers, every output of ``layers`` plus a zero perturbation.
 
@@ -99,6 +102,8 @@ def run_forward(
         Layers to differentiate in their weight and bias instead.
     keep_inputs
         Whether to copy the layers' inputs, which the model is known to overwrite.
+    lift_casts, counted
+        As in `evaluate`.
 
     Raises
     ------
@@ -145,7 +150,16 @@ def run_forward(
         for name, layer in layers.items():
             stack.callback(layer.register_forward_pre_hook(enter(name)).remove)
             stack.callback(layer.register_forward_hook(perturb(name), with_kwargs=True, prepend=True).remove)
-        found = evaluate(model, loss_fn, (inputs, target), state, dtype=dtype, watch=watch)
+        found = evaluate(
+            model,
+            loss_fn,
+            (inputs, target),
+            state,
+            dtype=dtype,
+            watch=watch,
+            lift_casts=lift_casts,
+            counted=counted,
+        )
     for number in watch.used_outside:
         name = watch.weights[number]
         if number in originals:

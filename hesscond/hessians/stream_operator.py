@@ -60,6 +60,8 @@ class NetworkOperator(SymmetricOperator):
         A product takes as much again as the parameters for every vector.
     reduction
         For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: found out.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
 
     Attributes
     ----------
@@ -94,6 +96,7 @@ class NetworkOperator(SymmetricOperator):
         dtype: torch.dtype | None = torch.float64,
         memory: float | None = None,
         reduction: str | None = None,
+        lift_casts: bool = True,
     ) -> None:
         if reduction not in (None, "mean", "sum"):
             raise ConfigError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
@@ -101,7 +104,7 @@ class NetworkOperator(SymmetricOperator):
             raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
         model = unwrapped(model)
         self.layout = layout_of(model, layers=layers, unit=unit, parameters=parameters)
-        self._snapshot = Snapshot(model, self.layout.tensors, dtype)
+        self._snapshot = Snapshot(model, self.layout.tensors, dtype, lift_casts=lift_casts)
         self._loss_fn, self._dtype, self._reduction = loss_fn, dtype, reduction
         self._single = is_batch(data)
         leaves = self._snapshot.leaves
