@@ -13,7 +13,7 @@ from torch import nn
 from hesscond.capture import MEMORY, Batch, Captures, Geometry, LossFunction, capture, chosen_layers
 from hesscond.capture.batches import is_batch
 from hesscond.capture.randomness import untouched_randomness
-from hesscond.capture.wrappers import unwrapped
+from hesscond.capture.wrappers import measurable
 from hesscond.coordinates import collector, coordinates
 from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, Chart, HessianOperator, Preconditioner, stream, stream_layers
@@ -107,7 +107,7 @@ def probe(
     >>> whole["0"].kappa.rank, whole["0"].n_params
     (24, 24)
     """
-    model = unwrapped(model)
+    model = measurable(model)
     if level not in LEVELS:
         raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
     if not 0 < rtol < 1:

@@ -24,10 +24,14 @@ from hesscond.capture.evaluation import (
     tensors_by_module,
     tensors_of,
 )
-from hesscond.capture.graph import dependent
+from hesscond.capture.graph import dependent, is_transformed, refuse_originals
 from hesscond.capture.layers import Layer, device_of, has_bias
 from hesscond.capture.precision import Operations
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
+
+#: Why a layer cannot be probed.
+COMPLEX = "its parameters are complex, and a Hessian is one in real numbers"
+WITHOUT_GRADIENT = "it runs under torch.no_grad, so that its parameters get no gradient"
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,8 @@ def run_forward(
     watch = WeightWatch(originals | {id(copies[i]): name for i, name in originals.items()})
     calls: dict[str, list[Call]] = {name: [] for name in layers}
     entangled: set[str] = set()
+    unfit = {name: COMPLEX for name, layer in layers.items() if any(p.is_complex() for p in layer.parameters())}
+    in_parameters = in_parameters - set(unfit)
     versions: list[tuple[torch.Tensor, int]] = []
 
     def enter(name: str) -> Callable[..., None]:
@@ -130,7 +136,14 @@ def run_forward(
     def perturb(name: str) -> Callable[..., torch.Tensor | None]:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> torch.Tensor | None:
             watch.inside.remove(name)
+            if not torch.is_grad_enabled():
+                unfit[name] = WITHOUT_GRADIENT
+                return None
             h = args[0] if args else kwargs["input"]
+            if is_transformed(h) or is_transformed(output):
+                # inside torch.vmap or torch.func there are other tensors than outside
+                entangled.add(name)
+                return None
             seen = h.detach().clone() if keep_inputs else h.detach()
             versions.append((seen, seen._version))
             if name in in_parameters:
@@ -148,6 +161,8 @@ def run_forward(
 
     with ExitStack() as stack:
         for name, layer in layers.items():
+            if name in unfit:
+                continue
             stack.callback(layer.register_forward_pre_hook(enter(name)).remove)
             stack.callback(layer.register_forward_hook(perturb(name), with_kwargs=True, prepend=True).remove)
         found = evaluate(
@@ -168,9 +183,9 @@ def run_forward(
                 "leave terms in the parameters, as weight decay, out of the loss (their Hessian is known)"
             )
         entangled.add(name)
-    entangled -= set(in_parameters)
+    entangled -= {*in_parameters, *(name for name, reason in unfit.items() if reason is COMPLEX)}
     bypassed = {
-        name: "not reached by this batch"
+        name: unfit.get(name, "not reached by this batch")
         for name, seen in calls.items()
         if not seen and name not in entangled and name not in in_parameters
     }
@@ -184,6 +199,7 @@ def run_forward(
             raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
     first = next(iter(reached))
     loss = scalar(found.loss)
+    refuse_originals(loss, model)
     if not loss.requires_grad and not entangled:
         raise CaptureError(f"the loss does not depend differentiably on layer {first!r}")
     return ForwardPass(

@@ -21,10 +21,10 @@ GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 5, generator=GENERATOR), torch.arange(12) % 3
 LOSS = nn.CrossEntropyLoss()
 DRAWS = {
-    "torch": lambda own: torch.rand((), dtype=torch.float32),
+    "torch": lambda own: torch.rand((), dtype=torch.float32).double(),
     "numpy": lambda own: np.random.rand(),  # noqa: NPY002
     "python": lambda own: random.random(),
-    "own torch": lambda own: torch.rand((), generator=own["torch"], dtype=torch.float32),
+    "own torch": lambda own: torch.rand((), generator=own["torch"], dtype=torch.float32).double(),
     "own numpy": lambda own: own["numpy"].random(),
     "own legacy": lambda own: own["legacy"].rand(),
     "own python": lambda own: own["python"].random(),
