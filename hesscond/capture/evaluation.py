@@ -93,6 +93,7 @@ def evaluate(
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(operations(counted))
         watch.lifts = lift_casts and dtype == torch.float64
+        watch.clones = any(p.is_floating_point() and p.dtype is not torch.float32 for p in model.parameters())
         stack.enter_context(watch)
         output = torch.func.functional_call(model, dict(state), args, kwargs, tie_weights=False)
         loss = in_precision(loss_fn, dtype)(output, target)
@@ -168,6 +169,8 @@ class WeightWatch(TorchFunctionMode):
     ----------
     lifts
         Whether casts to float32 become casts to float64.
+    clones
+        Whether they copy, as they do unless the model is in float32.
     lifted
         How many did.
     """
@@ -181,7 +184,7 @@ class WeightWatch(TorchFunctionMode):
         self.weights = weights
         self.inside: list[str] = []
         self.used_outside: set[int] = set()
-        self.lifts, self.lifted = False, 0
+        self.lifts, self.clones, self.lifted = False, False, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in (*args, *(kwargs or {}).values()):
@@ -197,6 +200,9 @@ class WeightWatch(TorchFunctionMode):
         if wide is not None:
             self.lifted += 1
             func, args, kwargs = wide
+            found = func(*args, **kwargs)
+            # what the cast would have copied may be written to
+            return found.clone() if self.clones and args and found is args[0] else found
         try:
             return func(*args, **kwargs)
         except RuntimeError:

@@ -158,9 +158,10 @@ def lifted(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict
     if func is torch.Tensor.type and len(args) > 1 and args[1] in NAMES_OF_FLOAT32:
         return func, (args[0], torch.float64), kwargs
     if func in TO_OTHER:
-        for other in (*args[1:], *kwargs.values()):
-            if isinstance(other, torch.Tensor) and other.dtype in WIDER:
-                return torch.Tensor.to, (args[0], other.device, WIDER[other.dtype]), {}
+        other = args[1] if len(args) > 1 else kwargs.get("other")
+        if isinstance(other, torch.Tensor) and other.dtype in WIDER:
+            rest = {name: value for name, value in kwargs.items() if name != "other"}
+            return torch.Tensor.to, (args[0], other.device, WIDER[other.dtype], *args[2:]), rest
     types = {value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)}
     if func in BITS or not types & WIDER.keys():
         return None

@@ -185,6 +185,7 @@ CASTS = {
     "type": lambda x: x.type(torch.float32),
     "old type": lambda x: x.type(torch.FloatTensor),
     "old type by name": lambda x: x.type("torch.FloatTensor"),
+    "to another, copied": lambda x: x.to(CONSTANT, copy=True),
     "type as": lambda x: x.type_as(CONSTANT),
     "of a sum": lambda x: x.cumsum(0, dtype=torch.float32),
     "of a softmax": lambda x: torch.log_softmax(x, 1, torch.float32),
@@ -231,6 +232,33 @@ def test_random_numbers_are_those_that_the_model_would_draw():
     noise = torch.rand(6, 4).double() + torch.randn(6, 4).double()
     expected = true_hessian(plain, F.cross_entropy, (x.double() * (1 + noise), y))
     torch.manual_seed(5)
+    assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-14
+
+
+@pytest.mark.parametrize("own", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_a_cast_copies_is_written_to(own):
+    """In a model in float32 it copies nothing, so that what is cast is written to as well."""
+
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            h = F.linear(x, self.weight, self.bias)
+            y = h.to(torch.float32)
+            y.mul_(2)
+            return h + y
+
+    torch.manual_seed(6)
+    model, x, y = nn.Sequential(Doubled(4, 3)).to(own), torch.randn(6, 4), torch.arange(6) % 3
+    factor = 4 if own is torch.float32 else 3
+    with torch.no_grad():
+        plain = F.linear(x.to(own), model[0].weight, model[0].bias)
+        torch.testing.assert_close(model(x.to(own)).double(), factor * plain.double(), rtol=0.02, atol=0.02)
+
+    def scaled(output, target):
+        return F.cross_entropy(factor * output, target)
+
+    linear = nn.Linear(4, 3).double()
+    linear.load_state_dict(model[0].state_dict())
+    expected = true_hessian(linear, scaled, (x.double(), y))
     assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-14
 
 

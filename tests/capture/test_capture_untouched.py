@@ -185,6 +185,15 @@ def test_plain_tensors_written_in_inference_mode_and_gradients_are_left():
     assert model[0].in_features == 5
 
 
+def test_statistics_that_are_written_without_being_counted():
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)).train()
+    before = copy.deepcopy(model.state_dict())
+    with untouched(model):
+        model(X)
+        assert not torch.equal(model[1].running_mean, before["1.running_mean"])
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("what", "words"), [("weight", "parameter '0.weight'"), ("grad", "gradient of '0.weight'")])
 def test_what_cannot_be_undone_is_refused(what, words):
     model = nn.Sequential(nn.Linear(5, 3))
