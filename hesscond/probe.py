@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hesscond.capture import MEMORY, Batch, LossFunction
-from hesscond.capture.wrappers import unwrapped
+from hesscond.capture.wrappers import measurable
 from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Preconditioner
 from hesscond.layer_probe import LayerProbe
@@ -119,7 +119,8 @@ def probe(
     >>> whole["0"].kappa.rank, whole["0"].n_params
     (24, 24)
     """
-    model = unwrapped(model)
+    team = team_of(model, group)
+    model = measurable(model)
     if level not in LEVELS:
         raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
     if not 0 < rtol < 1:
@@ -136,8 +137,6 @@ def probe(
             else f"units were given at level {level!r}, which takes all of them: use level='unit'"
         )
     budget = MEMORY if memory is None else int(memory)
-    team = team_of(model, group)
-    model = unwrapped(model)
     refuse_sharded(model)
     if level == "network":
         whole = probe_network(

@@ -14,7 +14,7 @@ from hesscond.capture.evaluation import Batch, LossFunction
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
 from hesscond.capture.weighting import mass
-from hesscond.capture.wrappers import unwrapped
+from hesscond.capture.wrappers import measurable
 
 #: Bytes that a capture and the work on it may take unless told otherwise.
 MEMORY = 4 * 10**9
@@ -109,7 +109,7 @@ def capture(
         A layer not reached; a loss that uses a weight directly; one that is not a differentiable scalar; NaN or
         infinite values; more memory needed than allowed.
     """
-    model = unwrapped(model)
+    model = measurable(model)
     chosen = chosen_layers(model, layers)
     wanted = {
         name: checked_units(name, layer, None if whole else (units or {}).get(name)) for name, layer in chosen.items()

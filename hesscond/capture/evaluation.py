@@ -14,12 +14,14 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from hesscond.capture.precision import Operations, lifted, operations
+from hesscond.capture.precision import WIDER, Operations, lifted, named, operations
 from hesscond.capture.untouched import untouched
 from hesscond.capture.wrappers import plainly
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.errors import CaptureError, ConfigError, HesscondError
 
 Batch = tuple[Any, Any]
+#: Types that meet each other if a model keeps tensors of its own.
+NUMBERS = {*WIDER, *WIDER.values()}
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
@@ -79,27 +81,69 @@ def evaluate(
         Where the operations of the model and the loss are counted.
     """
     inputs, target = batch
-    arguments = converted(inputs, dtype, copy=copy)
-    if isinstance(arguments, dict):
-        args, kwargs = (), arguments
-    else:
-        args, kwargs = (tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)), {}
+    args, kwargs = arguments(converted(inputs, dtype, copy=copy))
     target = converted(target, dtype, copy=copy)
     with ExitStack() as stack:
         stack.enter_context(untouched(model, loss_fn))
         stack.enter_context(plainly(model))
+        stack.enter_context(explained(model, loss_fn, batch, dtype))
         stack.enter_context(default_dtype(dtype))
         stack.enter_context(torch.enable_grad())
         # the other backends have no second derivatives
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(operations(counted))
         watch.lifts = lift_casts and dtype == torch.float64
+        watch.clones = any(p.is_floating_point() and p.dtype is not torch.float32 for p in model.parameters())
         stack.enter_context(watch)
         output = torch.func.functional_call(model, dict(state), args, kwargs, tie_weights=False)
         loss = in_precision(loss_fn, dtype)(output, target)
     if counted is not None:
         counted.lifted += watch.lifted
     return Evaluation(loss, output, target, leading_dimension(inputs))
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the model."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
+
+
+@contextmanager
+def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torch.dtype | None) -> Iterator[None]:
+    """Within, the model runs on copies in another precision: say so if that is why it fails.
+
+    What fails for the model as it is too is an error of the model, and stays the exception that it is.
+
+    Raises
+    ------
+    CaptureError
+        The model runs as it is.
+    """
+    try:
+        yield
+    except (HesscondError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if "allocate memory" in str(error) or not runs(model, loss_fn, batch):
+            raise
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        raise CaptureError(
+            "the model and its loss run as they are, but not on copies of the parameters"
+            + ("" if dtype is None else f" in {named(dtype)}")
+            + f" ({type(error).__name__}: {first})"
+            + ("" if dtype is None else "; dtype=None leaves the precision as it is")
+        ) from error
+
+
+def runs(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> bool:
+    """Whether the model and its loss take the batch as they are."""
+    inputs, target = converted(batch[0], None, copy=True), converted(batch[1], None, copy=True)
+    args, kwargs = arguments(inputs)
+    with untouched(model, loss_fn), plainly(model), suppress(Exception):
+        loss_fn(model(*args, **kwargs), target)
+        return True
+    return False
 
 
 def scalar(loss: object) -> torch.Tensor:
@@ -125,6 +169,8 @@ class WeightWatch(TorchFunctionMode):
     ----------
     lifts
         Whether casts to float32 become casts to float64.
+    clones
+        Whether they copy, as they do unless the model is in float32.
     lifted
         How many did.
     """
@@ -138,7 +184,7 @@ class WeightWatch(TorchFunctionMode):
         self.weights = weights
         self.inside: list[str] = []
         self.used_outside: set[int] = set()
-        self.lifts, self.lifted = False, 0
+        self.lifts, self.clones, self.lifted = False, False, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in (*args, *(kwargs or {}).values()):
@@ -154,10 +200,13 @@ class WeightWatch(TorchFunctionMode):
         if wide is not None:
             self.lifted += 1
             func, args, kwargs = wide
+            found = func(*args, **kwargs)
+            # what the cast would have copied may be written to
+            return found.clone() if self.clones and args and found is args[0] else found
         try:
             return func(*args, **kwargs)
         except RuntimeError:
-            if not {torch.float32, torch.float64} <= {tensor.dtype for tensor in tensors_of((tuple(args), kwargs))}:
+            if len({tensor.dtype for tensor in tensors_of((tuple(args), kwargs))} & NUMBERS) < 2:
                 raise
             # what an operation writes to stays
             kept = 1 if writes(func) else 0
@@ -195,8 +244,8 @@ def writes(func: Any) -> bool:
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """Float32 as float64; others as they are."""
-    return tensor.to(torch.float64) if tensor.dtype is torch.float32 else tensor
+    """Float32 as float64, complex numbers likewise; others as they are."""
+    return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -24,12 +24,15 @@ from hesscond.capture.evaluation import (
     tensors_by_module,
     tensors_of,
 )
-from hesscond.capture.graph import dependent, nodes
+from hesscond.capture.graph import dependent, is_transformed, nodes, refuse_originals
 from hesscond.capture.layers import ELIGIBLE, Layer, device_of, is_computed, own_parameters, stock_class
 from hesscond.capture.precision import Operations
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 
+#: Why a layer cannot be probed.
 UNREACHED = "not reached by this batch"
+COMPLEX = "its parameters are complex, and a Hessian is one in real numbers"
+WITHOUT_GRADIENT = "it runs under torch.no_grad, so that its parameters get no gradient"
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,8 @@ def run_forward(
     calls: dict[str, list[Call]] = {name: [] for name in layers}
     entangled: set[str] = set()
     called: set[str] = set()
+    unfit = {name: COMPLEX for name, layer in layers.items() if any(p.is_complex() for p in layer.parameters())}
+    in_parameters = in_parameters - set(unfit)
     versions: list[tuple[torch.Tensor, int]] = []
 
     def enter(name: str) -> Callable[..., None]:
@@ -139,11 +144,18 @@ def run_forward(
             h: Any = args[0] if args else kwargs.get("input")
             if name in in_parameters:
                 # what is differentiated in its parameters may take and give anything
-                if gives_what_torch_would(module, h, output):
+                if not is_transformed(h) and gives_what_torch_would(module, h, output):
                     calls[name].append(Call(h.detach().clone(), torch.zeros_like(output), None))
                 watch.inside.remove(name)
                 return None
             watch.inside.remove(name)
+            if not torch.is_grad_enabled():
+                unfit[name] = WITHOUT_GRADIENT
+                return None
+            if is_transformed(h) or is_transformed(output):
+                # inside torch.vmap or torch.func there are other tensors than outside
+                entangled.add(name)
+                return None
             seen = h.detach().clone() if keep_inputs else h.detach()
             versions.append((seen, seen._version))
             earlier = {get_gradient_edge(call.delta).node for call in calls[name]}
@@ -158,6 +170,8 @@ def run_forward(
 
     with ExitStack() as stack:
         for name, layer in layers.items():
+            if name in unfit:
+                continue
             stack.callback(layer.register_forward_pre_hook(enter(name)).remove)
             stack.callback(layer.register_forward_hook(perturb(name), with_kwargs=True, prepend=True).remove)
         found = evaluate(
@@ -178,13 +192,15 @@ def run_forward(
                 "leave terms in the parameters, as weight decay, out of the loss (their Hessian is known)"
             )
         entangled.add(name)
-    entangled -= set(in_parameters)
+    entangled -= {*in_parameters, *(name for name, reason in unfit.items() if reason is COMPLEX)}
     loss = scalar(found.loss)
+    refuse_originals(loss, model)
     variables = variables_of(loss)
     bypassed = {
-        name: UNREACHED
-        for name in layers
-        if name not in called
+        name: unfit.get(name, UNREACHED)
+        for name, seen in calls.items()
+        if not seen
+        and (name not in called or name in unfit)
         and name not in entangled
         and not any(id(leaf) in variables for leaf in parameters.get(name, ()))
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +20,18 @@ EXACT = {
         *("where", "flip", "roll", "repeat", "constant_pad_nd", "triu", "tril", "sort", "topk", "max", "min", "amax"),
         *("amin", "neg", "abs", "relu", "clamp", "sign", "empty", "empty_like", "new_empty", "empty_strided"),
         *("new_empty_strided", "zeros", "zeros_like", "new_zeros", "zero_", "ones", "ones_like", "new_ones"),
+        *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "uniform_", "normal_", "bernoulli"),
+        "bernoulli_",
     )
 }
 #: Which argument of a copy is copied: one into a type with as many digits does not round.
 COPIES = {torch.ops.aten._to_copy: 0, torch.ops.aten.copy_: 1}
 #: Functions that take a dtype to read bits as numbers of that kind.
 BITS = frozenset({torch.Tensor.view, torch.frombuffer})
+#: Functions that draw random numbers of the type that is asked for.
+DRAWS = frozenset({torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal})
+#: What casts become that are lifted.
+WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 TO_OTHER = frozenset({torch.Tensor.to, torch.Tensor.type_as})
 NAMES_OF_FLOAT32 = ("torch.FloatTensor", torch.FloatTensor)
 
@@ -147,25 +152,24 @@ def innermost_module() -> str:
 
 
 def lifted(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]] | None:
-    """The same call with float64 wherever float32 was asked for; None: it was not."""
+    """The same call with float64 wherever float32 was asked for, complex numbers likewise; None: it was not."""
     if func is torch.Tensor.float:
         return torch.Tensor.to, (args[0], torch.float64), kwargs
-    if func in BITS:
-        return None
-
-    if func in TO_OTHER and (other := next(float32_tensors((*args[1:], *kwargs.values())), None)) is not None:
-        return torch.Tensor.to, (args[0], other.device, torch.float64), {}
     if func is torch.Tensor.type and len(args) > 1 and args[1] in NAMES_OF_FLOAT32:
         return func, (args[0], torch.float64), kwargs
-    if not any(value is torch.float32 for value in (*args, *kwargs.values())):
+    if func in TO_OTHER:
+        other = args[1] if len(args) > 1 else kwargs.get("other")
+        if isinstance(other, torch.Tensor) and other.dtype in WIDER:
+            rest = {name: value for name, value in kwargs.items() if name != "other"}
+            return torch.Tensor.to, (args[0], other.device, WIDER[other.dtype], *args[2:]), rest
+    types = {value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)}
+    if func in BITS or not types & WIDER.keys():
         return None
+    if func in DRAWS:
+        # other numbers would be drawn in float64
+        return lambda *args, **kwargs: func(*args, **kwargs).to(torch.float64), args, kwargs
 
     def wide(value: Any) -> Any:
-        return torch.float64 if value is torch.float32 else value
+        return WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
     return func, tuple(map(wide, args)), {name: wide(value) for name, value in kwargs.items()}
-
-
-def float32_tensors(values: Any) -> Iterator[torch.Tensor]:
-    """Those among the values, not in nested containers."""
-    return (value for value in values if isinstance(value, torch.Tensor) and value.dtype is torch.float32)

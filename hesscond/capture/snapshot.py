@@ -20,6 +20,7 @@ from hesscond.capture.evaluation import (
     tensors_by_module,
     tensors_of,
 )
+from hesscond.capture.graph import refuse_originals
 from hesscond.capture.precision import Operations
 from hesscond.capture.randomness import gpus_of
 from hesscond.errors import CaptureError, ConfigError
@@ -104,7 +105,9 @@ class Snapshot:
                 f"the loss uses the parameter {self._owners[number]!r} of the model itself, which is not "
                 "differentiated: leave terms in the parameters, as weight decay, out of it (their Hessian is known)"
             )
-        return Evaluation(scalar(found.loss), found.output, found.target, found.samples)
+        loss = scalar(found.loss)
+        refuse_originals(loss, self.model)
+        return Evaluation(loss, found.output, found.target, found.samples)
 
     @contextmanager
     def _mode(self) -> Iterator[None]:

@@ -134,7 +134,8 @@ class State:
                 (container.update if isinstance(container, set) else container.extend)(items)
         with torch.no_grad():
             for tensor, number, copy in self.tensors:
-                if version(tensor) != number:
+                # batch normalization writes its statistics without counting
+                if version(tensor) != number or not torch.equal(tensor, copy):
                     tensor.copy_(copy)
         self.random.restore()
         changed = None

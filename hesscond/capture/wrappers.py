@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint
+
+from hesscond.errors import CaptureError
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -31,6 +34,32 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def compiled_modules() -> tuple[type, ...]:
     """The class of compiled modules, if anything was compiled: torch's compiler takes seconds to import."""
     return (sys.modules["torch._dynamo"].OptimizedModule,) if "torch._dynamo" in sys.modules else ()
+
+
+def measurable(model: nn.Module) -> nn.Module:
+    """The model inside its wrappers, if it has parameters with values that can be replaced.
+
+    Raises
+    ------
+    CaptureError
+        A model of `torch.jit`; parameters that are not initialized, or on torch's meta device.
+    """
+    model = unwrapped(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError(
+            "the model is compiled by torch.jit, which lets nobody differentiate in copies of its parameters: "
+            "give the model as it was before torch.jit.script or torch.jit.trace"
+        )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise CaptureError(
+                f"{name!r} has no values yet (a lazy module): call the model on one batch before it is probed"
+            )
+        if tensor.is_meta:
+            raise CaptureError(
+                f"{name!r} has no values, as it is on the device 'meta': load the parameters before the model is probed"
+            )
+    return model
 
 
 @contextmanager

@@ -21,10 +21,10 @@ GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 5, generator=GENERATOR), torch.arange(12) % 3
 LOSS = nn.CrossEntropyLoss()
 DRAWS = {
-    "torch": lambda own: torch.rand((), dtype=torch.float32),
+    "torch": lambda own: torch.rand((), dtype=torch.float32).double(),
     "numpy": lambda own: np.random.rand(),  # noqa: NPY002
     "python": lambda own: random.random(),
-    "own torch": lambda own: torch.rand((), generator=own["torch"], dtype=torch.float32),
+    "own torch": lambda own: torch.rand((), generator=own["torch"], dtype=torch.float32).double(),
     "own numpy": lambda own: own["numpy"].random(),
     "own legacy": lambda own: own["legacy"].rand(),
     "own python": lambda own: own["python"].random(),
@@ -183,6 +183,15 @@ def test_plain_tensors_written_in_inference_mode_and_gradients_are_left():
     assert model[0].bias.requires_grad
     assert not hasattr(model, "extra")
     assert model[0].in_features == 5
+
+
+def test_statistics_that_are_written_without_being_counted():
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)).train()
+    before = copy.deepcopy(model.state_dict())
+    with untouched(model):
+        model(X)
+        assert not torch.equal(model[1].running_mean, before["1.running_mean"])
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("what", "words"), [("weight", "parameter '0.weight'"), ("grad", "gradient of '0.weight'")])
