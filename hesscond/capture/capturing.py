@@ -10,10 +10,12 @@ from torch import nn
 
 from hesscond.capture.captured import LayerCapture
 from hesscond.capture.curvature import Differentiator, Request
-from hesscond.capture.evaluation import Batch, LossFunction
+from hesscond.capture.evaluation import Batch, LossFunction, wants_gradients
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
 from hesscond.capture.weighting import mass
+from hesscond.capture.wrappers import measurable
+from hesscond.errors import CaptureError
 
 #: Bytes that a capture and the work on it may take unless told otherwise.
 MEMORY = 4 * 10**9
@@ -60,6 +62,7 @@ def capture(
     optional: bool | None = None,
     in_parameters: Set[str] = frozenset(),
     slopes: bool = False,
+    lift_casts: bool = True,
 ) -> Captures:
     """Ĥ and S of layers on a batch. The model is left as it was: mode, grads, buffers, RNG state.
 
@@ -96,6 +99,8 @@ def capture(
         Layers to differentiate in their parameters whatever they look like.
     slopes
         Whether to give the gradients that go with what was captured.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
 
     Raises
     ------
@@ -105,6 +110,7 @@ def capture(
         A layer not reached; a loss that uses a weight directly; one that is not a differentiable scalar; NaN or
         infinite values; more memory needed than allowed.
     """
+    model = measurable(model)
     chosen = chosen_layers(model, layers)
     wanted = {
         name: checked_units(name, layer, None if whole else (units or {}).get(name)) for name, layer in chosen.items()
@@ -112,8 +118,14 @@ def capture(
     optional = layers is None if optional is None else optional
     own_forward = {name for name, layer in chosen.items() if stock_class(layer) is None and not is_computed(layer)}
     in_parameters = (tied_layers(model) | own_forward | in_parameters) & set(chosen)
-    run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional)
-    forward = run(in_parameters=in_parameters)
+    run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional, lift_casts=lift_casts)
+    try:
+        forward = run(in_parameters=in_parameters)
+    except CaptureError as error:
+        if not wants_gradients(error):
+            raise
+        run = partial(run, differentiable=True)
+        forward = run(in_parameters=in_parameters)
     if forward.entangled or forward.overwritten:
         forward = run(in_parameters=in_parameters | forward.entangled, keep_inputs=forward.overwritten)
     result = Captures()

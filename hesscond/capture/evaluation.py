@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy as copied
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,14 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from hesscond.capture.graph import nodes
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.capture.precision import WIDER, Operations, lifted, named, operations
+from hesscond.capture.untouched import untouched
+from hesscond.capture.wrappers import plainly
+from hesscond.errors import CaptureError, ConfigError, HesscondError
 
 Batch = tuple[Any, Any]
+#: Types that meet each other if a model keeps tensors of its own.
+NUMBERS = {*WIDER, *WIDER.values()}
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
@@ -50,6 +54,8 @@ def evaluate(
     dtype: torch.dtype | None,
     watch: WeightWatch,
     copy: bool = False,
+    lift_casts: bool = True,
+    counted: Operations | None = None,
 ) -> Evaluation:
     """Run the model and the loss with the tensors of ``state`` in the place of its own. Nothing is left behind.
 
@@ -69,25 +75,31 @@ def evaluate(
         Told of every function called.
     copy
         Whether the model and the loss get copies of the batch, which they may change in place.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
+    counted
+        Where the operations of the model and the loss are counted.
     """
     inputs, target = batch
-    arguments = converted(inputs, dtype, copy=copy)
-    if isinstance(arguments, dict):
-        args, kwargs = (), arguments
-    else:
-        args, kwargs = (tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)), {}
+    args, kwargs = arguments(converted(inputs, dtype, copy=copy))
     target = converted(target, dtype, copy=copy)
     with ExitStack() as stack:
-        stack.enter_context(untouched_randomness(state))
+        stack.enter_context(untouched(model, loss_fn))
+        stack.enter_context(plainly(model))
+        stack.enter_context(explained(model, loss_fn, batch, dtype))
         stack.enter_context(default_dtype(dtype))
         stack.enter_context(torch.enable_grad())
         # the other backends have no second derivatives
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(operations(counted))
+        watch.lifts = lift_casts and dtype == torch.float64
+        watch.clones = any(p.is_floating_point() and p.dtype is not torch.float32 for p in model.parameters())
         stack.enter_context(watch)
         both = ModelAndLoss(model, loss_fn, dtype)
         replaced = {f"model.{name}": tensor for name, tensor in state.items()}
         output, loss = torch.func.functional_call(both, replaced, (args, kwargs, target), tie_weights=False)
-    refuse_originals(model, loss)
+    if counted is not None:
+        counted.lifted += watch.lifted
     return Evaluation(loss, output, target, leading_dimension(inputs))
 
 
@@ -106,22 +118,60 @@ class ModelAndLoss(nn.Module):
         return output, in_precision(*self._loss, self.model)(output, target)
 
 
-def refuse_originals(model: nn.Module, loss: object) -> None:
-    """Raise a CaptureError if a loss depends on a parameter of the model itself, not on what took its place.
+def make_differentiable(tensors: Mapping[str, torch.Tensor], copies: Mapping[int, torch.Tensor]) -> None:
+    """Let the copies (by the ids of the originals) of all parameters that are trained require a gradient."""
+    for tensor in tensors.values():
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            copies[id(tensor)].requires_grad_()
 
-    A view made before the forward pass does, and what a function keeps.
+
+def wants_gradients(error: CaptureError) -> bool:
+    """Whether a model failed since it differentiates in its own parameters, whose copies were constants."""
+    return "does not require grad" in str(error.__cause__)
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the model."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
+
+
+@contextmanager
+def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torch.dtype | None) -> Iterator[None]:
+    """Within, the model runs on copies in another precision: say so if that is why it fails.
+
+    What fails for the model as it is too is an error of the model, and stays the exception that it is.
+
+    Raises
+    ------
+    CaptureError
+        The model runs as it is.
     """
-    if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
-        return
-    own = {id(parameter): name for name, parameter in model.named_parameters()}
-    for node in nodes([loss.grad_fn]):
-        name = own.get(id(getattr(node, "variable", None)))
-        if name is not None:
-            raise CaptureError(
-                f"the model or the loss uses the parameter {name!r} in a form that was made before the forward pass (a "
-                "view, or a reference that a function keeps), where it cannot be replaced: take it from the model in "
-                "the forward pass, or in the loss"
-            )
+    try:
+        yield
+    except (HesscondError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if "allocate memory" in str(error) or not runs(model, loss_fn, batch):
+            raise
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        raise CaptureError(
+            "the model and its loss run as they are, but not on copies of the parameters"
+            + ("" if dtype is None else f" in {named(dtype)}")
+            + f" ({type(error).__name__}: {first})"
+            + ("" if dtype is None else "; dtype=None leaves the precision as it is")
+        ) from error
+
+
+def runs(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> bool:
+    """Whether the model and its loss take the batch as they are."""
+    inputs, target = converted(batch[0], None, copy=True), converted(batch[1], None, copy=True)
+    args, kwargs = arguments(inputs)
+    with untouched(model, loss_fn), plainly(model), suppress(Exception):
+        loss_fn(model(*args, **kwargs), target)
+        return True
+    return False
 
 
 def scalar(loss: object) -> torch.Tensor:
@@ -139,7 +189,19 @@ def scalar(loss: object) -> torch.Tensor:
 
 
 class WeightWatch(TorchFunctionMode):
-    """Notices every use of a layer's weight or bias outside the layer's own forward."""
+    """Notices every use of a layer's weight or bias outside the layer's own forward, and lifts casts if told to.
+
+    One mode for both, since each costs every function called.
+
+    Attributes
+    ----------
+    lifts
+        Whether casts to float32 become casts to float64.
+    clones
+        Whether they copy, as they do unless the model is in float32.
+    lifted
+        How many did.
+    """
 
     #: Attributes that are the values in another form; the others only describe them.
     VALUES = frozenset({"T", "mT", "H", "mH", "data", "real"})
@@ -150,6 +212,7 @@ class WeightWatch(TorchFunctionMode):
         self.weights = weights
         self.inside: list[str] = []
         self.used_outside: set[int] = set()
+        self.lifts, self.clones, self.lifted = False, False, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in (*args, *(kwargs or {}).values()):
@@ -157,7 +220,28 @@ class WeightWatch(TorchFunctionMode):
                 name = self.weights.get(id(item))
                 if name is not None and name not in self.inside and not self.reads_metadata(func):
                     self.used_outside.add(id(item))
-        return func(*args, **(kwargs or {}))
+        return self.in_float64(func, args, kwargs or {}) if self.lifts else func(*args, **(kwargs or {}))
+
+    def in_float64(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The call without casts to float32, also where a float32 tensor of the model's own would not do."""
+        wide = lifted(func, args, kwargs)
+        if wide is not None:
+            self.lifted += 1
+            func, args, kwargs = wide
+            found = func(*args, **kwargs)
+            # what the cast would have copied may be written to
+            return found.clone() if self.clones and args and found is args[0] else found
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            if len({tensor.dtype for tensor in tensors_of((tuple(args), kwargs))} & NUMBERS) < 2:
+                raise
+            # what an operation writes to stays
+            kept = 1 if writes(func) else 0
+            wider = (*args[:kept], *mapped(tuple(args[kept:]), widened))
+            with suppress(RuntimeError):
+                return func(*wider, **mapped(kwargs, widened))
+            raise
 
     def reads_metadata(self, func: Any) -> bool:
         """Whether ``func`` looks at the shape, type or place of a tensor only."""
@@ -179,6 +263,17 @@ def tensors_by_module(model: nn.Module) -> dict[str, torch.Tensor]:
         for attribute, tensor in own.items()
         if tensor is not None
     }
+
+
+def writes(func: Any) -> bool:
+    """Whether a function changes its first argument."""
+    name = getattr(func, "__name__", "")
+    return name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Float32 as float64, complex numbers likewise; others as they are."""
+    return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -252,14 +347,6 @@ def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None, model: nn.Mod
         if id(tensor) not in others
     }
     return lambda output, target: torch.func.functional_call(loss_fn, state, (output, target), tie_weights=False)
-
-
-@contextmanager
-def untouched_randomness(state: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Leave the random state of the CPU and of the state's GPUs as it is found."""
-    devices = sorted({t.device.index for t in state.values() if t.device.type == "cuda"})
-    with torch.random.fork_rng(devices):
-        yield
 
 
 @contextmanager

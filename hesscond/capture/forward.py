@@ -20,15 +20,20 @@ from hesscond.capture.evaluation import (
     converted,
     evaluate,
     is_finite,
+    make_differentiable,
     scalar,
     tensors_by_module,
     tensors_of,
 )
-from hesscond.capture.graph import dependent, nodes
+from hesscond.capture.graph import dependent, is_transformed, nodes, refuse_originals
 from hesscond.capture.layers import ELIGIBLE, Layer, device_of, is_computed, own_parameters, stock_class
+from hesscond.capture.precision import Operations
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 
+#: Why a layer cannot be probed.
 UNREACHED = "not reached by this batch"
+COMPLEX = "its parameters are complex, and a Hessian is one in real numbers"
+WITHOUT_GRADIENT = "it runs under torch.no_grad, so that its parameters get no gradient"
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,9 @@ def run_forward(
     optional: bool,
     in_parameters: Set[str] = frozenset(),
     keep_inputs: bool = False,
+    lift_casts: bool = True,
+    counted: Operations | None = None,
+    differentiable: bool = False,
 ) -> ForwardPass:
     """Run the model on copies of its parameters and buffers, every output of ``layers`` plus a zero perturbation.
 
@@ -101,6 +109,10 @@ def run_forward(
         Layers to differentiate in their weight and bias instead.
     keep_inputs
         Whether to copy the layers' inputs, which the model is known to overwrite.
+    lift_casts, counted
+        As in `evaluate`.
+    differentiable
+        Whether all parameters are, not only those that are asked for: a model may differentiate in them itself.
 
     Raises
     ------
@@ -116,10 +128,14 @@ def run_forward(
     state = {key: copies[id(t)] for key, t in tensors.items()}
     originals = {id(p): name for name, layer in layers.items() for p in own_parameters(layer)}
     parameters = {name: leaves(name, layers[name], copies) for name in layers if name in in_parameters}
+    if differentiable:
+        make_differentiable(tensors, copies)
     watch = WeightWatch(originals | {id(copies[i]): name for i, name in originals.items()})
     calls: dict[str, list[Call]] = {name: [] for name in layers}
     entangled: set[str] = set()
     called: set[str] = set()
+    unfit = {name: COMPLEX for name, layer in layers.items() if any(p.is_complex() for p in layer.parameters())}
+    in_parameters = in_parameters - set(unfit)
     versions: list[tuple[torch.Tensor, int]] = []
 
     def enter(name: str) -> Callable[..., None]:
@@ -131,14 +147,21 @@ def run_forward(
 
     def perturb(name: str) -> Callable[..., torch.Tensor | None]:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> torch.Tensor | None:
-            h = args[0] if args else kwargs.get("input")
+            h: Any = args[0] if args else kwargs.get("input")
             if name in in_parameters:
                 # what is differentiated in its parameters may take and give anything
-                if gives_what_torch_would(module, h, output):
+                if not is_transformed(h) and gives_what_torch_would(module, h, output):
                     calls[name].append(Call(h.detach().clone(), torch.zeros_like(output), None))
                 watch.inside.remove(name)
                 return None
             watch.inside.remove(name)
+            if not torch.is_grad_enabled():
+                unfit[name] = WITHOUT_GRADIENT
+                return None
+            if is_transformed(h) or is_transformed(output):
+                # inside torch.vmap or torch.func there are other tensors than outside
+                entangled.add(name)
+                return None
             seen = h.detach().clone() if keep_inputs else h.detach()
             versions.append((seen, seen._version))
             earlier = {get_gradient_edge(call.delta).node for call in calls[name]}
@@ -153,9 +176,20 @@ def run_forward(
 
     with ExitStack() as stack:
         for name, layer in layers.items():
+            if name in unfit:
+                continue
             stack.callback(layer.register_forward_pre_hook(enter(name)).remove)
             stack.callback(layer.register_forward_hook(perturb(name), with_kwargs=True, prepend=True).remove)
-        found = evaluate(model, loss_fn, (inputs, target), state, dtype=dtype, watch=watch)
+        found = evaluate(
+            model,
+            loss_fn,
+            (inputs, target),
+            state,
+            dtype=dtype,
+            watch=watch,
+            lift_casts=lift_casts,
+            counted=counted,
+        )
     for number in watch.used_outside:
         name = watch.weights[number]
         if number in originals:
@@ -164,13 +198,15 @@ def run_forward(
                 "leave terms in the parameters, as weight decay, out of the loss (their Hessian is known)"
             )
         entangled.add(name)
-    entangled -= set(in_parameters)
+    entangled -= {*in_parameters, *(name for name, reason in unfit.items() if reason is COMPLEX)}
     loss = scalar(found.loss)
+    refuse_originals(loss, model)
     variables = variables_of(loss)
     bypassed = {
-        name: UNREACHED
-        for name in layers
-        if name not in called
+        name: unfit.get(name, UNREACHED)
+        for name, seen in calls.items()
+        if not seen
+        and (name not in called or name in unfit)
         and name not in entangled
         and not any(id(leaf) in variables for leaf in parameters.get(name, ()))
     }

@@ -145,6 +145,11 @@ def nodes(start: Iterable[Any]) -> Iterator[Any]:
         stack.extend(parent for parent, _ in node.next_functions)
 
 
+def is_transformed(value: Any) -> bool:
+    """Whether it is a tensor that only exists within a transformation of `torch.func`, as `torch.vmap`."""
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
 def refuse_dead_ends(start: Iterable[Any]) -> None:
     """Raise a CaptureError for a function whose backward is marked `once_differentiable`.
 
@@ -169,6 +174,21 @@ def refuse_wrong_derivatives(start: Iterable[Any]) -> None:
             raise CaptureError(
                 f"the model or the loss takes a derivative through {kind} normalization, whose third derivatives are "
                 "wrong in torch: normalize in plain operations, (x - x.mean()) / x.var().sqrt(), or by group norm"
+            )
+
+
+def refuse_originals(loss: torch.Tensor, model: torch.nn.Module) -> None:
+    """Raise a CaptureError if the graph of a loss reaches a parameter of the model itself.
+
+    The model was run on copies of its parameters, which are what is differentiated in.
+    """
+    own = {id(parameter): name for name, parameter in model.named_parameters()}
+    for node in nodes([loss.grad_fn]):
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) in own:
+            raise CaptureError(
+                f"the model or the loss uses its parameter {own[id(variable)]!r} through a reference or a view kept "
+                "from before, where it is not differentiated: take the parameter from its module in the forward pass"
             )
 
 
@@ -214,6 +234,8 @@ def is_piecewise_linear(start: Iterable[Any], within: Set[Any] | None = None) ->
 
 def is_linear_node(name: str, node: Any, inputs: Inputs) -> bool:
     """Whether a node is known to be piecewise linear in all its differentiable inputs together."""
+    if name == "AbsBackward0" and node._saved_self.is_complex():
+        return False
     if name in LINEAR:
         return True
     variable = [parent is not None for parent, _ in inputs]

@@ -13,6 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from hesscond.capture import Batch, LossFunction
 from hesscond.capture.batches import Batches, is_batch
 from hesscond.capture.forward import Call
+from hesscond.capture.graph import is_transformed
 from hesscond.capture.request import Request
 from hesscond.capture.snapshot import Snapshot
 from hesscond.capture.weighting import mass
@@ -110,7 +111,7 @@ class FirstLayers:
 
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> None:
             x = args[0] if args else kwargs["input"]
-            if x.requires_grad:
+            if x.requires_grad or not output.requires_grad or is_transformed(x) or is_transformed(output):
                 dependent.add(name)
             calls = seen.setdefault(name, [])
             if dependent:

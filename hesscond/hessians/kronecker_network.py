@@ -150,6 +150,8 @@ def sampled_terms(
     """Random rank-one terms of each layer: Jᵀb of random b with the curvature of the loss for their mean of bbᵀ."""
     nodes = curved_nodes(forward.loss)
     requests = [Request(name, layers[name].layer, calls, (), True) for name, calls in forward.calls.items() if calls]
+    if not requests:
+        return
     deltas = [delta for request in requests for delta in request.deltas]
     draws = max(1, min(MOST, -(-SAMPLES // forward.samples)))
     found: list[list[torch.Tensor]] = [[] for _ in requests]
