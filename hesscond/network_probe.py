@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hesscond.capture import Batch, LossFunction, eligible_layers
+from hesscond.capture.weighting import BatchWeight, share_of_mass
 from hesscond.coordinates import layer_coordinates
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
@@ -47,6 +48,7 @@ def probe_network(
     rtol: float,
     memory: int,
     reduction: str | None,
+    weight: BatchWeight | None,
     group: ProcessGroup | None,
 ) -> NetworkResult:
     """The Hessian in all parameters that require a gradient, or in those of some layers together.
@@ -65,7 +67,9 @@ def probe_network(
     if chart is not None:
         if team is not None:
             raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
-        make = partial(HessianOperator, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction)
+        make = partial(
+            HessianOperator, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction, weight=weight
+        )
         in_chart, rows = chart.network(make)
         block = NetworkHessian(in_chart, lambda: ((), Known()), Effort(memory=memory))
         return NetworkResult(block, {name: [where] for name, where in rows.items()}, f"products, in {chart.name}", rtol)
@@ -74,10 +78,12 @@ def probe_network(
         names = layers_with_everything(model)
 
     def local() -> HessianOperator:
-        return HessianOperator(model, loss_fn, data, layers=names, dtype=dtype, memory=memory, reduction=reduction)
+        return HessianOperator(
+            model, loss_fn, data, layers=names, dtype=dtype, memory=memory, reduction=reduction, weight=weight
+        )
 
     H = local() if team is None else agreed(team, local)
-    operator: SymmetricOperator = H if team is None else DataParallel(H, H.local_mass, team)
+    operator: SymmetricOperator = H if team is None else shared(H, team)
     parts: dict[str, list[slice]] = {}
     if method is None:
         for name, where in H.parts.items():
@@ -98,12 +104,10 @@ def probe_network(
             return (), Known()
         if team is not None:
             # what is null for the share of one process need not be so for that of another
-            inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction)
+            inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory)
             return (), Known(None, inverse)
-        found = network_null_directions(H, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction)
-        inverse = network_inverse(
-            H, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction, null_space=combined(found)
-        )
+        found = network_null_directions(H, model, loss_fn, data, dtype=dtype, memory=memory)
+        inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory, null_space=combined(found))
         Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
         return found, Known(null, PulledInverse(inverse, Z), Z)
 
@@ -165,6 +169,7 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
     operator, failure = None, None
     try:
         operator = make()
+        _ = operator.local_masses  # may be refused too
     except HesscondError as error:
         failure = error
     told = team.gathered(None if failure is None else str(failure))
@@ -184,3 +189,9 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
             "the processes have different parameters: make the model with the same random seed in each, or load it"
         )
     return operator
+
+
+def shared(operator: HessianOperator, team: Team) -> DataParallel:
+    """The operator of the data of all processes, each of which has made its own."""
+    masses = operator.local_masses
+    return DataParallel(operator, share_of_mass(masses, team.gathered(masses)), team)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from torch import nn
 
 from hesscond.capture import MEMORY, Batch, Captures, Geometry, LossFunction, capture, chosen_layers
 from hesscond.capture.batches import is_batch
+from hesscond.capture.weighting import BatchWeight, Weights, check_weighting
 from hesscond.coordinates import collector, coordinates
 from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, Chart, HessianOperator, Preconditioner, stream, stream_layers
@@ -38,6 +38,7 @@ def probe(
     rtol: float = 1e-8,
     memory: float | None = None,
     reduction: str | None = None,
+    weight: BatchWeight | None = None,
     group: ProcessGroup | None = None,
 ) -> ProbeResult:
     """Exact Hessians Ĥᵀ S Ĥ of layers or of their output units, and their condition numbers.
@@ -52,8 +53,10 @@ def probe(
     loss_fn
         ``loss_fn(output, target)``, a scalar: the mean loss of the batch, usually.
     data
-        ``(inputs, targets)``; inputs a tensor, or a tuple of positional or a dict of keyword arguments. Or a stream
-        of such pairs (a ``DataLoader``): then the Hessians are those of the loss over all of them together.
+        ``(inputs, targets)``; inputs a tensor, or a tuple of positional or a mapping of keyword arguments. Or one
+        mapping, as Hugging Face's loaders give it: its ``"labels"`` (or ``"label"``) are the target, and the model is
+        called with all of it. Or a stream of such batches (a ``DataLoader``, a list): then the Hessians are those of
+        the loss over all of them together.
     layers
         Qualified names of the layers; None: all that the data reach (see ``skipped`` of the result for the others).
     level
@@ -75,7 +78,11 @@ def probe(
     memory
         Bytes that captures, Hessians and the work on them may take; None: 4 GB.
     reduction
-        For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: found out.
+        For a stream, whether the loss is a ``"mean"`` over the samples of a batch (for a loss of torch: over what it
+        divides by) or their ``"sum"``; None: found out from parts of the batches, or refused.
+    weight
+        For a stream, what a batch counts in the loss Σ w_k L_k / Σ w_k of the whole, if that is not found out: a
+        function of its inputs and target, or one number for each batch.
     group
         At level ``"network"``: processes of `torch.distributed` that all call this, each with its share of the data.
 
@@ -109,8 +116,7 @@ def probe(
         raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
     if not 0 < rtol < 1:
         raise ConfigError(f"rtol must lie between 0 and 1, not {rtol}")
-    if reduction not in (None, "mean", "sum"):
-        raise ConfigError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
+    check_weighting(reduction, weight)
     if memory is not None and not memory > 0:
         raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
     names = None if layers is None else list(layers)
@@ -134,13 +140,16 @@ def probe(
             rtol=rtol,
             memory=budget,
             reduction=reduction,
+            weight=weight,
             group=group,
         )
         return ProbeResult({NETWORK: whole}, {})
     wanted = None if units is None else dict.fromkeys(names or (), tuple(units))
     charts = charts_of(method, model, names)
     if charts:
-        hessian = partial(HessianOperator, model, loss_fn, data, dtype=dtype, memory=budget, reduction=reduction)
+        hessian = partial(
+            HessianOperator, model, loss_fn, data, dtype=dtype, memory=budget, reduction=reduction, weight=weight
+        )
         found: dict[str, LayerResult] = {
             name: ChartLayer(model, name, level, units, chart, hessian, rtol) for name, chart in charts.items()
         }
@@ -158,11 +167,12 @@ def probe(
                 rtol=rtol,
                 memory=memory,
                 reduction=reduction,
+                weight=weight,
             )
             found, skipped = found | dict(others), others.skipped
         return ProbeResult({name: found[name] for name in chosen_layers(model, names) if name in found}, skipped)
 
-    def captured(batch: Batch, weigh: str | bool = False) -> Captures:
+    def captured(batch: Batch, weights: Weights | None = None) -> Captures:
         return capture(
             model,
             loss_fn,
@@ -172,7 +182,7 @@ def probe(
             whole=level == "layer",
             dtype=dtype,
             memory=budget,
-            weigh=weigh,
+            weights=weights,
         )
 
     if is_batch(data):
@@ -185,7 +195,8 @@ def probe(
         return ProbeResult(layers_found, captures.skipped)
     # a loader draws from the random state
     with torch.random.fork_rng(devices=[]):
-        return probe_stream(data, lambda batch: captured(batch, reduction or True), level, method, rtol, budget)
+        weights = Weights(model, loss_fn, dtype, reduction, weight)
+        return probe_stream(data, partial(captured, weights=weights), weights, level, method, rtol, budget)
 
 
 def charts_of(
@@ -205,6 +216,7 @@ def charts_of(
 def probe_stream(
     batches: Iterable[Batch],
     captured: Callable[[Batch], Captures],
+    weights: Weights,
     level: str,
     method: str | Method | Preconditioner | Chart | None,
     rtol: float,
@@ -213,21 +225,16 @@ def probe_stream(
     """The result over all ``batches`` together, each one captured in turn."""
     seen: dict[str, tuple[Geometry, str]] = {}
     skipped: dict[str, str] = {}
-    masses: list[float] = []
 
     def weighed() -> Iterator[tuple[Captures, float]]:
         for batch in batches:
             captures = captured(batch)
             skipped.update(captures.skipped)
             seen.update({name: (found.inputs.geometry, found.route) for name, found in captures.items()})
-            masses.append(captures.mass or 0.0)
-            yield captures, 1.0 if math.isnan(masses[-1]) else masses[-1]
-        if not masses:
-            raise ConfigError("the data are an empty stream: they need at least one batch")
+            yield captures, captures.mass or 0.0
 
     def total() -> float:
-        # nan: the loss is a sum over the samples
-        return 1.0 if math.isnan(sum(masses)) else sum(masses)
+        return weights.total
 
     blocks: dict[str, dict[int | None, BlockHessian]] = {}
     if level == "layer":
@@ -241,6 +248,6 @@ def probe_stream(
     for name, own in blocks.items():
         P = coordinates(method, name, seen[name][0], statistics.get(name))
         layers[name] = StreamedLayer(name, level, own, seen[name][1], P, rtol)
-    if not layers:
-        raise ConfigError("no target in the stream counts in the loss: there is no Hessian")
+    # refuses a stream that is empty, or in which nothing counts
+    _ = weights.total
     return ProbeResult(layers, {name: reason for name, reason in skipped.items() if name not in layers})

@@ -147,7 +147,10 @@ def test_to_a_device_moves_everything(write):
         ("nn.Linear(3, 2, device='meta'), nn.MSELoss(), (x, y)", "the model or the loss is on the meta device"),
         ("nn.Linear(3, 2), nn.NLLLoss(y.to('meta')), (x, y)", "the model or the loss is on the meta device"),
         ("nn.Linear(3, 2), nn.MSELoss(), ([x.to('meta')], y)", "the data are on the meta device"),
-        ("nn.Linear(3, 2), nn.MSELoss(), [(x, y), (x, y), x]", "batch 2 of the data is not a pair .* but a Tensor"),
+        (
+            "nn.Linear(3, 2), nn.MSELoss(), [(x, y), (x, y), x]",
+            "batch 2 of the data: the batch must be a pair .*, not a Tensor",
+        ),
     ],
 )
 def test_values_that_are_nowhere(write, returned, words):
@@ -159,7 +162,7 @@ def test_values_that_are_nowhere(write, returned, words):
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        ("None", "must return (model, loss_fn, data), but it returned None"),
+        ("None", "must return (model, loss_fn, data) or (model, loss_fn, data, weight), but it returned None"),
         ("nn.Linear(3, 2)", "but it returned a Linear"),
         ("nn.Linear(3, 2), nn.MSELoss()", "but it returned a tuple of 2"),
         ("nn.MSELoss, nn.Linear(3, 2), (x, y)", "the model must be a torch.nn.Module, not the class MSELoss"),
@@ -167,8 +170,8 @@ def test_values_that_are_nowhere(write, returned, words):
         ("'net', nn.MSELoss(), (x, y)", "the model must be a torch.nn.Module, not a str"),
         ("nn.Linear(3, 2), nn.MSELoss, (x, y)", "the loss must be a callable (output, target), not the class MSELoss"),
         ("nn.Linear(3, 2), 'mse', (x, y)", "the loss must be a callable (output, target), not a str"),
-        ("nn.Linear(3, 2), nn.MSELoss(), x", "a pair (inputs, targets) or an iterable of such pairs, not a Tensor"),
-        ("nn.Linear(3, 2), nn.MSELoss(), {'x': x}", "not a dict"),
+        ("nn.Linear(3, 2), nn.MSELoss(), x", "must be a pair (inputs, targets) or a stream of them, not a Tensor"),
+        ("nn.Linear(3, 2), nn.MSELoss(), {'x': x}", "needs its targets under 'labels' or 'label', and this one is 'x'"),
         ("nn.Linear(3, 2), nn.MSELoss(), None", "not None"),
         ("nn.Linear(3, 2), nn.MSELoss(), torch.utils.data.TensorDataset(x, y)", "wrap them in a DataLoader"),
     ],

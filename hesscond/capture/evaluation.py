@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from copy import copy as copied
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from hesscond.errors import CaptureError, ConfigError
 
-Batch = tuple[Any, Any]
+Batch = tuple[Any, Any] | Mapping[Any, Any]
+#: Where a batch that is a mapping has its targets.
+LABELS = ("labels", "label")
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
@@ -43,7 +46,7 @@ class Evaluation:
 def evaluate(
     model: nn.Module,
     loss_fn: LossFunction,
-    batch: Batch,
+    batch: tuple[Any, Any],
     state: Mapping[str, torch.Tensor],
     *,
     dtype: torch.dtype | None,
@@ -71,8 +74,8 @@ def evaluate(
     """
     inputs, target = batch
     arguments = converted(inputs, dtype, copy=copy)
-    if isinstance(arguments, dict):
-        args, kwargs = (), arguments
+    if isinstance(arguments, Mapping):
+        args, kwargs = (), taken(model, arguments)
     else:
         args, kwargs = (tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)), {}
     target = converted(target, dtype, copy=copy)
@@ -86,6 +89,14 @@ def evaluate(
         output = torch.func.functional_call(model, dict(state), args, kwargs, tie_weights=False)
         loss = in_precision(loss_fn, dtype)(output, target)
     return Evaluation(loss, output, target, leading_dimension(inputs))
+
+
+def taken(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a model, without labels that it does not take."""
+    parameters = inspect.signature(model.forward).parameters
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters or name not in LABELS}
 
 
 def scalar(loss: object) -> torch.Tensor:
@@ -150,15 +161,44 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
 
 
-def checked_batch(batch: Batch) -> Batch:
-    """``batch`` as a pair with at least one sample, or a ConfigError."""
+def checked_batch(batch: Batch) -> tuple[Any, Any]:
+    """``batch`` as a pair (inputs, target) with at least one sample.
+
+    Of a mapping the target is ``"labels"`` or ``"label"``, and all of it are the inputs.
+
+    Raises
+    ------
+    ConfigError
+        Neither a pair nor a mapping with labels; no sample; no tensor among the inputs.
+    """
+    if isinstance(batch, Mapping):
+        name = next((name for name in LABELS if batch.get(name) is not None), None)
+        if name is None:
+            names = ", ".join(map(repr, batch)) or "empty"
+            raise ConfigError(
+                f"a batch that is a mapping needs its targets under 'labels' or 'label', and this one is {names}: give "
+                "a pair (inputs, targets)"
+            )
+        batch = batch, batch[name]
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ConfigError("the batch must be a pair (inputs, targets)")
+        raise ConfigError(f"the batch must be a pair (inputs, targets) or a mapping with 'labels', not {kind(batch)}")
     inputs, target = batch
-    for tensor in tensors_of(inputs):
+    if target is None and isinstance(inputs, Mapping):
+        target = next((inputs[name] for name in LABELS if inputs.get(name) is not None), None)
+    tensors = list(tensors_of(inputs))
+    if not tensors:
+        raise ConfigError(f"the inputs of the batch must be tensors, or contain some, not {kind(inputs)}")
+    for tensor in tensors:
         if tensor.ndim == 0 or len(tensor) == 0:
             raise ConfigError("the batch is empty: it needs at least one sample")
     return inputs, target
+
+
+def kind(value: Any) -> str:
+    """What a thing is, for an error sentence."""
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def leading_dimension(inputs: Any) -> int:
@@ -167,21 +207,27 @@ def leading_dimension(inputs: Any) -> int:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
+    """All tensors in nested tuples, lists, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, Mapping):
+        for item in value.values():
             yield from tensors_of(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_of(item)
+    elif is_record(value):
+        for field in fields(value):
+            yield from tensors_of(getattr(value, field.name))
 
 
 def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``function`` of every tensor in nested tuples, lists and dicts; the rest as it is."""
+    """``function`` of every tensor in nested tuples, lists, mappings and dataclasses; the rest as it is."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         # a subclass may have more to it than its items
-        result = copied(value)
+        result = copied(value) if isinstance(value, MutableMapping) else dict(value)
         for key, item in value.items():
             result[key] = mapped(item, function)
         return result
@@ -189,7 +235,18 @@ def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         items = [mapped(item, function) for item in value]
         # a named tuple takes its fields one by one
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if is_record(value):
+        result = copied(value)
+        for field in fields(value):
+            # it may be frozen
+            object.__setattr__(result, field.name, mapped(getattr(value, field.name), function))
+        return result
     return value
+
+
+def is_record(value: Any) -> bool:
+    """Whether it is an object of a dataclass."""
+    return is_dataclass(value) and not isinstance(value, type)
 
 
 def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> Any:
