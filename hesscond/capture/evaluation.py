@@ -71,13 +71,14 @@ def evaluate(
         Told of every function called.
     copy
         Whether the model and the loss get copies of the batch, which they may change in place.
+
+    Raises
+    ------
+    ConfigError
+        The model does not take the inputs; the loss needs a target and there is none.
     """
     inputs, target = batch
-    arguments = converted(inputs, dtype, copy=copy)
-    if isinstance(arguments, Mapping):
-        args, kwargs = (), taken(model, arguments)
-    else:
-        args, kwargs = (tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)), {}
+    args, kwargs = call_of(model, converted(inputs, dtype, copy=copy))
     target = converted(target, dtype, copy=copy)
     with ExitStack() as stack:
         stack.enter_context(untouched_randomness(state))
@@ -87,16 +88,36 @@ def evaluate(
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(watch)
         output = torch.func.functional_call(model, dict(state), args, kwargs, tie_weights=False)
-        loss = in_precision(loss_fn, dtype)(output, target)
+        try:
+            loss = in_precision(loss_fn, dtype)(output, target)
+        except TypeError as error:
+            if target is not None:
+                raise
+            raise ConfigError("the batch has no target (None), which the loss does not take") from error
     return Evaluation(loss, output, target, leading_dimension(inputs))
 
 
-def taken(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a model, without labels that it does not take."""
-    parameters = inspect.signature(model.forward).parameters
-    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(arguments)
-    return {name: value for name, value in arguments.items() if name in parameters or name not in LABELS}
+def call_of(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a model, without labels that it does not take.
+
+    Raises
+    ------
+    ConfigError
+        It does not take the others.
+    """
+    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # not written in Python: nothing to look at
+        return args, kwargs
+    if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        kwargs = {name: value for name, value in kwargs.items() if name in signature.parameters or name not in LABELS}
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"the model's forward{signature} does not take the inputs of the batch: {error}") from None
+    return args, kwargs
 
 
 def scalar(loss: object) -> torch.Tensor:

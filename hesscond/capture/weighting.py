@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from hesscond.capture.evaluation import (
+    LABELS,
     Batch,
     Evaluation,
     LossFunction,
@@ -289,7 +290,7 @@ class Weights:
         """What the batch counts by each rule that is left."""
         # a loss that the model has computed is none of the outputs
         inner = any(t.ndim == 0 and t.requires_grad for t in tensors_of(evaluation.output))
-        whole, loss = (given, self._inner_loss) if inner else (outputs, self._outer_loss)
+        whole, loss = (own_labels(given), self._inner_loss) if inner else (outputs, self._outer_loss)
         # without a target the loss is one of the outputs, or of labels among the inputs
         self._target, self._has_target = given.target, next(tensors_of(given.target), None) is not None
         if not self._has_target:
@@ -520,7 +521,8 @@ def refuse_nothing(loss_fn: LossFunction, evaluation: Evaluation) -> None:
     labels = [tensor for tensor in tensors_of(evaluation.target) if is_label(tensor)]
     ignored = bool(labels) and all(bool((tensor < 0).all()) for tensor in labels)
     known = divisor(loss_fn, Part(evaluation.output, evaluation.target, evaluation.samples))
-    if known == 0 or (known is None and ignored and not math.isfinite(evaluation.loss.detach())):
+    loss = float(evaluation.loss.detach())
+    if known == 0 or (known is None and ignored and (loss == 0 or not math.isfinite(loss))):
         raise ConfigError("no target of the batch counts in the loss: there is no Hessian")
 
 
@@ -634,6 +636,16 @@ def constituents(loss_fn: LossFunction) -> tuple[list[int], list[torch.Tensor]]:
     numbers = {value for value in values if isinstance(value, int) and not isinstance(value, bool)}
     vectors = [v for v in values if isinstance(v, torch.Tensor) and v.ndim == 1 and v.is_floating_point()]
     return sorted(numbers), list({id(vector): vector.detach() for vector in vectors}.values())
+
+
+def own_labels(given: Part) -> Part:
+    """The same, but labels among the inputs are no other input too, as those of a causal model may be."""
+    target = given.target
+    if not isinstance(given.source, Mapping) or not isinstance(target, torch.Tensor):
+        return given
+    own = target.clone()
+    source = {name: own if name in LABELS and value is target else value for name, value in given.source.items()}
+    return replace(given, source=source, target=own)
 
 
 def halves(whole: Part, order: torch.Tensor) -> Iterator[Split]:
