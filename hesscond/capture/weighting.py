@@ -44,6 +44,8 @@ BY_ENTRY = (
 IGNORED = -100
 #: Samples of a batch on which a model that computes its own loss is tried.
 ROWS = 8
+#: Entries of outputs on which a loss is tried: all, but for large vocabularies.
+ENTRIES = 2**24
 #: Samples by which halves are chosen.
 MOST = 256
 #: Targets of a sample that are left in two versions of a batch: their means tell entries from samples.
@@ -299,7 +301,8 @@ class Weights:
         nothing = [rule for rule in rules if self._mass(rule, whole) == 0]
         if nothing and (len(nothing) == len(set(rules) - {SUM}) or not math.isfinite(evaluation.loss.detach())):
             return dict.fromkeys(rules if TORCH in nothing else nothing, 0.0)
-        some = whole.rows(torch.arange(min(whole.samples, ROWS))) if inner else whole
+        size = sum(t.numel() for t in tensors_of(whole.source)) // whole.samples
+        some = whole.rows(torch.arange(min(whole.samples, ROWS if inner else max(2, ENTRIES // max(size, 1)))))
         if not inner or len(rules) > 1:
             for split in (*halves(some, torch.arange(some.samples)), doubled(some)):
                 rules = self._left(rules, split, loss, needed=True)
