@@ -87,7 +87,7 @@ def with_decay(output, target):
         ({"data": (X, torch.full_like(Y, -100))}, "no target of the batch counts"),
         ({"data": 2 * [(X, torch.full_like(Y, -100))]}, "no target in the stream counts"),
         ({"data": (X, torch.full_like(Y, -100)), "loss_fn": wrapped}, "no target of the batch counts"),
-        ({"layers": []}, "layers is empty|no parameter"),
+        ({"layers": []}, "no layer was named|no parameter"),
     ],
 )
 def test_data_that_are_none_are_refused_at_every_level(arguments, words, level):

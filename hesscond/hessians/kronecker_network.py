@@ -113,7 +113,7 @@ def network_inverse(
         for own in terms():
             bases[own.name].add(own)
     blocks: list[tuple[torch.Tensor, ApproximateInverse]] = [
-        (layers[name].index.flatten().to(operator.device), basis.inverse(operator.total_weight))
+        (layers[name].index.flatten().to(operator.device), basis.inverse(operator.total_mass))
         for name, basis in bases.items()
     ]
     rest = (~covered([layers[name] for name in bases], operator.order)).nonzero()[:, 0].to(operator.device)

@@ -71,7 +71,7 @@ class NetworkOperator(SymmetricOperator):
         (n,) the parameters.
     psd
         Whether the graphs prove that the matrix is positive semidefinite.
-    weights, total_weight
+    weights, total_mass
         What each batch counts, and what their weighted sum is divided by.
     retained
         Batches whose graphs are kept, of how many.
@@ -103,7 +103,7 @@ class NetworkOperator(SymmetricOperator):
             raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
         self.layout = layout_of(model, layers=layers, unit=unit, parameters=parameters)
         self._snapshot = Snapshot(model, self.layout.tensors, dtype)
-        self._loss_fn, self._dtype = loss_fn, dtype
+        self.model, self.loss_fn, self.requested_dtype = model, loss_fn, dtype
         self._weights = Weights(model, loss_fn, dtype, reduction, weight)
         self._single = is_batch(data)
         leaves = self._snapshot.leaves
@@ -163,12 +163,12 @@ class NetworkOperator(SymmetricOperator):
         loss, gradient = 0.0, torch.zeros_like(self.point)
         psd, depends = True, False
         for drawn in self._batches:
-            evaluation = snapshot.evaluate(self._loss_fn, drawn.batch)
+            evaluation = snapshot.evaluate(self.loss_fn, drawn.batch)
             # whatever one batch counts, its loss is that of the data
             self.weights.append(1.0 if self._single else self._weights.add(drawn.batch, evaluation))
             if self.weights[-1] == 0:
                 continue
-            refuse_nothing(self._loss_fn, evaluation)
+            refuse_nothing(self.loss_fn, evaluation)
             linearization = self._linearized(evaluation)
             refuse_dead_ends(linearization.ends())
             if not depends and linearization.depends:
@@ -185,17 +185,21 @@ class NetworkOperator(SymmetricOperator):
                 taken += size
                 self._retained[drawn.number] = linearization
             del linearization, evaluation
-        self.total_weight = 1.0 if self._single else self._weights.total
+        self.total_mass = 1.0 if self._single else self._weights.total
         if not depends:
             raise CaptureError(
                 f"the loss does not depend differentiably on any of the parameters: {', '.join(self.names)}"
             )
         self._needed = {number for number, m in enumerate(self.weights) if m != 0}
-        if self._complete and not self._single:
-            self._batches.forget()
         self.psd = psd
-        self.loss = loss / self.total_weight
-        self.gradient = gradient.div_(self.total_weight)
+        self.loss = loss / self.total_mass
+        self.gradient = gradient.div_(self.total_mass)
+
+    def weighted_batches(self) -> Iterator[tuple[Drawn, float]]:
+        """The batches that count, in their order, each with its weight: their sum is ``total_mass``."""
+        for drawn in self._batches:
+            if drawn.number in self._needed:
+                yield drawn, self.weights[drawn.number]
 
     @property
     def _complete(self) -> bool:
@@ -214,7 +218,7 @@ class NetworkOperator(SymmetricOperator):
         if self._single:
             (drawn,) = self._batches
             with drawn.state.again():
-                self._weights.add(drawn.batch, self._snapshot.evaluate(self._loss_fn, drawn.batch))
+                self._weights.add(drawn.batch, self._snapshot.evaluate(self.loss_fn, drawn.batch))
         return self._weights.totals()
 
     @property
@@ -233,8 +237,8 @@ class NetworkOperator(SymmetricOperator):
             The product is NaN or infinite; the data have changed.
         """
         total = self.local_sum(vectors.T.contiguous())
-        if self.total_weight != 1:
-            total /= self.total_weight
+        if self.total_mass != 1:
+            total /= self.total_mass
         return self._checked(total).T
 
     def local_sum(self, rows: torch.Tensor) -> torch.Tensor:
@@ -264,7 +268,7 @@ class NetworkOperator(SymmetricOperator):
 
     def _rebuilt(self, drawn: Drawn) -> Linearization:
         with drawn.state.again():
-            return self._linearized(self._snapshot.evaluate(self._loss_fn, drawn.batch))
+            return self._linearized(self._snapshot.evaluate(self.loss_fn, drawn.batch))
 
     def _product(self, linearization: Linearization, vector: torch.Tensor) -> torch.Tensor:
         return self.layout.vector_of(linearization.product(self.layout.tensors_of(vector)))
