@@ -17,6 +17,7 @@ from hesscond.capture.captured import Diagonal, Factor
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
+from hesscond.capture.weighting import BatchWeight, Rule, Weights, share_of_mass
 from hesscond.check import Check, Direction, Witness, check_operator, refuse_failed
 from hesscond.coordinates import collector, coordinates
 from hesscond.errors import CaptureError, ConfigError, HesscondError
@@ -62,6 +63,7 @@ class LayerProbe:
     rtol: float
     memory: int
     reduction: str | None
+    weight: BatchWeight | None
     check: bool
     lift_casts: bool
     team: Team | None
@@ -91,7 +93,7 @@ class LayerProbe:
         found |= self._in_charts(charts)
         if not found:
             reasons = "; ".join(f"layer {name!r} cannot be probed: {why}" for name, why in self.skipped.items())
-            raise CaptureError(reasons or "no target in the stream counts in the loss: there is no Hessian")
+            raise CaptureError(reasons)
         skipped = {name: why for name, why in self.skipped.items() if name not in found}
         precision = "not looked at (check=False)" if self.precision is None else str(self.precision)
         return ProbeResult({name: found[name] for name in modules if name in found}, skipped, precision)
@@ -132,7 +134,7 @@ class LayerProbe:
         made: list[HessianOperator] = []
 
         def maker(**wanted: object) -> HessianOperator:
-            options = {"dtype": self.dtype, "memory": self.memory, "reduction": self.reduction}
+            options = {"dtype": self.dtype, "memory": self.memory, "reduction": self.reduction, "weight": self.weight}
             options["lift_casts"] = self.lift_casts
             made.append(HessianOperator(self.model, self.loss_fn, self.data, **options, **wanted))  # type: ignore[arg-type]
             return made[-1]
@@ -166,7 +168,7 @@ class LayerProbe:
     # layers that are captured
 
     def capture(
-        self, names: Sequence[str], batch: Batch, weigh: str | bool, in_parameters: frozenset[str] = frozenset()
+        self, names: Sequence[str], batch: Batch, weights: Weights | None, in_parameters: frozenset[str]
     ) -> Captures:
         """`capture` as this probe needs it."""
         return capture(
@@ -179,7 +181,7 @@ class LayerProbe:
             whole=self.level == "layer",
             dtype=self.dtype,
             memory=self.memory,
-            weigh=weigh,
+            weights=weights,
             in_parameters=in_parameters,
             slopes=self.check,
             lift_casts=self.lift_casts,
@@ -257,7 +259,7 @@ class Capturing:
         """The results on one batch."""
         probe = self.probe
         collect = collector(probe.method)
-        captures, _ = self._screened(batch, False)
+        captures, _ = self._screened(batch, None)
         results = {}
         for name, own in captures.items():
             statistics = None if collect is None else collect(name, own.inputs)
@@ -304,20 +306,16 @@ class Capturing:
         """The Hessians over the batches of this process."""
         probe = self.probe
         routes: dict[str, str] = {}
-        masses: list[float] = []
+        weights = Weights(probe.model, probe.loss_fn, probe.dtype, probe.reduction, probe.weight)
 
         def weighed() -> Iterator[tuple[Captures, float]]:
             for batch in batches:
-                captures, weight = self._screened(batch, probe.reduction or True)
-                masses.append(captures.mass or 0.0)
+                captures, weight = self._screened(batch, weights)
                 routes.update({name: own.route for name, own in captures.items()})
                 yield captures, weight
-            if not masses:
-                raise ConfigError("the data are an empty stream: they need at least one batch")
 
         def total() -> float:
-            # nan: the loss is a sum over the samples
-            return 1.0 if math.isnan(sum(masses)) else sum(masses)
+            return weights.total
 
         blocks: dict[str, dict[int | None, BlockHessian]] = {}
         if probe.level == "layer":
@@ -327,7 +325,8 @@ class Capturing:
             hessians, statistics = stream(weighed(), probe.memory, total, collector(probe.method))
             for (name, unit), block in hessians.items():
                 blocks.setdefault(name, {})[unit] = block
-        found = Sums(blocks, statistics, routes, sum(masses), total())
+        # refuses a stream that is empty, or in which nothing counts
+        found = Sums(blocks, statistics, routes, weights.totals(), weights.total)
         if probe.team is not None and self.witness is not None:
             for name, own in blocks.items():
                 units = [unit for unit in own if unit is not None]
@@ -337,7 +336,7 @@ class Capturing:
                 found.checks[name], found.uncertainties[name] = result.check, result.uncertainty
         return found
 
-    def _screened(self, batch: Batch, weigh: str | bool) -> tuple[Captures, float]:
+    def _screened(self, batch: Batch, weights: Weights | None) -> tuple[Captures, float]:
         """The captures of a batch and its weight; layers seen for the first time are compared with the model at once.
 
         Those that do not agree are captured again, in their parameters.
@@ -349,17 +348,18 @@ class Capturing:
         """
         probe = self.probe
         names = list(self.layers)
-        captures = probe.capture(names, batch, weigh, self.in_parameters)
-        weight = 1.0 if captures.mass is None or math.isnan(captures.mass) else captures.mass
+        captures = probe.capture(names, batch, weights, self.in_parameters)
+        weight = 1.0 if captures.mass is None else captures.mass
         if self.witness is None or captures.mass == 0:
             self._left_out(captures)
             return captures, weight
-        self.witness.add(batch, list(self.directions.values()), weight)
+        if self.directions or captures.skipped:
+            self.witness.add(batch, list(self.directions.values()), weight)
         unseen = {name for name in captures.skipped if self.witness.reached & set(self._parameters(name))}
         if unseen - self.in_parameters:
             # the loss depends on them, though not through their outputs
             self.in_parameters |= unseen
-            captures = probe.capture(names, batch, weigh, self.in_parameters)
+            captures = probe.capture(names, batch, None, self.in_parameters)
         self._left_out(captures)
         new = {name: own for name, own in captures.items() if name not in self.directions}
         if new:
@@ -368,7 +368,7 @@ class Capturing:
                 self._refuse_dear(name, captures, verdict)
             if failed:
                 self.in_parameters |= frozenset(failed)
-                captures = probe.capture(names, batch, weigh, self.in_parameters)
+                captures = probe.capture(names, batch, None, self.in_parameters)
                 again = {name: own for name, own in captures.items() if name in failed}
                 for name, verdict in self._failed(batch, captures, again).items():
                     refuse_failed(name, verdict, self._reason(captures, verdict))
@@ -472,8 +472,8 @@ class Sums:
         Of the layers' inputs.
     routes
         How each was captured.
-    mass
-        What its batches count; nan: the loss is a sum.
+    masses
+        What its batches count, by rule; nan: the loss is a sum.
     total
         What the Hessians were divided by.
     checks, uncertainties
@@ -483,7 +483,7 @@ class Sums:
     blocks: dict[str, dict[int | None, BlockHessian]]
     statistics: dict[str, Any]
     routes: dict[str, str]
-    mass: float
+    masses: Mapping[Rule, float]
     total: float
     checks: dict[str, Check] = field(default_factory=dict)
     uncertainties: dict[str, float] = field(default_factory=dict)
@@ -497,19 +497,20 @@ def joined(parts: Sequence[Sums]) -> Sums:
     CaptureError
         No target counts in any of them.
     """
-    mass = sum(part.mass for part in parts)
-    if mass == 0:
-        raise CaptureError("no target in the data of any process counts in the loss: there is no Hessian")
+    everyone = [part.masses for part in parts]
+    masses = [share_of_mass(own, everyone) for own in everyone]
+    total = sum(masses)
     # nan: sums are added up
-    total = 1.0 if math.isnan(mass) else mass
-    found = Sums({}, {}, {}, mass, total)
+    found = Sums({}, {}, {}, {}, 1.0 if math.isnan(total) else total)
+    if found.total == 0:
+        raise CaptureError("no target in the data of any process counts in the loss: there is no Hessian")
     streamed: dict[tuple[str, int | None], StreamedBlock] = {}
-    for part in parts:
+    for part, mass in zip(parts, masses, strict=True):
         for name, blocks in part.blocks.items():
             found.routes.setdefault(name, part.routes[name])
             for unit, block in blocks.items():
                 into = streamed.setdefault((name, unit), StreamedBlock(block.order, block.units))
-                into.add(block, part.total)
+                into.add(block, 1.0 if math.isnan(mass) else mass)
         for name, own in part.statistics.items():
             found.statistics[name] = found.statistics[name].merged(own) if name in found.statistics else own
         for name, check in part.checks.items():
@@ -518,7 +519,7 @@ def joined(parts: Sequence[Sums]) -> Sums:
                 found.checks[name] = check
             found.uncertainties[name] = max(found.uncertainties.get(name, 0.0), part.uncertainties[name])
     for (name, unit), streamed_block in streamed.items():
-        found.blocks.setdefault(name, {})[unit] = streamed_block.hessian(total)
+        found.blocks.setdefault(name, {})[unit] = streamed_block.hessian(found.total)
     return found
 
 
