@@ -71,7 +71,7 @@ def probe_network(
         made: list[HessianOperator] = []
 
         def make(**wanted: Any) -> HessianOperator:
-            made.append(HessianOperator(model, loss_fn, data, **options, **wanted))  # type: ignore[arg-type]
+            made.append(HessianOperator(model, loss_fn, data, **options, **wanted))
             return made[-1]
 
         in_chart, rows = chart.network(make)
