@@ -442,7 +442,7 @@ class SelfAttention(nn.Module):
         return self.head(self.attention(x, x, x)[0].mean(1))
 
 
-@kind(SEQUENCES, "nn.MultiheadAttention", "attention.out_proj")
+@kind(SEQUENCES, "nn.MultiheadAttention", "attention")
 def multihead_attention():
     return SelfAttention(), CE, tokens()
 

@@ -56,7 +56,7 @@ def tiny_gpt2():
     return GPT2LMHeadModel(GPT2Config(n_embd=4, n_layer=1, n_head=2, n_positions=4, n_inner=4, **TINY))
 
 
-@transformers_kind(LIBRARIES, "Hugging Face GPT-2", "lm_head")
+@transformers_kind(LIBRARIES, "Hugging Face GPT-2", "transformer.h.0.mlp.c_fc")
 def gpt2():
     return language_model(tiny_gpt2())
 
@@ -110,16 +110,16 @@ def qwen2():
     return language_model(Qwen2ForCausalLM(Qwen2Config(**DECODER)))
 
 
-@transformers_kind(LIBRARIES, "Hugging Face BERT", "bert.encoder.layer.0.output.dense")
+@transformers_kind(LIBRARIES, "Hugging Face BERT, inputs as a BatchEncoding", "bert.encoder.layer.0.output.dense")
 def bert():
-    from transformers import BertConfig, BertForSequenceClassification
+    from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
     config = BertConfig(
         vocab_size=7, hidden_size=4, num_hidden_layers=1, num_attention_heads=2, intermediate_size=4,
         max_position_embeddings=4, num_labels=3, initializer_range=0.5,
     )  # fmt: skip
     ids = sentences(8)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     return BertForSequenceClassification(config).eval(), label, (inputs, torch.randint(0, 3, (8,)))
 
 

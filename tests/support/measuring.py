@@ -138,14 +138,16 @@ def checked(check):
 def compare(found, result, truth, level):
     """Every Hessian of the result with the truth, and every κ with the truth's eigenvalues."""
     for name, own in result.items():
-        rows = None if level == "network" else truth.units(name, own.parameters)
         if level == "unit":
+            rows = truth.units(name, own.parameters)
             pairs = [(f"{name}, unit {u}", own.hessian(u), truth.at(rows[u])) for u in own.units]
         elif level == "layer":
-            true = truth.of(own.parameters) if rows is None else truth.at(rows.flatten())
-            pairs = [(name, own.hessian(), true)]
+            # of a dense or convolutional layer with its own weight: unit by unit
+            plain = set(own.parameters) <= {f"{name}.weight", f"{name}.bias"} and name in truth.layers
+            where = truth.units(name, own.parameters).flatten() if plain else truth.flat(own.parameters)
+            pairs = [(name, own.hessian(), truth.at(where))]
         else:
-            pairs = [(name, own.operator.to_dense(), truth.of(own.parameters))]
+            pairs = [(name, own.operator.to_dense(), truth.at(truth.flat(own.parameters)))]
         for (where, ours, true), kappa in zip(pairs, own.conditions, strict=True):
             found.compared += 1
             found.faults += [f"{where}: {fault}" for fault in differences(ours, true, kappa)]
@@ -219,8 +221,7 @@ def generators():
 
 def processes(kind):
     """Measured by several processes of torch.distributed; what the first one found."""
-    tests = Path(__file__).parents[1]
-    path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={kind.processes}", __file__, kind.name]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -4,6 +4,8 @@ It shares nothing with hesscond: no functional call, no hook, no capture. The mo
 the parameter's own tensors as leaves.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -39,6 +41,8 @@ class Truth:
         (P, P), the parameters one after another, each flattened as torch does.
     index
         By parameter name, aliases included: where its entries lie, in its own shape.
+    layers
+        Names of the dense and convolutional layers.
     reached
         Names of the parameters that receive a gradient.
     """
@@ -51,7 +55,7 @@ class Truth:
         torch.manual_seed(1)
         # the fused kernels have no second derivative
         with InDouble(), sdpa_kernel(SDPBackend.MATH):
-            args, kwargs = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
+            args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else ((inputs,), {})
             loss = loss_fn(twin(*args, **kwargs), target)
             gradients = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
             rows = [row for g, p in zip(gradients, tensors, strict=True) for row in derivatives(g, p, tensors)]
@@ -60,33 +64,31 @@ class Truth:
         places = {id(p): where.view(p.shape) for p, where in zip(tensors, positions, strict=True)}
         names = list(twin.named_parameters(remove_duplicate=False))
         self.index = {name: places[id(p)] for name, p in names if id(p) in places}
+        self.layers = {n for n, m in twin.named_modules() if isinstance(m, nn.Linear | _ConvNd)}
         reached = {id(p) for p, g in zip(tensors, gradients, strict=True) if g is not None and bool(g.any())}
         self.reached = {name for name, p in names if id(p) in reached}
 
-    def of(self, names):
-        """The block of these parameters, in this order."""
-        return self.at(torch.cat([self.index[name].flatten() for name in names]))
+    def flat(self, names):
+        """Where the entries of these parameters lie, one after another."""
+        return torch.cat([self.index[name].flatten() for name in names])
 
     def at(self, where):
         """The block of these entries."""
         return self.matrix[where][:, where]
 
     def units(self, layer, names):
-        """(units, n) where the entries of each output unit lie, [bias, weight]; None: the layer has no such rows."""
+        """(units, n) where the entries of each output unit lie: its bias, then what is its own of the other tensors."""
         module = self.twin.get_submodule(layer)
-        if not isinstance(module, (nn.Linear, _ConvNd)) or len(names) > 2:
-            return None
-        shapes = {name: self.index[name].shape for name in names}
-        weight = next((self.index[name] for name in names if shapes[name] == module.weight.shape), None)
-        bias = next((self.index[name] for name in names if len(shapes[name]) == 1), None)
-        if weight is None:
-            return None
-        if isinstance(module, _ConvTransposeNd):
-            inputs, outputs, *kernel = weight.shape
-            weight = weight.reshape(module.groups, inputs // module.groups, outputs, *kernel).transpose(1, 2)
-            weight = weight.reshape(module.groups * outputs, -1)
-        weight = weight.flatten(1)
-        return weight if bias is None else torch.cat([bias[:, None], weight], 1)
+        transposed = isinstance(module, _ConvTransposeNd)
+        found = []
+        for name in sorted(names, key=lambda name: not name.endswith("bias")):
+            where = self.index[name]
+            if transposed and where.shape == module.weight.shape:
+                inputs, outputs, *kernel = where.shape
+                where = where.reshape(module.groups, inputs // module.groups, outputs, *kernel).transpose(1, 2)
+                where = where.flatten(0, 1)
+            found.append(where.reshape(len(where), -1))
+        return torch.cat(found, 1)
 
 
 def derivatives(gradient, parameter, tensors):
