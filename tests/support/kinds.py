@@ -714,6 +714,14 @@ def kept_view():
     return KeptView(), CE, classes()
 
 
+@kind(OWN, "view of a weight kept since __init__, float64 model", "first", twin=kept_view_twin)
+def kept_view_double():
+    model = KeptView().double()
+    model.kept = [model.first.weight.T]
+    x, y = classes()
+    return model, CE, (x.double(), y)
+
+
 @torch.jit.script
 def scripted_penalty(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x @ weight.t()) + weight.pow(2).sum()
@@ -1265,21 +1273,9 @@ def checkpoint_modern():
     return Checkpointed(reentrant=False), CE, classes()
 
 
-class Inside(nn.Module):
-    """A model under the name that its wrapper gives it."""
-
-    def __init__(self, attribute, model):
-        super().__init__()
-        self.attribute = attribute
-        self.add_module(attribute, model)
-
-    def forward(self, *args, **kwargs):
-        return getattr(self, self.attribute)(*args, **kwargs)
-
-
 def inside(attribute):
-    """Twin of a wrapper: the model in it, in float64, under the same name."""
-    return lambda wrapper: Inside(attribute, double(getattr(wrapper, attribute)))
+    """Twin of a wrapper: the model in it, in float64."""
+    return lambda wrapper: double(getattr(wrapper, attribute))
 
 
 @kind(WRAPPED, "torch.compile", "2", twin=inside("_orig_mod"), slow=True)
@@ -1351,7 +1347,7 @@ def autocast():
     return Autocast(), CE, classes()
 
 
-@kind(WRAPPED, "DistributedDataParallel, two processes", "module.2", twin=inside("module"), processes=2, slow=True)
+@kind(WRAPPED, "DistributedDataParallel, two processes", "2", twin=inside("module"), processes=2, slow=True)
 def distributed():
     model = nn.parallel.DistributedDataParallel(mlp(nn.Tanh()))
     return model, CE, classes()

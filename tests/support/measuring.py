@@ -80,7 +80,7 @@ def cell(kind, level, model, loss_fn, batch, truth):
             found.faults.append("the random generators have moved on")
         compare(found, result, truth, level)
         if level != "network":
-            found.faults += [f"{one} is neither measured nor skipped" for one in forgotten(model, result, truth)]
+            found.faults += [f"{one} is neither measured nor skipped" for one in forgotten(result, truth)]
         if name not in result and level == "layer":
             torch.manual_seed(1)
             result = hesscond.probe(model, loss_fn, batch, layers=[name], level=level)
@@ -173,10 +173,12 @@ def differences(ours, true, kappa):
     return faults
 
 
-def forgotten(model, result, truth):
+def forgotten(result, truth):
     """Parameters with a gradient that are in no Hessian and are not named as skipped."""
-    covered = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if is_told(name, result)}
-    return [n for n, p in model.named_parameters() if n in truth.reached and p.requires_grad and id(p) not in covered]
+    # a tied one under any of its names
+    told = {int(where.flatten()[0]) for name, where in truth.index.items() if is_told(name, result)}
+    wanted = truth.trained & truth.reached
+    return [name for name in sorted(wanted) if int(truth.index[name].flatten()[0]) not in told]
 
 
 def is_told(parameter, result):

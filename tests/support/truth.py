@@ -43,14 +43,17 @@ class Truth:
         By parameter name, aliases included: where its entries lie, in its own shape.
     layers
         Names of the dense and convolutional layers.
+    trained
+        Names of the parameters that require a gradient.
     reached
-        Names of the parameters that receive a gradient.
+        Names of those of any kind that receive a gradient.
     """
 
     def __init__(self, twin, loss_fn, batch):
         self.twin = twin
         inputs, target = tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, batch)
         own = [(name, p) for name, p in twin.named_parameters() if p.is_floating_point()]
+        self.trained = {name for name, p in own if p.requires_grad}
         tensors = [p.requires_grad_() for _, p in own]
         torch.manual_seed(1)
         # the fused kernels have no second derivative
