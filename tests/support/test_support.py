@@ -16,7 +16,7 @@ marked = [pytest.param(kind, id=kind.name, marks=[pytest.mark.slow] if kind.slow
 
 
 @pytest.mark.parametrize("kind", marked)
-def test_a_kind_of_model_is_measured_rightly_or_refused_in_a_sentence(kind):
+def test_a_kind_of_model_is_measured_rightly_or_refused_in_a_sentence_as_the_page_says(kind):
     if kind.missing:
         pytest.skip(kind.missing)
     cells = measured(kind)
@@ -25,15 +25,8 @@ def test_a_kind_of_model_is_measured_rightly_or_refused_in_a_sentence(kind):
         assert not cell.faults, f"{level}: {cell.faults}"
         assert cell.text.strip(), level
         assert cell.compared or "κ" not in cell.text, f"{level}: a number that nothing was compared with"
-
-
-@pytest.mark.parametrize("kind", marked)
-def test_the_page_says_what_is_measured(kind):
-    if kind.missing:
-        pytest.skip(kind.missing)
-    written = rows_of(PAGE.read_text(encoding="utf-8"))
-    now = row(kind)
-    assert documented.same(written[kind.title].split(), now.split(), documented.RTOL), f"make support-page: {now}"
+    written, now = rows_of(PAGE.read_text(encoding="utf-8"))[kind.title], row(kind)
+    assert documented.same(written.split(), now.split(), documented.RTOL), f"make support-page: {now}"
 
 
 def test_the_page_has_a_row_for_every_kind_and_no_other():
