@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from hesscond.capture import Batch, LossFunction, eligible_layers
+from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
+from hesscond.check import check_operator, refuse_failed
 from hesscond.coordinates import layer_coordinates
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
@@ -29,7 +30,7 @@ from hesscond.hessians import (
 from hesscond.methods import Method
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team
-from hesscond.results import NetworkResult
+from hesscond.results import NETWORK, NetworkResult
 from hesscond.spectra import Effort, Known
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def probe_network(
     memory: int,
     reduction: str | None,
     group: ProcessGroup | None,
+    check: bool,
 ) -> NetworkResult:
     """The Hessian in all parameters that require a gradient, or in those of some layers together.
 
@@ -65,23 +67,42 @@ def probe_network(
     if chart is not None:
         if team is not None:
             raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
-        make = partial(HessianOperator, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction)
+        made: list[HessianOperator] = []
+
+        def make(**wanted: Any) -> HessianOperator:
+            options = {"dtype": dtype, "memory": memory, "reduction": reduction}
+            made.append(HessianOperator(model, loss_fn, data, **options, **wanted))  # type: ignore[arg-type]
+            return made[-1]
+
         in_chart, rows = chart.network(make)
         block = NetworkHessian(in_chart, lambda: ((), Known()), Effort(memory=memory))
-        return NetworkResult(block, {name: [where] for name, where in rows.items()}, f"products, in {chart.name}", rtol)
+        parts = {name: [where] for name, where in rows.items()}
+        result = NetworkResult(block, parts, made[-1].names, f"products, in {chart.name}", rtol)
+        return checked(result, made[-1]) if check else result
     names = layers
     if method is not None and layers is None:
         names = layers_with_everything(model)
+    modules = {} if names is None else chosen_modules(model, names)
+    by_parameter = any(not isinstance(module, ELIGIBLE) or is_computed(module) for module in modules.values())
+    if by_parameter and method is not None:
+        odd = next(name for name, m in modules.items() if not isinstance(m, ELIGIBLE) or is_computed(m))
+        raise ConfigError(
+            f"the coordinates of a method are those of a plain weight, which layer {odd!r} does not have: name others"
+        )
+    prefixes = {name: "" if module is model else f"{name}." for name, module in modules.items()}
+    inside = {f"{prefixes[name]}{key}": name for name, m in modules.items() for key, _ in m.named_parameters()}
 
     def local() -> HessianOperator:
-        return HessianOperator(model, loss_fn, data, layers=names, dtype=dtype, memory=memory, reduction=reduction)
+        wanted = {"parameters": list(inside)} if by_parameter else {"layers": names}
+        return HessianOperator(model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction, **wanted)  # type: ignore[arg-type]
 
     H = local() if team is None else agreed(team, local)
     operator: SymmetricOperator = H if team is None else DataParallel(H, H.local_mass, team)
     parts: dict[str, list[slice]] = {}
     if method is None:
         for name, where in H.parts.items():
-            parts.setdefault(name if names is not None else name.rpartition(".")[0] or "model", []).append(where)
+            owner = inside.get(name, name) if names is not None else name.rpartition(".")[0] or "model"
+            parts.setdefault(owner, []).append(where)
     else:
         assert names is not None
         P = layer_coordinates(method, model, loss_fn, data, names, dtype=dtype, memory=memory, team=team)
@@ -108,7 +129,21 @@ def probe_network(
         return found, Known(null, PulledInverse(inverse, Z), Z)
 
     route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
-    return NetworkResult(NetworkHessian(operator, known, Effort(memory=memory)), parts, route, rtol)
+    result = NetworkResult(NetworkHessian(operator, known, Effort(memory=memory)), parts, H.names, route, rtol)
+    return checked(result, H) if check else result
+
+
+def checked(result: NetworkResult, H: HessianOperator) -> NetworkResult:
+    """The result with the check of the operator that it is made of, on the data of this process.
+
+    Raises
+    ------
+    CaptureError
+        It does not agree with the model.
+    """
+    result.check = check_operator(H)
+    refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
+    return result
 
 
 def network_chart(

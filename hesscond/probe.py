@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from hesscond.capture import MEMORY, Batch, Captures, Geometry, LossFunction, capture, chosen_layers
-from hesscond.capture.batches import is_batch
-from hesscond.coordinates import collector, coordinates
+from hesscond.capture import MEMORY, Batch, LossFunction
 from hesscond.errors import ConfigError
-from hesscond.hessians import BlockHessian, Chart, HessianOperator, Preconditioner, stream, stream_layers
+from hesscond.hessians import Chart, Preconditioner
+from hesscond.layer_probe import LayerProbe
 from hesscond.methods import Method
 from hesscond.network_probe import probe_network
-from hesscond.results import NETWORK, CapturedLayer, ChartLayer, LayerResult, ProbeResult, StreamedLayer
+from hesscond.results import NETWORK, ProbeResult
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -39,6 +36,7 @@ def probe(
     memory: float | None = None,
     reduction: str | None = None,
     group: ProcessGroup | None = None,
+    check: bool = True,
 ) -> ProbeResult:
     """Exact Hessians Ĥᵀ S Ĥ of layers or of their output units, and their condition numbers.
 
@@ -47,15 +45,18 @@ def probe(
     Parameters
     ----------
     model
-        Any module; its `torch.nn.Linear`, convolution and transposed convolution layers are probed. A layer that is
-        called several times has one Hessian, to which all calls contribute.
+        Any module; its `torch.nn.Linear`, convolution and transposed convolution layers are probed, and other modules
+        if they are named. The Hessian is that in the layer's own parameters, whatever the model does with them: a layer
+        that is called several times has one, to which all calls contribute; one whose weight is computed from other
+        parameters has that in these (``result["fc2"].parameters`` names them).
     loss_fn
         ``loss_fn(output, target)``, a scalar: the mean loss of the batch, usually.
     data
         ``(inputs, targets)``; inputs a tensor, or a tuple of positional or a dict of keyword arguments. Or a stream
         of such pairs (a ``DataLoader``): then the Hessians are those of the loss over all of them together.
     layers
-        Qualified names of the layers; None: all that the data reach (see ``skipped`` of the result for the others).
+        Qualified names of modules of any kind; None: all dense and convolutional ones that the data reach (``skipped``
+        of the result names the others, and parameters of other modules).
     level
         ``"unit"``: one Hessian for every output unit's [b, w]; ``"layer"``: one for all parameters of the layer;
         ``"network"``: one for all parameters that require a gradient, or for those of ``layers`` together, under the
@@ -79,6 +80,11 @@ def probe(
     group
         At level ``"network"``: processes of `torch.distributed` that all call this, each with its share of the data.
 
+    check
+        Whether what was built is compared with the model's own double-backward product, in a random direction for
+        every layer; the result says how far the two are apart (``result["fc2"].check``). What does not agree is
+        measured by double backward in the parameters, or refused. It takes up to three gradients a layer.
+
     Returns
     -------
     ProbeResult
@@ -88,7 +94,8 @@ def probe(
     ConfigError
         Unknown layer, unit, level or method; an empty batch, or one on another device than the model.
     CaptureError
-        A layer that cannot be captured exactly; NaN in its activations; too little memory.
+        A layer that cannot be captured exactly, or whose Hessian does not agree with the model's own second derivatives;
+        NaN in its activations; too little memory.
 
     Examples
     --------
@@ -135,112 +142,9 @@ def probe(
             memory=budget,
             reduction=reduction,
             group=group,
+            check=check,
         )
         return ProbeResult({NETWORK: whole}, {})
-    wanted = None if units is None else dict.fromkeys(names or (), tuple(units))
-    charts = charts_of(method, model, names)
-    if charts:
-        hessian = partial(HessianOperator, model, loss_fn, data, dtype=dtype, memory=budget, reduction=reduction)
-        found: dict[str, LayerResult] = {
-            name: ChartLayer(model, name, level, units, chart, hessian, rtol) for name, chart in charts.items()
-        }
-        rest, skipped = [name for name in chosen_layers(model, names) if name not in charts], {}
-        if rest:
-            others = probe(
-                model,
-                loss_fn,
-                data,
-                rest,
-                level,
-                method,
-                units=units,
-                dtype=dtype,
-                rtol=rtol,
-                memory=memory,
-                reduction=reduction,
-            )
-            found, skipped = found | dict(others), others.skipped
-        return ProbeResult({name: found[name] for name in chosen_layers(model, names) if name in found}, skipped)
-
-    def captured(batch: Batch, weigh: str | bool = False) -> Captures:
-        return capture(
-            model,
-            loss_fn,
-            batch,
-            names,
-            units=wanted,
-            whole=level == "layer",
-            dtype=dtype,
-            memory=budget,
-            weigh=weigh,
-        )
-
-    if is_batch(data):
-        captures, collect = captured(data), collector(method)
-        layers_found: dict[str, LayerResult] = {}
-        for name, own in captures.items():
-            statistics = None if collect is None else collect(name, own.inputs)
-            P = coordinates(method, name, own.inputs.geometry, statistics)
-            layers_found[name] = CapturedLayer(own, level, P, rtol, budget)
-        return ProbeResult(layers_found, captures.skipped)
-    # a loader draws from the random state
-    with torch.random.fork_rng(devices=[]):
-        return probe_stream(data, lambda batch: captured(batch, reduction or True), level, method, rtol, budget)
-
-
-def charts_of(
-    method: str | Method | Preconditioner | Chart | None, model: nn.Module, layers: Sequence[str] | None
-) -> dict[str, Chart]:
-    """The layers that are measured by products in a chart, with it."""
-    if isinstance(method, Chart):
-        found = dict.fromkeys(chosen_layers(model, layers), method)
-    elif isinstance(method, Method):
-        own = {name: method.coordinates(name) for name in chosen_layers(model, layers)}
-        found = {name: chart for name, chart in own.items() if isinstance(chart, Chart)}
-    else:
-        return {}
-    return {name: chart for name, chart in found.items() if not chart.local}
-
-
-def probe_stream(
-    batches: Iterable[Batch],
-    captured: Callable[[Batch], Captures],
-    level: str,
-    method: str | Method | Preconditioner | Chart | None,
-    rtol: float,
-    memory: int,
-) -> ProbeResult:
-    """The result over all ``batches`` together, each one captured in turn."""
-    seen: dict[str, tuple[Geometry, str]] = {}
-    skipped: dict[str, str] = {}
-    masses: list[float] = []
-
-    def weighed() -> Iterator[tuple[Captures, float]]:
-        for batch in batches:
-            captures = captured(batch)
-            skipped.update(captures.skipped)
-            seen.update({name: (found.inputs.geometry, found.route) for name, found in captures.items()})
-            masses.append(captures.mass or 0.0)
-            yield captures, 1.0 if math.isnan(masses[-1]) else masses[-1]
-        if not masses:
-            raise ConfigError("the data are an empty stream: they need at least one batch")
-
-    def total() -> float:
-        # nan: the loss is a sum over the samples
-        return 1.0 if math.isnan(sum(masses)) else sum(masses)
-
-    blocks: dict[str, dict[int | None, BlockHessian]] = {}
-    if level == "layer":
-        whole, statistics = stream_layers(weighed(), memory, total, collector(method))
-        blocks = {name: {None: block} for name, block in whole.items()}
-    else:
-        hessians, statistics = stream(weighed(), memory, total, collector(method))
-        for (name, unit), block in hessians.items():
-            blocks.setdefault(name, {})[unit] = block
-    layers: dict[str, LayerResult] = {}
-    for name, own in blocks.items():
-        P = coordinates(method, name, seen[name][0], statistics.get(name))
-        layers[name] = StreamedLayer(name, level, own, seen[name][1], P, rtol)
-    if not layers:
-        raise ConfigError("no target in the stream counts in the loss: there is no Hessian")
-    return ProbeResult(layers, {name: reason for name, reason in skipped.items() if name not in layers})
+    return LayerProbe(
+        model, loss_fn, data, names, level, method, units, dtype, rtol, budget, reduction, check
+    ).result()

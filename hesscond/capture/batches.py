@@ -80,10 +80,6 @@ class Batches:
             return self._first()
         return iter(self._kept) if self._kept is not None else self._again(self._start)
 
-    def forget(self) -> None:
-        """Let go of the batches: there will be no further iteration."""
-        self._kept = []
-
     @property
     def kept(self) -> bool:
         """Whether the batches are kept, so that the source is not read again."""

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from hesscond.capture.layers import Geometry, Layer, windows
+from hesscond.capture.layers import Geometry, Layer, device_of, windows
 from hesscond.errors import CaptureError
 
 EPS = float(torch.finfo(torch.float64).eps)
@@ -50,7 +50,7 @@ class LayerInputs:
     @property
     def device(self) -> torch.device:
         """Where it is."""
-        return self.layer.weight.device
+        return device_of(self.layer)
 
     @cached_property
     def positions(self) -> int:
@@ -78,6 +78,15 @@ class LayerInputs:
     def squared_lengths(self) -> torch.Tensor:
         """(J, G, n̂) Σ_p ĥ_p² over the positions of each block."""
         return torch.cat([self.slice(*step).square().sum(1) for step in self.steps(KEPT)])
+
+    def gradient(self, slopes: torch.Tensor) -> torch.Tensor:
+        """Σ_p δ_p ĥ_pᵀ (m, n̂) from slopes δ (J, m, q) of the loss in the pre-activations, float64."""
+        units, groups = slopes.shape[1], self.geometry.groups
+        total = slopes.new_zeros(groups, units // groups, self.geometry.n_params)
+        for start, stop in self.steps(KEPT):
+            by_group = slopes[start:stop].unflatten(1, (groups, -1))
+            total += torch.einsum("jgip,jpgn->gin", by_group, self.slice(start, stop))
+        return total.flatten(0, 1)
 
     def kept(self) -> LayerInputs:
         """The same, independent of what becomes of the tensors it was made from."""

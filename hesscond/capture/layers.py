@@ -47,7 +47,8 @@ class Geometry:
     @classmethod
     def of(cls, layer: Layer) -> Geometry:
         """The geometry of an eligible module."""
-        kind, bias = type(layer).__name__, layer.bias is not None
+        # a computed bias is no registered parameter, and reading it may change the model
+        kind, bias = type(layer).__name__, layer._parameters.get("bias", layer) is not None
         if isinstance(layer, nn.Linear):
             return cls(kind, layer.out_features, 1, layer.in_features, bias)
         fan_in = layer.in_channels // layer.groups * prod(layer.kernel_size)
@@ -66,6 +67,62 @@ class Geometry:
 def eligible_layers(model: nn.Module) -> dict[str, Layer]:
     """The layers that can be captured, by qualified name: dense, convolutional and transposed convolutional ones."""
     return {name or "model": module for name, module in model.named_modules() if isinstance(module, ELIGIBLE)}
+
+
+def stock_class(layer: nn.Module) -> type[nn.Module] | None:
+    """The class of torch whose forward pass a layer runs unchanged; None: it has one of its own."""
+    for kind in ELIGIBLE:
+        if isinstance(layer, kind):
+            own = ("forward", "_conv_forward", "__call__", "_output_padding")
+            stock = all(getattr(type(layer), a, None) is getattr(kind, a, None) for a in own)
+            return kind if stock and not set(own) & set(vars(layer)) else None
+    return None
+
+
+def is_plain(layer: Layer) -> bool:
+    """Whether a layer is known to compute W h + b with its own parameters W and b."""
+    return stock_class(layer) is not None and not is_computed(layer)
+
+
+def is_computed(layer: nn.Module) -> bool:
+    """Whether the weight or bias of a layer is computed from other tensors: parametrized, pruned, a property."""
+    registered = layer._parameters
+    return "weight" not in registered or not isinstance(registered["weight"], nn.Parameter) or "bias" not in registered
+
+
+def own_parameters(layer: Layer) -> list[nn.Parameter]:
+    """The weight and bias of a layer that are parameters, not computed from others."""
+    return [p for key in ("weight", "bias") if (p := layer._parameters.get(key)) is not None]
+
+
+def device_of(layer: nn.Module) -> torch.device:
+    """Where a layer is; its weight itself is not touched, since reading one that is computed may change the model."""
+    return next(iter((*layer.parameters(), *layer.buffers(), torch.empty(0)))).device
+
+
+def chosen_modules(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Module]:
+    """The modules called ``names``, of any kind, each with parameters; None: all `eligible_layers`.
+
+    Raises
+    ------
+    ConfigError
+        A name that the model does not have, or a module without parameters; no name, or no eligible layer at all.
+    """
+    if names is None:
+        return dict(chosen_layers(model, None))
+    eligible = eligible_layers(model)
+    modules = dict(model.named_modules())
+    found: dict[str, nn.Module] = {}
+    for name in names:
+        module = eligible[name] if name in eligible else modules.get(name) if name else None
+        if module is None:
+            raise ConfigError(f"no layer {name!r} to probe in the model: it has {', '.join(eligible) or 'none'}")
+        if next(module.parameters(), None) is None:
+            raise ConfigError(f"layer {name!r}, a {type(module).__name__}, has no parameters: it has no Hessian")
+        found[name] = module
+    if not found:
+        raise ConfigError("no layer was named: leave layers= out for all of them")
+    return found
 
 
 def dense_layers(model: nn.Module) -> dict[str, nn.Linear]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hesscond.capture import EntryBounds
-from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.block import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian
 from hesscond.hessians.preconditioner import Preconditioner, UnitPreconditioner
 from hesscond.spectra import (
     ConditionNumber,
@@ -73,6 +73,22 @@ class FactoredHessian(BlockHessian):
         """(k,) the diagonal of H: H is not formed."""
         squares = self.factor().square()
         return (squares if self.sign is None else squares * self.sign[:, None]).sum(0)
+
+    def product(self, vectors: torch.Tensor, P: Preconditioner | None = None) -> torch.Tensor:
+        """H V or PᵀHP V (k, c), from the factor."""
+        F = self.factor(P)
+        images = F @ vectors
+        return F.T @ (images if self.sign is None else images * self.sign[:, None])
+
+    def scales(self) -> torch.Tensor:
+        """(k,) the norms of the factor's columns, as far as they are known."""
+        found = torch.linalg.vector_norm(self.factor(), dim=0)
+        if self.spread is not None:
+            found = torch.maximum(found, LOST_IN_SQUARE * self.spread)
+        if self.row_error is not None:
+            error = self.row_error.entries() if isinstance(self.row_error, EntryBounds) else self.row_error
+            found = torch.maximum(found, LOST_IN_FACTOR * (error if error.ndim == 1 else error.norm(dim=0)))
+        return found
 
     def condition_numbers(
         self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.block import LOST_IN_SQUARE, BlockHessian
 from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import NOISE
@@ -51,6 +51,10 @@ class FormedHessian(BlockHessian):
     def _dense(self, P: Preconditioner) -> torch.Tensor:
         matrices = P.matrices(self.units, self.order // self.units, self.H.device)
         return torch.block_diag(*matrices.expand(self.units, -1, -1))
+
+    def scales(self) -> torch.Tensor:
+        """(k,) the roots of the diagonal, as far as they are known."""
+        return torch.maximum(self.diagonal().abs().sqrt(), LOST_IN_SQUARE * self.spread)
 
     def condition_numbers(
         self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8

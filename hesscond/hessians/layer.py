@@ -12,7 +12,7 @@ import torch
 
 from hesscond.capture import Factor, LayerCapture
 from hesscond.errors import CaptureError
-from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.block import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian
 from hesscond.hessians.factored import FactoredHessian, multiplied, noise_of
 from hesscond.hessians.preconditioner import Preconditioner, UnitPreconditioner
 from hesscond.spectra import (
@@ -117,6 +117,38 @@ class LayerHessian(BlockHessian):
         errors = [bounds.entries() for bounds in by_unit if bounds is not None]
         error = torch.cat(errors, 1) if errors else None
         return FactoredHessian(rows, None, self.sign, error, self.units, self.rank_bound(), self._spread)
+
+    def product(self, vectors: torch.Tensor, P: Preconditioner | None = None) -> torch.Tensor:
+        """H V or PᵀHP V (k, c), without F where there is one position a sample."""
+        if isinstance(P, UnitPreconditioner):
+            return self.dense().product(vectors, P)
+        B = self._factor.B
+        signs = None if self.sign is None else self.sign.view(B.shape[:2])[..., None]
+        by_unit = vectors.unflatten(0, (self.units, -1))
+        if self._one_position:
+            rows, b = self._rows(P), B[..., 0]
+            images = torch.einsum("rju,juc->rjc", b, torch.einsum("jk,ukc->juc", rows, by_unit))
+            images = images if signs is None else images * signs
+            return torch.einsum("juc,jk->ukc", torch.einsum("rju,rjc->juc", b, images), rows).flatten(0, 1)
+        images, start = vectors.new_zeros(self.count, vectors.shape[1]), 0
+        for panel in self._unit_panels(P):
+            images += (panel @ by_unit[start : start + len(panel)]).sum(0)
+            start += len(panel)
+        if signs is not None:
+            images = images * signs.flatten()[:, None]
+        return torch.cat([(panel.mT @ images).flatten(0, 1) for panel in self._unit_panels(P)])
+
+    def scales(self) -> torch.Tensor:
+        """(k,) the norms of the columns of F, as far as they are known."""
+        if self._one_position:
+            found = (self._factor.B[..., 0].square().sum(0).T @ self._rows(None).square()).sqrt().flatten()
+        else:
+            found = torch.cat([torch.linalg.vector_norm(panel, dim=1).flatten() for panel in self._unit_panels(None)])
+        if self._spread is not None:
+            found = torch.maximum(found, LOST_IN_SQUARE * self._spread)
+        bounds = [self.captured.row_rounding([unit])[0] for unit in range(self.units)]
+        errors = [(b.sizes.square().sum(0) @ b.lengths.square()).sqrt() for b in bounds if b is not None]
+        return torch.maximum(found, LOST_IN_FACTOR * torch.cat(errors)) if errors else found
 
     def condition_numbers(
         self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hesscond.capture import Geometry, Layer, eligible_layers
-from hesscond.capture.layers import unit_weights
+from hesscond.capture.layers import is_plain, unit_weights
 from hesscond.hessians.parameters import Layout
 
 
@@ -43,6 +43,9 @@ def placements(layout: Layout, model: nn.Module) -> list[Placement]:
     rows = {id(p): number - 1 for p, number in zip(layout.tensors, numbers, strict=True)}
     found = []
     for name, layer in eligible_layers(model).items():
+        # what a computed weight or a forward pass of its own makes of its parameters is not known
+        if not is_plain(layer):
+            continue
         weight = rows.pop(id(layer.weight), None)
         # a layout of some units has no rows for the others
         if weight is None or bool((weight < 0).any()):

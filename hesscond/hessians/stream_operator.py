@@ -100,7 +100,7 @@ class NetworkOperator(SymmetricOperator):
             raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
         self.layout = layout_of(model, layers=layers, unit=unit, parameters=parameters)
         self._snapshot = Snapshot(model, self.layout.tensors, dtype)
-        self._loss_fn, self._dtype, self._reduction = loss_fn, dtype, reduction
+        self.model, self.loss_fn, self.requested_dtype, self._reduction = model, loss_fn, dtype, reduction
         self._single = is_batch(data)
         leaves = self._snapshot.leaves
         if len({leaf.device for leaf in leaves}) > 1:
@@ -159,9 +159,9 @@ class NetworkOperator(SymmetricOperator):
         loss, gradient = 0.0, torch.zeros_like(self.point)
         psd, depends = True, False
         for drawn in self._batches:
-            evaluation = snapshot.evaluate(self._loss_fn, drawn.batch)
+            evaluation = snapshot.evaluate(self.loss_fn, drawn.batch)
             # whatever one batch counts, its loss is that of the data
-            self._masses.append(1.0 if self._single else mass(self._loss_fn, evaluation, self._reduction))
+            self._masses.append(1.0 if self._single else mass(self.loss_fn, evaluation, self._reduction))
             if self._masses[-1] == 0:
                 continue
             linearization = self._linearized(evaluation)
@@ -191,8 +191,6 @@ class NetworkOperator(SymmetricOperator):
                 f"the loss does not depend differentiably on any of the parameters: {', '.join(self.names)}"
             )
         self._needed = {number for number, m in enumerate(self._masses) if m != 0}
-        if self._complete and not self._single:
-            self._batches.forget()
         self.psd = psd
         self.loss = loss / self.total_mass
         self.gradient = gradient.div_(self.total_mass)
@@ -200,6 +198,12 @@ class NetworkOperator(SymmetricOperator):
     def _weight(self, number: int) -> float:
         """What a batch counts."""
         return 1.0 if math.isnan(self._masses[number]) else self._masses[number]
+
+    def weighted_batches(self) -> Iterator[tuple[Drawn, float]]:
+        """The batches that count, in their order, each with its weight: their sum is ``total_mass``."""
+        for drawn in self._batches:
+            if drawn.number in self._needed:
+                yield drawn, self._weight(drawn.number)
 
     @property
     def _complete(self) -> bool:
@@ -219,7 +223,7 @@ class NetworkOperator(SymmetricOperator):
             return sum(self._masses)
         (drawn,) = self._batches
         with drawn.state.again():
-            return mass(self._loss_fn, self._snapshot.evaluate(self._loss_fn, drawn.batch), self._reduction)
+            return mass(self.loss_fn, self._snapshot.evaluate(self.loss_fn, drawn.batch), self._reduction)
 
     @property
     def retained(self) -> tuple[int, int]:
@@ -268,7 +272,7 @@ class NetworkOperator(SymmetricOperator):
 
     def _rebuilt(self, drawn: Drawn) -> Linearization:
         with drawn.state.again():
-            return self._linearized(self._snapshot.evaluate(self._loss_fn, drawn.batch))
+            return self._linearized(self._snapshot.evaluate(self.loss_fn, drawn.batch))
 
     def _product(self, linearization: Linearization, vector: torch.Tensor) -> torch.Tensor:
         return self.layout.vector_of(linearization.product(self.layout.tensors_of(vector)))
