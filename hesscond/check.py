@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,6 +14,7 @@ from hesscond.capture import Batch, LossFunction
 from hesscond.capture.curved import curved_nodes
 from hesscond.capture.evaluation import Evaluation
 from hesscond.capture.forward import variables_of
+from hesscond.capture.precision import Operations, Precision
 from hesscond.capture.snapshot import Snapshot
 from hesscond.errors import CaptureError
 from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, Preconditioner, UnitCoordinates
@@ -134,10 +135,12 @@ class Witness:
 
     Attributes
     ----------
-    model, loss_fn, dtype
+    model, loss_fn, dtype, lift_casts
         As in `hesscond.probe`.
     parameters
         By name, all that the directions are in, and others of which `reached` is wanted.
+    precision
+        What the first batch was computed in.
     reached
         Names of those that the loss depended on so far.
     loss
@@ -148,19 +151,25 @@ class Witness:
     loss_fn: LossFunction
     parameters: Mapping[str, nn.Parameter]
     dtype: torch.dtype | None
+    lift_casts: bool
+    precision: Precision | None = None
     reached: set[str] = field(default_factory=set)
     loss: float = math.nan
 
     def __post_init__(self) -> None:
         self._unique = list({id(p): p for p in self.parameters.values()}.values())
         self._place = {id(p): i for i, p in enumerate(self._unique)}
-        self._snapshot = Snapshot(self.model, self._unique, self.dtype)
+        self._snapshot = Snapshot(self.model, self._unique, self.dtype, lift_casts=self.lift_casts)
         self._first: Batch | None = None
 
     def add(self, batch: Batch, directions: Sequence[Direction], weight: float = 1.0) -> None:
         """Add the derivatives of a batch to the directions."""
-        self._first = batch if self._first is None else self._first
-        evaluation = self._snapshot.evaluate(self.loss_fn, batch)
+        counted = None
+        if self._first is None:
+            self._first, counted = batch, Operations(self.dtype)
+        evaluation = self._snapshot.evaluate(self.loss_fn, batch, counted=counted)
+        if counted is not None:
+            self.precision = counted.precision()
         self.loss = float(evaluation.loss.detach())
         variables = variables_of(evaluation.loss)
         leaves = self._snapshot.leaves
@@ -183,7 +192,8 @@ class Witness:
             first = dict(zip(used, found, strict=True))
             for direction in directions:
                 own = self._indices(direction.layout)
-                seeds = [part.to(leaves[i].dtype) for i, part in zip(own, direction.layout.tensors_of(direction.v))]
+                parts = direction.layout.tensors_of(direction.v)
+                seeds = [part.to(leaves[i].dtype) for i, part in zip(own, parts, strict=True)]
                 second = gradients([first[i] for i in own], [leaves[i] for i in own], seeds)
                 slope = direction.whole.vector_of([first[i].detach() for i in self._indices(direction.whole)])
                 yield direction, direction.layout.vector_of(second).to(torch.float64), slope.to(torch.float64)
@@ -210,15 +220,15 @@ class Witness:
         difference = max(
             ratio(norm((built - own) / direction.scales), scaled), slopes, in_coordinates(block, P, direction)
         )
-        bound = max(TOLERANCE, UNITS * float(torch.finfo(self.precision).eps))
+        bound = max(TOLERANCE, UNITS * float(torch.finfo(self.leaf_dtype).eps))
         if not difference <= bound and math.isfinite(difference):
             bound = max(bound, ratio(self.rounding(direction), scaled))
         forms = (float(built @ direction.v), float(own @ direction.v))
         return Check(difference, bound, *forms, slopes, direction.unit)
 
     @property
-    def precision(self) -> torch.dtype:
-        """Of the leaves."""
+    def leaf_dtype(self) -> torch.dtype:
+        """What is differentiated in."""
         return self._snapshot.leaves[0].dtype if self._snapshot.leaves else torch.float64
 
     def rounding(self, direction: Direction) -> float:
@@ -228,15 +238,40 @@ class Witness:
         if nothing in it cancelled (softmax in saturation is 1 − 1).
         """
         assert self._first is not None
-        leaves, eps = self._snapshot.leaves, float(torch.finfo(self.precision).eps)
+        leaves, eps = self._snapshot.leaves, float(torch.finfo(self.leaf_dtype).eps)
         evaluation = self._snapshot.evaluate(self.loss_fn, self._first)
-        ((_, here, slope),) = self._derivatives(evaluation, [direction])
         natural = eps * uncancelled(evaluation, leaves, self._indices(direction.layout), direction)
-        with self._nudged(4 * eps):
-            evaluation = self._snapshot.evaluate(self.loss_fn, self._first)
-            aside = replace(direction, v=direction.v * nudges(direction.v, 4 * eps, 4))
-            ((_, there, _),) = self._derivatives(evaluation, [aside])
-        return MARGIN * (norm((there - here) / direction.scales) + natural)
+        return MARGIN * (self.shaken(direction, 4 * eps) + natural)
+
+    def shaken(self, direction: Direction, size: float) -> float:
+        """How much the product on the first batch changes, in the direction's units, if all it is made of changes.
+
+        Parameters and direction do by random relative amounts up to ``size``: that of the rounding in what computes it.
+        """
+        assert self._first is not None
+        products = []
+        aside = replace(direction, v=direction.v * nudges(direction.v, size, 4))
+        runs: list[tuple[Direction, AbstractContextManager[None]]] = [
+            (direction, nullcontext()),
+            (aside, self._nudged(size)),
+        ]
+        for along, changes in runs:
+            with changes:
+                evaluation = self._snapshot.evaluate(self.loss_fn, self._first)
+                ((_, product, _),) = self._derivatives(evaluation, [along])
+                products.append(product)
+        return norm((products[1] - products[0]) / direction.scales)
+
+    def uncertainty(self, direction: Direction) -> float:
+        """ε such that H is known to ε d_i d_j, with the scales d of a block: what operations in a lower precision do.
+
+        0: there are none. An estimate of the Frobenius norm from one direction, times 4.
+        """
+        narrowest = None if self.precision is None else self.precision.narrowest
+        if narrowest is None:
+            return 0.0
+        length = norm(direction.v * direction.scales) / len(direction.v) ** 0.5
+        return ratio(4 * self.shaken(direction, float(torch.finfo(narrowest).eps)), length)
 
     @contextmanager
     def _nudged(self, size: float) -> Iterator[None]:
@@ -251,15 +286,26 @@ class Witness:
                 leaf.data.copy_(value)
 
 
-def check_operator(H: HessianOperator) -> Check:
-    """The check of an operator: its product with one direction, and that of fresh evaluations of its model."""
-    witness = Witness(H.model, H.loss_fn, dict(zip(H.names, H.layout.tensors, strict=True)), H.requested_dtype)
+def check_operator(H: HessianOperator) -> tuple[Check, float, Precision | None]:
+    """The check of an operator: its product with one direction, and that of fresh evaluations of its model.
+
+    Returns
+    -------
+    check
+        It.
+    uncertainty
+        See `Witness.uncertainty`, all scales being 1.
+    precision
+        What was seen of that of the model.
+    """
+    named = dict(zip(H.names, H.layout.tensors, strict=True))
+    witness = Witness(H.model, H.loss_fn, named, H.requested_dtype, H.lift_casts)
     block = NetworkHessian(H, lambda: ((), Known()), Effort())
     direction = Direction.of(block, H.layout)
     for drawn, weight in H.weighted_batches():
         with drawn.state.again():
             witness.add(drawn.batch, [direction], weight)
-    return witness.verdict(direction, block, None, H.total_mass)
+    return witness.verdict(direction, block, None, H.total_mass), witness.uncertainty(direction), witness.precision
 
 
 def refuse_failed(name: str, check: Check, why: str) -> None:
@@ -287,7 +333,10 @@ def uncancelled(
         return 0.0
     ends = [node.edge for node in curved]
     slopes = torch.autograd.grad(evaluation.loss, ends, retain_graph=True, allow_unused=True)
-    weights = [max(1 / math.prod(n.shape), 0.0 if g is None else float(g.abs().max())) for n, g in zip(curved, slopes)]
+    weights = [
+        max(1 / math.prod(node.shape), 0.0 if g is None else float(g.abs().max()))
+        for node, g in zip(curved, slopes, strict=True)
+    ]
     generator = torch.Generator().manual_seed(2)
     total = 0.0
     for node, weight in zip(curved, weights, strict=True):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,9 +15,11 @@ from hesscond.capture import Batch, Captures, Geometry, Layer, LayerCapture, Los
 from hesscond.capture.batches import is_batch
 from hesscond.capture.captured import Diagonal, Factor
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
+from hesscond.capture.precision import Precision
+from hesscond.capture.randomness import gpus_of, untouched_randomness
 from hesscond.check import Check, Direction, Witness, check_operator, refuse_failed
 from hesscond.coordinates import collector, coordinates
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
     BlockHessian,
     Chart,
@@ -32,7 +35,9 @@ from hesscond.hessians import (
     unit_hessian,
 )
 from hesscond.hessians.parameters import UnitLayout, parameters_of
+from hesscond.hessians.streaming import StreamedBlock
 from hesscond.methods import Method
+from hesscond.operators.parallel import Team, all_or_none
 from hesscond.results import LayerResult, ProbeResult
 from hesscond.spectra import Effort, Known
 
@@ -58,8 +63,11 @@ class LayerProbe:
     memory: int
     reduction: str | None
     check: bool
+    lift_casts: bool
+    team: Team | None
     skipped: dict[str, str] = field(default_factory=dict)
     reached: set[str] | None = None
+    precision: Precision | None = None
 
     def result(self) -> ProbeResult:
         """What was found.
@@ -71,6 +79,11 @@ class LayerProbe:
         """
         modules = chosen_modules(self.model, self.layers)
         charts = self._charts(modules)
+        if charts and self.team is not None:
+            raise ConfigError(
+                f"layer {next(iter(charts))!r} is measured by products, which several processes form together at "
+                "level='network' only: start one process"
+            )
         captured = [name for name in modules if name not in charts]
         if charts and captured and not is_batch(self.data):
             # they read the data one after the other
@@ -84,7 +97,8 @@ class LayerProbe:
             reasons = "; ".join(f"layer {name!r} cannot be probed: {why}" for name, why in self.skipped.items())
             raise CaptureError(reasons or "no target in the stream counts in the loss: there is no Hessian")
         skipped = {name: why for name, why in self.skipped.items() if name not in found}
-        return ProbeResult({name: found[name] for name in modules if name in found}, skipped)
+        precision = "not looked at (check=False)" if self.precision is None else str(self.precision)
+        return ProbeResult({name: found[name] for name in modules if name in found}, skipped, precision)
 
     # layers in charts
 
@@ -123,6 +137,7 @@ class LayerProbe:
 
         def maker(**wanted: object) -> HessianOperator:
             options = {"dtype": self.dtype, "memory": self.memory, "reduction": self.reduction}
+            options["lift_casts"] = self.lift_casts
             made.append(HessianOperator(self.model, self.loss_fn, self.data, **options, **wanted))  # type: ignore[arg-type]
             return made[-1]
 
@@ -147,7 +162,8 @@ class LayerProbe:
             rtol=self.rtol,
         )
         if self.check:
-            result.check = check_operator(made[-1])
+            result.check, result.uncertainty, seen = check_operator(made[-1])
+            self.precision = seen if self.precision is None else self.precision
             refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
         return result
 
@@ -170,6 +186,7 @@ class LayerProbe:
             weigh=weigh,
             in_parameters=in_parameters,
             slopes=self.check,
+            lift_casts=self.lift_casts,
         )
 
     def block(self, own: LayerCapture, unit: int | None) -> BlockHessian:
@@ -184,12 +201,13 @@ class LayerProbe:
             raise ConfigError("no unit was named: leave units= out for all of them")
         witness = self._witness(layers) if self.check else None
         run = Capturing(self, layers, witness)
-        if is_batch(self.data):
+        if is_batch(self.data) and self.team is None:
             found = run.one(self.data)
         else:
             # a loader draws from the random state
-            with torch.random.fork_rng(devices=[]):
-                found = run.over(self.data)
+            with untouched_randomness(gpus_of(list(self.model.parameters()))):
+                found = run.over([self.data] if is_batch(self.data) else self.data)
+        self.precision = None if witness is None else witness.precision
         self.reached = None if witness is None else witness.reached
         return found
 
@@ -204,7 +222,7 @@ class LayerProbe:
         """One that sees the parameters of the layers, and which others the loss depends on."""
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad and p.is_floating_point()}
         named |= dict(pair for name, layer in layers.items() for pair in parameters_of(self.model, name, layer))
-        return Witness(self.model, self.loss_fn, named, self.dtype)
+        return Witness(self.model, self.loss_fn, named, self.dtype, self.lift_casts)
 
     def layer_result(
         self,
@@ -264,7 +282,36 @@ class Capturing:
         return results
 
     def over(self, batches: Iterable[Batch]) -> dict[str, LayerResult]:
-        """The results over a stream of batches together."""
+        """The results over a stream of batches together, of all processes."""
+        probe, team = self.probe, self.probe.team
+        if team is None:
+            sums = self._sums(batches)
+        else:
+            own, failure = None, None
+            try:
+                own = self._sums(batches)
+            except HesscondError as error:
+                failure = error
+            sums = joined(all_or_none(team, own, failure))
+        results = {}
+        for name in self.layers:
+            if name not in sums.blocks:
+                continue
+            layer, blocks = self.layers[name], sums.blocks[name]
+            P = coordinates(probe.method, name, Geometry.of(layer), sums.statistics.get(name))
+            units = [unit for unit in blocks if unit is not None]
+            result = probe.layer_result(name, layer, units, blocks.__getitem__, sums.routes[name], P)
+            if self.witness is not None and team is None:
+                self._compared(result, sums.total)
+            elif self.witness is not None:
+                # each process has compared its own share
+                result.check = sums.checks[name]
+                result.uncertainty = sums.uncertainties[name]
+            results[name] = result
+        return results
+
+    def _sums(self, batches: Iterable[Batch]) -> Sums:
+        """The Hessians over the batches of this process."""
         probe = self.probe
         routes: dict[str, str] = {}
         masses: list[float] = []
@@ -290,14 +337,15 @@ class Capturing:
             hessians, statistics = stream(weighed(), probe.memory, total, collector(probe.method))
             for (name, unit), block in hessians.items():
                 blocks.setdefault(name, {})[unit] = block
-        results = {}
-        for name, own in blocks.items():
-            layer = self.layers[name]
-            P = coordinates(probe.method, name, Geometry.of(layer), statistics.get(name))
-            units = [unit for unit in own if unit is not None]
-            result = probe.layer_result(name, layer, units, own.__getitem__, routes[name], P)
-            results[name] = self._compared(result, total())
-        return results
+        found = Sums(blocks, statistics, routes, sum(masses), total())
+        if probe.team is not None and self.witness is not None:
+            for name, own in blocks.items():
+                units = [unit for unit in own if unit is not None]
+                result = probe.layer_result(name, self.layers[name], units, own.__getitem__, routes[name], None)
+                self._compared(result, found.total)
+                assert result.check is not None
+                found.checks[name], found.uncertainties[name] = result.check, result.uncertainty
+        return found
 
     def _screened(self, batch: Batch, weigh: str | bool) -> tuple[Captures, float]:
         """The captures of a batch and its weight; layers seen for the first time are compared with the model at once.
@@ -400,6 +448,7 @@ class Capturing:
         """
         if self.witness is not None:
             direction = self.directions[result.name]
+            result.uncertainty = self.witness.uncertainty(direction)
             unit = direction.unit
             result.check = self.witness.verdict(direction, result.block(unit), result.P(unit), total)
             refuse_failed(result.name, result.check, "the sum over the batches does not agree with the model's own")
@@ -419,6 +468,68 @@ class Capturing:
                 "or the loss takes, or in a use that was not seen"
             )
         return "the gradients agree, the second derivatives do not"
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What one process has of a stream.
+
+    Attributes
+    ----------
+    blocks
+        Hessians of its own batches, by layer and unit.
+    statistics
+        Of the layers' inputs.
+    routes
+        How each was captured.
+    mass
+        What its batches count; nan: the loss is a sum.
+    total
+        What the Hessians were divided by.
+    checks, uncertainties
+        By layer.
+    """
+
+    blocks: dict[str, dict[int | None, BlockHessian]]
+    statistics: dict[str, Any]
+    routes: dict[str, str]
+    mass: float
+    total: float
+    checks: dict[str, Check] = field(default_factory=dict)
+    uncertainties: dict[str, float] = field(default_factory=dict)
+
+
+def joined(parts: Sequence[Sums]) -> Sums:
+    """What several processes have, together.
+
+    Raises
+    ------
+    CaptureError
+        No target counts in any of them.
+    """
+    mass = sum(part.mass for part in parts)
+    if mass == 0:
+        raise CaptureError("no target in the data of any process counts in the loss: there is no Hessian")
+    # nan: sums are added up
+    total = 1.0 if math.isnan(mass) else mass
+    found = Sums({}, {}, {}, mass, total)
+    streamed: dict[tuple[str, int | None], StreamedBlock] = {}
+    for part in parts:
+        for name, blocks in part.blocks.items():
+            found.routes.setdefault(name, part.routes[name])
+            for unit, block in blocks.items():
+                into = streamed.setdefault((name, unit), StreamedBlock(block.order, block.units))
+                into.add(block, part.total)
+        for name, own in part.statistics.items():
+            found.statistics[name] = found.statistics[name].merged(own) if name in found.statistics else own
+        for name, check in part.checks.items():
+            worst = found.checks.get(name)
+            if worst is None or check.difference > worst.difference:
+                found.checks[name] = check
+            found.uncertainties[name] = max(found.uncertainties.get(name, 0.0), part.uncertainties[name])
+    for (name, unit), streamed_block in streamed.items():
+        found.blocks.setdefault(name, {})[unit] = streamed_block.hessian(total)
+    return found
 
 
 def most_curved(own: LayerCapture) -> int:

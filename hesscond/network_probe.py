@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from hesscond.capture import Batch, LossFunction, eligible_layers
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
 from hesscond.check import check_operator, refuse_failed
 from hesscond.coordinates import layer_coordinates
-from hesscond.errors import CaptureError, ConfigError, HesscondError
+from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import (
     Chart,
     HessianOperator,
@@ -29,12 +29,9 @@ from hesscond.hessians import (
 )
 from hesscond.methods import Method
 from hesscond.operators import Congruence, SymmetricOperator
-from hesscond.operators.parallel import DataParallel, Team
-from hesscond.results import NETWORK, NetworkResult
+from hesscond.operators.parallel import DataParallel, Team, all_or_none
+from hesscond.results import NETWORK, NetworkResult, ProbeResult
 from hesscond.spectra import Effort, Known
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 
 def probe_network(
@@ -48,9 +45,10 @@ def probe_network(
     rtol: float,
     memory: int,
     reduction: str | None,
-    group: ProcessGroup | None,
+    team: Team | None,
     check: bool,
-) -> NetworkResult:
+    lift_casts: bool,
+) -> ProbeResult:
     """The Hessian in all parameters that require a gradient, or in those of some layers together.
 
     The arguments are those of `hesscond.probe`.
@@ -62,7 +60,7 @@ def probe_network(
     CaptureError
         What `HessianOperator` raises, here or in another process.
     """
-    team = None if group is None or group.size() == 1 else Team(group)
+    options = {"dtype": dtype, "memory": memory, "reduction": reduction, "lift_casts": lift_casts}
     chart = network_chart(method, layers, model)
     if chart is not None:
         if team is not None:
@@ -70,15 +68,15 @@ def probe_network(
         made: list[HessianOperator] = []
 
         def make(**wanted: Any) -> HessianOperator:
-            options = {"dtype": dtype, "memory": memory, "reduction": reduction}
             made.append(HessianOperator(model, loss_fn, data, **options, **wanted))  # type: ignore[arg-type]
             return made[-1]
 
         in_chart, rows = chart.network(make)
         block = NetworkHessian(in_chart, lambda: ((), Known()), Effort(memory=memory))
-        parts = {name: [where] for name, where in rows.items()}
-        result = NetworkResult(block, parts, made[-1].names, f"products, in {chart.name}", rtol)
-        return checked(result, made[-1]) if check else result
+        result = NetworkResult(
+            block, {name: [where] for name, where in rows.items()}, made[-1].names, f"products, in {chart.name}", rtol
+        )
+        return checked(result, made[-1], check)
     names = layers
     if method is not None and layers is None:
         names = layers_with_everything(model)
@@ -94,7 +92,7 @@ def probe_network(
 
     def local() -> HessianOperator:
         wanted = {"parameters": list(inside)} if by_parameter else {"layers": names}
-        return HessianOperator(model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction, **wanted)  # type: ignore[arg-type]
+        return HessianOperator(model, loss_fn, data, **options, **wanted)  # type: ignore[arg-type]
 
     H = local() if team is None else agreed(team, local)
     operator: SymmetricOperator = H if team is None else DataParallel(H, H.local_mass, team)
@@ -130,20 +128,23 @@ def probe_network(
 
     route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
     result = NetworkResult(NetworkHessian(operator, known, Effort(memory=memory)), parts, H.names, route, rtol)
-    return checked(result, H) if check else result
+    return checked(result, H, check)
 
 
-def checked(result: NetworkResult, H: HessianOperator) -> NetworkResult:
-    """The result with the check of the operator that it is made of, on the data of this process.
+def checked(result: NetworkResult, H: HessianOperator, check: bool) -> ProbeResult:
+    """The result with the check of the operator that it is made of, on the data of this process, if that is wanted.
 
     Raises
     ------
     CaptureError
         It does not agree with the model.
     """
-    result.check = check_operator(H)
-    refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
-    return result
+    precision = "not looked at (check=False)"
+    if check:
+        result.check, result.uncertainty, seen = check_operator(H)
+        precision = str(seen)
+        refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
+    return ProbeResult({NETWORK: result}, {}, precision)
 
 
 def network_chart(
@@ -202,16 +203,7 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
         operator = make()
     except HesscondError as error:
         failure = error
-    told = team.gathered(None if failure is None else str(failure))
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            # an exception that its own frame holds would keep the processes' group alive
-            del failure
-    reasons = [f"process {rank}: {reason}" for rank, reason in enumerate(told) if reason is not None]
-    if reasons:
-        raise CaptureError(f"the Hessian cannot be formed by all processes ({'; '.join(reasons)})")
+    all_or_none(team, None, failure)
     assert operator is not None
     fingerprint = hashlib.sha256(operator.point.cpu().numpy().tobytes()).hexdigest()
     if len(set(team.gathered(fingerprint))) > 1:

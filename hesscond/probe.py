@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from hesscond.capture import MEMORY, Batch, LossFunction
+from hesscond.capture.wrappers import unwrapped
 from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Preconditioner
 from hesscond.layer_probe import LayerProbe
 from hesscond.methods import Method
 from hesscond.network_probe import probe_network
-from hesscond.results import NETWORK, ProbeResult
+from hesscond.operators.parallel import Team
+from hesscond.results import ProbeResult
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -37,6 +39,7 @@ def probe(
     reduction: str | None = None,
     group: ProcessGroup | None = None,
     check: bool = True,
+    lift_casts: bool = True,
 ) -> ProbeResult:
     """Exact Hessians Ĥᵀ S Ĥ of layers or of their output units, and their condition numbers.
 
@@ -78,12 +81,16 @@ def probe(
     reduction
         For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: found out.
     group
-        At level ``"network"``: processes of `torch.distributed` that all call this, each with its share of the data.
-
+        Processes of `torch.distributed` that all call this, each with its share of the data; None: those of a
+        ``DistributedDataParallel`` model, if it is one.
     check
         Whether what was built is compared with the model's own double-backward product, in a random direction for
         every layer; the result says how far the two are apart (``result["fc2"].check``). What does not agree is
         measured by double backward in the parameters, or refused. It takes up to three gradients a layer.
+
+    lift_casts
+        Whether what the model casts to float32 by hand stays in float64, if that is ``dtype``. What rounds to fewer
+        digits all the same is said (``result.precision``), and κ's intervals are wider by what it does.
 
     Returns
     -------
@@ -94,8 +101,8 @@ def probe(
     ConfigError
         Unknown layer, unit, level or method; an empty batch, or one on another device than the model.
     CaptureError
-        A layer that cannot be captured exactly, or whose Hessian does not agree with the model's own second derivatives;
-        NaN in its activations; too little memory.
+        A layer that cannot be captured exactly, or whose Hessian does not agree with the model's own derivatives; NaN
+        in its activations; too little memory.
 
     Examples
     --------
@@ -112,6 +119,7 @@ def probe(
     >>> whole["0"].kappa.rank, whole["0"].n_params
     (24, 24)
     """
+    model = unwrapped(model)
     if level not in LEVELS:
         raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
     if not 0 < rtol < 1:
@@ -127,9 +135,10 @@ def probe(
             if names is None
             else f"units were given at level {level!r}, which takes all of them: use level='unit'"
         )
-    if group is not None and level != "network":
-        raise ConfigError(f"several processes measure a whole network, not level {level!r}: use level='network'")
     budget = MEMORY if memory is None else int(memory)
+    team = team_of(model, group)
+    model = unwrapped(model)
+    refuse_sharded(model)
     if level == "network":
         whole = probe_network(
             model,
@@ -141,10 +150,31 @@ def probe(
             rtol=rtol,
             memory=budget,
             reduction=reduction,
-            group=group,
+            team=team,
             check=check,
+            lift_casts=lift_casts,
         )
-        return ProbeResult({NETWORK: whole}, {})
-    return LayerProbe(
-        model, loss_fn, data, names, level, method, units, dtype, rtol, budget, reduction, check
-    ).result()
+        return whole
+    found = LayerProbe(
+        model, loss_fn, data, names, level, method, units, dtype, rtol, budget, reduction, check, lift_casts, team
+    )
+    return found.result()
+
+
+def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:
+    """The processes that measure together: those of ``group``, or of a model that is replicated over several."""
+    if group is None and isinstance(model, nn.parallel.DistributedDataParallel):
+        group = model.process_group
+    return None if group is None or group.size() == 1 else Team(group)
+
+
+def refuse_sharded(model: nn.Module) -> None:
+    """Raise a ConfigError for a model whose parameters are split over processes."""
+    # not imported for the sake of a name: it takes a second
+    for name, parameter in model.named_parameters():
+        if type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor":
+            raise ConfigError(
+                f"parameter {name!r} is sharded over processes (FSDP2): give every process a plain model with the "
+                "whole parameters (torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+                "full_state_dict=True), its share of the data, and group="
+            )

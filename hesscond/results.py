@@ -40,6 +40,9 @@ class LayerResult:
         How the curvature S was computed.
     check
         How far the answer is from the model's own double-backward product; None: it was not compared.
+    uncertainty
+        ε such that operations of the model in a lower precision than was asked for change entry (i, j) of a Hessian by
+        ε d_i d_j, d being its scales; 0: there are none. κ's interval is wider by as much.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class LayerResult:
         self.name, self.level, self.units, self.n_params, self.route = name, level, tuple(units), n_params, route
         self.parameters = tuple(parameters)
         self.check: Check | None = None
+        self.uncertainty = 0.0
         self.block, self._P, self._rtol, self._conditions = block, P, rtol, conditions
 
     def _checked(self, unit: int | None) -> int | None:
@@ -78,10 +82,23 @@ class LayerResult:
     @cached_property
     def conditions(self) -> tuple[ConditionNumber, ...]:
         """κ of every Hessian, in the order of ``units``; a single one at level ``"layer"``."""
-        if self._conditions is not None:
-            return tuple(self._conditions())
         blocks = self.units if self.level == "unit" else [None]
-        return tuple(self.block(unit).condition_number(self.P(unit), rtol=self._rtol) for unit in blocks)
+        if self._conditions is not None:
+            found = list(self._conditions())
+        else:
+            found = [self.block(unit).condition_number(self.P(unit), rtol=self._rtol) for unit in blocks]
+        if self.uncertainty == 0:
+            return tuple(found)
+        return tuple(kappa.widened(self._error(unit)) for unit, kappa in zip(blocks, found, strict=True))
+
+    def _error(self, unit: int | None) -> float:
+        """The bound of the error in the 2-norm that `uncertainty` is for a Hessian, ε ‖DP‖²."""
+        block, P = self.block(unit), self.P(unit)
+        scales = block.scales()
+        if P is None:
+            return self.uncertainty * float(scales.max()) ** 2
+        matrices = P.matrices(block.units, block.order // block.units, scales.device)
+        return self.uncertainty * float((scales.view(block.units, -1, 1) * matrices).square().sum())
 
     def P(self, unit: int | None) -> Preconditioner | None:
         """The change of variables of a unit, or of all of them; None: plain parameters."""
@@ -200,11 +217,15 @@ class ProbeResult(Mapping[str, LayerResult]):
     skipped
         What of the model has no Hessian here, with the reason and the way to get it: layers that could not be probed on
         this data, and modules of other kinds whose parameters receive a gradient.
+    precision
+        What the forward pass and the loss were computed in, found by looking at the operations that ran: ``"float64"``,
+        or ``"mixed: 326 float32 operations (LlamaRMSNorm, …)"``.
     """
 
-    def __init__(self, layers: Mapping[str, LayerResult], skipped: Mapping[str, str]) -> None:
+    def __init__(self, layers: Mapping[str, LayerResult], skipped: Mapping[str, str], precision: str) -> None:
         self._layers = dict(layers)
         self.skipped = dict(skipped)
+        self.precision = precision
 
     def __getitem__(self, layer: str) -> LayerResult:
         if layer not in self._layers:

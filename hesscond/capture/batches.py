@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import torch
 
 from hesscond.capture.evaluation import Batch, tensors_of
-from hesscond.capture.randomness import RandomState, generators_of
+from hesscond.capture.randomness import RandomState, generators_of, untouched_randomness
 from hesscond.errors import CaptureError, ConfigError
 
 
@@ -90,7 +90,7 @@ class Batches:
         kept: list[Drawn] | None = []
         taken = 0
         # the generators of the source are left as one reading leaves them
-        with torch.random.fork_rng(self.gpus):
+        with untouched_randomness(self.gpus):
             for number, batch in enumerate(self.source):
                 drawn = Drawn(number, batch, RandomState.now(self.gpus))
                 taken += sum(t.numel() * t.element_size() for t in tensors_of(batch))

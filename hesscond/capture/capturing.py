@@ -14,6 +14,7 @@ from hesscond.capture.evaluation import Batch, LossFunction
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
 from hesscond.capture.weighting import mass
+from hesscond.capture.wrappers import unwrapped
 
 #: Bytes that a capture and the work on it may take unless told otherwise.
 MEMORY = 4 * 10**9
@@ -60,6 +61,7 @@ def capture(
     optional: bool | None = None,
     in_parameters: Set[str] = frozenset(),
     slopes: bool = False,
+    lift_casts: bool = True,
 ) -> Captures:
     """Ĥ and S of layers on a batch. The model is left as it was: mode, grads, buffers, RNG state.
 
@@ -96,6 +98,8 @@ def capture(
         Layers to differentiate in their parameters whatever they look like.
     slopes
         Whether to give the gradients that go with what was captured.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
 
     Raises
     ------
@@ -105,6 +109,7 @@ def capture(
         A layer not reached; a loss that uses a weight directly; one that is not a differentiable scalar; NaN or
         infinite values; more memory needed than allowed.
     """
+    model = unwrapped(model)
     chosen = chosen_layers(model, layers)
     wanted = {
         name: checked_units(name, layer, None if whole else (units or {}).get(name)) for name, layer in chosen.items()
@@ -112,7 +117,7 @@ def capture(
     optional = layers is None if optional is None else optional
     own_forward = {name for name, layer in chosen.items() if stock_class(layer) is None and not is_computed(layer)}
     in_parameters = (tied_layers(model) | own_forward | in_parameters) & set(chosen)
-    run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional)
+    run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional, lift_casts=lift_casts)
     forward = run(in_parameters=in_parameters)
     if forward.entangled or forward.overwritten:
         forward = run(in_parameters=in_parameters | forward.entangled, keep_inputs=forward.overwritten)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy as copied
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from hesscond.capture.precision import Operations, lifted, operations
+from hesscond.capture.untouched import untouched
+from hesscond.capture.wrappers import plainly
 from hesscond.errors import CaptureError, ConfigError
 
 Batch = tuple[Any, Any]
@@ -49,6 +52,8 @@ def evaluate(
     dtype: torch.dtype | None,
     watch: WeightWatch,
     copy: bool = False,
+    lift_casts: bool = True,
+    counted: Operations | None = None,
 ) -> Evaluation:
     """Run the model and the loss with the tensors of ``state`` in the place of its own. Nothing is left behind.
 
@@ -68,6 +73,10 @@ def evaluate(
         Told of every function called.
     copy
         Whether the model and the loss get copies of the batch, which they may change in place.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
+    counted
+        Where the operations of the model and the loss are counted.
     """
     inputs, target = batch
     arguments = converted(inputs, dtype, copy=copy)
@@ -77,14 +86,19 @@ def evaluate(
         args, kwargs = (tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)), {}
     target = converted(target, dtype, copy=copy)
     with ExitStack() as stack:
-        stack.enter_context(untouched_randomness(state))
+        stack.enter_context(untouched(model, loss_fn))
+        stack.enter_context(plainly(model))
         stack.enter_context(default_dtype(dtype))
         stack.enter_context(torch.enable_grad())
         # the other backends have no second derivatives
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(operations(counted))
+        watch.lifts = lift_casts and dtype == torch.float64
         stack.enter_context(watch)
         output = torch.func.functional_call(model, dict(state), args, kwargs, tie_weights=False)
         loss = in_precision(loss_fn, dtype)(output, target)
+    if counted is not None:
+        counted.lifted += watch.lifted
     return Evaluation(loss, output, target, leading_dimension(inputs))
 
 
@@ -103,7 +117,17 @@ def scalar(loss: object) -> torch.Tensor:
 
 
 class WeightWatch(TorchFunctionMode):
-    """Notices every use of a layer's weight or bias outside the layer's own forward."""
+    """Notices every use of a layer's weight or bias outside the layer's own forward, and lifts casts if told to.
+
+    One mode for both, since each costs every function called.
+
+    Attributes
+    ----------
+    lifts
+        Whether casts to float32 become casts to float64.
+    lifted
+        How many did.
+    """
 
     #: Attributes that are the values in another form; the others only describe them.
     VALUES = frozenset({"T", "mT", "H", "mH", "data", "real"})
@@ -114,6 +138,7 @@ class WeightWatch(TorchFunctionMode):
         self.weights = weights
         self.inside: list[str] = []
         self.used_outside: set[int] = set()
+        self.lifts, self.lifted = False, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in (*args, *(kwargs or {}).values()):
@@ -121,7 +146,25 @@ class WeightWatch(TorchFunctionMode):
                 name = self.weights.get(id(item))
                 if name is not None and name not in self.inside and not self.reads_metadata(func):
                     self.used_outside.add(id(item))
-        return func(*args, **(kwargs or {}))
+        return self.in_float64(func, args, kwargs or {}) if self.lifts else func(*args, **(kwargs or {}))
+
+    def in_float64(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The call without casts to float32, also where a float32 tensor of the model's own would not do."""
+        wide = lifted(func, args, kwargs)
+        if wide is not None:
+            self.lifted += 1
+            func, args, kwargs = wide
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            if not {torch.float32, torch.float64} <= {tensor.dtype for tensor in tensors_of((tuple(args), kwargs))}:
+                raise
+            # what an operation writes to stays
+            kept = 1 if writes(func) else 0
+            wider = (*args[:kept], *mapped(tuple(args[kept:]), widened))
+            with suppress(RuntimeError):
+                return func(*wider, **mapped(kwargs, widened))
+            raise
 
     def reads_metadata(self, func: Any) -> bool:
         """Whether ``func`` looks at the shape, type or place of a tensor only."""
@@ -143,6 +186,17 @@ def tensors_by_module(model: nn.Module) -> dict[str, torch.Tensor]:
         for attribute, tensor in own.items()
         if tensor is not None
     }
+
+
+def writes(func: Any) -> bool:
+    """Whether a function changes its first argument."""
+    name = getattr(func, "__name__", "")
+    return name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Float32 as float64; others as they are."""
+    return tensor.to(torch.float64) if tensor.dtype is torch.float32 else tensor
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -211,14 +265,6 @@ def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None) -> LossFuncti
         return loss_fn
     state = {name: converted(tensor.detach(), dtype) for name, tensor in tensors_by_module(loss_fn).items()}
     return lambda output, target: torch.func.functional_call(loss_fn, state, (output, target), tie_weights=False)
-
-
-@contextmanager
-def untouched_randomness(state: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Leave the random state of the CPU and of the state's GPUs as it is found."""
-    devices = sorted({t.device.index for t in state.values() if t.device.type == "cuda"})
-    with torch.random.fork_rng(devices):
-        yield
 
 
 @contextmanager

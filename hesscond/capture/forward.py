@@ -26,6 +26,7 @@ from hesscond.capture.evaluation import (
 )
 from hesscond.capture.graph import dependent, nodes
 from hesscond.capture.layers import ELIGIBLE, Layer, device_of, is_computed, own_parameters, stock_class
+from hesscond.capture.precision import Operations
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 
 UNREACHED = "not reached by this batch"
@@ -86,6 +87,8 @@ def run_forward(
     optional: bool,
     in_parameters: Set[str] = frozenset(),
     keep_inputs: bool = False,
+    lift_casts: bool = True,
+    counted: Operations | None = None,
 ) -> ForwardPass:
     """Run the model on copies of its parameters and buffers, every output of ``layers`` plus a zero perturbation.
 
@@ -101,6 +104,8 @@ def run_forward(
         Layers to differentiate in their weight and bias instead.
     keep_inputs
         Whether to copy the layers' inputs, which the model is known to overwrite.
+    lift_casts, counted
+        As in `evaluate`.
 
     Raises
     ------
@@ -131,7 +136,7 @@ def run_forward(
 
     def perturb(name: str) -> Callable[..., torch.Tensor | None]:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> torch.Tensor | None:
-            h = args[0] if args else kwargs.get("input")
+            h: Any = args[0] if args else kwargs.get("input")
             if name in in_parameters:
                 # what is differentiated in its parameters may take and give anything
                 if gives_what_torch_would(module, h, output):
@@ -155,7 +160,16 @@ def run_forward(
         for name, layer in layers.items():
             stack.callback(layer.register_forward_pre_hook(enter(name)).remove)
             stack.callback(layer.register_forward_hook(perturb(name), with_kwargs=True, prepend=True).remove)
-        found = evaluate(model, loss_fn, (inputs, target), state, dtype=dtype, watch=watch)
+        found = evaluate(
+            model,
+            loss_fn,
+            (inputs, target),
+            state,
+            dtype=dtype,
+            watch=watch,
+            lift_casts=lift_casts,
+            counted=counted,
+        )
     for number in watch.used_outside:
         name = watch.weights[number]
         if number in originals:

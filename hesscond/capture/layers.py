@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
+from hesscond.capture.wrappers import unwrapped
 from hesscond.errors import ConfigError
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -47,8 +50,7 @@ class Geometry:
     @classmethod
     def of(cls, layer: Layer) -> Geometry:
         """The geometry of an eligible module."""
-        # a computed bias is no registered parameter, and reading it may change the model
-        kind, bias = type(layer).__name__, layer._parameters.get("bias", layer) is not None
+        kind, bias = type(layer).__name__, has_bias(layer)
         if isinstance(layer, nn.Linear):
             return cls(kind, layer.out_features, 1, layer.in_features, bias)
         fan_in = layer.in_channels // layer.groups * prod(layer.kernel_size)
@@ -64,9 +66,32 @@ class Geometry:
         return unit * self.groups // self.units
 
 
+def has_bias(layer: Layer) -> bool:
+    """Whether the layer has one, without asking for it: what a parametrization computes may change its buffers."""
+    own = layer._parameters.get("bias") is not None or vars(layer).get("bias") is not None
+    return own or parametrize.is_parametrized(layer, "bias")
+
+
+def weight_shape(layer: Layer) -> torch.Size:
+    """The shape of the weight, without asking for it."""
+    if isinstance(layer, nn.Linear):
+        return torch.Size((layer.out_features, layer.in_features))
+    outer, inner = layer.out_channels, layer.in_channels
+    if isinstance(layer, TRANSPOSED):
+        outer, inner = inner, outer
+    return torch.Size((outer, inner // layer.groups, *layer.kernel_size))
+
+
+def device_of(layer: nn.Module) -> torch.device:
+    """Where the layer is, without asking for its weight."""
+    return next(itertools.chain(layer.parameters(), layer.buffers()), torch.empty(0)).device
+
+
 def eligible_layers(model: nn.Module) -> dict[str, Layer]:
     """The layers that can be captured, by qualified name: dense, convolutional and transposed convolutional ones."""
-    return {name or "model": module for name, module in model.named_modules() if isinstance(module, ELIGIBLE)}
+    return {
+        name or "model": module for name, module in unwrapped(model).named_modules() if isinstance(module, ELIGIBLE)
+    }
 
 
 def stock_class(layer: nn.Module) -> type[nn.Module] | None:
@@ -95,11 +120,6 @@ def own_parameters(layer: Layer) -> list[nn.Parameter]:
     return [p for key in ("weight", "bias") if (p := layer._parameters.get(key)) is not None]
 
 
-def device_of(layer: nn.Module) -> torch.device:
-    """Where a layer is; its weight itself is not touched, since reading one that is computed may change the model."""
-    return next(iter((*layer.parameters(), *layer.buffers(), torch.empty(0)))).device
-
-
 def chosen_modules(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Module]:
     """The modules called ``names``, of any kind, each with parameters; None: all `eligible_layers`.
 
@@ -111,7 +131,7 @@ def chosen_modules(model: nn.Module, names: Iterable[str] | None) -> dict[str, n
     if names is None:
         return dict(chosen_layers(model, None))
     eligible = eligible_layers(model)
-    modules = dict(model.named_modules())
+    modules = dict(unwrapped(model).named_modules())
     found: dict[str, nn.Module] = {}
     for name in names:
         module = eligible[name] if name in eligible else modules.get(name) if name else None
@@ -246,6 +266,6 @@ def unit_weights(layer: Layer, weights: torch.Tensor) -> torch.Tensor:
 def from_unit_weights(layer: Layer, rows: torch.Tensor) -> torch.Tensor:
     """The inverse of `unit_weights`."""
     if not isinstance(layer, TRANSPOSED):
-        return rows.reshape(len(rows), *layer.weight.shape)
-    grouped = rows.reshape(len(rows), layer.groups, layer.weight.shape[1], -1, prod(layer.kernel_size))
-    return grouped.transpose(2, 3).reshape(len(rows), *layer.weight.shape)
+        return rows.reshape(len(rows), *weight_shape(layer))
+    grouped = rows.reshape(len(rows), layer.groups, weight_shape(layer)[1], -1, prod(layer.kernel_size))
+    return grouped.transpose(2, 3).reshape(len(rows), *weight_shape(layer))

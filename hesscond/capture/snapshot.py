@@ -20,6 +20,7 @@ from hesscond.capture.evaluation import (
     tensors_by_module,
     tensors_of,
 )
+from hesscond.capture.precision import Operations
 from hesscond.capture.randomness import gpus_of
 from hesscond.errors import CaptureError, ConfigError
 
@@ -35,6 +36,8 @@ class Snapshot:
         Those of its parameters to differentiate in.
     dtype
         Precision that everything is cast to; None: as it is.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
 
     Attributes
     ----------
@@ -44,8 +47,15 @@ class Snapshot:
         Numbers of the GPUs that the model is on.
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None) -> None:
-        self.model, self.dtype = model, dtype
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        dtype: torch.dtype | None,
+        *,
+        lift_casts: bool = True,
+    ) -> None:
+        self.model, self.dtype, self.lift_casts = model, dtype, lift_casts
         tensors = tensors_by_module(model)
         copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
         self.leaves: list[torch.Tensor] = [copies[id(p)].requires_grad_() for p in parameters]
@@ -57,7 +67,7 @@ class Snapshot:
         self._owners = {id(t): key for key, t in tensors.items() if isinstance(t, nn.Parameter)}
         self._homes = {t.device for t in tensors.values()}
 
-    def evaluate(self, loss_fn: LossFunction, batch: Batch) -> Evaluation:
+    def evaluate(self, loss_fn: LossFunction, batch: Batch, *, counted: Operations | None = None) -> Evaluation:
         """The loss of a batch, on the graph of the leaves; random numbers come from the present state.
 
         Raises
@@ -78,7 +88,17 @@ class Snapshot:
         state = {key: fresh.get(id(tensor), tensor) for key, tensor in self._state.items()}
         watch = WeightWatch(self._owners)
         with self._mode():
-            found = evaluate(self.model, loss_fn, (inputs, target), state, dtype=self.dtype, watch=watch, copy=True)
+            found = evaluate(
+                self.model,
+                loss_fn,
+                (inputs, target),
+                state,
+                dtype=self.dtype,
+                watch=watch,
+                copy=True,
+                lift_casts=self.lift_casts,
+                counted=counted,
+            )
         for number in watch.used_outside:
             raise CaptureError(
                 f"the loss uses the parameter {self._owners[number]!r} of the model itself, which is not "

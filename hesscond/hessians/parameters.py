@@ -14,6 +14,7 @@ from hesscond.capture.layers import (
     checked_units,
     chosen_layers,
     from_unit_weights,
+    has_bias,
     unit_weights,
 )
 from hesscond.errors import CaptureError, ConfigError
@@ -185,10 +186,10 @@ def parameters_of(model: nn.Module, name: str, layer: Layer) -> list[tuple[str, 
     """
     found = []
     for attribute in ("weight", "bias"):
-        value = getattr(layer, attribute)
-        if value is None:
+        if attribute == "bias" and not has_bias(layer):
             continue
-        if attribute not in layer._parameters:
+        value = layer._parameters.get(attribute)
+        if value is None:
             raise CaptureError(
                 f"the {attribute} of layer {name!r} is computed from other parameters: name these with parameters="
             )

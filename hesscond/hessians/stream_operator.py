@@ -16,6 +16,7 @@ from hesscond.capture.evaluation import Batch, Evaluation, LossFunction, is_fini
 from hesscond.capture.graph import refuse_dead_ends
 from hesscond.capture.snapshot import Snapshot
 from hesscond.capture.weighting import mass
+from hesscond.capture.wrappers import unwrapped
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 from hesscond.hessians.linearization import Linearization
 from hesscond.hessians.parameters import layout_of
@@ -59,6 +60,8 @@ class NetworkOperator(SymmetricOperator):
         A product takes as much again as the parameters for every vector.
     reduction
         For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: found out.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
 
     Attributes
     ----------
@@ -93,14 +96,17 @@ class NetworkOperator(SymmetricOperator):
         dtype: torch.dtype | None = torch.float64,
         memory: float | None = None,
         reduction: str | None = None,
+        lift_casts: bool = True,
     ) -> None:
         if reduction not in (None, "mean", "sum"):
             raise ConfigError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
         if memory is not None and not memory > 0:
             raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
+        model = unwrapped(model)
         self.layout = layout_of(model, layers=layers, unit=unit, parameters=parameters)
-        self._snapshot = Snapshot(model, self.layout.tensors, dtype)
+        self._snapshot = Snapshot(model, self.layout.tensors, dtype, lift_casts=lift_casts)
         self.model, self.loss_fn, self.requested_dtype, self._reduction = model, loss_fn, dtype, reduction
+        self.lift_casts = lift_casts
         self._single = is_batch(data)
         leaves = self._snapshot.leaves
         if len({leaf.device for leaf in leaves}) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -75,6 +75,28 @@ class ConditionNumber:
         if not self.resolved:
             return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues told from zero)"
         return f"κ = {self.value:.4g} (rank {self.rank} of {order}, {self.negative} negative; {self.solver})"
+
+    def widened(self, error: float) -> ConditionNumber:
+        """The result if the matrix is known up to an error of that 2-norm only.
+
+        Unresolved if the smallest nonzero eigenvalue could be zero, or one that was taken for zero as large.
+        """
+        top, bottom = self.lambda_max, self.lambda_min
+        lower = max(1.0, (top - error) / (bottom + error) * min(1.0, bottom / top * self.lower)) if top else 1.0
+        needed = error if self.rank_decision == "structural" else GAP * error
+        if not self.resolved or bottom <= needed:
+            return replace(
+                self,
+                value=math.inf,
+                lower=lower,
+                upper=math.inf,
+                cutoff=max(self.cutoff, error),
+                resolved=False,
+                rank_decision="unresolved",
+            )
+        upper = (top + error) / (bottom - error) * (self.upper / self.value)
+        gap = min(self.gap, bottom / error)
+        return replace(self, lower=lower, upper=upper, cutoff=max(self.cutoff, error), gap=gap)
 
     @property
     def width(self) -> float:
