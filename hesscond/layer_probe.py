@@ -68,6 +68,7 @@ class LayerProbe:
     lift_casts: bool
     team: Team | None
     skipped: dict[str, str] = field(default_factory=dict)
+    reached: set[str] | None = None
     precision: Precision | None = None
 
     def result(self) -> ProbeResult:
@@ -91,6 +92,9 @@ class LayerProbe:
             self.data = list(self.data)
         found = self._captured(captured, modules) if captured else {}
         found |= self._in_charts(charts)
+        if self.check and self.layers is None:
+            reached = self._reached() if self.reached is None else self.reached
+            self.skipped = unmeasured(self.model, reached, found) | self.skipped
         if not found:
             reasons = "; ".join(f"layer {name!r} cannot be probed: {why}" for name, why in self.skipped.items())
             raise CaptureError(reasons)
@@ -206,9 +210,15 @@ class LayerProbe:
             with untouched_randomness(gpus_of(list(self.model.parameters()))):
                 found = run.over([self.data] if is_batch(self.data) else self.data)
         self.precision = None if witness is None else witness.precision
-        if witness is not None and self.layers is None:
-            self.skipped |= unmeasured(self.model, witness.reached, set(modules))
+        self.reached = None if witness is None else witness.reached
         return found
+
+    def _reached(self) -> set[str]:
+        """Names of the parameters that the loss depends on, where no layer was captured."""
+        witness = self._witness({})
+        for batch in [self.data] if is_batch(self.data) else self.data:
+            witness.add(batch, [])
+        return witness.reached
 
     def _witness(self, layers: Mapping[str, Layer]) -> Witness:
         """One that sees the parameters of the layers, and which others the loss depends on."""
@@ -535,18 +545,25 @@ def most_curved(own: LayerCapture) -> int:
     return own.units[int(sizes.argmax())]
 
 
-def unmeasured(model: nn.Module, reached: set[str], measured: set[str]) -> dict[str, str]:
-    """The modules that have parameters with a gradient and no Hessian in a result, with the way to get it."""
-    found: dict[str, list[str]] = {}
+def unmeasured(model: nn.Module, reached: set[str], found: Mapping[str, LayerResult]) -> dict[str, str]:
+    """The modules that have parameters with a gradient and no Hessian in a result, with the way to get it.
+
+    Of a layer that is measured, and has parameters beside those of its Hessian, these parameters.
+    """
+    names = dict(model.named_parameters(remove_duplicate=False))
+    measured = {id(names[name]) for own in found.values() for name in own.parameters}
+    missing: dict[str, list[str]] = {}
     for name, parameter in model.named_parameters():
-        if name not in reached or not parameter.requires_grad:
+        if name not in reached or not parameter.requires_grad or id(parameter) in measured:
             continue
         owner, _, attribute = name.rpartition(".")
-        owner = owner.partition(".parametrizations.")[0]
-        if (owner or "model") not in measured and owner not in measured:
-            found.setdefault(owner, []).append(attribute)
-    reasons = {}
-    for owner, attributes in found.items():
+        missing.setdefault(owner.partition(".parametrizations.")[0], []).append(attribute)
+    reasons: dict[str, str] = {}
+    for owner, attributes in missing.items():
+        if (owner or "model") in found:
+            beside = f"no part of the weight and bias of layer {owner or 'model'!r}: use level='network'"
+            reasons |= {f"{owner}.{attribute}" if owner else attribute: beside for attribute in attributes}
+            continue
         kind = type(model.get_submodule(owner)).__name__
         what = f"{kind} with {', '.join(attributes)}, no dense or convolutional layer"
         way = f"name it, layers=[{owner!r}], or use level='network'" if owner else "use level='network'"
