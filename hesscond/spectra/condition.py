@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -150,6 +150,11 @@ def is_good_enough(result: ConditionNumber, rtol: float) -> bool:
 def narrower(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber:
     """The one with the narrower interval, of two of which the first is structural."""
     return second if second.rank_decision == "structural" and second.width < first.width else first
+
+
+def unresolved(result: ConditionNumber) -> ConditionNumber:
+    """The same without its upper end, where something speaks against the rank that was decided."""
+    return replace(result, value=math.inf, upper=math.inf, resolved=False, rank_decision="unresolved")
 
 
 def zero_matrix(order: int) -> ConditionNumber:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from hesscond.spectra.condition import (
     conclude,
     is_good_enough,
     resolve,
+    unresolved,
     zero_matrix,
 )
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
@@ -115,7 +115,7 @@ def within_range(result: ConditionNumber, matrix: np.ndarray, core: np.ndarray) 
     magnitudes = np.abs(matrix)
     if magnitudes[magnitudes > 0].min() >= LEAST * magnitudes.max():
         return result
-    return replace(result, value=math.inf, upper=math.inf, resolved=False, rank_decision="unresolved")
+    return unresolved(result)
 
 
 def uniform(magnitudes: np.ndarray, shape: tuple[int, int], unit: float, error: float) -> dict[str, np.ndarray]:
@@ -178,7 +178,7 @@ def jacobi_values(
     floors = NOISE * roundoff_of_entries(core, values, u, v)
     carried = error
     if isinstance(error, np.ndarray) and error.ndim == 2:
-        carried = np.einsum("ik,ik->k", np.abs(u), error @ np.abs(v))
+        carried = weighted(error, u, v)
         floors = floors + carried
     elif isinstance(error, np.ndarray):
         carried = np.abs(u if across_rows else v).T @ error
@@ -203,11 +203,18 @@ def roundoff_of_entries(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: 
 
     A σ_k of this size is round-off of the entries themselves.
     """
-    weights = np.einsum("ik,ik->k", np.abs(u), np.abs(core) @ np.abs(v))
-    return EPS * np.maximum(weights, values)
+    return EPS * np.maximum(weighted(np.abs(core), u, v), values)
 
 
-def graded_errors(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def weighted(entries: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    r"""\|u_k\|ᵀ·entries·\|v_k\| for each k, (n,): what errors of its entries change σ_k by, at most."""
+    found: np.ndarray = np.einsum("ik,ik->k", np.abs(u), entries @ np.abs(v))
+    return found
+
+
+def graded_errors(
+    core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray, error: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     r"""Error bounds below and above, (n,) each, of singular values from `jacobi_svd`.
 
     Below the smallest one the bound is that of `smallest_singular_value`, which holds whatever Jacobi did; where
@@ -217,6 +224,8 @@ def graded_errors(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.nda
     QR and Jacobi commit errors of the size eps·d₁ᵢd₂ⱼ in entry (i, j), also where the entry is smaller or zero, and
     σ_k = u_kᵀAv_k feels them as weighted. The constant is measured: the worst of 3·10⁴ graded, sparse and rank
     deficient matrices needed 1233, all but a few less than 32.
+
+    ``error`` (m, n) bounds errors already in the entries of A; σ_k feels them as weighted by its vectors.
 
     Source of the form: Higham, BIT 40 (2000), 325-339, and Drmač and Veselić, as in `jacobi_svd`.
     """
@@ -229,13 +238,17 @@ def graded_errors(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.nda
     rows = rows * C.max(1)
     weights = (np.abs(u).T @ rows) * (np.abs(v).T @ columns)
     above = 2000 * EPS * np.maximum(weights, values)
+    if error is not None:
+        above += weighted(error, u, v)
     below = above.copy()
     smallest = float(values[-1])
-    ends = smallest_singular_value(core, v[:, -1])
+    ends = smallest_singular_value(core, v[:, -1], error)
     if ends is None:
         below[-1] = max(below[-1], smallest)
     else:
         below[-1] = max(smallest - ends[0], 0.0)
+        # none of the others is smaller than the smallest
+        below = np.minimum(below, np.maximum(values - ends[0], 0.0))
         above[-1] = max(min(above[-1], ends[1] - smallest), 0.0)
     return below, above
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack
@@ -19,9 +20,13 @@ from hesscond.spectra.factored import (
     scaled_core,
     svd_values,
     uniform,
+    weighted,
     within_range,
 )
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
+
+#: Jacobi is tried on a matrix known up to rounding if that of one diagonal entry is this much larger than another's.
+GRADED = 100.0
 
 
 def general_condition(
@@ -96,13 +101,14 @@ def eigenvalue_values(core: np.ndarray, error: float, floor: float = 0.0) -> Val
     return Values(magnitudes, **spread, power=1, solver="eigenvalues", negative=eigenvalues < 0)
 
 
-def signed_jacobi_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:
-    """|λ| of a symmetric matrix by one-sided Jacobi, with the signs and entry-by-entry error bounds.
+def signed_jacobi(core: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """|λ| of a symmetric matrix, descending, signs of λ, and the singular vectors u and v, by one-sided Jacobi.
 
     Where λ and −λ are both eigenvalues their singular vectors mix, u_kᵀv_k is far from ±1, and the count of
-    negative ones is that of the Rayleigh quotient on the common invariant subspace.
+    negative ones is that of the Rayleigh quotient on the common invariant subspace, whose eigenvectors replace v.
     """
     values, u, v = jacobi_svd(core)
+    vectors = v.copy()
     signs = np.einsum("ik,ik->k", u, v)
     start = 0
     while start < len(values):
@@ -111,8 +117,92 @@ def signed_jacobi_values(core: np.ndarray, error: float, floor: float = 0.0) -> 
             stop += 1
         if np.abs(signs[start:stop]).min() < 0.9:
             block = v[:, start:stop]
-            signs[start:stop] = np.linalg.eigvalsh(block.T @ core @ block)
+            signs[start:stop], inner = np.linalg.eigh(block.T @ core @ block)
+            vectors[:, start:stop] = block @ inner
         start = stop
+    return values, np.where(signs < 0, -1.0, 1.0), u, vectors
+
+
+def signed_jacobi_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:
+    """|λ| of a symmetric matrix by one-sided Jacobi, with the signs and entry-by-entry error bounds."""
+    values, signs, u, v = signed_jacobi(core)
     below, above = graded_errors(core, values, u, v)
     floors = NOISE * roundoff_of_entries(core, values, u, v) + floor
     return Values(values, below + error, floors, 1, "Jacobi SVD", signs < 0, above + error)
+
+
+class Rounding(NamedTuple):
+    """What rounding has left of a symmetric matrix (k, k) that was summed up.
+
+    ``size`` (k, k): a relative change eps of the terms changes entry (i, j) by eps·size_ij; ``norm``: and the whole, in
+    the 2-norm, by eps·norm; ``growth`` and ``norm_growth``: the constants by which errors may exceed these.
+    """
+
+    size: np.ndarray
+    norm: float
+    growth: float
+    norm_growth: float
+
+
+def uncertain_condition(
+    matrix: np.ndarray,
+    rounding: Rounding,
+    *,
+    given: np.ndarray,
+    given_norm: float,
+    order: int,
+    bounds: Sequence[Callable[[], int]],
+    scale: int,
+    rtol: float,
+) -> ConditionNumber:
+    """κ of a symmetric matrix (k, k) that is known up to rounding of its entries.
+
+    By eigenvalues if the normwise bound resolves κ; by one-sided Jacobi where the rounding of some rows is much smaller
+    than that of others, so that the small eigenvalues that live there are known better.
+
+    Parameters
+    ----------
+    matrix, rounding
+        The matrix and its rounding.
+    given, given_norm
+        Bounds of other errors in its entries, (k, k), and of all of them in the 2-norm.
+    order, bounds, scale, rtol
+        As for `resolve`.
+    """
+    unit = EPS * rounding.norm
+    routes = [partial(eigenvalue_values, matrix, rounding.norm_growth * unit + given_norm, NOISE * unit)]
+    scales = rounding.size.diagonal()
+    if scales.max() > GRADED * scales.min():
+        routes.append(partial(uncertain_values, matrix, rounding, given))
+    return resolve(routes, order=order, bounds=bounds, scale=scale, rtol=rtol)
+
+
+def uncertain_values(matrix: np.ndarray, rounding: Rounding, given: np.ndarray) -> Values:
+    """|λ| by one-sided Jacobi, with bounds that hold for every matrix within the errors of the entries."""
+    values, signs, u, v = signed_jacobi(matrix)
+    below, above = graded_errors(matrix, values, u, v, EPS * rounding.growth * rounding.size + given)
+    floors = weighted(NOISE * EPS * rounding.size + given, u, v)
+    return Values(values, below, floors, 1, "Jacobi SVD", signs < 0, above)
+
+
+def rounded_condition(matrix: np.ndarray, spread: np.ndarray, *, terms: int, rtol: float) -> ConditionNumber:
+    """κ of a symmetric (n, n) array whose entries are sums of ``terms`` products, known up to rounding of these.
+
+    ``spread`` (n,): d such that a relative change eps of the terms changes entry (i, j) by eps·d_i·d_j.
+    """
+    core, scale, kept, _ = scaled_core(matrix)
+    if core.size == 0:
+        return zero_matrix(len(matrix))
+    # exactly: d d may overflow where the entries do not
+    d = np.ldexp(spread[kept], -(scale // 2)) * (2.0**-0.5 if scale % 2 else 1.0)
+    rounding = Rounding(np.outer(d, d), float(d @ d), error_factor(terms, 1), error_factor(terms, len(matrix)))
+    return uncertain_condition(
+        core,
+        rounding,
+        given=np.zeros_like(core),
+        given_norm=0.0,
+        order=len(matrix),
+        bounds=[partial(structural_rank_bound, core)],
+        scale=scale,
+        rtol=rtol,
+    )
