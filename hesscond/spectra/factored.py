@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.linalg import lapack
+from scipy.sparse import issparse
 
 from hesscond.errors import MatrixError
 from hesscond.spectra.certificate import EPS, smallest_singular_value
@@ -26,6 +27,9 @@ from hesscond.spectra.condition import (
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
 from hesscond.spectra.threads import one_thread
 
+#: Sparse matrices are made dense up to this order (a 3.2 GB array).
+DENSE_LIMIT = 20_000
+
 #: Gram matrices whose trace lies outside are near overflow or underflow, and are not used.
 GRAM_RANGE = (1e-200, 1e200)
 
@@ -34,6 +38,9 @@ EQUILIBRATION_STEPS = 12
 
 #: Entries that are smaller than this beside the largest may underflow when they are squared.
 LEAST = 2.0**-500
+
+#: Exact ranks are found up to this product of the two orders and the smaller of them: order 1,000.
+EXACT_WORK = 10**9
 
 #: Below this relative width of κ's interval the Gram form is not tried: it would not be reached.
 GRAM_RTOL = 1e-7
@@ -50,7 +57,11 @@ def error_factor(m: int, n: int) -> float:
 
 def as_array(matrix: object) -> np.ndarray:
     """``matrix`` as a numpy array; a torch tensor is copied to the host if it is elsewhere."""
-    return matrix.detach().cpu().numpy() if isinstance(matrix, torch.Tensor) else np.asarray(matrix)
+    if not isinstance(matrix, torch.Tensor):
+        return np.asarray(matrix)
+    tensor = matrix.detach().cpu()
+    # numpy has no bfloat16
+    return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
 
 
 def as_matrix(matrix: object) -> np.ndarray:
@@ -59,21 +70,64 @@ def as_matrix(matrix: object) -> np.ndarray:
     Raises
     ------
     MatrixError
-        Not two-dimensional, empty, complex, or with NaN or infinite entries.
+        Not two-dimensional, empty, complex or masked, with NaN or infinite entries, or with entries that are no
+        doubles, such as integers beyond 2⁵³.
     """
-    array = as_array(matrix)
-    if np.iscomplexobj(array):
-        raise MatrixError("complex matrices are not supported: give a real matrix")
+    if np.ma.is_masked(matrix):
+        raise MatrixError("the matrix has masked entries: fill them or leave their rows or columns out")
     try:
-        array = np.asarray(array, dtype=float)
-    except (TypeError, ValueError):
+        given = as_array(matrix)
+    except (TypeError, ValueError, RuntimeError):
+        raise MatrixError(f"expected a matrix of real numbers, got {type(matrix).__name__}") from None
+    if np.iscomplexobj(given):
+        raise MatrixError("complex matrices are not supported: give a real matrix")
+    if given.dtype.kind not in "biufO":
+        raise MatrixError(f"expected a matrix of real numbers, got entries of type {given.dtype}")
+    try:
+        with np.errstate(over="ignore"):
+            array = np.asarray(given, dtype=float)
+    except (TypeError, ValueError, OverflowError):
         raise MatrixError(f"expected a matrix of real numbers, got {type(matrix).__name__}") from None
     if array.ndim != 2 or 0 in array.shape:
         raise MatrixError(f"expected a non-empty matrix with two dimensions, got shape {array.shape}")
     # a sum is finite only if every entry is (or if huge ones overflow: then look at each)
     if not np.isfinite(array.sum()) and not np.isfinite(array).all():
         raise MatrixError("the matrix has NaN or infinite entries: its condition number is not defined")
+    if not are_doubles(given, array):
+        raise MatrixError(
+            f"the matrix has entries of type {given.dtype} that no double is equal to: their rounding may be all there "
+            "is of κ; round them with .astype(float) if that is meant"
+        )
     return array
+
+
+def are_doubles(given: np.ndarray, array: np.ndarray) -> bool:
+    """Whether numbers are what they became as doubles."""
+    if given.dtype == object:
+        return all(a == b for a, b in zip(given.flat, array.ravel().tolist(), strict=True))
+    if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
+        large = np.abs(array) >= 2.0**53
+        return all(int(a) == int(b) for a, b in zip(given[large], array[large], strict=True))
+    return given.dtype.kind != "f" or given.dtype.itemsize <= 8 or bool((given == array).all())
+
+
+def dense(matrix: Any) -> Any:
+    """``matrix`` as a dense array if it is sparse, of scipy or torch, else as it is.
+
+    Raises
+    ------
+    MatrixError
+        It would be too large.
+    """
+    of_torch = isinstance(matrix, torch.Tensor) and matrix.layout != torch.strided
+    if not of_torch and not issparse(matrix):
+        return matrix
+    if max(matrix.shape) > DENSE_LIMIT:
+        raise MatrixError(
+            f"a sparse matrix of shape {tuple(matrix.shape)} is too large for the dense solvers: "
+            f"at most {DENSE_LIMIT} a side"
+        )
+    return matrix.to_dense() if of_torch else matrix.toarray()
 
 
 class Core(NamedTuple):
@@ -116,6 +170,13 @@ def within_range(result: ConditionNumber, matrix: np.ndarray, core: np.ndarray) 
     if magnitudes[magnitudes > 0].min() >= LEAST * magnitudes.max():
         return result
     return unresolved(result)
+
+
+def exact_rank(core: np.ndarray) -> int | None:
+    """The rank of a core by exact arithmetic; None if that takes longer than some seconds."""
+    from hesscond.spectra.rank import rank
+
+    return rank(core).value if core.size * min(core.shape) <= EXACT_WORK else None
 
 
 def uniform(magnitudes: np.ndarray, shape: tuple[int, int], unit: float, error: float) -> dict[str, np.ndarray]:
@@ -259,6 +320,7 @@ def factor_condition(
     rank_bound: Callable[[], int] | None = None,
     rtol: float = 1e-8,
     error: float | np.ndarray = 0.0,
+    exact: bool = False,
 ) -> ConditionNumber:
     """κ of H = FᵀF from the factor F: κ(H) = κ(F)², so float64 resolves κ(H) to 1e30.
 
@@ -278,6 +340,9 @@ def factor_condition(
     error
         Absolute bound, in the 2-norm, of the error already in F (a triangular factor of a longer matrix, say), or
         an array (n,) of such bounds for its columns, or (m, n) of bounds for its entries.
+    exact
+        Whether κ is wanted of this very F, whose rank is then found by `rank` where sizes do not decide it. Otherwise
+        values of the size of round-off are zeros.
 
     Raises
     ------
@@ -307,6 +372,7 @@ def factor_condition(
         bounds=[*known, partial(structural_rank_bound, core)],
         scale=2 * scale,
         rtol=rtol,
+        exact=partial(exact_rank, core) if exact else None,
     )
     return within_range(found, matrix, core)
 

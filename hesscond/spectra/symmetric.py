@@ -13,6 +13,7 @@ from hesscond.spectra.condition import NOISE, ConditionNumber, Values, resolve, 
 from hesscond.spectra.factored import (
     EPS,
     error_factor,
+    exact_rank,
     graded_errors,
     jacobi_svd,
     jacobi_values,
@@ -30,9 +31,17 @@ GRADED = 100.0
 
 
 def general_condition(
-    matrix: np.ndarray, *, rank_bound: int | None = None, rtol: float = 1e-8, error: float = 0.0
+    matrix: np.ndarray,
+    *,
+    rank_bound: int | None = None,
+    rtol: float = 1e-8,
+    error: float = 0.0,
+    exact: bool = False,
 ) -> ConditionNumber:
-    """κ = σ_max / smallest nonzero σ of a finite (m, n) array; rank and nullity add up to min(m, n)."""
+    """κ = σ_max / smallest nonzero σ of a finite (m, n) array; rank and nullity add up to min(m, n).
+
+    ``exact`` as for `factor_condition`.
+    """
     core, scale, *_ = scaled_core(matrix)
     if core.size == 0:
         return zero_matrix(min(matrix.shape))
@@ -43,6 +52,7 @@ def general_condition(
         bounds=rank_bounds(core, rank_bound),
         scale=scale,
         rtol=rtol,
+        exact=partial(exact_rank, core) if exact else None,
     )
     return within_range(found, matrix, core)
 
@@ -54,13 +64,15 @@ def symmetric_condition(
     rtol: float = 1e-8,
     error: float = 0.0,
     floor: float = 0.0,
+    exact: bool = False,
 ) -> ConditionNumber:
     """κ = |λ|_max / smallest nonzero |λ| of a finite symmetric (n, n) array, with its inertia.
 
     The eigenvalues by LAPACK dsyevd if their normwise bound c·eps·|λ|_max decides; otherwise the singular
     values of the graded matrix by one-sided Jacobi, the sign of each λ_k that of u_kᵀv_k.
 
-    ``error`` and ``floor``: bound and typical size, in the 2-norm, of the error already in the matrix.
+    ``error`` and ``floor``: bound and typical size, in the 2-norm, of the error already in the matrix; ``exact`` as for
+    `factor_condition`.
     """
     core, scale, *_ = scaled_core(matrix)
     if core.size == 0:
@@ -76,6 +88,7 @@ def symmetric_condition(
         bounds=rank_bounds(core, rank_bound),
         scale=scale,
         rtol=rtol,
+        exact=partial(exact_rank, core) if exact else None,
     )
     return within_range(found, matrix, core)
 
