@@ -80,7 +80,11 @@ def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
     units = captured.inputs.geometry.units
     if isinstance(curvature, Formed):
         return FormedHessian(curvature.matrices[0], curvature.spread, curvature.terms, units, captured.vanishing)
+    assert isinstance(curvature, Factor)
     layer = LayerHessian(captured, memory)
+    if layer.count == 0:
+        # the loss is nowhere curved
+        return FactoredHessian(curvature.B.new_zeros(1, layer.order), None, None, units=units)
     if layer.order <= layer.count or layer.order * layer.count <= SMALL:
         return layer.dense()
     return layer

@@ -142,8 +142,9 @@ class FactoredHessian(BlockHessian):
         """
         known = self.order if self.rank_limit is None else self.rank_limit
         if self.root is None:
-            rows = len(self.rows) if self.vanishing else int((self.rows != 0).any(1).sum())
-            return min(known, rows, int((self.rows != 0).any(0).sum()))
+            if self.vanishing:
+                return min(known, *self.rows.shape)
+            return min(known, int((self.rows != 0).any(1).sum()), int((self.rows != 0).any(0).sum()))
         active = torch.unique(self.rows if self.vanishing else self.rows[self.root != 0], dim=0)
         if len(active) == 0:
             return 0

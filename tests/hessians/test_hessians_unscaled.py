@@ -170,3 +170,66 @@ def test_a_thousand_random_units():
 def test_two_hundred_random_layers():
     resolved = [outcome(Unscaled.random(seed, decades=4, hidden=4), "layer") for seed in range(200)]
     assert sum(resolved) > 180
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("gap", [30, 300, 650, 2000, 1e5])
+def test_a_softmax_that_underflows_is_no_zero(gap, streamed, level):
+    """Three samples, one with logits that far apart: its curvature e^-gap is all there is in one direction."""
+    first = nn.Linear(2, 2).double()
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[gap, 0.0], [0.0, 0.0]]))
+        first.bias.zero_()
+    x = torch.tensor([[1.0, 0.3], [0.0, 1.0], [0.0, -2.0]], dtype=torch.float64)
+    batch = x, torch.tensor([0, 1, 0])
+    data = [batch, batch] if streamed else batch
+    model = nn.Sequential(first)
+    kappa = hesscond.probe(model, nn.CrossEntropyLoss(), data, level=level)["0"].conditions[0]
+    with mpmath.workdps(100):
+        p = 1 / (1 + mpmath.exp(-mpf(gap)))
+        q = mpmath.exp(-mpf(gap)) * p
+        H = mpmath.matrix(3)
+        for S, row in zip((p * q, mpf(1) / 4, mpf(1) / 4), x.tolist(), strict=True):
+            extended = mpmath.matrix([1, *row])
+            H += S * extended * extended.T
+        # λ_min = det / (λ_max λ_2), the other two being those without the first sample
+        values = mpmath.eigsy(H, eigvals_only=True)
+        determinant = mpmath.det(H) if gap < 100 else p * q * mpf(9) / 16
+        others = sorted(values)[1:]
+        truth = others[1] ** 2 * others[0] / determinant
+        assert kappa.lower <= truth * (1 + mpf(10) ** -6)
+        assert kappa.upper >= truth * (1 - mpf(10) ** -6)
+    assert kappa.resolved == (gap < 1000)
+    if kappa.resolved:
+        assert kappa.rank == 3
+    else:
+        assert kappa.lower < 1e10
+
+
+def test_features_that_underflow_with_their_curvature():
+    """√S of 1e-200 times a feature of 1e-200 is not zero."""
+    first = nn.Linear(2, 2).double()
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[900.0, 0.0], [0.0, 0.0]]))
+        first.bias.zero_()
+    x = torch.tensor([[1.0, 1e-150], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+    model = nn.Sequential(first)
+    kappa = hesscond.probe(model, nn.CrossEntropyLoss(), (x, torch.tensor([0, 1, 0])))["0"].kappa[0]
+    # the first feature lives in the first sample alone
+    assert not kappa.resolved or kappa.rank == 2
+    assert kappa.lower <= 1e300
+
+
+def test_dead_samples_of_a_saturated_network_are_left_open():
+    """tanh of ±40 is ±1 in double precision, and its derivative 0: one sample is left, and no rank of 1."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 2)).double()
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.zero_()
+    x = torch.tensor([[0.5], [60.0], [-80.0], [100.0]], dtype=torch.float64)
+    for level in ("unit", "layer"):
+        for data in ((x, torch.randn(4, 2).double()), [(x, torch.randn(4, 2).double())] * 2):
+            kappa = hesscond.probe(model, nn.MSELoss(), data, ["0"], level)["0"].conditions[0]
+            assert not kappa.resolved
