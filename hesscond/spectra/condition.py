@@ -37,7 +37,7 @@ class ConditionNumber:
     rank, nullity
         Number of eigenvalues told from zero, and of the others.
     negative
-        Number of negative eigenvalues among the nonzero ones.
+        Number of negative eigenvalues among the nonzero ones; a lower bound of it where they were not all counted.
     cutoff
         The |λ| that could not be told from zero: the error bound of the solver at the rank decision.
     gap
@@ -54,6 +54,8 @@ class ConditionNumber:
         converged to the smallest nonzero one; that none is smaller is as certain as its random starts, and ``rank`` and
         ``negative`` count what it saw.
         ``"unresolved"``: none of these.
+    negative_counted
+        Whether ``negative`` is their number.
     """
 
     value: float
@@ -69,6 +71,7 @@ class ConditionNumber:
     resolved: bool
     solver: str
     rank_decision: RankDecision
+    negative_counted: bool = True
 
     def __float__(self) -> float:
         return self.value
@@ -78,7 +81,19 @@ class ConditionNumber:
         if not self.resolved:
             return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues told from zero)"
         said = "numerical rank" if self.rank_decision == "numerical" else "rank"
-        return f"κ = {self.value:.4g} ({said} {self.rank} of {order}, {self.negative} negative; {self.solver})"
+        return f"κ = {self.value:.4g} ({said} {self.rank} of {order}, {self.inertia}; {self.solver})"
+
+    @property
+    def inertia(self) -> str:
+        """The number of negative eigenvalues in words, as far as they were counted."""
+        if self.negative_counted:
+            return f"{self.negative} negative"
+        return f"at least {self.negative} negative" if self.negative else "negative ones not counted"
+
+    @property
+    def counted_negative(self) -> int | None:
+        """``negative``, or None where it is a lower bound only."""
+        return self.negative if self.negative_counted else None
 
     @property
     def width(self) -> float:
@@ -237,6 +252,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
         resolved=resolved,
         solver=solver,
         rank_decision=decision,
+        negative_counted=resolved or negative is None,
     )
 
 
