@@ -240,7 +240,8 @@ class ProbeResult(Mapping[str, LayerResult]):
 
     def to_frame(self) -> pd.DataFrame:
         """One row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,
-        lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver.
+        lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver. ``negative`` is
+        missing where they were not all counted.
         """
         import pandas as pd
 
@@ -251,7 +252,7 @@ class ProbeResult(Mapping[str, LayerResult]):
                 "n_params": layer.n_params,
                 "rank": kappa.rank,
                 "nullity": kappa.nullity,
-                "negative": kappa.negative,
+                "negative": kappa.counted_negative,
                 "lambda_max": kappa.lambda_max,
                 "lambda_min": kappa.lambda_min,
                 "kappa": kappa.value,
@@ -264,4 +265,4 @@ class ProbeResult(Mapping[str, LayerResult]):
             for unit, kappa in zip(layer.units if layer.level == "unit" else [None], layer.conditions, strict=True)
         ]
         frame = pd.DataFrame(rows)
-        return frame.astype({"unit": "Int64"}) if frame["unit"].isna().any() else frame
+        return frame.astype({name: "Int64" for name in ("unit", "negative") if frame[name].isna().any()})

@@ -207,7 +207,7 @@ class Prober:
             "dead": raw.dead,
             "rank": plain.rank,
             "nullity": plain.nullity,
-            "negative": plain.negative,
+            "negative": plain.counted_negative,
             "resolved": int(plain.resolved),
             "lambda_max": plain.lambda_max,
             "lambda_min": plain.lambda_min,
@@ -318,7 +318,7 @@ def reading_row(kappa: ConditionNumber) -> dict[str, Any]:
         "kappa_upper": kappa.upper,
         "rank": kappa.rank,
         "nullity": kappa.nullity,
-        "negative": kappa.negative,
+        "negative": kappa.counted_negative,
         "resolved": int(kappa.resolved),
         "solver": kappa.solver,
     }
