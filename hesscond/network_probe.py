@@ -11,14 +11,13 @@ import torch
 from torch import nn
 
 from hesscond.capture import Batch, LossFunction, eligible_layers
-from hesscond.coordinates import layer_coordinates
+from hesscond.coordinates import ProbeMethod, layer_coordinates
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
     Chart,
     HessianOperator,
     NetworkHessian,
     NullDirections,
-    Preconditioner,
     PulledInverse,
     combined,
     coordinates_of,
@@ -41,7 +40,7 @@ def probe_network(
     loss_fn: LossFunction,
     data: Batch | Iterable[Batch],
     layers: Sequence[str] | None,
-    method: str | Method | Preconditioner | Chart | None,
+    method: ProbeMethod,
     *,
     dtype: torch.dtype | None,
     rtol: float,
@@ -111,9 +110,7 @@ def probe_network(
     return NetworkResult(NetworkHessian(operator, known, Effort(memory=memory)), parts, route, rtol)
 
 
-def network_chart(
-    method: str | Method | Preconditioner | Chart | None, layers: Sequence[str] | None, model: nn.Module
-) -> Chart | None:
+def network_chart(method: ProbeMethod, layers: Sequence[str] | None, model: nn.Module) -> Chart | None:
     """The chart in which a method has all parameters of its network, if it has one.
 
     Raises
@@ -125,7 +122,7 @@ def network_chart(
         return method
     if not isinstance(method, Method):
         return None
-    charts = [own for name in eligible_layers(model) if isinstance(own := method.coordinates(name), Chart)]
+    charts = [own for name in eligible_layers(model) if isinstance(own := method.probed(name), Chart)]
     if not charts:
         return None
     if layers is not None:

@@ -12,9 +12,9 @@ from torch import nn
 
 from hesscond.capture import MEMORY, Batch, Captures, Geometry, LossFunction, capture, chosen_layers
 from hesscond.capture.batches import is_batch
-from hesscond.coordinates import collector, coordinates
+from hesscond.coordinates import ProbeMethod, applied, collector, coordinates
 from hesscond.errors import ConfigError
-from hesscond.hessians import BlockHessian, Chart, HessianOperator, Preconditioner, stream, stream_layers
+from hesscond.hessians import BlockHessian, Chart, HessianOperator, stream, stream_layers
 from hesscond.methods import Method
 from hesscond.network_probe import probe_network
 from hesscond.results import NETWORK, CapturedLayer, ChartLayer, LayerResult, ProbeResult, StreamedLayer
@@ -31,7 +31,7 @@ def probe(
     data: Batch | Iterable[Batch],
     layers: Iterable[str] | None = None,
     level: str = "unit",
-    method: str | Method | Preconditioner | Chart | None = None,
+    method: ProbeMethod = None,
     *,
     units: Sequence[int] | None = None,
     dtype: torch.dtype | None = torch.float64,
@@ -62,9 +62,12 @@ def probe(
         name ``"network"``. It is known by its products (``result["network"].operator``); κ is exact up to some
         thousand parameters and beyond that from iterations at both ends of the spectrum, or unresolved.
     method
-        Coordinates to measure in. None: plain. A name (``"bnp"``): that method's P from the statistics of the
-        data. A method at work on the model, ``BNP(model)``: the coordinates of its last step. Or a `Preconditioner`, or
-        a chart such as `hesscond.hessians.Jacobi`.
+        What to measure. None: the model in plain coordinates. A name, as ``--method`` takes it: of methods that build
+        the network otherwise (``"batchnorm"``, ``"sphere"``) a copy of the model with the method applied to it, in the
+        method's coordinates; of those whose P the inputs of the layers define (``"bnp"``) that of the data; methods
+        whose coordinates steps define (``"adam"``) are refused. A method at work on the model, ``BNP(model)``: the
+        coordinates of its last step. Or a `Preconditioner`, or a chart such as `hesscond.hessians.Jacobi`. The result
+        says in words which it was (``result.coordinates``).
     units
         Units of each layer; None: all.
     dtype
@@ -123,6 +126,25 @@ def probe(
     if group is not None and level != "network":
         raise ConfigError(f"several processes measure a whole network, not level {level!r}: use level='network'")
     budget = MEMORY if memory is None else int(memory)
+    whole_network = level == "network" and names is None
+    work = applied(model, method, data, whole=whole_network, alone=group is None or group.size() == 1)
+    if work.model is not model:
+        found_there = probe(
+            work.model,
+            loss_fn,
+            work.data,
+            work.places(names),
+            level,
+            work.method,
+            units=units,
+            dtype=dtype,
+            rtol=rtol,
+            memory=memory,
+            reduction=reduction,
+            group=group,
+        )
+        return work.renamed(found_there)
+    method = work.method
     if level == "network":
         whole = probe_network(
             model,
@@ -136,7 +158,7 @@ def probe(
             reduction=reduction,
             group=group,
         )
-        return ProbeResult({NETWORK: whole}, {})
+        return work.renamed(ProbeResult({NETWORK: whole}, {}))
     wanted = None if units is None else dict.fromkeys(names or (), tuple(units))
     charts = charts_of(method, model, names)
     if charts:
@@ -160,7 +182,8 @@ def probe(
                 reduction=reduction,
             )
             found, skipped = found | dict(others), others.skipped
-        return ProbeResult({name: found[name] for name in chosen_layers(model, names) if name in found}, skipped)
+        ordered = {name: found[name] for name in chosen_layers(model, names) if name in found}
+        return work.renamed(ProbeResult(ordered, skipped))
 
     def captured(batch: Batch, weigh: str | bool = False) -> Captures:
         return capture(
@@ -182,20 +205,19 @@ def probe(
             statistics = None if collect is None else collect(name, own.inputs)
             P = coordinates(method, name, own.inputs.geometry, statistics)
             layers_found[name] = CapturedLayer(own, level, P, rtol, budget)
-        return ProbeResult(layers_found, captures.skipped)
+        return work.renamed(ProbeResult(layers_found, captures.skipped))
     # a loader draws from the random state
     with torch.random.fork_rng(devices=[]):
-        return probe_stream(data, lambda batch: captured(batch, reduction or True), level, method, rtol, budget)
+        found_stream = probe_stream(data, lambda batch: captured(batch, reduction or True), level, method, rtol, budget)
+    return work.renamed(found_stream)
 
 
-def charts_of(
-    method: str | Method | Preconditioner | Chart | None, model: nn.Module, layers: Sequence[str] | None
-) -> dict[str, Chart]:
+def charts_of(method: ProbeMethod, model: nn.Module, layers: Sequence[str] | None) -> dict[str, Chart]:
     """The layers that are measured by products in a chart, with it."""
     if isinstance(method, Chart):
         found = dict.fromkeys(chosen_layers(model, layers), method)
     elif isinstance(method, Method):
-        own = {name: method.coordinates(name) for name in chosen_layers(model, layers)}
+        own = {name: method.probed(name) for name in chosen_layers(model, layers)}
         found = {name: chart for name, chart in own.items() if isinstance(chart, Chart)}
     else:
         return {}
@@ -206,7 +228,7 @@ def probe_stream(
     batches: Iterable[Batch],
     captured: Callable[[Batch], Captures],
     level: str,
-    method: str | Method | Preconditioner | Chart | None,
+    method: ProbeMethod,
     rtol: float,
     memory: int,
 ) -> ProbeResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -193,9 +193,9 @@ class ChartLayer(LayerResult):
         rtol: float,
     ) -> None:
         self._chart, self._hessian, self._blocks = chart, hessian, dict[int | None, NetworkHessian]()
+        self._place = name
         layer = chosen_layers(model, [name])[name]
         chosen = checked_units(name, layer, units) if level == "unit" else ()
-        self.name = name
         order = self.block(chosen[0] if chosen else None).order
         super().__init__(name, level, chosen, order, f"products, in {chart.name}")
         self._rtol = rtol
@@ -203,7 +203,7 @@ class ChartLayer(LayerResult):
     def block(self, unit: int | None) -> NetworkHessian:
         """The Hessian object of a unit, or of the layer."""
         if unit not in self._blocks:
-            operator = self._chart.operator(self._hessian, self.name, unit)
+            operator = self._chart.operator(self._hessian, self._place, unit)
             self._blocks[unit] = NetworkHessian(operator, lambda: ((), Known()), Effort())
         return self._blocks[unit]
 
@@ -260,11 +260,23 @@ class ProbeResult(Mapping[str, LayerResult]):
     ----------
     skipped
         Layers of the model that could not be probed on this data, with the reason.
+    coordinates
+        What was measured, in words: of which network, in which coordinates.
     """
 
     def __init__(self, layers: dict[str, LayerResult], skipped: Mapping[str, str]) -> None:
         self._layers = layers
         self.skipped = dict(skipped)
+        self.coordinates = "plain coordinates"
+
+    def rename(self, name_of: Callable[[str], str]) -> None:
+        """Call the layers, and the parts of a network, by other names."""
+        for layer in self._layers.values():
+            layer.name = name_of(layer.name)
+            if isinstance(layer, NetworkResult):
+                layer.parts = {name_of(part): where for part, where in layer.parts.items()}
+        self._layers = {layer.name: layer for layer in self._layers.values()}
+        self.skipped = {name_of(name): why for name, why in self.skipped.items()}
 
     def __getitem__(self, layer: str) -> LayerResult:
         if layer not in self._layers:
