@@ -47,8 +47,6 @@ class Method:
     reparametrizes: ClassVar[bool] = False
     #: Whether the weights are brought back to a set after each step, which must not be computed from other parameters.
     constrains: ClassVar[bool] = False
-    #: Whether κ(PᵀHP) of a study is reported in the BNP coordinates of the data, for comparison: the vanilla method.
-    compared_with_bnp: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
