@@ -117,9 +117,10 @@ class Direction:
     def of(cls, block: BlockHessian, layout: Layout, whole: Layout | None = None, unit: int | None = None) -> Direction:
         """A random one, scaled as the block is."""
         scales = block.scales()
-        largest = float(scales.max()) if len(scales) else 0.0
+        # of a block that is zero nothing is known
+        largest = (float(scales.max()) if len(scales) else 0.0) or 1.0
         floor = torch.finfo(scales.dtype).tiny ** 0.5 * largest
-        scales = torch.where(scales > floor, scales, largest or 1.0)
+        scales = torch.where(scales > floor, scales, largest)
         generator = torch.Generator().manual_seed(0)
         v = torch.randn(len(scales), generator=generator, dtype=torch.float64).to(scales.device) / scales * largest
         whole = layout if whole is None else whole

@@ -17,8 +17,9 @@ from hesscond.capture.captured import Diagonal, Factor
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
+from hesscond.capture.weighting import BatchWeight, Rule, Weights, share_of_mass
 from hesscond.check import Check, Direction, Witness, check_operator, refuse_failed
-from hesscond.coordinates import collector, coordinates
+from hesscond.coordinates import ProbeMethod, collector, coordinates
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
     BlockHessian,
@@ -41,8 +42,6 @@ from hesscond.operators.parallel import Team, all_or_none
 from hesscond.results import LayerResult, ProbeResult
 from hesscond.spectra import Effort, Known
 
-Coordinates = str | Method | Preconditioner | Chart | None
-
 #: Products with the model's Hessian that a layer may take which cannot be captured otherwise.
 PRODUCTS = 20_000
 
@@ -56,16 +55,18 @@ class LayerProbe:
     data: Batch | Iterable[Batch]
     layers: Sequence[str] | None
     level: str
-    method: Coordinates
+    method: ProbeMethod
     units: Sequence[int] | None
     dtype: torch.dtype | None
     rtol: float
     memory: int
     reduction: str | None
+    weight: BatchWeight | None
     check: bool
     lift_casts: bool
     team: Team | None
     skipped: dict[str, str] = field(default_factory=dict)
+    reached: set[str] | None = None
     precision: Precision | None = None
 
     def result(self) -> ProbeResult:
@@ -83,15 +84,18 @@ class LayerProbe:
                 f"layer {next(iter(charts))!r} is measured by products, which several processes form together at "
                 "level='network' only: start one process"
             )
-        captured = [name for name in modules if name not in charts]
+        captured = [name for name in modules if name not in charts and name not in self.skipped]
         if charts and captured and not is_batch(self.data):
             # they read the data one after the other
             self.data = list(self.data)
         found = self._captured(captured, modules) if captured else {}
         found |= self._in_charts(charts)
+        if self.check and self.layers is None:
+            reached = self._reached() if self.reached is None else self.reached
+            self.skipped = unmeasured(self.model, reached, found) | self.skipped
         if not found:
             reasons = "; ".join(f"layer {name!r} cannot be probed: {why}" for name, why in self.skipped.items())
-            raise CaptureError(reasons or "no target in the stream counts in the loss: there is no Hessian")
+            raise CaptureError(reasons)
         skipped = {name: why for name, why in self.skipped.items() if name not in found}
         precision = "not looked at (check=False)" if self.precision is None else str(self.precision)
         return ProbeResult({name: found[name] for name in modules if name in found}, skipped, precision)
@@ -102,17 +106,18 @@ class LayerProbe:
         """The layers that are known by products only, with the coordinates that these are in."""
         found: dict[str, Chart] = {}
         for name, module in modules.items():
-            own = self.method.coordinates(name) if isinstance(self.method, Method) else self.method
+            own = self.method.probed(name) if isinstance(self.method, Method) else self.method
             if isinstance(own, Chart) and not own.local:
                 found[name] = own
             elif not isinstance(module, ELIGIBLE) or is_computed(module):
                 if own is not None:
                     what = "computed from other parameters" if isinstance(module, ELIGIBLE) else "no weight matrix"
-                    named = own if isinstance(own, str) else getattr(own, "name", type(own).__name__)
-                    raise ConfigError(
-                        f"the coordinates of {named} are those of a plain weight, and that of layer {name!r} is "
-                        f"{what}: leave the layer out, naming others with layers="
-                    )
+                    named = getattr(own, "text", getattr(own, "name", type(own).__name__))
+                    reason = f"the coordinates of {named} are those of a plain weight, and its own is {what}"
+                    if self.layers is not None:
+                        raise ConfigError(f"layer {name!r} cannot be probed: {reason}; name others with layers=")
+                    self.skipped[name] = reason
+                    continue
                 found[name] = Reparametrized(self.model, "the parameters themselves")
         return found
 
@@ -132,7 +137,7 @@ class LayerProbe:
         made: list[HessianOperator] = []
 
         def maker(**wanted: object) -> HessianOperator:
-            options = {"dtype": self.dtype, "memory": self.memory, "reduction": self.reduction}
+            options = {"dtype": self.dtype, "memory": self.memory, "reduction": self.reduction, "weight": self.weight}
             options["lift_casts"] = self.lift_casts
             made.append(HessianOperator(self.model, self.loss_fn, self.data, **options, **wanted))  # type: ignore[arg-type]
             return made[-1]
@@ -166,7 +171,7 @@ class LayerProbe:
     # layers that are captured
 
     def capture(
-        self, names: Sequence[str], batch: Batch, weigh: str | bool, in_parameters: frozenset[str] = frozenset()
+        self, names: Sequence[str], batch: Batch, weights: Weights | None, in_parameters: frozenset[str]
     ) -> Captures:
         """`capture` as this probe needs it."""
         return capture(
@@ -179,7 +184,7 @@ class LayerProbe:
             whole=self.level == "layer",
             dtype=self.dtype,
             memory=self.memory,
-            weigh=weigh,
+            weights=weights,
             in_parameters=in_parameters,
             slopes=self.check,
             lift_casts=self.lift_casts,
@@ -204,9 +209,15 @@ class LayerProbe:
             with untouched_randomness(gpus_of(list(self.model.parameters()))):
                 found = run.over([self.data] if is_batch(self.data) else self.data)
         self.precision = None if witness is None else witness.precision
-        if witness is not None and self.layers is None:
-            self.skipped |= unmeasured(self.model, witness.reached, set(modules))
+        self.reached = None if witness is None else witness.reached
         return found
+
+    def _reached(self) -> set[str]:
+        """Names of the parameters that the loss depends on, where no layer was captured."""
+        witness = self._witness({})
+        for batch in [self.data] if is_batch(self.data) else self.data:
+            witness.add(batch, [])
+        return witness.reached
 
     def _witness(self, layers: Mapping[str, Layer]) -> Witness:
         """One that sees the parameters of the layers, and which others the loss depends on."""
@@ -257,7 +268,7 @@ class Capturing:
         """The results on one batch."""
         probe = self.probe
         collect = collector(probe.method)
-        captures, _ = self._screened(batch, False)
+        captures, _ = self._screened(batch, None)
         results = {}
         for name, own in captures.items():
             statistics = None if collect is None else collect(name, own.inputs)
@@ -304,20 +315,16 @@ class Capturing:
         """The Hessians over the batches of this process."""
         probe = self.probe
         routes: dict[str, str] = {}
-        masses: list[float] = []
+        weights = Weights(probe.model, probe.loss_fn, probe.dtype, probe.reduction, probe.weight)
 
         def weighed() -> Iterator[tuple[Captures, float]]:
             for batch in batches:
-                captures, weight = self._screened(batch, probe.reduction or True)
-                masses.append(captures.mass or 0.0)
+                captures, weight = self._screened(batch, weights)
                 routes.update({name: own.route for name, own in captures.items()})
                 yield captures, weight
-            if not masses:
-                raise ConfigError("the data are an empty stream: they need at least one batch")
 
         def total() -> float:
-            # nan: the loss is a sum over the samples
-            return 1.0 if math.isnan(sum(masses)) else sum(masses)
+            return weights.total
 
         blocks: dict[str, dict[int | None, BlockHessian]] = {}
         if probe.level == "layer":
@@ -327,7 +334,8 @@ class Capturing:
             hessians, statistics = stream(weighed(), probe.memory, total, collector(probe.method))
             for (name, unit), block in hessians.items():
                 blocks.setdefault(name, {})[unit] = block
-        found = Sums(blocks, statistics, routes, sum(masses), total())
+        # refuses a stream that is empty, or in which nothing counts
+        found = Sums(blocks, statistics, routes, weights.totals(), weights.total)
         if probe.team is not None and self.witness is not None:
             for name, own in blocks.items():
                 units = [unit for unit in own if unit is not None]
@@ -337,7 +345,7 @@ class Capturing:
                 found.checks[name], found.uncertainties[name] = result.check, result.uncertainty
         return found
 
-    def _screened(self, batch: Batch, weigh: str | bool) -> tuple[Captures, float]:
+    def _screened(self, batch: Batch, weights: Weights | None) -> tuple[Captures, float]:
         """The captures of a batch and its weight; layers seen for the first time are compared with the model at once.
 
         Those that do not agree are captured again, in their parameters.
@@ -349,17 +357,18 @@ class Capturing:
         """
         probe = self.probe
         names = list(self.layers)
-        captures = probe.capture(names, batch, weigh, self.in_parameters)
-        weight = 1.0 if captures.mass is None or math.isnan(captures.mass) else captures.mass
+        captures = probe.capture(names, batch, weights, self.in_parameters)
+        weight = 1.0 if captures.mass is None else captures.mass
         if self.witness is None or captures.mass == 0:
             self._left_out(captures)
             return captures, weight
-        self.witness.add(batch, list(self.directions.values()), weight)
+        if self.directions or captures.skipped:
+            self.witness.add(batch, list(self.directions.values()), weight)
         unseen = {name for name in captures.skipped if self.witness.reached & set(self._parameters(name))}
         if unseen - self.in_parameters:
             # the loss depends on them, though not through their outputs
             self.in_parameters |= unseen
-            captures = probe.capture(names, batch, weigh, self.in_parameters)
+            captures = probe.capture(names, batch, None, self.in_parameters)
         self._left_out(captures)
         new = {name: own for name, own in captures.items() if name not in self.directions}
         if new:
@@ -368,7 +377,7 @@ class Capturing:
                 self._refuse_dear(name, captures, verdict)
             if failed:
                 self.in_parameters |= frozenset(failed)
-                captures = probe.capture(names, batch, weigh, self.in_parameters)
+                captures = probe.capture(names, batch, None, self.in_parameters)
                 again = {name: own for name, own in captures.items() if name in failed}
                 for name, verdict in self._failed(batch, captures, again).items():
                     refuse_failed(name, verdict, self._reason(captures, verdict))
@@ -472,8 +481,8 @@ class Sums:
         Of the layers' inputs.
     routes
         How each was captured.
-    mass
-        What its batches count; nan: the loss is a sum.
+    masses
+        What its batches count, by rule; nan: the loss is a sum.
     total
         What the Hessians were divided by.
     checks, uncertainties
@@ -483,7 +492,7 @@ class Sums:
     blocks: dict[str, dict[int | None, BlockHessian]]
     statistics: dict[str, Any]
     routes: dict[str, str]
-    mass: float
+    masses: Mapping[Rule, float]
     total: float
     checks: dict[str, Check] = field(default_factory=dict)
     uncertainties: dict[str, float] = field(default_factory=dict)
@@ -497,19 +506,20 @@ def joined(parts: Sequence[Sums]) -> Sums:
     CaptureError
         No target counts in any of them.
     """
-    mass = sum(part.mass for part in parts)
-    if mass == 0:
-        raise CaptureError("no target in the data of any process counts in the loss: there is no Hessian")
+    everyone = [part.masses for part in parts]
+    masses = [share_of_mass(own, everyone) for own in everyone]
+    total = sum(masses)
     # nan: sums are added up
-    total = 1.0 if math.isnan(mass) else mass
-    found = Sums({}, {}, {}, mass, total)
+    found = Sums({}, {}, {}, {}, 1.0 if math.isnan(total) else total)
+    if found.total == 0:
+        raise CaptureError("no target in the data of any process counts in the loss: there is no Hessian")
     streamed: dict[tuple[str, int | None], StreamedBlock] = {}
-    for part in parts:
+    for part, mass in zip(parts, masses, strict=True):
         for name, blocks in part.blocks.items():
             found.routes.setdefault(name, part.routes[name])
             for unit, block in blocks.items():
                 into = streamed.setdefault((name, unit), StreamedBlock(block.order, block.units))
-                into.add(block, part.total)
+                into.add(block, 1.0 if math.isnan(mass) else mass)
         for name, own in part.statistics.items():
             found.statistics[name] = found.statistics[name].merged(own) if name in found.statistics else own
         for name, check in part.checks.items():
@@ -518,7 +528,7 @@ def joined(parts: Sequence[Sums]) -> Sums:
                 found.checks[name] = check
             found.uncertainties[name] = max(found.uncertainties.get(name, 0.0), part.uncertainties[name])
     for (name, unit), streamed_block in streamed.items():
-        found.blocks.setdefault(name, {})[unit] = streamed_block.hessian(total)
+        found.blocks.setdefault(name, {})[unit] = streamed_block.hessian(found.total)
     return found
 
 
@@ -534,18 +544,25 @@ def most_curved(own: LayerCapture) -> int:
     return own.units[int(sizes.argmax())]
 
 
-def unmeasured(model: nn.Module, reached: set[str], measured: set[str]) -> dict[str, str]:
-    """The modules that have parameters with a gradient and no Hessian in a result, with the way to get it."""
-    found: dict[str, list[str]] = {}
+def unmeasured(model: nn.Module, reached: set[str], found: Mapping[str, LayerResult]) -> dict[str, str]:
+    """The modules that have parameters with a gradient and no Hessian in a result, with the way to get it.
+
+    Of a layer that is measured, and has parameters beside those of its Hessian, these parameters.
+    """
+    names = dict(model.named_parameters(remove_duplicate=False))
+    measured = {id(names[name]) for own in found.values() for name in own.parameters}
+    missing: dict[str, list[str]] = {}
     for name, parameter in model.named_parameters():
-        if name not in reached or not parameter.requires_grad:
+        if name not in reached or not parameter.requires_grad or id(parameter) in measured:
             continue
         owner, _, attribute = name.rpartition(".")
-        owner = owner.partition(".parametrizations.")[0]
-        if (owner or "model") not in measured and owner not in measured:
-            found.setdefault(owner, []).append(attribute)
-    reasons = {}
-    for owner, attributes in found.items():
+        missing.setdefault(owner.partition(".parametrizations.")[0], []).append(attribute)
+    reasons: dict[str, str] = {}
+    for owner, attributes in missing.items():
+        if (owner or "model") in found:
+            beside = f"no part of the weight and bias of layer {owner or 'model'!r}: use level='network'"
+            reasons |= {f"{owner}.{attribute}" if owner else attribute: beside for attribute in attributes}
+            continue
         kind = type(model.get_submodule(owner)).__name__
         what = f"{kind} with {', '.join(attributes)}, no dense or convolutional layer"
         way = f"name it, layers=[{owner!r}], or use level='network'" if owner else "use level='network'"

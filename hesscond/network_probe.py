@@ -11,15 +11,15 @@ from torch import nn
 
 from hesscond.capture import Batch, LossFunction, eligible_layers
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
+from hesscond.capture.weighting import BatchWeight, share_of_mass
 from hesscond.check import check_operator, refuse_failed
-from hesscond.coordinates import layer_coordinates
+from hesscond.coordinates import ProbeMethod, layer_coordinates
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import (
     Chart,
     HessianOperator,
     NetworkHessian,
     NullDirections,
-    Preconditioner,
     PulledInverse,
     combined,
     coordinates_of,
@@ -39,12 +39,13 @@ def probe_network(
     loss_fn: LossFunction,
     data: Batch | Iterable[Batch],
     layers: Sequence[str] | None,
-    method: str | Method | Preconditioner | Chart | None,
+    method: ProbeMethod,
     *,
     dtype: torch.dtype | None,
     rtol: float,
     memory: int,
     reduction: str | None,
+    weight: BatchWeight | None,
     team: Team | None,
     check: bool,
     lift_casts: bool,
@@ -60,7 +61,8 @@ def probe_network(
     CaptureError
         What `HessianOperator` raises, here or in another process.
     """
-    options = {"dtype": dtype, "memory": memory, "reduction": reduction, "lift_casts": lift_casts}
+    options: dict[str, Any] = {"dtype": dtype, "memory": memory, "reduction": reduction, "weight": weight}
+    options["lift_casts"] = lift_casts
     chart = network_chart(method, layers, model)
     if chart is not None:
         if team is not None:
@@ -68,7 +70,7 @@ def probe_network(
         made: list[HessianOperator] = []
 
         def make(**wanted: Any) -> HessianOperator:
-            made.append(HessianOperator(model, loss_fn, data, **options, **wanted))  # type: ignore[arg-type]
+            made.append(HessianOperator(model, loss_fn, data, **options, **wanted))
             return made[-1]
 
         in_chart, rows = chart.network(make)
@@ -92,10 +94,10 @@ def probe_network(
 
     def local() -> HessianOperator:
         wanted = {"parameters": list(inside)} if by_parameter else {"layers": names}
-        return HessianOperator(model, loss_fn, data, **options, **wanted)  # type: ignore[arg-type]
+        return HessianOperator(model, loss_fn, data, **options, **wanted)
 
     H = local() if team is None else agreed(team, local)
-    operator: SymmetricOperator = H if team is None else DataParallel(H, H.local_mass, team)
+    operator: SymmetricOperator = H if team is None else shared(H, team)
     parts: dict[str, list[slice]] = {}
     if method is None:
         for name, where in H.parts.items():
@@ -117,12 +119,10 @@ def probe_network(
             return (), Known()
         if team is not None:
             # what is null for the share of one process need not be so for that of another
-            inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction)
+            inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory)
             return (), Known(None, inverse)
-        found = network_null_directions(H, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction)
-        inverse = network_inverse(
-            H, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction, null_space=combined(found)
-        )
+        found = network_null_directions(H, model, loss_fn, data, dtype=dtype, memory=memory)
+        inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory, null_space=combined(found))
         Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
         return found, Known(null, PulledInverse(inverse, Z), Z)
 
@@ -147,9 +147,7 @@ def checked(result: NetworkResult, H: HessianOperator, check: bool) -> ProbeResu
     return ProbeResult({NETWORK: result}, {}, precision)
 
 
-def network_chart(
-    method: str | Method | Preconditioner | Chart | None, layers: Sequence[str] | None, model: nn.Module
-) -> Chart | None:
+def network_chart(method: ProbeMethod, layers: Sequence[str] | None, model: nn.Module) -> Chart | None:
     """The chart in which a method has all parameters of its network, if it has one.
 
     Raises
@@ -161,7 +159,7 @@ def network_chart(
         return method
     if not isinstance(method, Method):
         return None
-    charts = [own for name in eligible_layers(model) if isinstance(own := method.coordinates(name), Chart)]
+    charts = [own for name in eligible_layers(model) if isinstance(own := method.probed(name), Chart)]
     if not charts:
         return None
     if layers is not None:
@@ -201,6 +199,7 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
     operator, failure = None, None
     try:
         operator = make()
+        _ = operator.local_masses  # may be refused too
     except HesscondError as error:
         failure = error
     all_or_none(team, None, failure)
@@ -211,3 +210,9 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
             "the processes have different parameters: make the model with the same random seed in each, or load it"
         )
     return operator
+
+
+def shared(operator: HessianOperator, team: Team) -> DataParallel:
+    """The operator of the data of all processes, each of which has made its own."""
+    masses = operator.local_masses
+    return DataParallel(operator, share_of_mass(masses, team.gathered(masses)), team)

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from hesscond.capture import MEMORY, Batch, LossFunction
+from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.capture.wrappers import measurable
+from hesscond.coordinates import ProbeMethod, applied
 from hesscond.errors import ConfigError
-from hesscond.hessians import Chart, Preconditioner
 from hesscond.layer_probe import LayerProbe
-from hesscond.methods import Method
 from hesscond.network_probe import probe_network
 from hesscond.operators.parallel import Team
 from hesscond.results import ProbeResult
@@ -30,13 +30,14 @@ def probe(
     data: Batch | Iterable[Batch],
     layers: Iterable[str] | None = None,
     level: str = "unit",
-    method: str | Method | Preconditioner | Chart | None = None,
+    method: ProbeMethod = None,
     *,
     units: Sequence[int] | None = None,
     dtype: torch.dtype | None = torch.float64,
     rtol: float = 1e-8,
     memory: float | None = None,
     reduction: str | None = None,
+    weight: BatchWeight | None = None,
     group: ProcessGroup | None = None,
     check: bool = True,
     lift_casts: bool = True,
@@ -55,8 +56,10 @@ def probe(
     loss_fn
         ``loss_fn(output, target)``, a scalar: the mean loss of the batch, usually.
     data
-        ``(inputs, targets)``; inputs a tensor, or a tuple of positional or a dict of keyword arguments. Or a stream
-        of such pairs (a ``DataLoader``): then the Hessians are those of the loss over all of them together.
+        ``(inputs, targets)``; inputs a tensor, or a tuple of positional or a mapping of keyword arguments. Or one
+        mapping, as Hugging Face's loaders give it: its ``"labels"`` (or ``"label"``) are the target, and the model is
+        called with all of it. Or a stream of such batches (a ``DataLoader``, a list): then the Hessians are those of
+        the loss over all of them together.
     layers
         Qualified names of modules of any kind; None: all dense and convolutional ones that the data reach (``skipped``
         of the result names the others, and parameters of other modules).
@@ -66,9 +69,12 @@ def probe(
         name ``"network"``. It is known by its products (``result["network"].operator``); κ is exact up to some
         thousand parameters and beyond that from iterations at both ends of the spectrum, or unresolved.
     method
-        Coordinates to measure in. None: plain. A name (``"bnp"``): that method's P from the statistics of the
-        data. A method at work on the model, ``BNP(model)``: the coordinates of its last step. Or a `Preconditioner`, or
-        a chart such as `hesscond.hessians.Jacobi`.
+        What to measure. None: the model in plain coordinates. A name, as ``--method`` takes it: of methods that build
+        the network otherwise (``"batchnorm"``, ``"sphere"``) a copy of the model with the method applied to it, in the
+        method's coordinates; of those whose P the inputs of the layers define (``"bnp"``) that of the data; methods
+        whose coordinates steps define (``"adam"``) are refused. A method at work on the model, ``BNP(model)``: the
+        coordinates of its last step. Or a `Preconditioner`, or a chart such as `hesscond.hessians.Jacobi`. The result
+        says in words which it was (``result.coordinates``).
     units
         Units of each layer; None: all.
     dtype
@@ -79,7 +85,11 @@ def probe(
     memory
         Bytes that captures, Hessians and the work on them may take; None: 4 GB.
     reduction
-        For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: found out.
+        For a stream, whether the loss is a ``"mean"`` over the samples of a batch (for a loss of torch: over what it
+        divides by) or their ``"sum"``; None: found out from parts of the batches, or refused.
+    weight
+        For a stream, what a batch counts in the loss Σ w_k L_k / Σ w_k of the whole, if that is not found out: a
+        function of its inputs and target, or one number for each batch.
     group
         Processes of `torch.distributed` that all call this, each with its share of the data; None: those of a
         ``DistributedDataParallel`` model, if it is one.
@@ -125,8 +135,7 @@ def probe(
         raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
     if not 0 < rtol < 1:
         raise ConfigError(f"rtol must lie between 0 and 1, not {rtol}")
-    if reduction not in (None, "mean", "sum"):
-        raise ConfigError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
+    check_weighting(reduction, weight)
     if memory is not None and not memory > 0:
         raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
     names = None if layers is None else list(layers)
@@ -138,26 +147,44 @@ def probe(
         )
     budget = MEMORY if memory is None else int(memory)
     refuse_sharded(model)
+    work = applied(model, method, data, whole=level == "network" and names is None, alone=team is None)
+    if work.model is not model:
+        model, names, data = work.model, work.places(names), work.data
     if level == "network":
-        whole = probe_network(
+        found = probe_network(
             model,
             loss_fn,
             data,
             names,
-            method,
+            work.method,
             dtype=dtype,
             rtol=rtol,
             memory=budget,
             reduction=reduction,
+            weight=weight,
             team=team,
             check=check,
             lift_casts=lift_casts,
         )
-        return whole
-    found = LayerProbe(
-        model, loss_fn, data, names, level, method, units, dtype, rtol, budget, reduction, check, lift_casts, team
+        return work.renamed(found)
+    layers_probed = LayerProbe(
+        model,
+        loss_fn,
+        data,
+        names,
+        level,
+        work.method,
+        units,
+        dtype,
+        rtol,
+        budget,
+        reduction,
+        weight,
+        check,
+        lift_casts,
+        team,
     )
-    return found.result()
+    return work.renamed(layers_probed.result())
 
 
 def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:

@@ -217,6 +217,8 @@ class ProbeResult(Mapping[str, LayerResult]):
     skipped
         What of the model has no Hessian here, with the reason and the way to get it: layers that could not be probed on
         this data, and modules of other kinds whose parameters receive a gradient.
+    coordinates
+        What was measured, in words: of which network, in which coordinates.
     precision
         What the forward pass and the loss were computed in, found by looking at the operations that ran: ``"float64"``,
         or ``"mixed: 326 float32 operations (LlamaRMSNorm, …)"``.
@@ -226,6 +228,16 @@ class ProbeResult(Mapping[str, LayerResult]):
         self._layers = dict(layers)
         self.skipped = dict(skipped)
         self.precision = precision
+        self.coordinates = "plain coordinates"
+
+    def rename(self, name_of: Callable[[str], str]) -> None:
+        """Call the layers, and the parts of a network, by other names."""
+        for layer in self._layers.values():
+            layer.name = name_of(layer.name)
+            if isinstance(layer, NetworkResult):
+                layer.parts = {name_of(part): where for part, where in layer.parts.items()}
+        self._layers = {layer.name: layer for layer in self._layers.values()}
+        self.skipped = {name_of(name): why for name, why in self.skipped.items()}
 
     def __getitem__(self, layer: str) -> LayerResult:
         if layer not in self._layers:
@@ -240,7 +252,8 @@ class ProbeResult(Mapping[str, LayerResult]):
 
     def to_frame(self) -> pd.DataFrame:
         """One row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,
-        lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver.
+        lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver. ``negative`` is
+        missing where they were not all counted.
         """
         import pandas as pd
 
@@ -251,7 +264,7 @@ class ProbeResult(Mapping[str, LayerResult]):
                 "n_params": layer.n_params,
                 "rank": kappa.rank,
                 "nullity": kappa.nullity,
-                "negative": kappa.negative,
+                "negative": kappa.counted_negative,
                 "lambda_max": kappa.lambda_max,
                 "lambda_min": kappa.lambda_min,
                 "kappa": kappa.value,
@@ -264,4 +277,4 @@ class ProbeResult(Mapping[str, LayerResult]):
             for unit, kappa in zip(layer.units if layer.level == "unit" else [None], layer.conditions, strict=True)
         ]
         frame = pd.DataFrame(rows)
-        return frame.astype({"unit": "Int64"}) if frame["unit"].isna().any() else frame
+        return frame.astype({name: "Int64" for name in ("unit", "negative") if frame[name].isna().any()})

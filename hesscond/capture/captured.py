@@ -239,6 +239,9 @@ class LayerCapture:
         S of each, or of all together.
     route
         How S was computed.
+    vanishing
+        Whether what looks like a zero of S may be a number that double precision does not hold: an underflow, or the
+        derivative of a function that is saturated.
     """
 
     name: str
@@ -246,6 +249,7 @@ class LayerCapture:
     units: tuple[int, ...]
     curvature: Curvature
     route: str
+    vanishing: bool = False
 
     @property
     def bias(self) -> bool:

@@ -13,7 +13,7 @@ from hesscond.capture.curvature import Differentiator, Request
 from hesscond.capture.evaluation import Batch, LossFunction
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
-from hesscond.capture.weighting import mass
+from hesscond.capture.weighting import Weights, refuse_nothing
 from hesscond.capture.wrappers import measurable
 
 #: Bytes that a capture and the work on it may take unless told otherwise.
@@ -28,7 +28,7 @@ class Captures(dict[str, LayerCapture]):
     skipped
         Layers that were not captured, with the reason.
     mass
-        What the batch counts in the loss of a data set (see `weighting.mass`); None if not asked for. A batch that
+        What the batch counts in the loss of a data set (see `weighting.Weights`); None if not asked for. A batch that
         counts nothing is not captured.
     slopes
         By layer, if asked for: the gradient of the loss in its parameters as the capture has it, Σ δ ĥᵀ (m, n̂), and the
@@ -57,7 +57,7 @@ def capture(
     whole: bool = False,
     dtype: torch.dtype | None = torch.float64,
     memory: int = MEMORY,
-    weigh: str | bool = False,
+    weights: Weights | None = None,
     optional: bool | None = None,
     in_parameters: Set[str] = frozenset(),
     slopes: bool = False,
@@ -90,8 +90,8 @@ def capture(
         Precision of the forward pass: parameters, buffers and floating inputs are cast to it. None: as they are.
     memory
         Bytes that may be used.
-    weigh
-        Whether to find the ``mass`` of the batch: for a loss with the reduction named, or True: found out.
+    weights
+        Told of the batch, for its ``mass``; None: the batch is the data.
     optional
         Whether layers that the batch does not reach are left out, or an error; None: an error if they were named.
     in_parameters
@@ -104,7 +104,8 @@ def capture(
     Raises
     ------
     ConfigError
-        Unknown layer or unit; a batch that is not a pair, is empty, or on another device than the model.
+        Unknown layer or unit; a batch that is not a pair, is empty, has no target that counts, or is on another device
+        than the model.
     CaptureError
         A layer not reached; a loss that uses a weight directly; one that is not a differentiable scalar; NaN or
         infinite values; more memory needed than allowed.
@@ -124,9 +125,10 @@ def capture(
     result = Captures()
     result.skipped, result.loss, result.slopes = forward.bypassed, float(forward.loss.detach()), {}
     result.in_parameters = set(forward.parameters)
-    result.mass = mass(loss_fn, forward, weigh if isinstance(weigh, str) else None) if weigh else None
+    result.mass = None if weights is None else weights.add(batch, forward)
     if result.mass == 0 or not forward.calls:
         return result
+    refuse_nothing(loss_fn, forward)
     requests = [
         Request(name, chosen[name], calls, wanted[name], whole, forward.parameters.get(name))
         for name, calls in forward.calls.items()

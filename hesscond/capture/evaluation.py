@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy as copied
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from hesscond.capture.untouched import untouched
 from hesscond.capture.wrappers import plainly
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 
-Batch = tuple[Any, Any]
+Batch = tuple[Any, Any] | Mapping[Any, Any]
+#: Where a batch that is a mapping has its targets.
+LABELS = ("labels", "label")
 #: Types that meet each other if a model keeps tensors of its own.
 NUMBERS = {*WIDER, *WIDER.values()}
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -48,7 +51,7 @@ class Evaluation:
 def evaluate(
     model: nn.Module,
     loss_fn: LossFunction,
-    batch: Batch,
+    batch: tuple[Any, Any],
     state: Mapping[str, torch.Tensor],
     *,
     dtype: torch.dtype | None,
@@ -79,9 +82,16 @@ def evaluate(
         Whether what the model casts to float32 stays in float64, if that is ``dtype``.
     counted
         Where the operations of the model and the loss are counted.
+
+    Raises
+    ------
+    ConfigError
+        The model does not take the inputs; the loss needs a target and there is none.
+    CaptureError
+        The model runs as it is, but not on copies in another precision.
     """
     inputs, target = batch
-    args, kwargs = arguments(converted(inputs, dtype, copy=copy))
+    args, kwargs = call_of(model, converted(inputs, dtype, copy=copy))
     target = converted(target, dtype, copy=copy)
     with ExitStack() as stack:
         stack.enter_context(untouched(model, loss_fn))
@@ -95,18 +105,32 @@ def evaluate(
         watch.lifts = lift_casts and dtype == torch.float64
         watch.clones = any(p.is_floating_point() and p.dtype is not torch.float32 for p in model.parameters())
         stack.enter_context(watch)
-        output = torch.func.functional_call(model, dict(state), args, kwargs, tie_weights=False)
-        loss = in_precision(loss_fn, dtype)(output, target)
+        both = ModelAndLoss(model, loss_fn, dtype)
+        replaced = {f"model.{name}": tensor for name, tensor in state.items()}
+        output, loss = torch.func.functional_call(both, replaced, (args, kwargs, target), tie_weights=False)
     if counted is not None:
         counted.lifted += watch.lifted
     return Evaluation(loss, output, target, leading_dimension(inputs))
 
 
-def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of the model."""
-    if isinstance(inputs, dict):
-        return (), inputs
-    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
+class ModelAndLoss(nn.Module):
+    """A model and its loss as one module: what takes the place of the model's parameters does so in the loss too."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.model = model
+        # in a tuple it is no part of this module: its own tensors are not replaced
+        self._loss = (loss_fn, dtype)
+
+    def forward(self, args: Any, kwargs: dict[str, Any], target: Any) -> tuple[Any, Any]:
+        """The output and the loss."""
+        output = self.model(*args, **kwargs)
+        try:
+            return output, in_precision(*self._loss, self.model)(output, target)
+        except TypeError as error:
+            if target is not None:
+                raise
+            raise ConfigError("the batch has no target (None), which the loss does not take") from error
 
 
 @contextmanager
@@ -139,11 +163,34 @@ def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torc
 def runs(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> bool:
     """Whether the model and its loss take the batch as they are."""
     inputs, target = converted(batch[0], None, copy=True), converted(batch[1], None, copy=True)
-    args, kwargs = arguments(inputs)
+    args, kwargs = call_of(model, inputs)
     with untouched(model, loss_fn), plainly(model), suppress(Exception):
         loss_fn(model(*args, **kwargs), target)
         return True
     return False
+
+
+def call_of(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a model, without labels that it does not take.
+
+    Raises
+    ------
+    ConfigError
+        It does not take the others.
+    """
+    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # not written in Python: nothing to look at
+        return args, kwargs
+    if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        kwargs = {name: value for name, value in kwargs.items() if name in signature.parameters or name not in LABELS}
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"the model's forward{signature} does not take the inputs of the batch: {error}") from None
+    return args, kwargs
 
 
 def scalar(loss: object) -> torch.Tensor:
@@ -253,15 +300,44 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
 
 
-def checked_batch(batch: Batch) -> Batch:
-    """``batch`` as a pair with at least one sample, or a ConfigError."""
+def checked_batch(batch: Batch) -> tuple[Any, Any]:
+    """``batch`` as a pair (inputs, target) with at least one sample.
+
+    Of a mapping the target is ``"labels"`` or ``"label"``, and all of it are the inputs.
+
+    Raises
+    ------
+    ConfigError
+        Neither a pair nor a mapping with labels; no sample; no tensor among the inputs.
+    """
+    if isinstance(batch, Mapping):
+        name = next((name for name in LABELS if batch.get(name) is not None), None)
+        if name is None:
+            names = ", ".join(map(repr, batch)) or "empty"
+            raise ConfigError(
+                f"a batch that is a mapping needs its targets under 'labels' or 'label', and this one is {names}: give "
+                "a pair (inputs, targets)"
+            )
+        batch = batch, batch[name]
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ConfigError("the batch must be a pair (inputs, targets)")
+        raise ConfigError(f"the batch must be a pair (inputs, targets) or a mapping with 'labels', not {kind(batch)}")
     inputs, target = batch
-    for tensor in tensors_of(inputs):
+    if target is None and isinstance(inputs, Mapping):
+        target = next((inputs[name] for name in LABELS if inputs.get(name) is not None), None)
+    tensors = list(tensors_of(inputs))
+    if not tensors:
+        raise ConfigError(f"the inputs of the batch must be tensors, or contain some, not {kind(inputs)}")
+    for tensor in tensors:
         if tensor.ndim == 0 or len(tensor) == 0:
             raise ConfigError("the batch is empty: it needs at least one sample")
     return inputs, target
+
+
+def kind(value: Any) -> str:
+    """What a thing is, for an error sentence."""
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def leading_dimension(inputs: Any) -> int:
@@ -270,21 +346,27 @@ def leading_dimension(inputs: Any) -> int:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
+    """All tensors in nested tuples, lists, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, Mapping):
+        for item in value.values():
             yield from tensors_of(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_of(item)
+    elif is_record(value):
+        for field in fields(value):
+            yield from tensors_of(getattr(value, field.name))
 
 
 def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``function`` of every tensor in nested tuples, lists and dicts; the rest as it is."""
+    """``function`` of every tensor in nested tuples, lists, mappings and dataclasses; the rest as it is."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         # a subclass may have more to it than its items
-        result = copied(value)
+        result = copied(value) if isinstance(value, MutableMapping) else dict(value)
         for key, item in value.items():
             result[key] = mapped(item, function)
         return result
@@ -292,7 +374,18 @@ def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         items = [mapped(item, function) for item in value]
         # a named tuple takes its fields one by one
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if is_record(value):
+        result = copied(value)
+        for field in fields(value):
+            # it may be frozen
+            object.__setattr__(result, field.name, mapped(getattr(value, field.name), function))
+        return result
     return value
+
+
+def is_record(value: Any) -> bool:
+    """Whether it is an object of a dataclass."""
+    return is_dataclass(value) and not isinstance(value, type)
 
 
 def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> Any:
@@ -308,11 +401,16 @@ def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> A
     return mapped(value, cast)
 
 
-def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None) -> LossFunction:
-    """The loss, with its own tensors (class weights) cast to ``dtype`` if it is a module."""
+def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None, model: nn.Module | None = None) -> LossFunction:
+    """The loss, with its own tensors (class weights), not those of ``model``, cast to ``dtype`` if it is a module."""
     if not isinstance(loss_fn, nn.Module):
         return loss_fn
-    state = {name: converted(tensor.detach(), dtype) for name, tensor in tensors_by_module(loss_fn).items()}
+    others = set() if model is None else set(map(id, tensors_by_module(model).values()))
+    state = {
+        name: converted(tensor.detach(), dtype)
+        for name, tensor in tensors_by_module(loss_fn).items()
+        if id(tensor) not in others
+    }
     return lambda output, target: torch.func.functional_call(loss_fn, state, (output, target), tie_weights=False)
 
 

@@ -156,12 +156,14 @@ def chosen_layers(model: nn.Module, names: Iterable[str] | None) -> dict[str, La
     Raises
     ------
     ConfigError
-        A name the model does not have, or no layer at all.
+        A name the model does not have, no name, or no layer at all.
     """
     layers = eligible_layers(model)
     if not layers:
         raise ConfigError("the model has no layer to probe: it needs a torch.nn.Linear, Conv or ConvTranspose module")
     wanted = list(layers) if names is None else list(names)
+    if not wanted:
+        raise ConfigError("no layer was named: leave layers= out for all of them")
     for name in wanted:
         if name not in layers:
             raise ConfigError(f"no layer {name!r} to probe in the model: it has {', '.join(layers)}")

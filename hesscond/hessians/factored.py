@@ -13,6 +13,7 @@ from hesscond.hessians.block import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian
 from hesscond.hessians.preconditioner import Preconditioner, UnitPreconditioner
 from hesscond.spectra import (
     ConditionNumber,
+    factor_condition,
     factor_conditions,
     factor_eigenpairs,
     factor_eigenvalues,
@@ -20,6 +21,7 @@ from hesscond.spectra import (
     signed_eigenpairs,
     signed_eigenvalues,
 )
+from hesscond.spectra.condition import unresolved
 from hesscond.spectra.factored import EPS, error_factor
 
 
@@ -44,6 +46,8 @@ class FactoredHessian(BlockHessian):
         An upper bound of the rank that is known from elsewhere.
     spread : (u n̂,) or None
         d such that round-off in S changes entry (k, l) of H by eps·d_k·d_l; None: S has none.
+    vanishing
+        Whether zeros of S may be numbers that double precision does not hold, so that they bound no rank.
     """
 
     rows: torch.Tensor
@@ -53,6 +57,7 @@ class FactoredHessian(BlockHessian):
     units: int = 1
     rank_limit: int | None = None
     spread: torch.Tensor | None = None
+    vanishing: bool = False
 
     @property
     def order(self) -> int:
@@ -97,18 +102,31 @@ class FactoredHessian(BlockHessian):
         factors = [self.factor(P) for P in coordinates]
         errors = [self.factor_error(P) for P in coordinates]
         if self.sign is None and self.spread is None:
-            return factor_conditions(factors, rank_bound=self.rank_bound, rtol=rtol, error=errors)
+            found = factor_conditions(factors, rank_bound=self.rank_bound, rtol=rtol, error=errors)
+        else:
+            found = [
+                signed_condition(
+                    factor,
+                    self._signs,
+                    rank_bound=self.rank_bound,
+                    rtol=rtol,
+                    error=error,
+                    spread=spread_in(self.spread, P, self.units),
+                )
+                for P, factor, error in zip(coordinates, factors, errors, strict=True)
+            ]
+        if not self.vanishing:
+            return found
         return [
-            signed_condition(
-                factor,
-                self._signs,
-                rank_bound=self.rank_bound,
-                rtol=rtol,
-                error=float(np.linalg.norm(error)),
-                noise=noise_of(self.spread, P, self.units),
-            )
-            for P, factor, error in zip(coordinates, factors, errors, strict=True)
+            unresolved(condition) if condition.resolved and condition.rank < self._span(P) else condition
+            for P, condition in zip(coordinates, found, strict=True)
         ]
+
+    def _span(self, P: Preconditioner | None) -> int:
+        """The rank that H has if no entry of S is zero; a bound of it where Ĥ is not at hand."""
+        if self.root is None:
+            return self.rank_bound()
+        return factor_condition(self.rows if P is None else multiplied(self.rows, P, self.units)).rank
 
     @property
     def _signs(self) -> torch.Tensor:
@@ -118,7 +136,7 @@ class FactoredHessian(BlockHessian):
         """All nonzero eigenvalues, descending."""
         F, condition = self.factor(P), self.condition_number(P)
         if self.sign is not None or self.spread is not None:
-            values = signed_eigenvalues(F, self._signs, condition.rank)
+            values = signed_eigenvalues(F, self._signs, condition)
         else:
             values = factor_eigenvalues(F, condition)
         return torch.from_numpy(np.ascontiguousarray(values)).to(F.device)
@@ -127,7 +145,7 @@ class FactoredHessian(BlockHessian):
         """All nonzero eigenvalues, descending, and their eigenvectors."""
         F, condition = self.factor(P), self.condition_number(P)
         if self.sign is not None or self.spread is not None:
-            pairs = signed_eigenpairs(F, self._signs, condition.rank)
+            pairs = signed_eigenpairs(F, self._signs, condition)
         else:
             pairs = factor_eigenpairs(F, condition)
         values, vectors = (torch.from_numpy(np.ascontiguousarray(part)).to(F.device) for part in pairs)
@@ -140,8 +158,10 @@ class FactoredHessian(BlockHessian):
         """
         known = self.order if self.rank_limit is None else self.rank_limit
         if self.root is None:
+            if self.vanishing:
+                return min(known, *self.rows.shape)
             return min(known, int((self.rows != 0).any(1).sum()), int((self.rows != 0).any(0).sum()))
-        active = torch.unique(self.rows[self.root != 0], dim=0)
+        active = torch.unique(self.rows if self.vanishing else self.rows[self.root != 0], dim=0)
         if len(active) == 0:
             return 0
         low, high = active.amin(0), active.amax(0)
@@ -171,13 +191,19 @@ class FactoredHessian(BlockHessian):
         return carried(per_column[None], absolute, self.units)[0].cpu().numpy()
 
 
-def noise_of(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> float:
-    """eps·‖|P|ᵀd‖², the round-off in PᵀHP that d stands for."""
+def spread_in(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> np.ndarray | None:
+    """|P|ᵀd, which is for PᵀHP what d is for H."""
     if spread is None:
-        return 0.0
+        return None
     if P is not None:
-        spread = carried(spread[None], P.matrices(units, len(spread) // units, spread.device).abs(), units)
-    return EPS * float(spread.square().sum())
+        spread = carried(spread[None], P.matrices(units, len(spread) // units, spread.device).abs(), units)[0]
+    return spread.cpu().numpy()
+
+
+def noise_of(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> float:
+    """‖|P|ᵀd‖², the round-off in PᵀHP that d stands for in units of eps."""
+    found = spread_in(spread, P, units)
+    return 0.0 if found is None else float(found @ found)
 
 
 def carried(rows: torch.Tensor, matrices: torch.Tensor, units: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ from hesscond.spectra import (
     factor_eigenvalues,
     signed_eigenvalues,
 )
+from hesscond.spectra.condition import unresolved
 from hesscond.spectra.factored import EPS, error_factor
 from hesscond.spectra.threads import side_by_side, threads_for
 
@@ -116,7 +117,9 @@ class LayerHessian(BlockHessian):
         by_unit = [self.captured.row_rounding([unit])[0] for unit in range(self.units)]
         errors = [bounds.entries() for bounds in by_unit if bounds is not None]
         error = torch.cat(errors, 1) if errors else None
-        return FactoredHessian(rows, None, self.sign, error, self.units, self.rank_bound(), self._spread)
+        return FactoredHessian(
+            rows, None, self.sign, error, self.units, self.rank_bound(), self._spread, self.captured.vanishing
+        )
 
     def product(self, vectors: torch.Tensor, P: Preconditioner | None = None) -> torch.Tensor:
         """H V or PᵀHP V (k, c), without F where there is one position a sample."""
@@ -177,7 +180,8 @@ class LayerHessian(BlockHessian):
                     rtol=rtol,
                     noise=noise_of(self._spread, P, self.units),
                 )
-            conditions.append(found)
+            deficient = found.resolved and found.rank < self.rank_bound()
+            conditions.append(unresolved(found) if deficient and self.captured.vanishing else found)
         return conditions
 
     def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
@@ -187,7 +191,7 @@ class LayerHessian(BlockHessian):
         R, _ = self.triangular(P)
         condition = self.condition_number(P)
         signed = self._signs is not None
-        values = signed_eigenvalues(R.T, self._signs, condition.rank) if signed else factor_eigenvalues(R, condition)
+        values = signed_eigenvalues(R.T, self._signs, condition) if signed else factor_eigenvalues(R, condition)
         return torch.from_numpy(np.ascontiguousarray(values)).to(R.device)
 
     def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -290,6 +294,8 @@ class LayerHessian(BlockHessian):
     def rank_bound(self) -> int:
         """Σ_j of the rank that the rows of block j can have by the zeros of b: terms, or active units and positions."""
         B = self._factor.B
+        if self.captured.vanishing:
+            return min(self.count, self.order)
         terms = (B != 0).any(3).any(2).sum(0)
         active = (B != 0).any(0)
         if not self._one_position:

@@ -31,15 +31,18 @@ class StreamedBlock:
         self._factors: dict[int, torch.Tensor] = {}
         self._square_norms: torch.Tensor | None = None
         self._formed: FormedHessian | None = None
+        self._vanishing = False
 
     def add(self, hessian: BlockHessian, weight: float) -> None:
         """Add the Hessian of a batch whose loss counts ``weight`` in the whole."""
         if isinstance(hessian, LayerHessian):
             hessian = hessian.dense()
         if isinstance(hessian, FormedHessian):
+            self._vanishing |= hessian.vanishing
             self._add_formed(FormedHessian(hessian.H * weight, hessian.spread * weight**0.5, hessian.terms, self.units))
             return
         assert isinstance(hessian, FactoredHessian)
+        self._vanishing |= hessian.vanishing
         if hessian.spread is not None:
             # its small eigenvalues are round-off that must not become rows
             self.add(FormedHessian(hessian.matrix(), hessian.spread, len(hessian.rows), self.units), weight)
@@ -84,15 +87,17 @@ class StreamedBlock:
             sign[len(rows) - len(negative) :] = -1
         lengths = (self._square_norms / total).sqrt()
         constant = error_factor(self.count, self.order)
-        factored = FactoredHessian(rows, None, sign, constant * EPS * lengths, self.units)
+        factored = FactoredHessian(rows, None, sign, constant * EPS * lengths, self.units, vanishing=self._vanishing)
         if self._formed is None:
             return factored
         formed = self._scaled(self._formed, total)
         spread = torch.hypot(formed.spread, lengths)
-        return FormedHessian(formed.H + factored.matrix(), spread, formed.terms + self.count, self.units)
+        return FormedHessian(
+            formed.H + factored.matrix(), spread, formed.terms + self.count, self.units, self._vanishing
+        )
 
     def _scaled(self, formed: FormedHessian, total: float) -> FormedHessian:
-        return FormedHessian(formed.H / total, formed.spread / total**0.5, formed.terms, self.units)
+        return FormedHessian(formed.H / total, formed.spread / total**0.5, formed.terms, self.units, self._vanishing)
 
 
 def feature_statistics(layer: str, inputs: LayerInputs) -> FeatureStatistics:

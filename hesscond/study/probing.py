@@ -1,4 +1,4 @@
-"""Rows of the probe table: κ(H), κ(PᵀHP) and κ(D) of a unit of a dense or convolutional layer on named data."""
+"""Rows of the probe table: κ of a dense or convolutional layer's unit on named data, in several coordinates."""
 
 from __future__ import annotations
 
@@ -183,11 +183,11 @@ class Prober:
     ) -> ProbeRow:
         geometry = Geometry.of(self.recorder.layers[place])
         raw = from_statistics(of_group(inputs.statistics, geometry, unit), bias=geometry.bias)
-        own = raw if self.method.compared_with_bnp else self.method.coordinates(place)
-        systems: dict[str, Coordinates] = {"plain": None, "bnp": raw, "own": own}
+        own = self.method.coordinates(place)
+        systems: dict[str, Coordinates] = {"plain": None, "raw": raw, "own": own}
         further = self.method.readings(place)
         found = self._conditions(systems | dict(further), data, place, unit, hessian)
-        plain, bnp, preconditioned = found["plain"], found["bnp"], found["own"]
+        plain, preconditioned, in_own = found["plain"], found["raw"], found["own"]
         with_epsilons = regularized(raw.sigma.square()).sqrt_()
         at = {"data": data.name, "layer": self.names[place], "unit": unit}
         row = at | {
@@ -199,28 +199,30 @@ class Prober:
             "kappa_preconditioned": preconditioned.value,
             "kappa_preconditioned_lower": preconditioned.lower,
             "kappa_preconditioned_upper": preconditioned.upper,
-            "kappa_bnp": bnp.value,
-            "kappa_bnp_lower": bnp.lower,
-            "kappa_bnp_upper": bnp.upper,
+            "kappa_own": in_own.value,
+            "kappa_own_lower": in_own.lower,
+            "kappa_own_upper": in_own.upper,
             "kappa_D": raw.kappa_D,
             "kappa_D_eps": scaling_condition(with_epsilons, bias=geometry.bias),
             "dead": raw.dead,
             "rank": plain.rank,
             "nullity": plain.nullity,
-            "negative": plain.negative,
+            "negative": plain.counted_negative,
             "resolved": int(plain.resolved),
             "lambda_max": plain.lambda_max,
             "lambda_min": plain.lambda_min,
             "rank_preconditioned": preconditioned.rank,
             "resolved_preconditioned": int(preconditioned.resolved),
+            "rank_own": in_own.rank,
+            "resolved_own": int(in_own.resolved),
             "coordinates": "plain" if own is None else own.name,
-            "solver": f"{plain.solver}; {preconditioned.solver}",
+            "solver": f"{plain.solver}; {in_own.solver}",
         }
         readings = [at | {"coordinates": name} | reading_row(found[name]) for name in further]
         checked = []
         if inputs.centred is not None:
             weight = self.recorder.layers[place].weight.detach().to(torch.float64).flatten(1).cpu().numpy()
-            seen = Observation(*inputs.centred, inputs.statistics.count, weight, plain, bnp)
+            seen = Observation(*inputs.centred, inputs.statistics.count, weight, plain, preconditioned)
             checked = [at | outcome for one in self.statements for outcome in outcomes(one, seen)]
         return ProbeRow(row | self.method.diagnostics(place), readings, checked)
 
@@ -318,7 +320,7 @@ def reading_row(kappa: ConditionNumber) -> dict[str, Any]:
         "kappa_upper": kappa.upper,
         "rank": kappa.rank,
         "nullity": kappa.nullity,
-        "negative": kappa.negative,
+        "negative": kappa.counted_negative,
         "resolved": int(kappa.resolved),
         "solver": kappa.solver,
     }
