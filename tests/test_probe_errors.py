@@ -4,6 +4,7 @@ import pytest
 import torch
 from cases import case, mlp
 from torch import nn
+from torch.nn import functional as F
 
 import hesscond
 from hesscond.errors import CaptureError, ConfigError, HesscondError
