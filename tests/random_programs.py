@@ -121,8 +121,8 @@ class Author:
     simple: list = field(default_factory=list)
     #: How layers with arguments of their own are called.
     forms: dict = field(default_factory=dict)
-    #: Names of layers that call a scripted function.
-    scripted: list = field(default_factory=list)
+    #: Names of layers that are not to be run again by a checkpoint.
+    single: list = field(default_factory=list)
     #: A checkpoint that runs its part in no_grad first has no gradients inside and none taken through it.
     reentrant: bool = False
     gradients: bool = False
@@ -185,7 +185,8 @@ class Author:
         if cls != base and self.form is not None:
             self.forms[name] = self.form
         if cls != base and "mixed(" in self.classes[-1]:
-            self.scripted.append(name)
+            # torch cannot run a scripted function again
+            self.single.append(name)
         if cls != base and "friend" in self.classes[-1]:
             friend = rng.choice([*self.plain, name])
             self.init.append(f"self.{name}.friend = [self.{friend}]")
@@ -276,6 +277,9 @@ class Author:
         if not conv and m >= n:
             ways.append(f"nn.utils.parametrizations.orthogonal(self.{name}, orthogonal_map='cayley')")
         self.init.append(self.use(self.rng.choice(ways)))
+        if "spectral_norm" in self.init[-1]:
+            # a checkpoint would iterate once more in the backward pass, and give gradients of another function
+            self.single.append(name)
 
     # the network
 
@@ -284,8 +288,7 @@ class Author:
         form = self.forms.get(name)
         if form is not None:
             return form.format(name=name, h=h)
-        if name in self.scripted:
-            # torch cannot run a scripted function again
+        if name in self.single:
             return f"self.{name}({h})"
         if self.steps and not self.gradients and self.chance(0.08):
             self.need("checkpoint")

@@ -133,6 +133,18 @@ class ModelAndLoss(nn.Module):
             raise ConfigError("the batch has no target (None), which the loss does not take") from error
 
 
+def make_differentiable(tensors: Mapping[str, torch.Tensor], copies: Mapping[int, torch.Tensor]) -> None:
+    """Let the copies (by the ids of the originals) of all parameters that are trained require a gradient."""
+    for tensor in tensors.values():
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            copies[id(tensor)].requires_grad_()
+
+
+def wants_gradients(error: CaptureError) -> bool:
+    """Whether a model failed since it differentiates in its own parameters, whose copies were constants."""
+    return "does not require grad" in str(error.__cause__)
+
+
 @contextmanager
 def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torch.dtype | None) -> Iterator[None]:
     """Within, the model runs on copies in another precision: say so if that is why it fails.

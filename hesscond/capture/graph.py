@@ -145,9 +145,9 @@ def nodes(start: Iterable[Any]) -> Iterator[Any]:
         stack.extend(parent for parent, _ in node.next_functions)
 
 
-def is_transformed(tensor: torch.Tensor) -> bool:
-    """Whether it is one that only exists within a transformation of `torch.func`, as `torch.vmap`."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+def is_transformed(value: Any) -> bool:
+    """Whether it is a tensor that only exists within a transformation of `torch.func`, as `torch.vmap`."""
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def refuse_dead_ends(start: Iterable[Any]) -> None:
