@@ -13,12 +13,11 @@ from torch import nn
 
 from hesscond.capture import Batch, Captures, Geometry, Layer, LayerCapture, LossFunction, capture, checked_units
 from hesscond.capture.batches import is_batch
-from hesscond.capture.captured import Diagonal, Factor
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
 from hesscond.capture.weighting import BatchWeight, Rule, Weights, share_of_mass
-from hesscond.check import Check, Direction, Witness, check_operator, refuse_failed
+from hesscond.check import Check, Direction, Witness, check_operator, most_curved, refuse_failed
 from hesscond.coordinates import ProbeMethod, collector, coordinates
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
@@ -538,18 +537,6 @@ def joined(parts: Sequence[Sums]) -> Sums:
     for (name, unit), streamed_block in streamed.items():
         found.blocks.setdefault(name, {})[unit] = streamed_block.hessian(found.total)
     return found
-
-
-def most_curved(own: LayerCapture) -> int:
-    """The unit with the largest curvature, whose product tells most."""
-    curvature = own.curvature
-    if isinstance(curvature, Diagonal):
-        sizes = curvature.root.square().sum(0)
-    elif isinstance(curvature, Factor):
-        sizes = curvature.B.square().sum((0, 1, 3))
-    else:
-        sizes = curvature.matrices.square().sum((1, 2))
-    return own.units[int(sizes.argmax())]
 
 
 def unmeasured(model: nn.Module, reached: set[str], found: Mapping[str, LayerResult]) -> dict[str, str]:

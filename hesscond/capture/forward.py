@@ -127,6 +127,8 @@ def run_forward(
     copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
     state = {key: copies[id(t)] for key, t in tensors.items()}
     originals = {id(p): name for name, layer in layers.items() for p in own_parameters(layer)}
+    unfit = {name: COMPLEX for name, layer in layers.items() if any(p.is_complex() for p in layer.parameters())}
+    in_parameters = in_parameters - set(unfit)
     parameters = {name: leaves(name, layers[name], copies) for name in layers if name in in_parameters}
     if differentiable:
         make_differentiable(tensors, copies)
@@ -134,8 +136,6 @@ def run_forward(
     calls: dict[str, list[Call]] = {name: [] for name in layers}
     entangled: set[str] = set()
     called: set[str] = set()
-    unfit = {name: COMPLEX for name, layer in layers.items() if any(p.is_complex() for p in layer.parameters())}
-    in_parameters = in_parameters - set(unfit)
     versions: list[tuple[torch.Tensor, int]] = []
 
     def enter(name: str) -> Callable[..., None]:
