@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test test-slow lint types bench docs pages gallery clean
+.PHONY: help setup study test test-slow lint types bench docs pages gallery support support-page clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/' | expand -t 18
@@ -59,6 +59,18 @@ pages: setup ## write the pages of methods and statements (docs/methods, docs/st
 gallery: setup ## draw figures/gallery with small runs
 	$(BIN)/python figures/make_gallery.py
 
+# other libraries' models; what the benchmarks compare with needs a torchvision that these do not work with
+$(VENV)-support/.installed: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)-support
+	$(VENV)-support/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[support]'
+	@touch $@
+
+support: $(VENV)-support/.installed ## the support table's tests, with the models of other libraries
+	OMP_NUM_THREADS=1 $(VENV)-support/bin/python -m pytest -m '' -n auto --maxprocesses 4 tests/support
+
+support-page: $(VENV)-support/.installed ## write the support table (docs/support.md)
+	OMP_NUM_THREADS=1 $(VENV)-support/bin/python tests/support/page.py
+
 clean: ## remove what the others made (runs/ stays)
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VENV)-support build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,10 +14,12 @@ from hesscond.spectra import (
     ConditionNumber,
     Density,
     EigenResult,
+    Rank,
     condition_number,
     density,
     inertia,
     lanczos,
+    rank,
     smallest_nonzero,
 )
 from hesscond.theorems import Verdict, verify
@@ -35,6 +37,7 @@ __all__ = [
     "OptimalScaling",
     "Preconditioner",
     "ProbeResult",
+    "Rank",
     "SphereTangentOperator",
     "Verdict",
     "condition_number",
@@ -43,6 +46,7 @@ __all__ = [
     "lanczos",
     "optimal_diagonal_scaling",
     "probe",
+    "rank",
     "register",
     "smallest_nonzero",
     "verify",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn
 
 from hesscond.capture import Batch, LossFunction, eligible_layers
+from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
+from hesscond.capture.weighting import BatchWeight, share_of_mass
+from hesscond.check import check_operator, refuse_failed
 from hesscond.coordinates import ProbeMethod, layer_coordinates
-from hesscond.errors import CaptureError, ConfigError, HesscondError
+from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import (
     Chart,
     HessianOperator,
@@ -27,12 +29,9 @@ from hesscond.hessians import (
 )
 from hesscond.methods import Method
 from hesscond.operators import Congruence, SymmetricOperator
-from hesscond.operators.parallel import DataParallel, Team
-from hesscond.results import NetworkResult
+from hesscond.operators.parallel import DataParallel, Team, all_or_none
+from hesscond.results import NETWORK, NetworkResult, ProbeResult
 from hesscond.spectra import Effort, Known
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 
 def probe_network(
@@ -46,8 +45,11 @@ def probe_network(
     rtol: float,
     memory: int,
     reduction: str | None,
-    group: ProcessGroup | None,
-) -> NetworkResult:
+    weight: BatchWeight | None,
+    team: Team | None,
+    check: bool,
+    lift_casts: bool,
+) -> ProbeResult:
     """The Hessian in all parameters that require a gradient, or in those of some layers together.
 
     The arguments are those of `hesscond.probe`.
@@ -59,28 +61,48 @@ def probe_network(
     CaptureError
         What `HessianOperator` raises, here or in another process.
     """
-    team = None if group is None or group.size() == 1 else Team(group)
+    options: dict[str, Any] = {"dtype": dtype, "memory": memory, "reduction": reduction, "weight": weight}
+    options["lift_casts"] = lift_casts
     chart = network_chart(method, layers, model)
     if chart is not None:
         if team is not None:
             raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
-        make = partial(HessianOperator, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction)
+        made: list[HessianOperator] = []
+
+        def make(**wanted: Any) -> HessianOperator:
+            made.append(HessianOperator(model, loss_fn, data, **options, **wanted))
+            return made[-1]
+
         in_chart, rows = chart.network(make)
         block = NetworkHessian(in_chart, lambda: ((), Known()), Effort(memory=memory))
-        return NetworkResult(block, {name: [where] for name, where in rows.items()}, f"products, in {chart.name}", rtol)
+        result = NetworkResult(
+            block, {name: [where] for name, where in rows.items()}, made[-1].names, f"products, in {chart.name}", rtol
+        )
+        return checked(result, made[-1], check)
     names = layers
     if method is not None and layers is None:
         names = layers_with_everything(model)
+    modules = {} if names is None else chosen_modules(model, names)
+    by_parameter = any(not isinstance(module, ELIGIBLE) or is_computed(module) for module in modules.values())
+    if by_parameter and method is not None:
+        odd = next(name for name, m in modules.items() if not isinstance(m, ELIGIBLE) or is_computed(m))
+        raise ConfigError(
+            f"the coordinates of a method are those of a plain weight, which layer {odd!r} does not have: name others"
+        )
+    prefixes = {name: "" if module is model else f"{name}." for name, module in modules.items()}
+    inside = {f"{prefixes[name]}{key}": name for name, m in modules.items() for key, _ in m.named_parameters()}
 
     def local() -> HessianOperator:
-        return HessianOperator(model, loss_fn, data, layers=names, dtype=dtype, memory=memory, reduction=reduction)
+        wanted = {"parameters": list(inside)} if by_parameter else {"layers": names}
+        return HessianOperator(model, loss_fn, data, **options, **wanted)
 
     H = local() if team is None else agreed(team, local)
-    operator: SymmetricOperator = H if team is None else DataParallel(H, H.local_mass, team)
+    operator: SymmetricOperator = H if team is None else shared(H, team)
     parts: dict[str, list[slice]] = {}
     if method is None:
         for name, where in H.parts.items():
-            parts.setdefault(name if names is not None else name.rpartition(".")[0] or "model", []).append(where)
+            owner = inside.get(name, name) if names is not None else name.rpartition(".")[0] or "model"
+            parts.setdefault(owner, []).append(where)
     else:
         assert names is not None
         P = layer_coordinates(method, model, loss_fn, data, names, dtype=dtype, memory=memory, team=team)
@@ -97,17 +119,32 @@ def probe_network(
             return (), Known()
         if team is not None:
             # what is null for the share of one process need not be so for that of another
-            inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction)
+            inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory)
             return (), Known(None, inverse)
-        found = network_null_directions(H, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction)
-        inverse = network_inverse(
-            H, model, loss_fn, data, dtype=dtype, memory=memory, reduction=reduction, null_space=combined(found)
-        )
+        found = network_null_directions(H, model, loss_fn, data, dtype=dtype, memory=memory)
+        inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory, null_space=combined(found))
         Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
         return found, Known(null, PulledInverse(inverse, Z), Z)
 
     route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
-    return NetworkResult(NetworkHessian(operator, known, Effort(memory=memory)), parts, route, rtol)
+    result = NetworkResult(NetworkHessian(operator, known, Effort(memory=memory)), parts, H.names, route, rtol)
+    return checked(result, H, check)
+
+
+def checked(result: NetworkResult, H: HessianOperator, check: bool) -> ProbeResult:
+    """The result with the check of the operator that it is made of, on the data of this process, if that is wanted.
+
+    Raises
+    ------
+    CaptureError
+        It does not agree with the model.
+    """
+    precision = "not looked at (check=False)"
+    if check:
+        result.check, result.uncertainty, seen = check_operator(H)
+        precision = str(seen)
+        refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
+    return ProbeResult({NETWORK: result}, {}, precision)
 
 
 def network_chart(method: ProbeMethod, layers: Sequence[str] | None, model: nn.Module) -> Chart | None:
@@ -162,18 +199,10 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
     operator, failure = None, None
     try:
         operator = make()
+        _ = operator.local_masses  # may be refused too
     except HesscondError as error:
         failure = error
-    told = team.gathered(None if failure is None else str(failure))
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            # an exception that its own frame holds would keep the processes' group alive
-            del failure
-    reasons = [f"process {rank}: {reason}" for rank, reason in enumerate(told) if reason is not None]
-    if reasons:
-        raise CaptureError(f"the Hessian cannot be formed by all processes ({'; '.join(reasons)})")
+    all_or_none(team, None, failure)
     assert operator is not None
     fingerprint = hashlib.sha256(operator.point.cpu().numpy().tobytes()).hexdigest()
     if len(set(team.gathered(fingerprint))) > 1:
@@ -181,3 +210,9 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
             "the processes have different parameters: make the model with the same random seed in each, or load it"
         )
     return operator
+
+
+def shared(operator: HessianOperator, team: Team) -> DataParallel:
+    """The operator of the data of all processes, each of which has made its own."""
+    masses = operator.local_masses
+    return DataParallel(operator, share_of_mass(masses, team.gathered(masses)), team)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from hesscond.capture import MEMORY, Batch, Captures, Geometry, LossFunction, capture, chosen_layers
-from hesscond.capture.batches import is_batch
-from hesscond.coordinates import ProbeMethod, applied, collector, coordinates
+from hesscond.capture import MEMORY, Batch, LossFunction
+from hesscond.capture.weighting import BatchWeight, check_weighting
+from hesscond.capture.wrappers import measurable
+from hesscond.coordinates import ProbeMethod, applied
 from hesscond.errors import ConfigError
-from hesscond.hessians import BlockHessian, Chart, HessianOperator, stream, stream_layers
-from hesscond.methods import Method
+from hesscond.layer_probe import LayerProbe
 from hesscond.network_probe import probe_network
-from hesscond.results import NETWORK, CapturedLayer, ChartLayer, LayerResult, ProbeResult, StreamedLayer
+from hesscond.operators.parallel import Team
+from hesscond.results import ProbeResult
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -38,7 +37,10 @@ def probe(
     rtol: float = 1e-8,
     memory: float | None = None,
     reduction: str | None = None,
+    weight: BatchWeight | None = None,
     group: ProcessGroup | None = None,
+    check: bool = True,
+    lift_casts: bool = True,
 ) -> ProbeResult:
     """Exact Hessians Ĥᵀ S Ĥ of layers or of their output units, and their condition numbers.
 
@@ -47,15 +49,20 @@ def probe(
     Parameters
     ----------
     model
-        Any module; its `torch.nn.Linear`, convolution and transposed convolution layers are probed. A layer that is
-        called several times has one Hessian, to which all calls contribute.
+        Any module; its `torch.nn.Linear`, convolution and transposed convolution layers are probed, and other modules
+        if they are named. The Hessian is that in the layer's own parameters, whatever the model does with them: a layer
+        that is called several times has one, to which all calls contribute; one whose weight is computed from other
+        parameters has that in these (``result["fc2"].parameters`` names them).
     loss_fn
         ``loss_fn(output, target)``, a scalar: the mean loss of the batch, usually.
     data
-        ``(inputs, targets)``; inputs a tensor, or a tuple of positional or a dict of keyword arguments. Or a stream
-        of such pairs (a ``DataLoader``): then the Hessians are those of the loss over all of them together.
+        ``(inputs, targets)``; inputs a tensor, or a tuple of positional or a mapping of keyword arguments. Or one
+        mapping, as Hugging Face's loaders give it: its ``"labels"`` (or ``"label"``) are the target, and the model is
+        called with all of it. Or a stream of such batches (a ``DataLoader``, a list): then the Hessians are those of
+        the loss over all of them together.
     layers
-        Qualified names of the layers; None: all that the data reach (see ``skipped`` of the result for the others).
+        Qualified names of modules of any kind; None: all dense and convolutional ones that the data reach (``skipped``
+        of the result names the others, and parameters of other modules).
     level
         ``"unit"``: one Hessian for every output unit's [b, w]; ``"layer"``: one for all parameters of the layer;
         ``"network"``: one for all parameters that require a gradient, or for those of ``layers`` together, under the
@@ -78,9 +85,22 @@ def probe(
     memory
         Bytes that captures, Hessians and the work on them may take; None: 4 GB.
     reduction
-        For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: found out.
+        For a stream, whether the loss is a ``"mean"`` over the samples of a batch (for a loss of torch: over what it
+        divides by) or their ``"sum"``; None: found out from parts of the batches, or refused.
+    weight
+        For a stream, what a batch counts in the loss Σ w_k L_k / Σ w_k of the whole, if that is not found out: a
+        function of its inputs and target, or one number for each batch.
     group
-        At level ``"network"``: processes of `torch.distributed` that all call this, each with its share of the data.
+        Processes of `torch.distributed` that all call this, each with its share of the data; None: those of a
+        ``DistributedDataParallel`` model, if it is one.
+    check
+        Whether what was built is compared with the model's own double-backward product, in a random direction for
+        every layer; the result says how far the two are apart (``result["fc2"].check``). What does not agree is
+        measured by double backward in the parameters, or refused. It takes up to three gradients a layer.
+
+    lift_casts
+        Whether what the model casts to float32 by hand stays in float64, if that is ``dtype``. What rounds to fewer
+        digits all the same is said (``result.precision``), and κ's intervals are wider by what it does.
 
     Returns
     -------
@@ -91,7 +111,8 @@ def probe(
     ConfigError
         Unknown layer, unit, level or method; an empty batch, or one on another device than the model.
     CaptureError
-        A layer that cannot be captured exactly; NaN in its activations; too little memory.
+        A layer that cannot be captured exactly, or whose Hessian does not agree with the model's own derivatives; NaN
+        in its activations; too little memory.
 
     Examples
     --------
@@ -108,12 +129,13 @@ def probe(
     >>> whole["0"].kappa.rank, whole["0"].n_params
     (24, 24)
     """
+    team = team_of(model, group)
+    model = measurable(model)
     if level not in LEVELS:
         raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
     if not 0 < rtol < 1:
         raise ConfigError(f"rtol must lie between 0 and 1, not {rtol}")
-    if reduction not in (None, "mean", "sum"):
-        raise ConfigError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
+    check_weighting(reduction, weight)
     if memory is not None and not memory > 0:
         raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
     names = None if layers is None else list(layers)
@@ -123,146 +145,62 @@ def probe(
             if names is None
             else f"units were given at level {level!r}, which takes all of them: use level='unit'"
         )
-    if group is not None and level != "network":
-        raise ConfigError(f"several processes measure a whole network, not level {level!r}: use level='network'")
     budget = MEMORY if memory is None else int(memory)
-    whole_network = level == "network" and names is None
-    work = applied(model, method, data, whole=whole_network, alone=group is None or group.size() == 1)
+    refuse_sharded(model)
+    work = applied(model, method, data, whole=level == "network" and names is None, alone=team is None)
     if work.model is not model:
-        found_there = probe(
-            work.model,
-            loss_fn,
-            work.data,
-            work.places(names),
-            level,
-            work.method,
-            units=units,
-            dtype=dtype,
-            rtol=rtol,
-            memory=memory,
-            reduction=reduction,
-            group=group,
-        )
-        return work.renamed(found_there)
-    method = work.method
+        model, names, data = work.model, work.places(names), work.data
     if level == "network":
-        whole = probe_network(
+        found = probe_network(
             model,
             loss_fn,
             data,
             names,
-            method,
+            work.method,
             dtype=dtype,
             rtol=rtol,
             memory=budget,
             reduction=reduction,
-            group=group,
+            weight=weight,
+            team=team,
+            check=check,
+            lift_casts=lift_casts,
         )
-        return work.renamed(ProbeResult({NETWORK: whole}, {}))
-    wanted = None if units is None else dict.fromkeys(names or (), tuple(units))
-    charts = charts_of(method, model, names)
-    if charts:
-        hessian = partial(HessianOperator, model, loss_fn, data, dtype=dtype, memory=budget, reduction=reduction)
-        found: dict[str, LayerResult] = {
-            name: ChartLayer(model, name, level, units, chart, hessian, rtol) for name, chart in charts.items()
-        }
-        rest, skipped = [name for name in chosen_layers(model, names) if name not in charts], {}
-        if rest:
-            others = probe(
-                model,
-                loss_fn,
-                data,
-                rest,
-                level,
-                method,
-                units=units,
-                dtype=dtype,
-                rtol=rtol,
-                memory=memory,
-                reduction=reduction,
+        return work.renamed(found)
+    layers_probed = LayerProbe(
+        model,
+        loss_fn,
+        data,
+        names,
+        level,
+        work.method,
+        units,
+        dtype,
+        rtol,
+        budget,
+        reduction,
+        weight,
+        check,
+        lift_casts,
+        team,
+    )
+    return work.renamed(layers_probed.result())
+
+
+def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:
+    """The processes that measure together: those of ``group``, or of a model that is replicated over several."""
+    if group is None and isinstance(model, nn.parallel.DistributedDataParallel):
+        group = model.process_group
+    return None if group is None or group.size() == 1 else Team(group)
+
+
+def refuse_sharded(model: nn.Module) -> None:
+    """Raise a ConfigError for a model whose parameters are split over processes."""
+    # not imported for the sake of a name: it takes a second
+    for name, parameter in model.named_parameters():
+        if type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor":
+            raise ConfigError(
+                f"parameter {name!r} is sharded over processes (FSDP2): give every process a plain model with the "
+                "whole parameters (torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+                "full_state_dict=True), its share of the data, and group="
             )
-            found, skipped = found | dict(others), others.skipped
-        ordered = {name: found[name] for name in chosen_layers(model, names) if name in found}
-        return work.renamed(ProbeResult(ordered, skipped))
-
-    def captured(batch: Batch, weigh: str | bool = False) -> Captures:
-        return capture(
-            model,
-            loss_fn,
-            batch,
-            names,
-            units=wanted,
-            whole=level == "layer",
-            dtype=dtype,
-            memory=budget,
-            weigh=weigh,
-        )
-
-    if is_batch(data):
-        captures, collect = captured(data), collector(method)
-        layers_found: dict[str, LayerResult] = {}
-        for name, own in captures.items():
-            statistics = None if collect is None else collect(name, own.inputs)
-            P = coordinates(method, name, own.inputs.geometry, statistics)
-            layers_found[name] = CapturedLayer(own, level, P, rtol, budget)
-        return work.renamed(ProbeResult(layers_found, captures.skipped))
-    # a loader draws from the random state
-    with torch.random.fork_rng(devices=[]):
-        found_stream = probe_stream(data, lambda batch: captured(batch, reduction or True), level, method, rtol, budget)
-    return work.renamed(found_stream)
-
-
-def charts_of(method: ProbeMethod, model: nn.Module, layers: Sequence[str] | None) -> dict[str, Chart]:
-    """The layers that are measured by products in a chart, with it."""
-    if isinstance(method, Chart):
-        found = dict.fromkeys(chosen_layers(model, layers), method)
-    elif isinstance(method, Method):
-        own = {name: method.probed(name) for name in chosen_layers(model, layers)}
-        found = {name: chart for name, chart in own.items() if isinstance(chart, Chart)}
-    else:
-        return {}
-    return {name: chart for name, chart in found.items() if not chart.local}
-
-
-def probe_stream(
-    batches: Iterable[Batch],
-    captured: Callable[[Batch], Captures],
-    level: str,
-    method: ProbeMethod,
-    rtol: float,
-    memory: int,
-) -> ProbeResult:
-    """The result over all ``batches`` together, each one captured in turn."""
-    seen: dict[str, tuple[Geometry, str]] = {}
-    skipped: dict[str, str] = {}
-    masses: list[float] = []
-
-    def weighed() -> Iterator[tuple[Captures, float]]:
-        for batch in batches:
-            captures = captured(batch)
-            skipped.update(captures.skipped)
-            seen.update({name: (found.inputs.geometry, found.route) for name, found in captures.items()})
-            masses.append(captures.mass or 0.0)
-            yield captures, 1.0 if math.isnan(masses[-1]) else masses[-1]
-        if not masses:
-            raise ConfigError("the data are an empty stream: they need at least one batch")
-
-    def total() -> float:
-        # nan: the loss is a sum over the samples
-        return 1.0 if math.isnan(sum(masses)) else sum(masses)
-
-    blocks: dict[str, dict[int | None, BlockHessian]] = {}
-    if level == "layer":
-        whole, statistics = stream_layers(weighed(), memory, total, collector(method))
-        blocks = {name: {None: block} for name, block in whole.items()}
-    else:
-        hessians, statistics = stream(weighed(), memory, total, collector(method))
-        for (name, unit), block in hessians.items():
-            blocks.setdefault(name, {})[unit] = block
-    layers: dict[str, LayerResult] = {}
-    for name, own in blocks.items():
-        P = coordinates(method, name, seen[name][0], statistics.get(name))
-        layers[name] = StreamedLayer(name, level, own, seen[name][1], P, rtol)
-    if not layers:
-        raise ConfigError("no target in the stream counts in the loss: there is no Hessian")
-    return ProbeResult(layers, {name: reason for name, reason in skipped.items() if name not in layers})

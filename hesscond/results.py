@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from hesscond.capture import LayerCapture, checked_units, chosen_layers
+from hesscond.check import Check
 from hesscond.errors import ConfigError
-from hesscond.hessians import (
-    BlockHessian,
-    Chart,
-    HessianMaker,
-    NetworkHessian,
-    NullDirections,
-    Preconditioner,
-    UnitPreconditioner,
-    layer_hessian,
-    unit_conditions,
-    unit_hessian,
-)
-from hesscond.spectra import ConditionNumber, Effort, Known
+from hesscond.hessians import BlockHessian, Chart, NetworkHessian, NullDirections, Preconditioner
+from hesscond.spectra import ConditionNumber
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +20,7 @@ if TYPE_CHECKING:
 NETWORK = "network"
 
 
-class LayerResult(ABC):
+class LayerResult:
     """The Hessians of one layer, in the coordinates asked for.
 
     Attributes
@@ -44,20 +31,39 @@ class LayerResult(ABC):
         ``"unit"``, ``"layer"`` or ``"network"``: what one Hessian belongs to.
     units
         The units probed.
+    parameters
+        Names of the tensors of the model whose Hessian it is: weight and bias of a layer; what a weight is computed
+        from, if it is computed.
     n_params
         Number of parameters of one Hessian, biases included.
     route
         How the curvature S was computed.
+    check
+        How far the answer is from the model's own double-backward product; None: it was not compared.
+    uncertainty
+        ε such that operations of the model in a lower precision than was asked for change entry (i, j) of a Hessian by
+        ε d_i d_j, d being its scales; 0: there are none. κ's interval is wider by as much.
     """
 
-    def __init__(self, name: str, level: str, units: Sequence[int], n_params: int, route: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        level: str,
+        units: Sequence[int],
+        block: Callable[[int | None], BlockHessian],
+        *,
+        parameters: Sequence[str],
+        n_params: int,
+        route: str,
+        P: Preconditioner | Chart | None = None,
+        rtol: float = 1e-8,
+        conditions: Callable[[], Sequence[ConditionNumber]] | None = None,
+    ) -> None:
         self.name, self.level, self.units, self.n_params, self.route = name, level, tuple(units), n_params, route
-        self._P: Preconditioner | Chart | None = None
-        self._rtol = 1e-8
-
-    @abstractmethod
-    def block(self, unit: int | None) -> BlockHessian:
-        """The Hessian object of a probed unit, or of the layer (``unit`` None)."""
+        self.parameters = tuple(parameters)
+        self.check: Check | None = None
+        self.uncertainty = 0.0
+        self.block, self._P, self._rtol, self._conditions = block, P, rtol, conditions
 
     def _checked(self, unit: int | None) -> int | None:
         if self.level != "unit":
@@ -77,10 +83,25 @@ class LayerResult(ABC):
     def conditions(self) -> tuple[ConditionNumber, ...]:
         """κ of every Hessian, in the order of ``units``; a single one at level ``"layer"``."""
         blocks = self.units if self.level == "unit" else [None]
-        return tuple(self.block(unit).condition_number(self._of(unit), rtol=self._rtol) for unit in blocks)
+        if self._conditions is not None:
+            found = list(self._conditions())
+        else:
+            found = [self.block(unit).condition_number(self.P(unit), rtol=self._rtol) for unit in blocks]
+        if self.uncertainty == 0:
+            return tuple(found)
+        return tuple(kappa.widened(self._error(unit)) for unit, kappa in zip(blocks, found, strict=True))
 
-    def _of(self, unit: int | None) -> Preconditioner | None:
-        """P of a unit, or of all of them."""
+    def _error(self, unit: int | None) -> float:
+        """The bound of the error in the 2-norm that `uncertainty` is for a Hessian, ε ‖DP‖²."""
+        block, P = self.block(unit), self.P(unit)
+        scales = block.scales()
+        if P is None:
+            return self.uncertainty * float(scales.max()) ** 2
+        matrices = P.matrices(block.units, block.order // block.units, scales.device)
+        return self.uncertainty * float((scales.view(block.units, -1, 1) * matrices).square().sum())
+
+    def P(self, unit: int | None) -> Preconditioner | None:
+        """The change of variables of a unit, or of all of them; None: plain parameters."""
         if isinstance(self._P, Chart):
             return self._P.at(self.block(unit))
         return self._P if self._P is None or unit is None else self._P.of_unit(unit)
@@ -106,7 +127,7 @@ class LayerResult(ABC):
         CaptureError
             The matrix does not fit into the memory allowed.
         """
-        return self.block(self._checked(unit)).matrix(self._of(unit))
+        return self.block(self._checked(unit)).matrix(self.P(unit))
 
     def eigenvalues(self, unit: int | None = None) -> torch.Tensor:
         """All nonzero eigenvalues of a Hessian, descending, float64.
@@ -116,7 +137,7 @@ class LayerResult(ABC):
         ConfigError
             The unit was not probed.
         """
-        return self.block(self._checked(unit)).eigenvalues(self._of(unit))
+        return self.block(self._checked(unit)).eigenvalues(self.P(unit))
 
     def eigenvectors(self, unit: int | None = None) -> torch.Tensor:
         """Orthonormal eigenvectors (n, r) of a Hessian, one column for each of `eigenvalues`.
@@ -128,84 +149,7 @@ class LayerResult(ABC):
         CaptureError
             They do not fit into the memory allowed.
         """
-        return self.block(self._checked(unit)).eigenpairs(self._of(unit))[1]
-
-
-class CapturedLayer(LayerResult):
-    """A layer probed on one batch."""
-
-    def __init__(
-        self, captured: LayerCapture, level: str, P: Preconditioner | Chart | None, rtol: float, memory: int
-    ) -> None:
-        geometry = captured.inputs.geometry
-        n_params = geometry.n_params * (geometry.units if level == "layer" else 1)
-        super().__init__(captured.name, level, captured.units, n_params, captured.route)
-        self._captured, self._P, self._rtol, self._memory = captured, P, rtol, memory
-
-    def block(self, unit: int | None) -> BlockHessian:
-        """The Hessian object of a unit, or of the layer."""
-        if unit is None:
-            return layer_hessian(self._captured, self._memory)
-        return unit_hessian(self._captured, unit, self._memory)
-
-    @cached_property
-    def conditions(self) -> tuple[ConditionNumber, ...]:
-        """κ of every Hessian; of all units at once where their curvature allows it."""
-        if self.level == "layer":
-            return (self.block(None).condition_number(self._of(None), rtol=self._rtol),)
-        if isinstance(self._P, (UnitPreconditioner, Chart)):
-            return super().conditions
-        return tuple(unit_conditions(self._captured, self._P, rtol=self._rtol, memory=self._memory))
-
-
-class StreamedLayer(LayerResult):
-    """A layer probed over a stream of batches."""
-
-    def __init__(
-        self,
-        name: str,
-        level: str,
-        blocks: Mapping[int | None, BlockHessian],
-        route: str,
-        P: Preconditioner | Chart | None,
-        rtol: float,
-    ) -> None:
-        units = () if level == "layer" else tuple(u for u in blocks if u is not None)
-        super().__init__(name, level, units, next(iter(blocks.values())).order, route)
-        self._blocks, self._P, self._rtol = blocks, P, rtol
-
-    def block(self, unit: int | None) -> BlockHessian:
-        """The Hessian object of a unit, or of the layer."""
-        return self._blocks[unit]
-
-
-class ChartLayer(LayerResult):
-    """A layer probed in coordinates where its Hessian is known by its products."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        name: str,
-        level: str,
-        units: Sequence[int] | None,
-        chart: Chart,
-        hessian: HessianMaker,
-        rtol: float,
-    ) -> None:
-        self._chart, self._hessian, self._blocks = chart, hessian, dict[int | None, NetworkHessian]()
-        self._place = name
-        layer = chosen_layers(model, [name])[name]
-        chosen = checked_units(name, layer, units) if level == "unit" else ()
-        order = self.block(chosen[0] if chosen else None).order
-        super().__init__(name, level, chosen, order, f"products, in {chart.name}")
-        self._rtol = rtol
-
-    def block(self, unit: int | None) -> NetworkHessian:
-        """The Hessian object of a unit, or of the layer."""
-        if unit not in self._blocks:
-            operator = self._chart.operator(self._hessian, self._place, unit)
-            self._blocks[unit] = NetworkHessian(operator, lambda: ((), Known()), Effort())
-        return self._blocks[unit]
+        return self.block(self._checked(unit)).eigenpairs(self.P(unit))[1]
 
 
 class NetworkResult(LayerResult):
@@ -219,14 +163,26 @@ class NetworkResult(LayerResult):
         Which of its rows belong to which module.
     """
 
-    def __init__(self, block: NetworkHessian, parts: Mapping[str, Sequence[slice]], route: str, rtol: float) -> None:
-        super().__init__(NETWORK, "network", (), block.order, route)
-        self._block, self.parts, self._rtol = block, dict(parts), rtol
+    def __init__(
+        self,
+        block: NetworkHessian,
+        parts: Mapping[str, Sequence[slice]],
+        parameters: Sequence[str],
+        route: str,
+        rtol: float,
+    ) -> None:
+        super().__init__(
+            NETWORK,
+            "network",
+            (),
+            lambda unit: block,
+            parameters=parameters,
+            n_params=block.order,
+            route=route,
+            rtol=rtol,
+        )
+        self._block, self.parts = block, dict(parts)
         self.operator = block.operator
-
-    def block(self, unit: int | None) -> NetworkHessian:
-        """The Hessian object."""
-        return self._block
 
     @property
     def null_directions(self) -> Sequence[NullDirections]:
@@ -259,14 +215,19 @@ class ProbeResult(Mapping[str, LayerResult]):
     Attributes
     ----------
     skipped
-        Layers of the model that could not be probed on this data, with the reason.
+        What of the model has no Hessian here, with the reason and the way to get it: layers that could not be probed on
+        this data, and modules of other kinds whose parameters receive a gradient.
     coordinates
         What was measured, in words: of which network, in which coordinates.
+    precision
+        What the forward pass and the loss were computed in, found by looking at the operations that ran: ``"float64"``,
+        or ``"mixed: 326 float32 operations (LlamaRMSNorm, …)"``.
     """
 
-    def __init__(self, layers: dict[str, LayerResult], skipped: Mapping[str, str]) -> None:
-        self._layers = layers
+    def __init__(self, layers: Mapping[str, LayerResult], skipped: Mapping[str, str], precision: str) -> None:
+        self._layers = dict(layers)
         self.skipped = dict(skipped)
+        self.precision = precision
         self.coordinates = "plain coordinates"
 
     def rename(self, name_of: Callable[[str], str]) -> None:
@@ -291,7 +252,8 @@ class ProbeResult(Mapping[str, LayerResult]):
 
     def to_frame(self) -> pd.DataFrame:
         """One row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,
-        lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver.
+        lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver. ``negative`` is
+        missing where they were not all counted.
         """
         import pandas as pd
 
@@ -302,7 +264,7 @@ class ProbeResult(Mapping[str, LayerResult]):
                 "n_params": layer.n_params,
                 "rank": kappa.rank,
                 "nullity": kappa.nullity,
-                "negative": kappa.negative,
+                "negative": kappa.counted_negative,
                 "lambda_max": kappa.lambda_max,
                 "lambda_min": kappa.lambda_min,
                 "kappa": kappa.value,
@@ -315,4 +277,4 @@ class ProbeResult(Mapping[str, LayerResult]):
             for unit, kappa in zip(layer.units if layer.level == "unit" else [None], layer.conditions, strict=True)
         ]
         frame = pd.DataFrame(rows)
-        return frame.astype({"unit": "Int64"}) if frame["unit"].isna().any() else frame
+        return frame.astype({name: "Int64" for name in ("unit", "negative") if frame[name].isna().any()})

@@ -9,8 +9,9 @@ import sys
 import sysconfig
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from copy import copy as copied
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType, ModuleType, TracebackType
@@ -21,6 +22,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from hesscond.capture.batches import is_batch
+from hesscond.capture.evaluation import Batch, checked_batch, kind, leading_dimension
+from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.errors import ConfigError
 
 FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
@@ -34,7 +38,7 @@ FOREIGN = tuple(
 
 
 class Stream:
-    """Batches (inputs, targets) that can be read again and again, on one device, counted as they pass.
+    """Batches that can be read again and again, on one device, counted as they pass.
 
     Attributes
     ----------
@@ -47,13 +51,15 @@ class Stream:
         self._source = source
         self._device = device
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[Batch]:
         self.samples = 0
         for number, batch in enumerate(self._source):
-            if not is_pair(batch):
-                raise ConfigError(f"batch {number} of the data is not a pair (inputs, targets) but {described(batch)}")
-            self.samples += batch_size(batch)
-            yield moved(tuple(batch), self._device)
+            try:
+                pair = checked_batch(batch)
+            except ConfigError as error:
+                raise ConfigError(f"batch {number} of the data: {error}") from None
+            self.samples += leading_dimension(pair[0])
+            yield moved(batch, self._device)
 
     def to(self, device: torch.device) -> Stream:
         """The same batches on a device, moved one by one."""
@@ -71,17 +77,20 @@ class Target:
     loss_fn
         ``loss_fn(output, target)``.
     data
-        One batch (inputs, targets), or a `Stream` of such.
+        One batch (inputs, targets), or a `Stream` of batches.
+    weight
+        What each batch of a stream counts, if that has to be said.
     """
 
     model: nn.Module
     loss_fn: Callable[..., Any]
     data: tuple[Any, Any] | Stream
+    weight: BatchWeight | None = None
 
     @property
     def samples(self) -> int:
         """Number of samples; of a stream, those of its latest pass."""
-        return self.data.samples if isinstance(self.data, Stream) else batch_size(self.data)
+        return self.data.samples if isinstance(self.data, Stream) else leading_dimension(self.data[0])
 
     def to(self, device: torch.device) -> Target:
         """The same on a device; the model itself is moved, and the loss if it is a module.
@@ -111,7 +120,8 @@ def load_target(spec: str, *, seed: int | None = None) -> Target:
     spec
         ``"FILE.py:FUNCTION"``. FUNCTION takes no arguments and returns ``(model, loss_fn, data)``: a module, a
         callable of (output, target), and a pair (inputs, targets) or an iterable of such pairs, a DataLoader say.
-        A list of pairs is a list of batches.
+        A list of pairs is a list of batches, a mapping with ``"labels"`` is a batch. A fourth thing is the ``weight``
+        of `hesscond.probe`.
     seed
         Of the generators of torch, numpy and `random` beforehand; None: they are left alone.
 
@@ -220,52 +230,38 @@ def suggestion(name: str, there: list[str]) -> str:
 
 def checked(returned: Any, spec: str) -> Target:
     """What FUNCTION returned as a `Target`, or a ConfigError."""
-    if not isinstance(returned, (tuple, list)) or len(returned) != 3:
-        raise ConfigError(f"{spec} must return (model, loss_fn, data), but it returned {described(returned)}")
-    model, loss_fn, data = returned
+    if not isinstance(returned, (tuple, list)) or len(returned) not in (3, 4):
+        raise ConfigError(
+            f"{spec} must return (model, loss_fn, data) or (model, loss_fn, data, weight), but it returned "
+            f"{described(returned)}"
+        )
+    model, loss_fn, data, weight = (*returned, None)[:4]
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{spec}: the model must be a torch.nn.Module, not {described(model)}")
     if not callable(loss_fn) or isinstance(loss_fn, type):
         raise ConfigError(f"{spec}: the loss must be a callable (output, target), not {described(loss_fn)}")
     if isinstance(data, Dataset):
         raise ConfigError(f"{spec}: the data are single samples ({described(data)}): wrap them in a DataLoader")
-    if is_pair(data):
-        return Target(model, loss_fn, tuple(data))
-    if isinstance(data, (torch.Tensor, np.ndarray, str, bytes, dict)) or not isinstance(data, Iterable):
-        raise ConfigError(
-            f"{spec}: the data must be a pair (inputs, targets) or an iterable of such pairs, not {described(data)}"
-        )
+    try:
+        check_weighting(None, weight)
+        if is_batch(data):
+            return Target(model, loss_fn, checked_batch(data), weight)
+    except ConfigError as error:
+        raise ConfigError(f"{spec}: {error}") from None
     if isinstance(data, Iterator):  # can be read only once
         data = list(data)
-    return Target(model, loss_fn, Stream(data))
-
-
-def is_pair(data: Any) -> bool:
-    """Whether it is one batch: two things, and not a list of two batches."""
-    if not isinstance(data, (tuple, list)) or len(data) != 2:
-        return False
-    return isinstance(data, tuple) or not all(isinstance(part, (tuple, list)) for part in data)
+    return Target(model, loss_fn, Stream(data), weight)
 
 
 def described(value: Any) -> str:
     """What a thing is, for an error sentence."""
     if isinstance(value, type):
         return f"the class {value.__name__} (write {value.__name__}() to make one)"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    return kind(value)
 
 
-def batch_size(batch: Any) -> int:
-    """Number of samples: the length of the first tensor that has one, inputs first; 0 if there is none."""
-    if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.ndim else 0
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (tuple, list)) else ()
-    return next((size for part in parts if (size := batch_size(part))), 0)
-
-
-def moved(value: Any, device: torch.device | None) -> Any:
-    """The same with every tensor in it on a device (None: where they are).
+def moved(value: Any, device: torch.device | None, done: dict[int, Any] | None = None) -> Any:
+    """The same with every tensor in it on a device (None: where they are); one that occurs twice stays one.
 
     Raises
     ------
@@ -274,15 +270,22 @@ def moved(value: Any, device: torch.device | None) -> Any:
     """
     if device is None:
         return value
-    if isinstance(value, dict):
-        return {key: moved(part, device) for key, part in value.items()}
+    done = {} if done is None else done
+    if isinstance(value, Mapping):
+        result = copied(value) if isinstance(value, MutableMapping) else dict(value)
+        for key, part in value.items():
+            result[key] = moved(part, device, done)
+        return result
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved(part, device) for part in value))
+        return type(value)(*(moved(part, device, done) for part in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(moved(part, device) for part in value)
+        return type(value)(moved(part, device, done) for part in value)
     if getattr(value, "is_meta", False):
         raise ConfigError("the data are on the meta device, so they have no values")
-    return value.to(device) if hasattr(value, "to") else value
+    if hasattr(value, "to"):
+        # the value itself is kept too, so that no other one gets its number
+        return done.setdefault(id(value), (value.to(device), value))[0]
+    return value
 
 
 def user_failure(error: BaseException, path: Path) -> str | None:

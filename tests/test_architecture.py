@@ -32,14 +32,14 @@ ORDER = [
     "report",
 ]
 ORDER += ["export", "progress", "doctor", "commands", "cli"]
-#: spectra is numbers only, models, data and targets know nothing of Hessians
+#: spectra is numbers only, models and data know nothing of Hessians, targets only what a batch is
 FORBIDDEN = {
     "operators": set(ORDER) - {"errors", "operators"},
     "spectra": {"capture"},
     "scaling": {"capture"},
     "models": set(ORDER) - {"errors", "models"},
     "data": set(ORDER) - {"errors", "data"},
-    "target": set(ORDER) - {"errors"},
+    "target": set(ORDER) - {"errors", "capture"},
 }
 
 

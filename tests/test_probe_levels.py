@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 from cases import case, eligible_layers
+from torch import nn
 from truth import block, layer_truth, unit_truth
 
 import hesscond
@@ -106,6 +107,30 @@ def test_skipped_layers_say_why():
     assert set(result.skipped) == {"spare", "deep.0"}
     assert all(isinstance(reason, str) and reason for reason in result.skipped.values())
     assert hesscond.probe(*case("relu-ce").make()).skipped == {}
+
+
+class WithMore(nn.Linear):
+    """A dense layer with a parameter beside its weight and bias."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_parameters_without_a_hessian_are_named_with_the_way_to_get_it(level):
+    orthogonal = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
+    batch = torch.randn(9, 4), torch.randint(0, 3, (9,))
+    more = hesscond.probe(WithMore(), nn.CrossEntropyLoss(), batch, level=level).skipped
+    assert list(more) == ["scale"]
+    assert "level='network'" in more["scale"]
+    # no layer is captured here
+    only = hesscond.probe(nn.Sequential(orthogonal, nn.LayerNorm(4)), nn.CrossEntropyLoss(), batch, level=level).skipped
+    assert list(only) == ["1"]
+    assert "layers=['1']" in only["1"]
 
 
 def test_layers_that_the_loss_does_not_see_have_a_zero_hessian():

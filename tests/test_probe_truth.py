@@ -142,7 +142,7 @@ def test_every_block_is_the_dense_hessian(example, seed, level, device):
     truth, size = case_truth(example, seed, str(device))
     result = probed(example, seed, level, str(device))
     assert list(result) == list(truth)
-    assert set(result.skipped) == set(example.unreached)
+    assert set(result.skipped) & set(eligible_layers(example.make()[0])) == set(example.unreached)
     for name, layer in result.items():
         whole = truth[name]
         assert isinstance(layer.route, str)

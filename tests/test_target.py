@@ -116,12 +116,14 @@ def test_seed(write):
         ("[(x, y), (x, y)]", [4, 4]),
         ("[[x, y], [x[:1], y[:1]]]", [4, 1]),
         ("[(x, y)]", [4]),
+        ("{'x': x, 'labels': y}", [4]),
+        ("collections.UserDict(x=x, label=y)", [4]),
         ("((x[:n], y[:n]) for n in (3, 2, 1))", [3, 2, 1]),
         ("torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=3)", [3, 1]),
     ],
 )
 def test_kinds_of_data(write, data, samples):
-    write(returning(f"nn.Linear(3, 2), nn.MSELoss(), {data}"))
+    write("import collections\n" + returning(f"nn.Linear(3, 2), nn.MSELoss(), {data}"))
     target = load_target("net.py:make").to(torch.device("cpu"))
     if len(samples) == 1 and not isinstance(target.data, Stream):
         assert isinstance(target.data, tuple)
@@ -129,6 +131,15 @@ def test_kinds_of_data(write, data, samples):
         for _ in range(2):
             assert [len(targets) for _, targets in target.data] == samples
     assert target.samples == sum(samples)
+
+
+def test_what_is_two_things_at_once_is_moved_once(write):
+    """Labels that are among the inputs stay those of the target."""
+    write(returning("nn.Linear(3, 2), nn.MSELoss(), [({'x': [x], 'labels': y}, y)], lambda inputs, target: 2"))
+    target = load_target("net.py:make").to(torch.device("cpu", 0))
+    ((inputs, labels),) = target.data
+    assert inputs["labels"] is labels
+    assert target.weight(inputs, labels) == 2
 
 
 def test_to_a_device_moves_everything(write):
@@ -147,7 +158,10 @@ def test_to_a_device_moves_everything(write):
         ("nn.Linear(3, 2, device='meta'), nn.MSELoss(), (x, y)", "the model or the loss is on the meta device"),
         ("nn.Linear(3, 2), nn.NLLLoss(y.to('meta')), (x, y)", "the model or the loss is on the meta device"),
         ("nn.Linear(3, 2), nn.MSELoss(), ([x.to('meta')], y)", "the data are on the meta device"),
-        ("nn.Linear(3, 2), nn.MSELoss(), [(x, y), (x, y), x]", "batch 2 of the data is not a pair .* but a Tensor"),
+        (
+            "nn.Linear(3, 2), nn.MSELoss(), [(x, y), (x, y), x]",
+            "batch 2 of the data: the batch must be a pair .*, not a Tensor",
+        ),
     ],
 )
 def test_values_that_are_nowhere(write, returned, words):
@@ -159,7 +173,7 @@ def test_values_that_are_nowhere(write, returned, words):
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        ("None", "must return (model, loss_fn, data), but it returned None"),
+        ("None", "must return (model, loss_fn, data) or (model, loss_fn, data, weight), but it returned None"),
         ("nn.Linear(3, 2)", "but it returned a Linear"),
         ("nn.Linear(3, 2), nn.MSELoss()", "but it returned a tuple of 2"),
         ("nn.MSELoss, nn.Linear(3, 2), (x, y)", "the model must be a torch.nn.Module, not the class MSELoss"),
@@ -167,9 +181,12 @@ def test_values_that_are_nowhere(write, returned, words):
         ("'net', nn.MSELoss(), (x, y)", "the model must be a torch.nn.Module, not a str"),
         ("nn.Linear(3, 2), nn.MSELoss, (x, y)", "the loss must be a callable (output, target), not the class MSELoss"),
         ("nn.Linear(3, 2), 'mse', (x, y)", "the loss must be a callable (output, target), not a str"),
-        ("nn.Linear(3, 2), nn.MSELoss(), x", "a pair (inputs, targets) or an iterable of such pairs, not a Tensor"),
-        ("nn.Linear(3, 2), nn.MSELoss(), {'x': x}", "not a dict"),
+        ("nn.Linear(3, 2), nn.MSELoss(), x", "must be a pair (inputs, targets) or a stream of them, not a Tensor"),
+        ("nn.Linear(3, 2), nn.MSELoss(), {'x': x}", "needs its targets under 'labels' or 'label', and this one is 'x'"),
         ("nn.Linear(3, 2), nn.MSELoss(), None", "not None"),
+        ("nn.Linear(3, 2), nn.MSELoss(), ((x, y), (x, y))", "write [(a, b), (c, d)] for two batches"),
+        ("nn.Linear(3, 2), nn.MSELoss(), [(x, y)], 3", "weight must be a function"),
+        ("nn.Linear(3, 2), nn.MSELoss(), [(x, y)], None, 3", "but it returned a tuple of 5"),
         ("nn.Linear(3, 2), nn.MSELoss(), torch.utils.data.TensorDataset(x, y)", "wrap them in a DataLoader"),
     ],
 )

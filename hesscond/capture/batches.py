@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
 
-from hesscond.capture.evaluation import Batch, tensors_of
-from hesscond.capture.randomness import RandomState, generators_of
+from hesscond.capture.evaluation import Batch, kind, tensors_of
+from hesscond.capture.randomness import RandomState, generators_of, untouched_randomness
 from hesscond.errors import CaptureError, ConfigError
 
 
 def is_batch(data: Any) -> TypeGuard[Batch]:
-    """Whether ``data`` is one batch, not a stream: a tuple, or a list that starts with tensors or is no list of pairs.
+    """Whether ``data`` is one batch, not a stream: a mapping, a tuple of two, or a list of two that are no batches.
 
     Raises
     ------
     ConfigError
-        Neither a pair nor a stream of pairs.
+        Neither a batch nor a stream of batches, or perhaps both: a tuple of two pairs of the same form.
     """
     if isinstance(data, list):
         # a loader yields each batch as a list [inputs, targets]
-        return len(data) == 2 and not all(isinstance(item, (tuple, list)) for item in data)
-    if isinstance(data, (tuple, torch.Tensor, dict)):
+        return len(data) == 2 and not all(isinstance(item, (tuple, list, Mapping)) for item in data)
+    if isinstance(data, tuple):
+        if len(data) != 2:
+            raise ConfigError(
+                f"a tuple of {len(data)} is no batch (inputs, targets): give a stream of batches as a list"
+                if data
+                else "the data are an empty tuple: give a pair (inputs, targets), or a list of such pairs"
+            )
+        if all(isinstance(item, (tuple, list)) and len(item) == 2 for item in data) and form(data[0]) == form(data[1]):
+            raise ConfigError(
+                "the data ((a, b), (c, d)) may be two batches or one with two inputs and two targets: write "
+                "[(a, b), (c, d)] for two batches, or [((a, b), (c, d))] for one"
+            )
         return True
-    if not isinstance(data, Iterable):
-        raise ConfigError(f"the data must be a pair (inputs, targets) or a stream of them, not {type(data).__name__}")
+    if isinstance(data, Mapping):
+        return True
+    if isinstance(data, (torch.Tensor, str, bytes)) or not isinstance(data, Iterable):
+        raise ConfigError(f"the data must be a pair (inputs, targets) or a stream of them, not {kind(data)}")
     return False
+
+
+def form(value: Any) -> Any:
+    """The structure of a batch, without sizes."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.ndim
+    if isinstance(value, Mapping):
+        return {key: form(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [form(item) for item in value]
+    return type(value)
 
 
 @dataclass(frozen=True)
@@ -80,10 +104,6 @@ class Batches:
             return self._first()
         return iter(self._kept) if self._kept is not None else self._again(self._start)
 
-    def forget(self) -> None:
-        """Let go of the batches: there will be no further iteration."""
-        self._kept = []
-
     @property
     def kept(self) -> bool:
         """Whether the batches are kept, so that the source is not read again."""
@@ -94,7 +114,7 @@ class Batches:
         kept: list[Drawn] | None = []
         taken = 0
         # the generators of the source are left as one reading leaves them
-        with torch.random.fork_rng(self.gpus):
+        with untouched_randomness(self.gpus):
             for number, batch in enumerate(self.source):
                 drawn = Drawn(number, batch, RandomState.now(self.gpus))
                 taken += sum(t.numel() * t.element_size() for t in tensors_of(batch))

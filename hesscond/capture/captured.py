@@ -9,13 +9,16 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from hesscond.capture.layers import Geometry, Layer, windows
+from hesscond.capture.layers import Geometry, Layer, device_of, windows
 from hesscond.errors import CaptureError
 
 EPS = float(torch.finfo(torch.float64).eps)
 
 #: Terms are merged if what is lost is no more than this many units of round-off.
 MERGED = 16.0
+
+#: Numbers below it have lost digits.
+TINY = float(torch.finfo(torch.float64).tiny)
 
 #: Ĥ is kept once formed up to this many bytes; beyond, it is formed again in slices when needed.
 KEPT = 2**28
@@ -50,7 +53,7 @@ class LayerInputs:
     @property
     def device(self) -> torch.device:
         """Where it is."""
-        return self.layer.weight.device
+        return device_of(self.layer)
 
     @cached_property
     def positions(self) -> int:
@@ -78,6 +81,15 @@ class LayerInputs:
     def squared_lengths(self) -> torch.Tensor:
         """(J, G, n̂) Σ_p ĥ_p² over the positions of each block."""
         return torch.cat([self.slice(*step).square().sum(1) for step in self.steps(KEPT)])
+
+    def gradient(self, slopes: torch.Tensor) -> torch.Tensor:
+        """Σ_p δ_p ĥ_pᵀ (m, n̂) from slopes δ (J, m, q) of the loss in the pre-activations, float64."""
+        units, groups = slopes.shape[1], self.geometry.groups
+        total = slopes.new_zeros(groups, units // groups, self.geometry.n_params)
+        for start, stop in self.steps(KEPT):
+            by_group = slopes[start:stop].unflatten(1, (groups, -1))
+            total += torch.einsum("jgip,jpgn->gin", by_group, self.slice(start, stop))
+        return total.flatten(0, 1)
 
     def kept(self) -> LayerInputs:
         """The same, independent of what becomes of the tensors it was made from."""
@@ -230,6 +242,9 @@ class LayerCapture:
         S of each, or of all together.
     route
         How S was computed.
+    vanishing
+        Whether what looks like a zero of S may be a number that double precision does not hold: an underflow, or the
+        derivative of a function that is saturated.
     """
 
     name: str
@@ -237,6 +252,16 @@ class LayerCapture:
     units: tuple[int, ...]
     curvature: Curvature
     route: str
+    vanishing: bool = False
+
+    @cached_property
+    def loses_entries(self) -> bool:
+        """Whether zeros of S^½Ĥ need not be zeros: S is ``vanishing``, or products with its entries underflow."""
+        if self.vanishing or not isinstance(self.curvature, Diagonal) or not self.inputs.calls:
+            return self.vanishing
+        steps = self.inputs.steps(KEPT)
+        smallest = min(smallest_nonzero(self.inputs.slice(*step)) for step in steps)
+        return smallest * smallest_nonzero(self.curvature.root) < TINY
 
     @property
     def bias(self) -> bool:
@@ -332,6 +357,12 @@ class LayerCapture:
             b = B[:, start:stop, columns].permute(1, 2, 0, 3).reshape(stop - start, -1, B.shape[3])
             rows[:, :, start:stop] = (b @ h).reshape(stop - start, len(units), passes, -1).permute(1, 2, 0, 3)
         return rows.flatten(1, 2)
+
+
+def smallest_nonzero(x: torch.Tensor) -> float:
+    """The smallest |x| that is not zero; 1 if all are."""
+    size = x.abs()
+    return float(size.where(size != 0, 1.0).amin()) if size.numel() else 1.0
 
 
 def merged(B: torch.Tensor) -> torch.Tensor:

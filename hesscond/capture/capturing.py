@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 
 import torch
@@ -10,10 +10,12 @@ from torch import nn
 
 from hesscond.capture.captured import LayerCapture
 from hesscond.capture.curvature import Differentiator, Request
-from hesscond.capture.evaluation import Batch, LossFunction
-from hesscond.capture.forward import run_forward
-from hesscond.capture.layers import checked_units, chosen_layers, tied_layers
-from hesscond.capture.weighting import mass
+from hesscond.capture.evaluation import Batch, LossFunction, wants_gradients
+from hesscond.capture.forward import ForwardPass, run_forward
+from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
+from hesscond.capture.weighting import Weights, refuse_nothing
+from hesscond.capture.wrappers import measurable
+from hesscond.errors import CaptureError
 
 #: Bytes that a capture and the work on it may take unless told otherwise.
 MEMORY = 4 * 10**9
@@ -27,12 +29,22 @@ class Captures(dict[str, LayerCapture]):
     skipped
         Layers that were not captured, with the reason.
     mass
-        What the batch counts in the loss of a data set (see `weighting.mass`); None if not asked for. A batch that
+        What the batch counts in the loss of a data set (see `weighting.Weights`); None if not asked for. A batch that
         counts nothing is not captured.
+    slopes
+        By layer, if asked for: the gradient of the loss in its parameters as the capture has it, Σ δ ĥᵀ (m, n̂), and the
+        sizes √Σδ² √Σĥ² of these sums.
+    loss
+        Its value.
+    in_parameters
+        The layers that were differentiated in their parameters.
     """
 
     skipped: dict[str, str]
     mass: float | None
+    slopes: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    loss: float
+    in_parameters: set[str]
 
 
 @torch.enable_grad()
@@ -46,15 +58,20 @@ def capture(
     whole: bool = False,
     dtype: torch.dtype | None = torch.float64,
     memory: int = MEMORY,
-    weigh: str | bool = False,
+    weights: Weights | None = None,
+    optional: bool | None = None,
+    in_parameters: Set[str] = frozenset(),
+    slopes: bool = False,
+    lift_casts: bool = True,
 ) -> Captures:
     """Ĥ and S of layers on a batch. The model is left as it was: mode, grads, buffers, RNG state.
 
     S is exact by the cheapest of these routes: from the loss alone at an output layer; from one backward pass for
     each rank-one term of the loss Hessian's factor (classes − 1 for cross-entropy) where what follows the layer is
     piecewise linear; else from two backward passes, one direction a unit and position, or a parameter, whichever
-    are fewer. A layer whose parameters act in more ways than through its pre-activations on given inputs (tied to
-    another one, used outside the layer, fed with its own output) is differentiated twice in the parameters.
+    are fewer. A layer whose parameters act otherwise than through its pre-activations on given inputs (tied to another
+    one, used outside the layer, fed with its own output, a forward pass of its own) is differentiated twice in the
+    parameters.
 
     Parameters
     ----------
@@ -74,35 +91,75 @@ def capture(
         Precision of the forward pass: parameters, buffers and floating inputs are cast to it. None: as they are.
     memory
         Bytes that may be used.
-    weigh
-        Whether to find the ``mass`` of the batch: for a loss with the reduction named, or True: found out.
+    weights
+        Told of the batch, for its ``mass``; None: the batch is the data.
+    optional
+        Whether layers that the batch does not reach are left out, or an error; None: an error if they were named.
+    in_parameters
+        Layers to differentiate in their parameters whatever they look like.
+    slopes
+        Whether to give the gradients that go with what was captured.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
 
     Raises
     ------
     ConfigError
-        Unknown layer or unit; a batch that is not a pair, is empty, or on another device than the model.
+        Unknown layer or unit; a batch that is not a pair, is empty, has no target that counts, or is on another device
+        than the model.
     CaptureError
         A layer not reached; a loss that uses a weight directly; one that is not a differentiable scalar; NaN or
         infinite values; more memory needed than allowed.
     """
+    model = measurable(model)
     chosen = chosen_layers(model, layers)
     wanted = {
         name: checked_units(name, layer, None if whole else (units or {}).get(name)) for name, layer in chosen.items()
     }
-    optional, in_parameters = layers is None, tied_layers(model) & set(chosen)
-    run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional)
-    forward = run(in_parameters=in_parameters)
+    optional = layers is None if optional is None else optional
+    own_forward = {name for name, layer in chosen.items() if stock_class(layer) is None and not is_computed(layer)}
+    in_parameters = (tied_layers(model) | own_forward | in_parameters) & set(chosen)
+    run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional, lift_casts=lift_casts)
+    try:
+        forward = run(in_parameters=in_parameters)
+    except CaptureError as error:
+        if not wants_gradients(error):
+            raise
+        run = partial(run, differentiable=True)
+        forward = run(in_parameters=in_parameters)
     if forward.entangled or forward.overwritten:
         forward = run(in_parameters=in_parameters | forward.entangled, keep_inputs=forward.overwritten)
     result = Captures()
-    result.skipped = forward.bypassed
-    result.mass = mass(loss_fn, forward, weigh if isinstance(weigh, str) else None) if weigh else None
-    if result.mass == 0:
+    result.skipped, result.loss, result.slopes = forward.bypassed, float(forward.loss.detach()), {}
+    result.in_parameters = set(forward.parameters)
+    result.mass = None if weights is None else weights.add(batch, forward)
+    if result.mass == 0 or not forward.calls:
         return result
+    refuse_nothing(loss_fn, forward)
     requests = [
         Request(name, chosen[name], calls, wanted[name], whole, forward.parameters.get(name))
         for name, calls in forward.calls.items()
     ]
+    if slopes:
+        result.slopes = slopes_of(forward, [request for request in requests if request.parameters is None])
     found = Differentiator(forward, requests, memory).capture()
     result.update({request.name: found[request.name] for request in requests})
+    return result
+
+
+def slopes_of(forward: ForwardPass, requests: Sequence[Request]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The gradient of the loss in the parameters of layers and the sizes of its sums, from δ and Ĥ."""
+    deltas = [delta for request in requests for delta in request.deltas]
+    if not deltas:
+        return {}
+    found = iter(torch.autograd.grad(forward.loss, deltas, retain_graph=True, allow_unused=True))
+    result = {}
+    for request in requests:
+        blocks = forward.samples if request.splits(forward.samples) else 1
+        own = [(torch.zeros_like(d) if g is None else g)[None] for d, g in zip(request.deltas, found, strict=False)]
+        inputs, slopes = request.inputs(blocks), request.positions(own, blocks)[0]
+        units, groups = slopes.shape[1], inputs.geometry.groups
+        lengths = inputs.squared_lengths.sum(0).sqrt().repeat_interleave(units // groups, 0)
+        sizes = slopes.square().sum((0, 2)).sqrt()[:, None] * lengths
+        result[request.name] = inputs.gradient(slopes), sizes
     return result

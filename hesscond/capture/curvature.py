@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -22,9 +23,10 @@ from hesscond.capture.captured import Diagonal, LayerCapture
 from hesscond.capture.curved import CurvedNode, curved_nodes
 from hesscond.capture.double_backward import SecondDerivatives
 from hesscond.capture.forward import ForwardPass
-from hesscond.capture.graph import consumers, dependent, is_piecewise_linear, keeps_rows, shape_of
+from hesscond.capture.graph import consumers, dependent, is_piecewise_linear, keeps_rows, nodes, shape_of
 from hesscond.capture.layers import Geometry, by_position
 from hesscond.capture.request import Request
+from hesscond.capture.second_derivatives import saturates, underflows
 
 OUTPUT_ROUTE = "loss curvature of the output"
 FACTOR_ROUTE = "loss factor through a piecewise linear tail"
@@ -85,9 +87,13 @@ class Differentiator:
         for group, blocks in ((proved + tested, self.samples), (coupled, 1)):
             if group:
                 captured |= self.by_factor(group, blocks)
+        if captured and underflows(nodes([self.loss.grad_fn])):
+            captured = {name: replace(own, vanishing=True) for name, own in captured.items()}
         if curved:
+            vanishing = saturates(nodes([self.loss.grad_fn]))
             twice = SecondDerivatives(self.loss, curved, self.samples, self.budget, self.proved_apart)
-            captured |= {request.name: twice.capture(request) for request in curved}
+            for request in curved:
+                captured[request.name] = replace(twice.capture(request), vanishing=vanishing)
         return captured
 
     # what the graph says
@@ -166,7 +172,8 @@ class Differentiator:
     def by_factor(self, requests: Sequence[Request], blocks: int) -> dict[str, LayerCapture]:
         """S = Σ_r s_r b_r b_rᵀ with b_r the loss Hessian's factor carried back, one backward pass each."""
         assert self.curved is not None
-        passes = sum(node.passes(blocks) for node in self.curved)
+        # where nothing is curved one term of zeros is left
+        passes = max(1, sum(node.passes(blocks) for node in self.curved))
         signs = joined_signs([node.signs(blocks) for node in self.curved], [n.passes(blocks) for n in self.curved])
         sinks: list[DiagonalSink | FactorSink] = []
         for request in requests:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy as copied
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -14,9 +15,16 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.capture.precision import WIDER, Operations, lifted, named, operations
+from hesscond.capture.untouched import untouched
+from hesscond.capture.wrappers import plainly
+from hesscond.errors import CaptureError, ConfigError, HesscondError
 
-Batch = tuple[Any, Any]
+Batch = tuple[Any, Any] | Mapping[Any, Any]
+#: Where a batch that is a mapping has its targets.
+LABELS = ("labels", "label")
+#: Types that meet each other if a model keeps tensors of its own.
+NUMBERS = {*WIDER, *WIDER.values()}
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
@@ -43,12 +51,14 @@ class Evaluation:
 def evaluate(
     model: nn.Module,
     loss_fn: LossFunction,
-    batch: Batch,
+    batch: tuple[Any, Any],
     state: Mapping[str, torch.Tensor],
     *,
     dtype: torch.dtype | None,
     watch: WeightWatch,
     copy: bool = False,
+    lift_casts: bool = True,
+    counted: Operations | None = None,
 ) -> Evaluation:
     """Run the model and the loss with the tensors of ``state`` in the place of its own. Nothing is left behind.
 
@@ -68,24 +78,131 @@ def evaluate(
         Told of every function called.
     copy
         Whether the model and the loss get copies of the batch, which they may change in place.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
+    counted
+        Where the operations of the model and the loss are counted.
+
+    Raises
+    ------
+    ConfigError
+        The model does not take the inputs; the loss needs a target and there is none.
+    CaptureError
+        The model runs as it is, but not on copies in another precision.
     """
     inputs, target = batch
-    arguments = converted(inputs, dtype, copy=copy)
-    if isinstance(arguments, dict):
-        args, kwargs = (), arguments
-    else:
-        args, kwargs = (tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)), {}
+    args, kwargs = call_of(model, converted(inputs, dtype, copy=copy))
     target = converted(target, dtype, copy=copy)
     with ExitStack() as stack:
-        stack.enter_context(untouched_randomness(state))
+        stack.enter_context(untouched(model, loss_fn))
+        stack.enter_context(plainly(model))
+        stack.enter_context(explained(model, loss_fn, batch, dtype))
         stack.enter_context(default_dtype(dtype))
         stack.enter_context(torch.enable_grad())
         # the other backends have no second derivatives
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(operations(counted))
+        watch.lifts = lift_casts and dtype == torch.float64
+        watch.clones = any(p.is_floating_point() and p.dtype is not torch.float32 for p in model.parameters())
         stack.enter_context(watch)
-        output = torch.func.functional_call(model, dict(state), args, kwargs, tie_weights=False)
-        loss = in_precision(loss_fn, dtype)(output, target)
+        both = ModelAndLoss(model, loss_fn, dtype)
+        replaced = {f"model.{name}": tensor for name, tensor in state.items()}
+        output, loss = torch.func.functional_call(both, replaced, (args, kwargs, target), tie_weights=False)
+    if counted is not None:
+        counted.lifted += watch.lifted
     return Evaluation(loss, output, target, leading_dimension(inputs))
+
+
+class ModelAndLoss(nn.Module):
+    """A model and its loss as one module: what takes the place of the model's parameters does so in the loss too."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.model = model
+        # in a tuple it is no part of this module: its own tensors are not replaced
+        self._loss = (loss_fn, dtype)
+
+    def forward(self, args: Any, kwargs: dict[str, Any], target: Any) -> tuple[Any, Any]:
+        """The output and the loss."""
+        output = self.model(*args, **kwargs)
+        try:
+            return output, in_precision(*self._loss, self.model)(output, target)
+        except TypeError as error:
+            if target is not None:
+                raise
+            raise ConfigError("the batch has no target (None), which the loss does not take") from error
+
+
+def make_differentiable(tensors: Mapping[str, torch.Tensor], copies: Mapping[int, torch.Tensor]) -> None:
+    """Let the copies (by the ids of the originals) of all parameters that are trained require a gradient."""
+    for tensor in tensors.values():
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            copies[id(tensor)].requires_grad_()
+
+
+def wants_gradients(error: CaptureError) -> bool:
+    """Whether a model failed since it differentiates in its own parameters, whose copies were constants."""
+    return "does not require grad" in str(error.__cause__)
+
+
+@contextmanager
+def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torch.dtype | None) -> Iterator[None]:
+    """Within, the model runs on copies in another precision: say so if that is why it fails.
+
+    What fails for the model as it is too is an error of the model, and stays the exception that it is.
+
+    Raises
+    ------
+    CaptureError
+        The model runs as it is.
+    """
+    try:
+        yield
+    except (HesscondError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if "allocate memory" in str(error) or not runs(model, loss_fn, batch):
+            raise
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        raise CaptureError(
+            "the model and its loss run as they are, but not on copies of the parameters"
+            + ("" if dtype is None else f" in {named(dtype)}")
+            + f" ({type(error).__name__}: {first})"
+            + ("" if dtype is None else "; dtype=None leaves the precision as it is")
+        ) from error
+
+
+def runs(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> bool:
+    """Whether the model and its loss take the batch as they are."""
+    inputs, target = converted(batch[0], None, copy=True), converted(batch[1], None, copy=True)
+    args, kwargs = call_of(model, inputs)
+    with untouched(model, loss_fn), plainly(model), suppress(Exception):
+        loss_fn(model(*args, **kwargs), target)
+        return True
+    return False
+
+
+def call_of(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a model, without labels that it does not take.
+
+    Raises
+    ------
+    ConfigError
+        It does not take the others.
+    """
+    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # not written in Python: nothing to look at
+        return args, kwargs
+    if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        kwargs = {name: value for name, value in kwargs.items() if name in signature.parameters or name not in LABELS}
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"the model's forward{signature} does not take the inputs of the batch: {error}") from None
+    return args, kwargs
 
 
 def scalar(loss: object) -> torch.Tensor:
@@ -103,7 +220,19 @@ def scalar(loss: object) -> torch.Tensor:
 
 
 class WeightWatch(TorchFunctionMode):
-    """Notices every use of a layer's weight or bias outside the layer's own forward."""
+    """Notices every use of a layer's weight or bias outside the layer's own forward, and lifts casts if told to.
+
+    One mode for both, since each costs every function called.
+
+    Attributes
+    ----------
+    lifts
+        Whether casts to float32 become casts to float64.
+    clones
+        Whether they copy, as they do unless the model is in float32.
+    lifted
+        How many did.
+    """
 
     #: Attributes that are the values in another form; the others only describe them.
     VALUES = frozenset({"T", "mT", "H", "mH", "data", "real"})
@@ -114,6 +243,7 @@ class WeightWatch(TorchFunctionMode):
         self.weights = weights
         self.inside: list[str] = []
         self.used_outside: set[int] = set()
+        self.lifts, self.clones, self.lifted = False, False, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in (*args, *(kwargs or {}).values()):
@@ -121,7 +251,28 @@ class WeightWatch(TorchFunctionMode):
                 name = self.weights.get(id(item))
                 if name is not None and name not in self.inside and not self.reads_metadata(func):
                     self.used_outside.add(id(item))
-        return func(*args, **(kwargs or {}))
+        return self.in_float64(func, args, kwargs or {}) if self.lifts else func(*args, **(kwargs or {}))
+
+    def in_float64(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The call without casts to float32, also where a float32 tensor of the model's own would not do."""
+        wide = lifted(func, args, kwargs)
+        if wide is not None:
+            self.lifted += 1
+            func, args, kwargs = wide
+            found = func(*args, **kwargs)
+            # what the cast would have copied may be written to
+            return found.clone() if self.clones and args and found is args[0] else found
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            if len({tensor.dtype for tensor in tensors_of((tuple(args), kwargs))} & NUMBERS) < 2:
+                raise
+            # what an operation writes to stays
+            kept = 1 if writes(func) else 0
+            wider = (*args[:kept], *mapped(tuple(args[kept:]), widened))
+            with suppress(RuntimeError):
+                return func(*wider, **mapped(kwargs, widened))
+            raise
 
     def reads_metadata(self, func: Any) -> bool:
         """Whether ``func`` looks at the shape, type or place of a tensor only."""
@@ -145,20 +296,60 @@ def tensors_by_module(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def writes(func: Any) -> bool:
+    """Whether a function changes its first argument."""
+    name = getattr(func, "__name__", "")
+    return name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Float32 as float64, complex numbers likewise; others as they are."""
+    return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
+
+
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no entry is NaN or infinite; a sum is so only if every entry is (or if huge ones overflow)."""
     return math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
 
 
-def checked_batch(batch: Batch) -> Batch:
-    """``batch`` as a pair with at least one sample, or a ConfigError."""
+def checked_batch(batch: Batch) -> tuple[Any, Any]:
+    """``batch`` as a pair (inputs, target) with at least one sample.
+
+    Of a mapping the target is ``"labels"`` or ``"label"``, and all of it are the inputs.
+
+    Raises
+    ------
+    ConfigError
+        Neither a pair nor a mapping with labels; no sample; no tensor among the inputs.
+    """
+    if isinstance(batch, Mapping):
+        name = next((name for name in LABELS if batch.get(name) is not None), None)
+        if name is None:
+            names = ", ".join(map(repr, batch)) or "empty"
+            raise ConfigError(
+                f"a batch that is a mapping needs its targets under 'labels' or 'label', and this one is {names}: give "
+                "a pair (inputs, targets)"
+            )
+        batch = batch, batch[name]
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ConfigError("the batch must be a pair (inputs, targets)")
+        raise ConfigError(f"the batch must be a pair (inputs, targets) or a mapping with 'labels', not {kind(batch)}")
     inputs, target = batch
-    for tensor in tensors_of(inputs):
+    if target is None and isinstance(inputs, Mapping):
+        target = next((inputs[name] for name in LABELS if inputs.get(name) is not None), None)
+    tensors = list(tensors_of(inputs))
+    if not tensors:
+        raise ConfigError(f"the inputs of the batch must be tensors, or contain some, not {kind(inputs)}")
+    for tensor in tensors:
         if tensor.ndim == 0 or len(tensor) == 0:
             raise ConfigError("the batch is empty: it needs at least one sample")
     return inputs, target
+
+
+def kind(value: Any) -> str:
+    """What a thing is, for an error sentence."""
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def leading_dimension(inputs: Any) -> int:
@@ -167,21 +358,27 @@ def leading_dimension(inputs: Any) -> int:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
+    """All tensors in nested tuples, lists, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, Mapping):
+        for item in value.values():
             yield from tensors_of(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_of(item)
+    elif is_record(value):
+        for field in fields(value):
+            yield from tensors_of(getattr(value, field.name))
 
 
 def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``function`` of every tensor in nested tuples, lists and dicts; the rest as it is."""
+    """``function`` of every tensor in nested tuples, lists, mappings and dataclasses; the rest as it is."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         # a subclass may have more to it than its items
-        result = copied(value)
+        result = copied(value) if isinstance(value, MutableMapping) else dict(value)
         for key, item in value.items():
             result[key] = mapped(item, function)
         return result
@@ -189,7 +386,18 @@ def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         items = [mapped(item, function) for item in value]
         # a named tuple takes its fields one by one
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if is_record(value):
+        result = copied(value)
+        for field in fields(value):
+            # it may be frozen
+            object.__setattr__(result, field.name, mapped(getattr(value, field.name), function))
+        return result
     return value
+
+
+def is_record(value: Any) -> bool:
+    """Whether it is an object of a dataclass."""
+    return is_dataclass(value) and not isinstance(value, type)
 
 
 def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> Any:
@@ -205,20 +413,17 @@ def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> A
     return mapped(value, cast)
 
 
-def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None) -> LossFunction:
-    """The loss, with its own tensors (class weights) cast to ``dtype`` if it is a module."""
+def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None, model: nn.Module | None = None) -> LossFunction:
+    """The loss, with its own tensors (class weights), not those of ``model``, cast to ``dtype`` if it is a module."""
     if not isinstance(loss_fn, nn.Module):
         return loss_fn
-    state = {name: converted(tensor.detach(), dtype) for name, tensor in tensors_by_module(loss_fn).items()}
+    others = set() if model is None else set(map(id, tensors_by_module(model).values()))
+    state = {
+        name: converted(tensor.detach(), dtype)
+        for name, tensor in tensors_by_module(loss_fn).items()
+        if id(tensor) not in others
+    }
     return lambda output, target: torch.func.functional_call(loss_fn, state, (output, target), tie_weights=False)
-
-
-@contextmanager
-def untouched_randomness(state: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Leave the random state of the CPU and of the state's GPUs as it is found."""
-    devices = sorted({t.device.index for t in state.values() if t.device.type == "cuda"})
-    with torch.random.fork_rng(devices):
-        yield
 
 
 @contextmanager

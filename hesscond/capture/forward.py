@@ -20,13 +20,20 @@ from hesscond.capture.evaluation import (
     converted,
     evaluate,
     is_finite,
+    make_differentiable,
     scalar,
     tensors_by_module,
     tensors_of,
 )
-from hesscond.capture.graph import dependent
-from hesscond.capture.layers import Layer
+from hesscond.capture.graph import dependent, is_transformed, nodes, refuse_originals
+from hesscond.capture.layers import ELIGIBLE, Layer, device_of, is_computed, own_parameters, stock_class
+from hesscond.capture.precision import Operations
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
+
+#: Why a layer cannot be probed.
+UNREACHED = "not reached by this batch"
+COMPLEX = "its parameters are complex, and a Hessian is one in real numbers"
+WITHOUT_GRADIENT = "it runs under torch.no_grad, so that its parameters get no gradient"
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,9 @@ def run_forward(
     optional: bool,
     in_parameters: Set[str] = frozenset(),
     keep_inputs: bool = False,
+    lift_casts: bool = True,
+    counted: Operations | None = None,
+    differentiable: bool = False,
 ) -> ForwardPass:
     """Run the model on copies of its parameters and buffers, every output of ``layers`` plus a zero perturbation.
 
@@ -94,11 +104,15 @@ def run_forward(
     layers
         The layers to perturb.
     optional
-        Whether layers that are not used are left out, or an error.
+        Whether layers that are not used are left out, all of them if need be, or an error.
     in_parameters
         Layers to differentiate in their weight and bias instead.
     keep_inputs
         Whether to copy the layers' inputs, which the model is known to overwrite.
+    lift_casts, counted
+        As in `evaluate`.
+    differentiable
+        Whether all parameters are, not only those that are asked for: a model may differentiate in them itself.
 
     Raises
     ------
@@ -113,24 +127,43 @@ def run_forward(
     copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
     state = {key: copies[id(t)] for key, t in tensors.items()}
     originals = {id(p): name for name, layer in layers.items() for p in own_parameters(layer)}
+    unfit = {name: COMPLEX for name, layer in layers.items() if any(p.is_complex() for p in layer.parameters())}
+    in_parameters = in_parameters - set(unfit)
     parameters = {name: leaves(name, layers[name], copies) for name in layers if name in in_parameters}
+    if differentiable:
+        make_differentiable(tensors, copies)
     watch = WeightWatch(originals | {id(copies[i]): name for i, name in originals.items()})
     calls: dict[str, list[Call]] = {name: [] for name in layers}
     entangled: set[str] = set()
+    called: set[str] = set()
     versions: list[tuple[torch.Tensor, int]] = []
 
     def enter(name: str) -> Callable[..., None]:
-        return lambda *_: watch.inside.append(name)
+        def hook(*_: Any) -> None:
+            watch.inside.append(name)
+            called.add(name)
+
+        return hook
 
     def perturb(name: str) -> Callable[..., torch.Tensor | None]:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> torch.Tensor | None:
+            h: Any = args[0] if args else kwargs.get("input")
+            if name in in_parameters:
+                # what is differentiated in its parameters may take and give anything
+                if not is_transformed(h) and gives_what_torch_would(module, h, output):
+                    calls[name].append(Call(h.detach().clone(), torch.zeros_like(output), None))
+                watch.inside.remove(name)
+                return None
             watch.inside.remove(name)
-            h = args[0] if args else kwargs["input"]
+            if not torch.is_grad_enabled():
+                unfit[name] = WITHOUT_GRADIENT
+                return None
+            if is_transformed(h) or is_transformed(output):
+                # inside torch.vmap or torch.func there are other tensors than outside
+                entangled.add(name)
+                return None
             seen = h.detach().clone() if keep_inputs else h.detach()
             versions.append((seen, seen._version))
-            if name in in_parameters:
-                calls[name].append(Call(seen, torch.zeros_like(output), None))
-                return None
             earlier = {get_gradient_edge(call.delta).node for call in calls[name]}
             if earlier and h.grad_fn in dependent([h.grad_fn], earlier):
                 entangled.add(name)
@@ -143,9 +176,20 @@ def run_forward(
 
     with ExitStack() as stack:
         for name, layer in layers.items():
+            if name in unfit:
+                continue
             stack.callback(layer.register_forward_pre_hook(enter(name)).remove)
             stack.callback(layer.register_forward_hook(perturb(name), with_kwargs=True, prepend=True).remove)
-        found = evaluate(model, loss_fn, (inputs, target), state, dtype=dtype, watch=watch)
+        found = evaluate(
+            model,
+            loss_fn,
+            (inputs, target),
+            state,
+            dtype=dtype,
+            watch=watch,
+            lift_casts=lift_casts,
+            counted=counted,
+        )
     for number in watch.used_outside:
         name = watch.weights[number]
         if number in originals:
@@ -154,32 +198,31 @@ def run_forward(
                 "leave terms in the parameters, as weight decay, out of the loss (their Hessian is known)"
             )
         entangled.add(name)
-    entangled -= set(in_parameters)
+    entangled -= {*in_parameters, *(name for name, reason in unfit.items() if reason is COMPLEX)}
+    loss = scalar(found.loss)
+    refuse_originals(loss, model)
+    variables = variables_of(loss)
     bypassed = {
-        name: "not reached by this batch"
+        name: unfit.get(name, UNREACHED)
         for name, seen in calls.items()
-        if not seen and name not in entangled and name not in in_parameters
+        if not seen
+        and (name not in called or name in unfit)
+        and name not in entangled
+        and not any(id(leaf) in variables for leaf in parameters.get(name, ()))
     }
     for name, reason in bypassed.items():
-        if not optional or len(bypassed) == len(layers):
+        if not optional:
             raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
     overwritten = any(seen._version != version for seen, version in versions)
     reached = {name: seen for name, seen in calls.items() if name not in bypassed}
     for name, seen in reached.items():
         if not all(is_finite(call.inputs) for call in seen):
             raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
-    first = next(iter(reached))
-    loss = scalar(found.loss)
-    if not loss.requires_grad and not entangled:
-        raise CaptureError(f"the loss does not depend differentiably on layer {first!r}")
+    if reached and not variables and not entangled:
+        raise CaptureError(f"the loss does not depend differentiably on layer {next(iter(reached))!r}")
     return ForwardPass(
         loss, found.output, found.target, found.samples, reached, parameters, bypassed, entangled, overwritten
     )
-
-
-def own_parameters(layer: Layer) -> list[nn.Parameter]:
-    """The weight and bias of a layer that are parameters, not computed from others."""
-    return [p for p in (layer.weight, layer.bias) if isinstance(p, nn.Parameter)]
 
 
 def leaves(name: str, layer: Layer, copies: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -190,14 +233,31 @@ def leaves(name: str, layer: Layer, copies: Mapping[int, torch.Tensor]) -> tuple
     CaptureError
         They are computed from other parameters.
     """
-    own = own_parameters(layer)
-    if len(own) != (1 if layer.bias is None else 2):
+    if is_computed(layer):
         raise CaptureError(
             f"layer {name!r} is used in more than one way and its weight is computed from other parameters: "
             "its Hessian cannot be captured"
         )
-    found = [copies[id(p)].requires_grad_() for p in own]
-    return found[0], found[1] if layer.bias is not None else None
+    found = [copies[id(p)].requires_grad_() for p in own_parameters(layer)]
+    return found[0], found[1] if len(found) > 1 else None
+
+
+def variables_of(loss: torch.Tensor) -> set[int]:
+    """The ids of the leaves that a loss depends on differentiably."""
+    found = (getattr(node, "variable", None) for node in nodes([loss.grad_fn]))
+    return {id(leaf) for leaf in found if leaf is not None}
+
+
+@torch.no_grad()
+def gives_what_torch_would(layer: nn.Module, h: Any, output: Any) -> bool:
+    """Whether a layer with a forward pass of its own takes and gives tensors of the shapes that torch's class does."""
+    kind = stock_class(layer) or next(kind for kind in ELIGIBLE if isinstance(layer, kind))
+    if not isinstance(h, torch.Tensor) or not isinstance(output, torch.Tensor):
+        return False
+    try:
+        return kind.forward(layer, h).shape == output.shape
+    except RuntimeError:
+        return False
 
 
 def refuse_other_device(layers: Mapping[str, Layer], tensors: Mapping[str, torch.Tensor], inputs: Any) -> None:
@@ -206,4 +266,4 @@ def refuse_other_device(layers: Mapping[str, Layer], tensors: Mapping[str, torch
     for tensor in tensors_of(inputs):
         if tensor.device not in homes:
             name, layer = next(iter(layers.items()))
-            raise ConfigError(f"layer {name!r} is on device '{layer.weight.device}' but the batch on '{tensor.device}'")
+            raise ConfigError(f"layer {name!r} is on device '{device_of(layer)}' but the batch on '{tensor.device}'")

@@ -120,6 +120,13 @@ WRONG_TWICE = {
         "normalize the weights with hesscond's method 'weightnorm', or by g * v / v.norm() in plain operations"
     ),
 }
+#: Derivatives whose own second derivative is wrong in torch 2.13: they are on the graph of a loss that differentiates.
+WRONG_THRICE = {
+    "NativeLayerNormBackwardBackward0": "layer",
+    "NativeBatchNormBackwardBackward0": "batch",
+    "CudnnBatchNormBackwardBackward0": "batch",
+    "MiopenBatchNormBackwardBackward0": "batch",
+}
 
 
 Inputs = list[tuple[Any, int]]
@@ -136,6 +143,11 @@ def nodes(start: Iterable[Any]) -> Iterator[Any]:
         seen.add(node)
         yield node
         stack.extend(parent for parent, _ in node.next_functions)
+
+
+def is_transformed(value: Any) -> bool:
+    """Whether it is a tensor that only exists within a transformation of `torch.func`, as `torch.vmap`."""
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def refuse_dead_ends(start: Iterable[Any]) -> None:
@@ -156,6 +168,28 @@ def refuse_wrong_derivatives(start: Iterable[Any]) -> None:
     for node in nodes(start):
         if node.name() in WRONG_TWICE:
             raise CaptureError(f"the second derivatives of {WRONG_TWICE[node.name()]}")
+        # without the batch's own statistics it is linear
+        if node.name() in WRONG_THRICE and getattr(node, "_saved_train", True):
+            kind = WRONG_THRICE[node.name()]
+            raise CaptureError(
+                f"the model or the loss takes a derivative through {kind} normalization, whose third derivatives are "
+                "wrong in torch: normalize in plain operations, (x - x.mean()) / x.var().sqrt(), or by group norm"
+            )
+
+
+def refuse_originals(loss: torch.Tensor, model: torch.nn.Module) -> None:
+    """Raise a CaptureError if the graph of a loss reaches a parameter of the model itself.
+
+    The model was run on copies of its parameters, which are what is differentiated in.
+    """
+    own = {id(parameter): name for name, parameter in model.named_parameters()}
+    for node in nodes([loss.grad_fn]):
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) in own:
+            raise CaptureError(
+                f"the model or the loss uses its parameter {own[id(variable)]!r} through a reference or a view kept "
+                "from before, where it is not differentiated: take the parameter from its module in the forward pass"
+            )
 
 
 def dependent(start: Iterable[Any], leaves: Set[Any]) -> set[Any]:
@@ -200,6 +234,8 @@ def is_piecewise_linear(start: Iterable[Any], within: Set[Any] | None = None) ->
 
 def is_linear_node(name: str, node: Any, inputs: Inputs) -> bool:
     """Whether a node is known to be piecewise linear in all its differentiable inputs together."""
+    if name == "AbsBackward0" and node._saved_self.is_complex():
+        return False
     if name in LINEAR:
         return True
     variable = [parent is not None for parent, _ in inputs]

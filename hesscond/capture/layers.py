@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
+from hesscond.capture.wrappers import unwrapped
 from hesscond.errors import ConfigError
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -47,7 +50,7 @@ class Geometry:
     @classmethod
     def of(cls, layer: Layer) -> Geometry:
         """The geometry of an eligible module."""
-        kind, bias = type(layer).__name__, layer.bias is not None
+        kind, bias = type(layer).__name__, has_bias(layer)
         if isinstance(layer, nn.Linear):
             return cls(kind, layer.out_features, 1, layer.in_features, bias)
         fan_in = layer.in_channels // layer.groups * prod(layer.kernel_size)
@@ -63,9 +66,83 @@ class Geometry:
         return unit * self.groups // self.units
 
 
+def has_bias(layer: Layer) -> bool:
+    """Whether the layer has one, without asking for it: what a parametrization computes may change its buffers."""
+    own = layer._parameters.get("bias") is not None or vars(layer).get("bias") is not None
+    return own or parametrize.is_parametrized(layer, "bias")
+
+
+def weight_shape(layer: Layer) -> torch.Size:
+    """The shape of the weight, without asking for it."""
+    if isinstance(layer, nn.Linear):
+        return torch.Size((layer.out_features, layer.in_features))
+    outer, inner = layer.out_channels, layer.in_channels
+    if isinstance(layer, TRANSPOSED):
+        outer, inner = inner, outer
+    return torch.Size((outer, inner // layer.groups, *layer.kernel_size))
+
+
+def device_of(layer: nn.Module) -> torch.device:
+    """Where the layer is, without asking for its weight."""
+    return next(itertools.chain(layer.parameters(), layer.buffers()), torch.empty(0)).device
+
+
 def eligible_layers(model: nn.Module) -> dict[str, Layer]:
     """The layers that can be captured, by qualified name: dense, convolutional and transposed convolutional ones."""
-    return {name or "model": module for name, module in model.named_modules() if isinstance(module, ELIGIBLE)}
+    return {
+        name or "model": module for name, module in unwrapped(model).named_modules() if isinstance(module, ELIGIBLE)
+    }
+
+
+def stock_class(layer: nn.Module) -> type[nn.Module] | None:
+    """The class of torch whose forward pass a layer runs unchanged; None: it has one of its own."""
+    for kind in ELIGIBLE:
+        if isinstance(layer, kind):
+            own = ("forward", "_conv_forward", "__call__", "_output_padding")
+            stock = all(getattr(type(layer), a, None) is getattr(kind, a, None) for a in own)
+            return kind if stock and not set(own) & set(vars(layer)) else None
+    return None
+
+
+def is_plain(layer: Layer) -> bool:
+    """Whether a layer is known to compute W h + b with its own parameters W and b."""
+    return stock_class(layer) is not None and not is_computed(layer)
+
+
+def is_computed(layer: nn.Module) -> bool:
+    """Whether the weight or bias of a layer is computed from other tensors: parametrized, pruned, a property."""
+    registered = layer._parameters
+    return "weight" not in registered or not isinstance(registered["weight"], nn.Parameter) or "bias" not in registered
+
+
+def own_parameters(layer: Layer) -> list[nn.Parameter]:
+    """The weight and bias of a layer that are parameters, not computed from others."""
+    return [p for key in ("weight", "bias") if (p := layer._parameters.get(key)) is not None]
+
+
+def chosen_modules(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Module]:
+    """The modules called ``names``, of any kind, each with parameters; None: all `eligible_layers`.
+
+    Raises
+    ------
+    ConfigError
+        A name that the model does not have, or a module without parameters; no name, or no eligible layer at all.
+    """
+    if names is None:
+        return dict(chosen_layers(model, None))
+    eligible = eligible_layers(model)
+    modules = dict(unwrapped(model).named_modules())
+    found: dict[str, nn.Module] = {}
+    for name in names:
+        module = eligible[name] if name in eligible else modules.get(name) if name else None
+        if module is None:
+            raise ConfigError(f"no layer {name!r} to probe in the model: it has {', '.join(eligible) or 'none'}")
+        if next(module.parameters(), None) is None:
+            raise ConfigError(f"layer {name!r}, a {type(module).__name__}, has no parameters: it has no Hessian")
+        found[name] = module
+    if not found:
+        raise ConfigError("no layer was named: leave layers= out for all of them")
+    return found
 
 
 def dense_layers(model: nn.Module) -> dict[str, nn.Linear]:
@@ -79,12 +156,14 @@ def chosen_layers(model: nn.Module, names: Iterable[str] | None) -> dict[str, La
     Raises
     ------
     ConfigError
-        A name the model does not have, or no layer at all.
+        A name the model does not have, no name, or no layer at all.
     """
     layers = eligible_layers(model)
     if not layers:
         raise ConfigError("the model has no layer to probe: it needs a torch.nn.Linear, Conv or ConvTranspose module")
     wanted = list(layers) if names is None else list(names)
+    if not wanted:
+        raise ConfigError("no layer was named: leave layers= out for all of them")
     for name in wanted:
         if name not in layers:
             raise ConfigError(f"no layer {name!r} to probe in the model: it has {', '.join(layers)}")
@@ -189,6 +268,6 @@ def unit_weights(layer: Layer, weights: torch.Tensor) -> torch.Tensor:
 def from_unit_weights(layer: Layer, rows: torch.Tensor) -> torch.Tensor:
     """The inverse of `unit_weights`."""
     if not isinstance(layer, TRANSPOSED):
-        return rows.reshape(len(rows), *layer.weight.shape)
-    grouped = rows.reshape(len(rows), layer.groups, layer.weight.shape[1], -1, prod(layer.kernel_size))
-    return grouped.transpose(2, 3).reshape(len(rows), *layer.weight.shape)
+        return rows.reshape(len(rows), *weight_shape(layer))
+    grouped = rows.reshape(len(rows), layer.groups, weight_shape(layer)[1], -1, prod(layer.kernel_size))
+    return grouped.transpose(2, 3).reshape(len(rows), *weight_shape(layer))

@@ -2,55 +2,89 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
 @dataclass(frozen=True)
 class RandomState:
-    """The state of torch's global generators, and of others if they are named.
+    """The state of the global generators of torch, numpy and Python, and of others if they are named.
 
     Attributes
     ----------
     cpu
-        Of the CPU's generator.
+        Of torch's generator for the CPU.
     cuda
-        Of the generators of GPUs, by number.
+        Of its generators for GPUs, by number.
+    host
+        Of those of Python and numpy.
     own
         Of further generators.
     """
 
     cpu: torch.Tensor
     cuda: dict[int, torch.Tensor]
-    own: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
+    host: tuple[Any, Any]
+    own: tuple[tuple[Generator, Any], ...] = ()
 
     @classmethod
-    def now(cls, gpus: Iterable[int], generators: Iterable[torch.Generator] = ()) -> RandomState:
+    def now(cls, gpus: Iterable[int], generators: Iterable[Generator] = ()) -> RandomState:
         """The present state of the CPU, of some GPUs, and of other ``generators``."""
-        own = tuple((generator, generator.get_state()) for generator in generators)
-        return cls(torch.get_rng_state(), {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}, own)
+        own = tuple((generator, state_of(generator)) for generator in generators)
+        host = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's code may draw from it
+        return cls(torch.get_rng_state(), {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}, host, own)
 
     def restore(self) -> None:
         """Make it the present state."""
         torch.set_rng_state(self.cpu)
         for gpu, state in self.cuda.items():
             torch.cuda.set_rng_state(state, gpu)
+        random.setstate(self.host[0])
+        np.random.set_state(self.host[1])  # noqa: NPY002
         for generator, state in self.own:
-            generator.set_state(state)
+            set_state(generator, state)
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Within, it is the present state; afterwards all is as before."""
-        before = RandomState.now(self.cuda, [generator for generator, _ in self.own])
-        self.restore()
-        try:
+        with untouched_randomness(self.cuda, [generator for generator, _ in self.own]):
+            self.restore()
             yield
-        finally:
-            before.restore()
+
+
+def state_of(generator: Generator) -> Any:
+    """The state of a generator of any of the three libraries."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def set_state(generator: Generator, state: Any) -> None:
+    """The inverse of `state_of`."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+@contextmanager
+def untouched_randomness(gpus: Iterable[int], generators: Iterable[Generator] = ()) -> Iterator[None]:
+    """Leave the random state as it is found: of torch, numpy and Python, of some GPUs and of other ``generators``."""
+    before = RandomState.now(gpus, generators)
+    try:
+        yield
+    finally:
+        before.restore()
 
 
 def gpus_of(tensors: Iterable[torch.Tensor]) -> list[int]:

@@ -1,9 +1,12 @@
-"""Second derivatives of the functions that losses apply to every entry of a tensor, without subtraction."""
+"""Second derivatives of the functions that losses apply to every entry of a tensor, without subtraction.
+
+And where double precision holds nothing of the derivatives of a function any more, though they are not zero.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -117,4 +120,58 @@ SECOND_DERIVATIVES: dict[str, Callable[[Any], torch.Tensor]] = {
     "SoftMarginLossBackward0": soft_margin,
     "ExpBackward0": exponential,
     "LogBackward0": logarithm,
+}
+
+#: Beyond e^−1400 the root of a number underflows or has lost digits; a logit beyond the second one stands for −inf.
+UNDERFLOW, MASKED = 1400.0, 1e30
+#: 1 − σ(x) and the like have no digits left for x beyond it, e^−x and e^{−x²/2} none for x beyond the others.
+SATURATED, EXPONENT, GAUSSIAN = 36.0, 745.0, 38.0
+
+
+def beyond(x: torch.Tensor, low: float, high: float) -> bool:
+    """Whether an entry is below ``low`` or above ``high``, and not so far that it stands for infinity."""
+    return bool((((x < low) | (x > high)) & (x.abs() < MASKED)).any())
+
+
+def underflows(nodes: Iterable[Any]) -> bool:
+    """Whether the curvature of a loss, formed from logarithms, underflows in one of these nodes."""
+    for node in nodes:
+        name = node.name()
+        if name == "LogSoftmaxBackward0" and beyond(saved(node, "result"), -UNDERFLOW, 1.0):
+            return True
+        if name == "LogsumexpBackward0":
+            logits = saved(node, "self")
+            dims = [d % logits.ndim for d in node._saved_dim]
+            if beyond(logits - logits.amax(dims, keepdim=True), -UNDERFLOW, 1.0):
+                return True
+        if name in LOGISTIC and beyond(saved(node, "self"), -UNDERFLOW, UNDERFLOW):
+            return True
+    return False
+
+
+def saturates(nodes: Iterable[Any]) -> bool:
+    """Whether a derivative of one of these nodes, as autograd computes it, is zero or a difference without digits."""
+    return any(node.name() in SATURATION and SATURATION[node.name()](node) for node in nodes)
+
+
+LOGISTIC = {"BinaryCrossEntropyWithLogitsBackward0", "LogSigmoidBackward0", "SoftMarginLossBackward0"}
+SATURATION: dict[str, Callable[[Any], bool]] = {
+    "TanhBackward0": lambda node: (
+        beyond(torch.atanh(saved(node, "result").clamp(-1, 1)), -SATURATED / 2, SATURATED / 2)
+        or bool((saved(node, "result").abs() == 1).any())
+    ),
+    "SigmoidBackward0": lambda node: bool(((saved(node, "result") == 0) | (saved(node, "result") == 1)).any()),
+    "SiluBackward0": lambda node: beyond(saved(node, "self"), -EXPONENT, SATURATED),
+    "MishBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
+    # 1 + erf has no digits left there
+    "GeluBackward0": lambda node: beyond(saved(node, "self"), -6.0, GAUSSIAN),
+    "EluBackward0": lambda node: beyond(saved(node, "self_or_result"), -SATURATED, math.inf),
+    "SoftplusBackward0": lambda node: beyond(saved(node, "self"), -EXPONENT, SATURATED),
+    "LogSigmoidBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
+    "BinaryCrossEntropyWithLogitsBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
+    "SoftmaxBackward0": lambda node: bool(((saved(node, "result") == 0) | (saved(node, "result") == 1)).any()),
+    "LogSoftmaxBackward0": lambda node: (
+        bool((saved(node, "result") == 0).any()) or beyond(saved(node, "result"), -EXPONENT, 1.0)
+    ),
+    "ExpBackward0": lambda node: bool((saved(node, "result") == 0).any()),
 }

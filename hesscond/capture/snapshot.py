@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,10 +17,14 @@ from hesscond.capture.evaluation import (
     checked_batch,
     converted,
     evaluate,
+    make_differentiable,
     scalar,
     tensors_by_module,
     tensors_of,
+    wants_gradients,
 )
+from hesscond.capture.graph import refuse_originals
+from hesscond.capture.precision import Operations
 from hesscond.capture.randomness import gpus_of
 from hesscond.errors import CaptureError, ConfigError
 
@@ -35,6 +40,8 @@ class Snapshot:
         Those of its parameters to differentiate in.
     dtype
         Precision that everything is cast to; None: as it is.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
 
     Attributes
     ----------
@@ -44,8 +51,15 @@ class Snapshot:
         Numbers of the GPUs that the model is on.
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None) -> None:
-        self.model, self.dtype = model, dtype
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        dtype: torch.dtype | None,
+        *,
+        lift_casts: bool = True,
+    ) -> None:
+        self.model, self.dtype, self.lift_casts = model, dtype, lift_casts
         tensors = tensors_by_module(model)
         copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
         self.leaves: list[torch.Tensor] = [copies[id(p)].requires_grad_() for p in parameters]
@@ -53,11 +67,12 @@ class Snapshot:
         self._state = {key: copies[id(t)] for key, t in tensors.items()}
         # an evaluation may write them, so that each gets its own
         self._buffers = {id(copies[id(t)]) for t in tensors.values() if not isinstance(t, nn.Parameter)}
+        self._make_differentiable = partial(make_differentiable, tensors, copies)
         self._training = [module.training for module in model.modules()]
         self._owners = {id(t): key for key, t in tensors.items() if isinstance(t, nn.Parameter)}
         self._homes = {t.device for t in tensors.values()}
 
-    def evaluate(self, loss_fn: LossFunction, batch: Batch) -> Evaluation:
+    def evaluate(self, loss_fn: LossFunction, batch: Batch, *, counted: Operations | None = None) -> Evaluation:
         """The loss of a batch, on the graph of the leaves; random numbers come from the present state.
 
         Raises
@@ -74,17 +89,46 @@ class Snapshot:
                 raise ConfigError(
                     f"the model is on device '{home}' but the batch on '{tensor.device}': move one of them"
                 )
+        try:
+            found = self._evaluated(loss_fn, (inputs, target), counted)
+        except CaptureError as error:
+            if not wants_gradients(error):
+                raise
+            self._make_differentiable()
+            found = self._evaluated(loss_fn, (inputs, target), counted)
+        loss = scalar(found.loss)
+        refuse_originals(loss, self.model)
+        return Evaluation(loss, found.output, found.target, found.samples)
+
+    def _evaluated(self, loss_fn: LossFunction, batch: Batch, counted: Operations | None) -> Evaluation:
+        """The loss as the function gave it.
+
+        Raises
+        ------
+        CaptureError
+            It uses a parameter of the model itself.
+        """
         fresh = {number: tensor.clone() for tensor in self._state.values() if (number := id(tensor)) in self._buffers}
         state = {key: fresh.get(id(tensor), tensor) for key, tensor in self._state.items()}
         watch = WeightWatch(self._owners)
         with self._mode():
-            found = evaluate(self.model, loss_fn, (inputs, target), state, dtype=self.dtype, watch=watch, copy=True)
+            found = evaluate(
+                self.model,
+                loss_fn,
+                batch,
+                state,
+                dtype=self.dtype,
+                watch=watch,
+                copy=True,
+                lift_casts=self.lift_casts,
+                counted=counted,
+            )
         for number in watch.used_outside:
             raise CaptureError(
                 f"the loss uses the parameter {self._owners[number]!r} of the model itself, which is not "
                 "differentiated: leave terms in the parameters, as weight decay, out of it (their Hessian is known)"
             )
-        return Evaluation(scalar(found.loss), found.output, found.target, found.samples)
+        return found
 
     @contextmanager
     def _mode(self) -> Iterator[None]:

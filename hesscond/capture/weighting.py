@@ -2,97 +2,699 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from hesscond.capture.evaluation import Evaluation, LossFunction, in_precision, mapped
+from hesscond.capture.evaluation import (
+    LABELS,
+    Batch,
+    Evaluation,
+    LossFunction,
+    checked_batch,
+    in_precision,
+    mapped,
+    tensors_by_module,
+    tensors_of,
+)
+from hesscond.capture.snapshot import Snapshot
 from hesscond.errors import ConfigError
 
+#: What a batch counts, as a function of its inputs and target, or for every batch in turn.
+BatchWeight = Callable[[Any, Any], Any] | Sequence[float]
 
-def mass(loss_fn: LossFunction, evaluation: Evaluation, reduction: str | None) -> float:
-    """m_k such that the loss of a data set is Σ m_k L_k / Σ m_k over its batches; ``nan`` for a plain sum Σ L_k.
+#: The losses of torch whose mean is over the targets, weighted by class, and those whose mean is over all entries.
+BY_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss, functional.cross_entropy, functional.nll_loss)
+BY_ENTRY = (
+    nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.PoissonNLLLoss,
+    nn.SoftMarginLoss, functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss,
+    functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits, functional.poisson_nll_loss,
+    functional.soft_margin_loss,
+)  # fmt: skip
+#: The value of targets that count nothing, by torch's convention.
+IGNORED = -100
+#: Samples of a batch on which a model that computes its own loss is tried.
+ROWS = 8
+#: Entries of outputs on which a loss is tried: all, but for large vocabularies.
+ENTRIES = 2**24
+#: Samples by which halves are chosen.
+MOST = 256
+#: Targets of a sample that are left in two versions of a batch: their means tell entries from samples.
+MANY, FEW = 5, 2
 
-    For a mean that is the number of samples; for cross-entropy with class weights or ignored targets the sum of
-    the weights of the targets that count, by which torch divides.
+HOW = (
+    "say what a batch counts with weight=, a function of its inputs and target or one number a batch "
+    "(weight=lambda inputs, target: (target != -100).sum()), or with reduction='mean' (by samples) or 'sum'"
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some samples: what their loss is computed from (the outputs, or the inputs of a model that computes it)."""
+
+    source: Any
+    target: Any
+    samples: int
+
+    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor], samples: int | None = None) -> Part:
+        """``function`` of every tensor; one that is in both stays one."""
+        made: dict[int, torch.Tensor] = {}
+
+        def once(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in made:
+                made[id(tensor)] = function(tensor)
+            return made[id(tensor)]
+
+        size = self.samples if samples is None else samples
+        return Part(mapped(self.source, once), mapped(self.target, once), size)
+
+    def by_sample(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has as many leading entries for each sample."""
+        return tensor.ndim > 0 and len(tensor) > 0 and len(tensor) % self.samples == 0
+
+    def rows(self, index: torch.Tensor) -> Part:
+        """Some of the samples."""
+
+        def taken(tensor: torch.Tensor) -> torch.Tensor:
+            if not self.by_sample(tensor):
+                return tensor
+            return tensor.unflatten(0, (self.samples, -1))[index.to(tensor.device)].flatten(0, 1)
+
+        return self.mapped(taken, len(index))
+
+    def with_target(self, old: torch.Tensor, new: torch.Tensor) -> Part:
+        """The same with one tensor replaced, in the inputs too."""
+        return self.mapped(lambda tensor: new if tensor is old else tensor)
+
+    def and_(self, other: Part) -> Part:
+        """The samples of both, which have the same structure."""
+        others = dict(zip(map(id, self.tensors()), other.tensors(), strict=True))
+
+        def joined(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.cat([tensor, others[id(tensor)]]) if self.by_sample(tensor) else tensor
+
+        return self.mapped(joined, self.samples + other.samples)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Of the source and of the target."""
+        yield from tensors_of(self.source)
+        yield from tensors_of(self.target)
+
+    def noisy(self) -> Part:
+        """With other outputs, whose losses differ: those of a new network may all be the same."""
+        generator = torch.Generator().manual_seed(0)
+
+        def shaken(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+            return tensor.detach() + (0.1 + tensor.detach().abs().mean()) * noise
+
+        return replace(self, source=mapped(self.source, shaken))
+
+
+#: Samples, and parts that they fall into.
+Split = tuple[Part, Sequence[Part]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a part may count: its samples, or entries of a tensor of its target.
+
+    Attributes
+    ----------
+    kind
+        ``"samples"``, ``"entries"``; ``"total"``, the sum of the entries (a mask); ``"torch"``, what a loss of torch
+        divides by; ``"given"`` by the caller; ``"sum"``, the loss is no mean but a plain sum.
+    tensor
+        Which of the target's tensors.
+    shifted
+        Whether the first position of each sequence is left out, which has no prediction in a causal model.
+    ignored
+        The value of entries that count nothing.
+    classes
+        Which of the class weights that the loss is made of the others are counted with.
+    """
+
+    kind: str
+    tensor: int = 0
+    shifted: bool = False
+    ignored: int | None = None
+    classes: int | None = None
+
+    def __str__(self) -> str:
+        if self.kind != "entries":
+            return {"total": "the sum of a mask", "torch": "targets", "sum": "one each"}.get(self.kind, self.kind)
+        what = "entries of the target" if self.ignored is None else f"targets other than {self.ignored}"
+        what += " after the first position" if self.shifted else ""
+        return what if self.classes is None else f"class weights of {what}"
+
+    @property
+    def plain(self) -> Rule:
+        """The same where the ignored value does not occur."""
+        return replace(self, ignored=None)
+
+
+SUM, SAMPLES, TORCH, GIVEN = Rule("sum"), Rule("samples"), Rule("torch"), Rule("given")
+
+
+class Weights:
+    """m_k such that the loss of a data set is Σ m_k L_k / Σ m_k over its batches L_k, or Σ L_k; told batch by batch.
+
+    For a loss of torch m_k is what it divides by. Of another one it is found out which `Rule` gives its value on a
+    batch from those on parts of it: halves, and versions of the batch with many and with few targets left. What several
+    rules explain is decided only where they differ in the share of a batch, and refused if the loss does not show it.
 
     Parameters
     ----------
-    loss_fn, evaluation
-        The loss and the batch it was applied to.
+    model, loss_fn, dtype
+        As they are evaluated.
     reduction
-        ``"mean"`` or ``"sum"``; None: found out and checked on the two halves of the batch.
+        ``"mean"`` or ``"sum"``; None: found out.
+    weight
+        m_k: a function of the inputs and the target of a batch, or a number for each batch.
+
+    Attributes
+    ----------
+    masses
+        By rule that is left, what each batch counts.
 
     Raises
     ------
     ConfigError
-        Nothing of the kind: the loss of a batch does not follow from those of its parts.
+        Both ``reduction`` and ``weight``, or not as described.
     """
-    output, target, samples = evaluation.output, evaluation.target, evaluation.samples
-    if reduction is not None:
-        return math.nan if reduction == "sum" else counted(loss_fn, target, samples)
-    loss = in_precision(loss_fn, evaluation.loss.dtype)
 
-    def value(part: slice | None) -> float:
-        own = (output, target) if part is None else (taken(output, part, samples), taken(target, part, samples))
-        with torch.no_grad():
-            return float(loss(*own))
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        dtype: torch.dtype | None,
+        reduction: str | None = None,
+        weight: BatchWeight | None = None,
+    ) -> None:
+        check_weighting(reduction, weight)
+        self.model, self.loss_fn, self.dtype, self.reduction, self.weight = model, loss_fn, dtype, reduction, weight
+        self.masses: dict[Rule, list[float]] = {}
+        self.count = 0
+        self._unit: float | None = None
+        self._first = 0
+        self._values: set[int] = set()
+        self._target: Any = None
+        self._has_target = True
 
-    def share(part: slice) -> float:
-        size = len(range(samples)[part])
-        return counted(loss_fn, taken(target, part, samples), size)
+    def add(self, batch: Batch, evaluation: Evaluation) -> float:
+        """The weight of the next batch, in proportion to those of the others (see `total`); 0: it counts nothing.
 
-    total = counted(loss_fn, target, samples)
-    if total == 0:
-        return 0.0
-    whole = value(None)
-    is_mean = is_sum = True
-    if samples > 1:
-        halves = slice(None, samples // 2), slice(samples // 2, None)
-        # a part in which no target counts has no mean
-        losses, shares = [value(part) for part in halves], [share(part) for part in halves]
-        mean = sum(m * x for m, x in zip(shares, losses, strict=True) if m) / total
-        is_mean, is_sum = same(mean, whole), same(sum(losses), whole)
-    if is_mean and is_sum:
-        with torch.no_grad():
-            twice = float(loss(doubled(output, samples), doubled(target, samples)))
-        is_mean, is_sum = same(twice, whole), same(twice, 2 * whole)
-    if is_mean != is_sum:
-        return total if is_mean else math.nan
-    raise ConfigError(
-        f"the loss of a batch of {samples} is neither the mean nor the sum of those of its parts, so that the loss of "
-        "a stream is not known: give one batch, or say what to do with reduction='mean' (weighted by samples) or 'sum'"
-    )
+        Raises
+        ------
+        ConfigError
+            The loss of the batch does not follow from those of its parts, or in several ways; a bad ``weight``.
+        """
+        inputs, target = checked_batch(batch)
+        whole = Part(evaluation.output, evaluation.target, evaluation.samples)
+        if self.weight is not None:
+            found = {GIVEN: self._given(inputs, target)}
+        elif self.reduction == "sum":
+            found = {SUM: 1.0}
+        elif self.reduction == "mean":
+            known = divisor(self.loss_fn, whole)
+            found = {TORCH: float(whole.samples) if known is None else known}
+        else:
+            found = self._found_out(Part(inputs, target, evaluation.samples), whole, evaluation)
+        self.masses = {rule: [*self.masses.get(rule, self.masses.get(rule.plain, [])), m] for rule, m in found.items()}
+        self.count += 1
+        rule, m = next(iter(found.items()))
+        if self._unit is None:
+            if not m:
+                return 0.0
+            self._unit, self._first = m, self.count - 1
+        return self._scaled(rule, m)
+
+    @property
+    def total(self) -> float:
+        """What the weighted sum over the batches is divided by: the sum of the weights, or the unit of plain sums.
+
+        Raises
+        ------
+        ConfigError
+            No batch, or none that counts; too many numbers as ``weight``; it is open whether the losses add up.
+        """
+        if not self.count:
+            raise ConfigError("the data are an empty stream: they need at least one batch")
+        if self.weight is not None and not callable(self.weight) and len(self.weight) != self.count:
+            raise ConfigError(f"weight has {len(self.weight)} numbers for {self.count} batches: give one for each")
+        if self._unit is None:
+            raise ConfigError("no target in the stream counts in the loss: there is no Hessian")
+        totals = [self._unit if rule == SUM else self._scaled(rule, sum(own)) for rule, own in self.masses.items()]
+        if not all(close(total, totals[0]) for total in totals):
+            raise ConfigError(f"the loss of the stream may be the mean or the sum of those of its batches: {HOW}")
+        return totals[0]
+
+    def totals(self) -> dict[Rule, float]:
+        """By rule that is left, the mass of all batches; ``nan`` for a plain sum."""
+        return {rule: math.nan if rule == SUM else sum(own) for rule, own in self.masses.items()}
+
+    def _scaled(self, rule: Rule, mass: float) -> float:
+        assert self._unit is not None
+        first = self.masses[rule][self._first]
+        return mass if first == self._unit else self._unit * (mass / first)
+
+    def _given(self, inputs: Any, target: Any) -> float:
+        assert self.weight is not None
+        if callable(self.weight):
+            value = self.weight(inputs, target)
+        elif self.count < len(self.weight):
+            value = self.weight[self.count]
+        else:
+            raise ConfigError(f"weight has {len(self.weight)} numbers, but there are more batches: give one for each")
+        try:
+            mass = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            mass = math.nan
+        if not 0 <= mass < math.inf:
+            shown = f"{value!r}" if isinstance(value, (int, float)) else f"a {type(value).__name__}"
+            raise ConfigError(f"the weight of batch {self.count} must be a number of at least 0, not {shown}")
+        return mass
+
+    # found out
+
+    def _found_out(self, given: Part, outputs: Part, evaluation: Evaluation) -> dict[Rule, float]:
+        """What the batch counts by each rule that is left."""
+        # a loss that the model has computed is none of the outputs
+        inner = any(t.ndim == 0 and t.requires_grad for t in tensors_of(evaluation.output))
+        whole, loss = (own_labels(given), self._inner_loss) if inner else (outputs, self._outer_loss)
+        # without a target the loss is one of the outputs, or of labels among the inputs
+        self._target, self._has_target = given.target, next(tensors_of(given.target), None) is not None
+        if not self._has_target:
+            whole = replace(whole, target=whole.source)
+        rules = [rule for rule in self._rules(whole, inner) if not math.isnan(self._mass(rule, whole))]
+        nothing = [rule for rule in rules if self._mass(rule, whole) == 0]
+        if nothing and (len(nothing) == len(set(rules) - {SUM}) or not math.isfinite(evaluation.loss.detach())):
+            return dict.fromkeys(rules if TORCH in nothing else nothing, 0.0)
+        size = sum(t.numel() for t in tensors_of(whole.source)) // whole.samples
+        some = whole.rows(torch.arange(min(whole.samples, ROWS if inner else max(2, ENTRIES // max(size, 1)))))
+        if not inner or len(rules) > 1:
+            for split in (*halves(some, torch.arange(some.samples)), doubled(some)):
+                rules = self._left(rules, split, loss, needed=True)
+        for tried in (some,) if inner else (some, some.noisy()):
+            if self._disagreement(rules, whole) is None and (not self.count or rules == [SUM] or SUM not in rules):
+                break
+            for split in (*self._uneven_halves(rules, tried), *self._thinned(tried)):
+                rules = self._left(rules, split, loss)
+            rules = self._left_shifted(rules, tried, loss)
+            if not inner:
+                for part in (tried, *(part for _, parts in self._thinned(tried) for part in parts)):
+                    rules = self._left_along(rules, part)
+        if not rules:
+            raise ConfigError(
+                f"the loss of a batch of {whole.samples} is neither the mean nor the sum of those of its parts, so "
+                f"that the loss of a stream is not known: give one batch, or {HOW}"
+            )
+        if (pair := self._disagreement(rules, whole)) is not None:
+            raise ConfigError(
+                f"batch {self.count} of the stream counts differently by {pair[0]} and by {pair[1]}, and the loss does "
+                f"not show which is meant: {HOW}"
+            )
+        return {rule: self._mass(rule, whole) for rule in rules}
+
+    def _rules(self, whole: Part, inner: bool) -> list[Rule]:
+        """Those that may hold: at first all, later the ones left."""
+        if not inner and divisor(self.loss_fn, whole) is not None:
+            return list(self.masses) or [TORCH, SUM]
+        found = plausible(whole, self._ignored(whole, inner), len(self._declared[1]))
+        if self.count:
+            # a value that did not occur before made no difference if it is ignored
+            new = [rule for rule in found if rule.plain in self.masses and rule.ignored not in self._values]
+            found = list(dict.fromkeys([*self.masses, *new]))
+        for tensor in filter(is_label, tensors_of(whole.target)):
+            self._values.update(tensor.unique().tolist())
+        return found
+
+    def _ignored(self, whole: Part, inner: bool) -> list[int]:
+        """Values of targets that may count nothing: by convention, as the loss says, or as its gradient shows."""
+        found = {IGNORED, *self._declared[0]}
+        targets = list(tensors_of(whole.target))
+        for tensor in filter(is_label, targets):
+            found.update(tensor[tensor < 0].unique().tolist())
+        if not inner and self._has_target and len(targets) == 1 and is_label(targets[0]):
+            found |= unseen(self._loss, whole, targets[0])
+        return sorted(found)
+
+    @cached_property
+    def _declared(self) -> tuple[list[int], list[torch.Tensor]]:
+        return constituents(self.loss_fn)
+
+    def _mass(self, rule: Rule, part: Part) -> float:
+        """What a part counts by a rule; ``nan``: the rule cannot hold."""
+        if rule in (SUM, SAMPLES):
+            return 1.0 if rule == SUM else float(part.samples)
+        if rule == TORCH:
+            known = divisor(self.loss_fn, part)
+            return math.nan if known is None else known
+        tensors = list(tensors_of(part.target))
+        if rule.tensor >= len(tensors) or tensors[rule.tensor].ndim < 1 + rule.shifted:
+            return math.nan
+        tensor = tensors[rule.tensor][:, 1:] if rule.shifted else tensors[rule.tensor]
+        if rule.kind == "total":
+            return float(tensor.sum())
+        kept = tensor if rule.ignored is None else tensor[tensor != rule.ignored]
+        if rule.classes is None:
+            return float(kept.numel())
+        weights = self._declared[1][rule.classes].to(kept.device, torch.float64)
+        known_classes = bool(((kept >= 0) & (kept < len(weights))).all())
+        return float(weights[kept].sum()) if known_classes else math.nan
+
+    def _left(
+        self, rules: list[Rule], split: Split, loss: Callable[[Part], float], *, needed: bool = False
+    ) -> list[Rule]:
+        """The rules by which the loss of all samples of a split follows from those of its parts.
+
+        Without such losses, as for targets that the loss does not know, none is ruled out, or all if it is ``needed``.
+        """
+        whole, parts = split
+        try:
+            expected, losses = loss(whole), [loss(part) for part in parts]
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            return [] if needed else rules
+        if not math.isfinite(expected):
+            return rules
+
+        def follows(rule: Rule) -> bool:
+            if rule == SUM:
+                return same(sum(losses), expected)
+            masses = [self._mass(rule, part) for part in parts]
+            # a part in which no target counts has no mean
+            terms = [m * x for m, x in zip(masses, losses, strict=True) if m]
+            return sum(masses) > 0 and same(sum(terms) / sum(masses), expected)
+
+        return [rule for rule in rules if follows(rule)]
+
+    def _uneven_halves(self, rules: Sequence[Rule], whole: Part) -> Iterator[Split]:
+        """Halves that differ in what they count by two rules, where the samples do."""
+        pair = self._disagreement(rules, whole)
+        if pair is not None and whole.samples > 1:
+            alone = [whole.rows(torch.tensor([n])) for n in range(min(whole.samples, MOST))]
+            one, other = ([self._mass(rule, part) for part in alone] for rule in pair)
+            ratio = torch.tensor(one, dtype=torch.float64) / torch.tensor(other, dtype=torch.float64)
+            order = ratio.nan_to_num(0).argsort(stable=True)
+            yield from halves(whole, order)
+
+    def _thinned(self, whole: Part) -> Iterator[Split]:
+        """The batch twice, once with many and once with few targets left in each sample.
+
+        A value that is not ignored makes them other targets, of which the same holds.
+        """
+        for tensor in tensors_of(whole.target):
+            if tensor.ndim < 2 or tensor.shape[1] < 2 or not (is_label(tensor) or is_mask(tensor)):
+                continue
+            for nothing in [0] if is_mask(tensor) else [IGNORED, *self._declared[0]]:
+                flat = (tensor != nothing).flatten(1)
+                place = flat.cumsum(1)
+                last = place[:, -1:]
+                few, many = place <= (last // 3).clamp(1, FEW), place > last - MANY
+                parts = [
+                    whole.with_target(tensor, tensor.where((flat & keep).view_as(tensor), nothing)).mapped(on_host)
+                    for keep in (many, few)
+                ]
+                yield parts[0].and_(parts[1]), parts
+
+    def _left_shifted(self, rules: list[Rule], whole: Part, loss: Callable[[Part], float]) -> list[Rule]:
+        """The rules without those that leave out the first positions, if these have an effect."""
+        for number, tensor in enumerate(tensors_of(whole.target)):
+            if not any(rule.shifted and rule.tensor == number for rule in rules):
+                continue
+            changed = torch.cat([tensor[:, 1:2], tensor[:, 1:]], 1)
+            try:
+                seen = not same(loss(whole.with_target(tensor, changed)), loss(whole))
+            except (RuntimeError, IndexError, ValueError, TypeError):
+                continue
+            if seen:
+                rules = [rule for rule in rules if not (rule.shifted and rule.tensor == number)]
+        return rules
+
+    def _left_along(self, rules: list[Rule], whole: Part) -> list[Rule]:
+        """The rules that hold for pieces of the sequences; none of entries if the loss of a sequence is their sum."""
+        targets = list(tensors_of(whole.target))
+        if len(targets) != 1 or targets[0].ndim < 2 or targets[0].shape[1] < 2:
+            return rules
+        length = targets[0].shape[1]
+        cut = max(length // 3, 1)
+        pieces = [
+            whole.mapped(partial(along, piece, whole.samples, length)) for piece in (slice(0, cut), slice(cut, None))
+        ]
+        try:
+            expected, losses = self._outer_loss(whole), [self._outer_loss(piece) for piece in pieces]
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            return rules
+        mean = (cut * losses[0] + (length - cut) * losses[1]) / length
+        if same(sum(losses), expected) and not same(mean, expected):
+            return [rule for rule in rules if rule in (SAMPLES, SUM)]
+        # the others do not say what a piece counts
+        of_entries = [rule for rule in rules if rule.kind in ("entries", "total") and not rule.shifted]
+        out = set(of_entries) - set(self._left(of_entries, (whole, pieces), self._outer_loss))
+        return [rule for rule in rules if rule not in out]
+
+    def _disagreement(self, rules: Sequence[Rule], whole: Part) -> tuple[Rule, Rule] | None:
+        """Two rules by which the batch has different shares beside the earlier ones."""
+
+        def share(rule: Rule) -> float:
+            mass = self._mass(rule, whole)
+            if self._unit is None:
+                return float(mass > 0)
+            return mass / self.masses.get(rule, self.masses.get(rule.plain, []))[self._first]
+
+        shares = {rule: share(rule) for rule in rules if rule != SUM}
+        return next((pair for pair in combinations(shares, 2) if not close(*map(shares.__getitem__, pair))), None)
+
+    def _loss(self, source: Any, target: Any) -> torch.Tensor:
+        return in_precision(self.loss_fn, self.dtype)(source, target)
+
+    @torch.no_grad()
+    def _outer_loss(self, part: Part) -> float:
+        return float(self._loss(*self._arguments(part)))
+
+    def _arguments(self, part: Part) -> tuple[Any, Any]:
+        """What the loss of a part is computed from."""
+        return part.source, part.target if self._has_target else self._target
+
+    def _inner_loss(self, part: Part) -> float:
+        return float(self._still.evaluate(self.loss_fn, self._arguments(part.mapped(on_host))).loss.detach())
+
+    @cached_property
+    def _still(self) -> Snapshot:
+        """The model in evaluation mode, in which samples do not influence each other, on the CPU."""
+        modules = list(self.model.modules())
+        modes = [module.training for module in modules]
+        try:
+            for module in modules:
+                module.training = False
+            on_cpu = all(tensor.device.type == "cpu" for tensor in tensors_by_module(self.model).values())
+            return Snapshot(self.model if on_cpu else deepcopy(self.model).cpu(), [], self.dtype)
+        finally:
+            for module, training in zip(modules, modes, strict=True):
+                module.training = training
 
 
-def counted(loss_fn: LossFunction, target: Any, samples: int) -> float:
-    """What torch divides by: the samples, or the sum of the class weights of the targets that are not ignored."""
-    known = isinstance(loss_fn, (nn.CrossEntropyLoss, nn.NLLLoss)) or loss_fn in (
-        functional.cross_entropy,
-        functional.nll_loss,
-    )
-    if not known or not isinstance(target, torch.Tensor) or target.is_floating_point():
-        return float(samples)
-    chosen = target[target != getattr(loss_fn, "ignore_index", -100)]
-    weight = getattr(loss_fn, "weight", None)
+def check_weighting(reduction: str | None, weight: object) -> None:
+    """Raise a ConfigError unless at most one of the two is given, and as `Weights` takes it."""
+    if reduction not in (None, "mean", "sum"):
+        raise ConfigError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
+    numbers = hasattr(weight, "__len__") and hasattr(weight, "__getitem__") and not isinstance(weight, (str, Mapping))
+    if not (weight is None or callable(weight) or numbers):
+        raise ConfigError(
+            "weight must be a function of the inputs and the target of a batch, or one number for each batch, not "
+            f"{weight!r}"
+        )
+    if weight is not None and reduction is not None:
+        raise ConfigError("reduction and weight both say what a batch counts: give one of them")
+
+
+def refuse_nothing(loss_fn: LossFunction, evaluation: Evaluation) -> None:
+    """Raise a ConfigError if no target of a batch counts in its loss."""
+    labels = [tensor for tensor in tensors_of(evaluation.target) if is_label(tensor)]
+    ignored = bool(labels) and all(bool((tensor < 0).all()) for tensor in labels)
+    known = divisor(loss_fn, Part(evaluation.output, evaluation.target, evaluation.samples))
+    loss = float(evaluation.loss.detach())
+    if known == 0 or (known is None and ignored and (loss == 0 or not math.isfinite(loss))):
+        raise ConfigError("no target of the batch counts in the loss: there is no Hessian")
+
+
+def share_of_mass(own: Mapping[Rule, float], everyone: Sequence[Mapping[Rule, float]]) -> float:
+    """The mass of the own data (see `Weights.totals`) by a rule that holds for those of everyone.
+
+    Raises
+    ------
+    ConfigError
+        There is none, or several that give other shares.
+    """
+    found: dict[Rule, list[float]] = {}
+    for rule in dict.fromkeys(rule for masses in everyone for rule in masses):
+        # where the ignored value does not occur, nothing is said of it
+        parts = [masses.get(rule, masses.get(rule.plain)) for masses in everyone]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(everyone):
+            found[rule] = known
+    shares = [torch.tensor(parts, dtype=torch.float64) / sum(parts) for parts in found.values() if sum(parts)]
+    if not shares or not all(torch.allclose(share, shares[0], 1e-12, 0.0, equal_nan=True) for share in shares):
+        raise ConfigError(f"the losses of the processes' data do not show what each of them counts: {HOW}")
+    rule = next(iter(found))
+    return own.get(rule, own.get(rule.plain, math.nan))
+
+
+def plausible(whole: Part, ignored: Sequence[int], classes: int) -> list[Rule]:
+    """The rules that can be tried on a batch."""
+    found = [SAMPLES]
+    tensors = list(tensors_of(whole.target))
+    for number, tensor in enumerate(tensors):
+        if not whole.by_sample(tensor):
+            continue
+        own = [Rule("entries", number)]
+        if len(tensors) > 1 and is_mask(tensor):
+            own.append(Rule("total", number))
+        if is_label(tensor):
+            own += [Rule("entries", number, ignored=value) for value in ignored]
+            own += [replace(rule, classes=j) for j in range(classes) for rule in own if rule.kind == "entries"]
+        if tensor.ndim > 1 and not (tensor.is_floating_point() and len(own) == 1):
+            own += [replace(rule, shifted=True) for rule in own]
+        found += own
+    return [*found, SUM]
+
+
+def divisor(loss_fn: LossFunction, part: Part) -> float | None:
+    """What a loss of torch divides by: entries, or the class weights of the targets not ignored; None: another loss."""
+    loss: Any = loss_fn
+    options: Mapping[str, Any] = {}
+    if isinstance(loss_fn, partial) and not loss_fn.args:
+        loss, options = loss_fn.func, loss_fn.keywords
+    output, target = part.source, part.target
+    if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return None
+    if made_by(loss, BY_ENTRY):
+        return float(torch.broadcast_shapes(output.shape, target.shape).numel())
+    if not made_by(loss, BY_CLASS):
+        return None
+    if target.is_floating_point():
+        # probabilities of the classes
+        return float(target.numel() // (target.shape[1] if target.ndim > 1 else 1))
+    chosen = target[target != options.get("ignore_index", getattr(loss, "ignore_index", IGNORED))]
+    weight = options.get("weight", getattr(loss, "weight", None))
     return float(chosen.numel() if weight is None else weight.to(torch.float64)[chosen].sum())
 
 
-def taken(value: Any, part: slice, samples: int) -> Any:
-    """Some of the samples, in nested containers of tensors too."""
-    return mapped(value, lambda tensor: tensor[part] if tensor.ndim and len(tensor) == samples else tensor)
+def made_by(loss: Any, kinds: Sequence[Any]) -> bool:
+    """Whether a loss is one of some functions, or exactly of one of some classes."""
+    return any(loss is kind or type(loss) is kind for kind in kinds)
 
 
-def doubled(value: Any, samples: int) -> Any:
-    """Every sample twice, in nested containers of tensors too."""
-    return mapped(
-        value, lambda tensor: torch.cat([tensor, tensor]) if tensor.ndim and len(tensor) == samples else tensor
-    )
+def unseen(loss: LossFunction, whole: Part, target: torch.Tensor) -> set[int]:
+    """Values of a target at which the gradient in the outputs is zero, wherever they are."""
+    source = mapped(whole.source, lambda t: t.detach().requires_grad_() if t.is_floating_point() else t)
+    leaves = [t for t in tensors_of(source) if t.requires_grad]
+    try:
+        gradients = torch.autograd.grad(loss(source, target), leaves, allow_unused=True)
+    except RuntimeError:
+        return set()
+    found: set[int] = set()
+    for gradient in gradients:
+        for axis in (-1, 1):
+            if gradient is None or gradient.ndim < 2 or gradient.numel() != target.numel() * gradient.shape[axis]:
+                continue
+            zero = (gradient.nan_to_num() == 0).all(axis).flatten()
+            values = target.flatten()
+            found |= set(values[zero].unique().tolist()) - set(values[~zero].unique().tolist())
+    return found
+
+
+def constituents(loss_fn: LossFunction) -> tuple[list[int], list[torch.Tensor]]:
+    """Integers and vectors that a loss is made of: perhaps values that it ignores and class weights."""
+    values: list[Any] = []
+    if isinstance(loss_fn, partial):
+        values += [loss_fn.func, *loss_fn.args, *loss_fn.keywords.values()]
+    elif isinstance(loss_fn, nn.Module):
+        values += [loss_fn, *vars(loss_fn).values(), *loss_fn.buffers(), *loss_fn.modules()]
+    else:
+        function = inspect.unwrap(getattr(loss_fn, "__func__", loss_fn))
+        if not inspect.isfunction(function):
+            # an object that can be called
+            values += getattr(loss_fn, "__dict__", {}).values()
+        else:
+            variables = inspect.getclosurevars(function)
+            values += [*variables.nonlocals.values(), *variables.globals.values(), *function.__code__.co_consts]
+            values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for value in list(values):
+        if isinstance(value, (nn.CrossEntropyLoss, nn.NLLLoss)):
+            values += [value.ignore_index, value.weight]
+        elif isinstance(value, partial):
+            values += value.keywords.values()
+    numbers = {value for value in values if isinstance(value, int) and not isinstance(value, bool)}
+    vectors = [v for v in values if isinstance(v, torch.Tensor) and v.ndim == 1 and v.is_floating_point()]
+    return sorted(numbers), list({id(vector): vector.detach() for vector in vectors}.values())
+
+
+def own_labels(given: Part) -> Part:
+    """The same, but labels among the inputs are no other input too, as those of a causal model may be."""
+    target = given.target
+    if not isinstance(given.source, Mapping) or not isinstance(target, torch.Tensor):
+        return given
+    own = target.clone()
+    source = {name: own if name in LABELS and value is target else value for name, value in given.source.items()}
+    return replace(given, source=source, target=own)
+
+
+def halves(whole: Part, order: torch.Tensor) -> Iterator[Split]:
+    """The samples in an order, cut in the middle."""
+    if len(order) > 1:
+        middle = len(order) // 2
+        yield whole.rows(order), [whole.rows(order[:middle]), whole.rows(order[middle:])]
+
+
+def doubled(whole: Part) -> Split:
+    """Every sample twice."""
+    return whole.and_(whole), [whole, whole]
+
+
+def along(piece: slice, samples: int, length: int, tensor: torch.Tensor) -> torch.Tensor:
+    """Some positions of sequences (N, T, …), (N, V, T) or (N T, …)."""
+    if tensor.ndim and len(tensor) == samples * length and samples > 1:
+        return tensor.unflatten(0, (samples, length))[:, piece].flatten(0, 1)
+    axes = [k for k in range(1, tensor.ndim) if tensor.shape[k] == length]
+    if len(axes) > 1:
+        raise ValueError("which axis has the positions is not known")
+    if not axes or len(tensor) != samples:
+        return tensor
+    return tensor[(slice(None),) * axes[0] + (piece,)]
+
+
+def is_label(tensor: torch.Tensor) -> bool:
+    """Whether the entries are integers."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def is_mask(tensor: torch.Tensor) -> bool:
+    """Whether the entries are zeros and ones."""
+    return tensor.dtype == torch.bool or bool(((tensor == 0) | (tensor == 1)).all())
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor where a target without meaning is an error, not the end of the process."""
+    return tensor.detach().cpu()
 
 
 def same(first: float, second: float) -> bool:
     """Whether two losses are equal up to rounding in float32."""
     return math.isclose(first, second, rel_tol=1e-5)
+
+
+def close(first: float, second: float) -> bool:
+    """Whether two shares are equal up to rounding."""
+    return math.isclose(first, second, rel_tol=1e-12)

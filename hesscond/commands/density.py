@@ -26,12 +26,12 @@ from hesscond.commands.options import (
     parse_size,
 )
 from hesscond.commands.printing import sign_of_life, stdout
-from hesscond.commands.processes import Share, own_device, processes
+from hesscond.commands.processes import own_device, own_share, processes
 from hesscond.errors import ConfigError
 from hesscond.hessians import GGNOperator, HessianOperator, NullDirections, combined, network_null_directions
-from hesscond.network_probe import agreed
+from hesscond.network_probe import agreed, shared
 from hesscond.operators import SymmetricOperator
-from hesscond.operators.parallel import DataParallel, Team
+from hesscond.operators.parallel import Team
 from hesscond.report import density_figure, save_figure
 from hesscond.report.density import percent, with_error
 from hesscond.report.saving import METADATA
@@ -136,12 +136,14 @@ def run_density(
     target: Target, request: Request, spec: str, say: Callable[[str], None], group: ProcessGroup | None
 ) -> Found:
     """Make the operator, look for its null space, and measure."""
-    data: Any = target.data if group is None else Share(target.data, group.rank(), group.size())
+    data, weight = own_share(target, group)
     half: dict[str, Any] = {} if request.memory is None else {"memory": request.memory / 2}
     common: dict[str, Any] = {"dtype": request.dtype, **half}
 
     def local() -> HessianOperator | GGNOperator:
-        return MATRICES[request.matrix](target.model, target.loss_fn, data, layers=request.layers, **common)
+        return MATRICES[request.matrix](
+            target.model, target.loss_fn, data, layers=request.layers, weight=weight, **common
+        )
 
     say(f"linearizing {spec}")
     null: list[NullDirections] = []
@@ -153,8 +155,7 @@ def run_density(
     else:
         # what is null for the share of one process need not be so for that of another
         team = Team(group)
-        shared = agreed(team, local)  # type: ignore[arg-type]
-        operator = DataParallel(shared, shared.local_mass, team)
+        operator = shared(agreed(team, local), team)  # type: ignore[arg-type]
     found = spectral_density(
         operator,
         probes=request.probes,

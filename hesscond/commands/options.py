@@ -55,7 +55,9 @@ def causes_shown(wanted: bool) -> Iterator[None]:
 def explained(error: Exception, spec: str) -> str | None:
     """The sentence for an exception during a probe; None for a fault of hesscond."""
     # hesscond watches the operations of the model: those frames are on the way to the operation that failed
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name != "__torch_function__"]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if f.name not in ("__torch_function__", "in_float64")
+    ]
     where = user_failure(error, Path(spec.rpartition(":")[0]))
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
         return f"out of memory: take fewer samples, --layers or --units, or set --memory ({one_line(error)})"

@@ -28,7 +28,7 @@ from hesscond.commands.options import (
     parse_size,
 )
 from hesscond.commands.printing import sign_of_life, stdout
-from hesscond.commands.processes import Share, own_device, processes
+from hesscond.commands.processes import own_device, own_share, processes
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.export import json_rows
 from hesscond.methods import parse
@@ -150,8 +150,8 @@ def run_probe(
     """Probe, layer by layer, and turn what the user's code raises into one sentence."""
     with one_sentence(spec):
         say(f"probing {spec}")
-        data: Any = target.data if group is None else Share(target.data, group.rank(), group.size())
-        result = hesscond.probe(target.model, target.loss_fn, data, **request.options(), group=group)
+        data, weight = own_share(target, group)
+        result = hesscond.probe(target.model, target.loss_fn, data, **request.options(), weight=weight, group=group)
         for number, (name, layer) in enumerate(result.items(), 1):
             say(f"κ of {name} ({number} of {len(result)})")
             _ = layer.kappa  # computed here and kept
@@ -185,7 +185,7 @@ def with_layers(
     if group is None:
         own = replace(request, level="layer")
         try:
-            layers = hesscond.probe(target.model, target.loss_fn, target.data, **own.options())
+            layers = hesscond.probe(target.model, target.loss_fn, target.data, **own.options(), weight=target.weight)
         except CaptureError as error:
             result.skipped["the layers by themselves"] = str(error)
         else:

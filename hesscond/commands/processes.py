@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import distributed
 
+from hesscond.capture.weighting import BatchWeight
 from hesscond.errors import ConfigError
+from hesscond.target import Target
 
 
 @contextmanager
@@ -67,3 +69,11 @@ class Share:
 
     def __iter__(self) -> Iterator[Any]:
         return islice(iter(self.source), self.rank, None, self.size)
+
+
+def own_share(target: Target, group: distributed.ProcessGroup | None) -> tuple[Any, BatchWeight | None]:
+    """The data of this process, and what their batches count."""
+    if group is None:
+        return target.data, target.weight
+    rank, size, weight = group.rank(), group.size(), target.weight
+    return Share(target.data, rank, size), weight if weight is None or callable(weight) else weight[rank::size]

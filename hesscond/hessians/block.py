@@ -10,6 +10,9 @@ import torch
 from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.spectra import ConditionNumber
 
+#: A relative error of H of 1e-8 is one of these in its factor's column norms, in units of round-off and absolutely.
+LOST_IN_SQUARE, LOST_IN_FACTOR = 1e-4, 1e8
+
 
 class BlockHessian(ABC):
     """The Hessian H of the loss in the parameters of one unit or layer, in plain or preconditioned coordinates.
@@ -34,6 +37,17 @@ class BlockHessian(ABC):
     def diagonal(self) -> torch.Tensor:
         """(k,) the diagonal of H, float64."""
         return self.matrix().diagonal()
+
+    def product(self, vectors: torch.Tensor, P: Preconditioner | None = None) -> torch.Tensor:
+        """H V or PᵀHP V (k, c) for V (k, c), float64."""
+        return self.matrix(P) @ vectors
+
+    def scales(self) -> torch.Tensor:
+        """(k,) the sizes d of the parameters' shares in H, whose entry (i, j) is of the size d_i d_j at most.
+
+        They are no smaller than what keeps the round-off of H below 1e-8 of that.
+        """
+        return self.diagonal().abs().sqrt()
 
     @abstractmethod
     def condition_numbers(

@@ -30,7 +30,10 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
     curvature = captured.curvature
     columns = [captured.column(unit) for unit in units]
     if isinstance(curvature, Formed):
-        return [FormedHessian(curvature.matrices[column], curvature.spread, curvature.terms) for column in columns]
+        return [
+            FormedHessian(curvature.matrices[column], curvature.spread, curvature.terms, vanishing=captured.vanishing)
+            for column in columns
+        ]
     if isinstance(curvature, Diagonal):
         inputs = captured.inputs
         if inputs.geometry.groups == 1:
@@ -44,10 +47,13 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
             if curvature.norm is not None:
                 spread = (curvature.norm * rows.square().sum(0)).sqrt()
             if curvature.error is None or not curvature.error[:, column].any():
-                found.append(FactoredHessian(rows, root, sign, spread=spread))
+                found.append(FactoredHessian(rows, root, sign, spread=spread, vanishing=captured.loses_entries))
             else:
                 error = curvature.error[:, column, None] * rows.abs()
-                found.append(FactoredHessian(rows * root[:, None], None, sign, error, spread=spread))
+                scaled = rows * root[:, None]
+                found.append(
+                    FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=captured.loses_entries)
+                )
         return found
     own = captured.narrowed(units)
     assert isinstance(own.curvature, Factor)
@@ -60,8 +66,8 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
         sign = None if signs is None else signs[:, :, min(column, signs.shape[2] - 1)].flatten()
         # a block's rows span no more than its active positions
         active = (B[:, :, column] != 0).any(0).sum(1)
-        limit = int(torch.minimum(terms[:, :, column].sum(0), active).sum())
-        found.append(FactoredHessian(rows, None, mixed(sign), errors[column], 1, limit, spread))
+        limit = None if captured.vanishing else int(torch.minimum(terms[:, :, column].sum(0), active).sum())
+        found.append(FactoredHessian(rows, None, mixed(sign), errors[column], 1, limit, spread, captured.vanishing))
     return found
 
 
@@ -75,8 +81,12 @@ def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
     curvature = captured.curvature
     units = captured.inputs.geometry.units
     if isinstance(curvature, Formed):
-        return FormedHessian(curvature.matrices[0], curvature.spread, curvature.terms, units)
+        return FormedHessian(curvature.matrices[0], curvature.spread, curvature.terms, units, captured.vanishing)
+    assert isinstance(curvature, Factor)
     layer = LayerHessian(captured, memory)
+    if layer.count == 0:
+        # the loss is nowhere curved
+        return FactoredHessian(curvature.B.new_zeros(1, layer.order), None, None, units=units)
     if layer.order <= layer.count or layer.order * layer.count <= SMALL:
         return layer.dense()
     return layer
@@ -88,7 +98,8 @@ def unit_conditions(
     """κ of every captured unit, in batches where S ≥ 0 and is known to the last digits."""
     curvature = captured.curvature
     one_group = captured.inputs.geometry.groups == 1
-    if isinstance(curvature, Diagonal) and curvature.sign is curvature.error is curvature.norm is None and one_group:
+    together = one_group and not captured.loses_entries
+    if isinstance(curvature, Diagonal) and curvature.sign is curvature.error is curvature.norm is None and together:
         rows = captured.H_hat if P is None else P.right_multiply(captured.H_hat)
         bounds = [partial(rank_bound, captured, unit, memory) for unit in captured.units]
         return scaled_gram_conditions(rows, curvature.root, rtol=rtol, rank_bounds=bounds)
@@ -96,7 +107,9 @@ def unit_conditions(
     for units in runs(captured, memory):
         hessians = unit_hessians(captured, units, memory)
         batch = [
-            h for h in hessians if isinstance(h, FactoredHessian) and h.sign is h.spread is None and h.root is None
+            h
+            for h in hessians
+            if isinstance(h, FactoredHessian) and h.sign is h.spread is h.root is None and not h.vanishing
         ]
         if len(batch) < len(hessians) or len(batch) == 1:
             conditions += [hessian.condition_number(P, rtol=rtol) for hessian in hessians]

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import nn
 
-from hesscond.capture.layers import TRANSPOSED, checked_units, chosen_layers
+from hesscond.capture.layers import (
+    ELIGIBLE,
+    TRANSPOSED,
+    Geometry,
+    checked_units,
+    chosen_layers,
+    chosen_modules,
+)
 from hesscond.errors import ConfigError
 from hesscond.hessians.block import BlockHessian
 from hesscond.hessians.network import HessianOperator
@@ -36,6 +43,16 @@ class Chart(ABC):
     def at(self, hessian: BlockHessian) -> Preconditioner | None:
         """The P that local coordinates are for the Hessian of a unit or layer at hand; None: they are not local."""
         return None
+
+    def units(self, model: nn.Module, layer: str, units: Sequence[int] | None) -> tuple[int, ...]:
+        """The units of a layer that were asked for (None: all).
+
+        Raises
+        ------
+        ConfigError
+            No such layer or unit.
+        """
+        return checked_units(layer, chosen_layers(model, [layer])[layer], units)
 
     @abstractmethod
     def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
@@ -69,11 +86,11 @@ class Selection(LinearOperator):
 
 
 class Reparametrized(Chart):
-    """The parameters θ behind a layer's weight W(θ), as `torch.nn.utils.parametrize` keeps them, and its bias.
+    """The parameters θ of a module of any kind, such as those behind a weight W(θ), and its bias.
 
-    A unit's are its bias and its rows of every parameter of the layer whose first dimension is that of the units; H in
-    them has all of the dependence of the other units' weights on them. The order is bias first, then the parameters as
-    the module lists them, unit by unit for a unit and one after another for the layer.
+    A unit's are its rows of every parameter of the module whose first dimension is that of the units: H in them has all
+    of the dependence of the other units' weights on them. The order is bias first, then the parameters as the module
+    lists them, unit by unit for a unit and one after another for the layer.
 
     Parameters
     ----------
@@ -86,6 +103,53 @@ class Reparametrized(Chart):
     def __init__(self, model: nn.Module, name: str) -> None:
         self.model, self.name = model, name
 
+    def parameters(self, layer: str) -> dict[str, nn.Parameter]:
+        """θ of a module, by their names in the model, biases first.
+
+        Raises
+        ------
+        ConfigError
+            No such module, or one without parameters.
+        """
+        module = chosen_modules(self.model, [layer])[layer]
+        prefix = "" if module is self.model else f"{layer}."
+        found = {f"{prefix}{name}": p for name, p in module.named_parameters()}
+        # False sorts first
+        return {name: found[name] for name in sorted(found, key=lambda name: not name.endswith("bias"))}
+
+    def units(self, model: nn.Module, layer: str, units: Sequence[int] | None) -> tuple[int, ...]:
+        """The units that were asked for (None: all): those of a dense or convolutional layer, or rows of the first θ.
+
+        Raises
+        ------
+        ConfigError
+            A transposed convolution, whose rows are not units; no such unit.
+        """
+        module = chosen_modules(self.model, [layer])[layer]
+        if isinstance(module, TRANSPOSED):
+            raise ConfigError(
+                f"layer {layer!r} is a transposed convolution whose weight is computed: its units are not rows of its "
+                "parameters, use level='layer'"
+            )
+        count = self._count(layer)
+        chosen = tuple(range(count)) if units is None else tuple(units)
+        for unit in chosen:
+            if not 0 <= unit < count:
+                raise ConfigError(f"unit {unit} is out of range: layer {layer!r} has units 0 to {count - 1}")
+        return chosen
+
+    def _count(self, layer: str) -> int:
+        module = chosen_modules(self.model, [layer])[layer]
+        if isinstance(module, ELIGIBLE):
+            return Geometry.of(module).units
+        own = [p for p in module.parameters(recurse=False) if p.ndim]
+        if not own:
+            raise ConfigError(
+                f"layer {layer!r}, a {type(module).__name__}, has no parameters of its own to split into units: use "
+                "level='layer'"
+            )
+        return len(own[0])
+
     def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
         """∇²L in the parameters of the layer, or its rows and columns of one unit.
 
@@ -94,22 +158,16 @@ class Reparametrized(Chart):
         ConfigError
             No such layer or unit; a transposed convolution, whose rows are not units; no parameter of the unit alone.
         """
-        module = chosen_layers(self.model, [layer])[layer]
-        prefix = "" if module is self.model else f"{layer}."
-        parameters = {f"{prefix}{name}": p for name, p in module.named_parameters()}
-        # False sorts first: the bias leads
-        names = sorted(parameters, key=lambda name: not name.endswith("bias"))
-        H = hessian(parameters=names)
+        parameters = self.parameters(layer)
+        H = hessian(parameters=list(parameters))
         if unit is None:
             return H
-        if isinstance(module, TRANSPOSED):
-            raise ConfigError(f"layer {layer!r} is a transposed convolution: its units are not rows of its parameters")
-        checked_units(layer, module, [unit])
-        units, chosen = module.weight.shape[0], []
-        for name in names:
+        self.units(self.model, layer, [unit])
+        count, chosen = self._count(layer), []
+        for name, parameter in parameters.items():
             where = torch.arange(H.parts[name].start, H.parts[name].stop, device=H.device)
-            if parameters[name].ndim and len(parameters[name]) == units:
-                chosen.append(where.view(units, -1)[unit])
+            if parameter.ndim and len(parameter) == count:
+                chosen.append(where.view(count, -1)[unit])
         if not chosen:
             raise ConfigError(f"no parameter of layer {layer!r} belongs to one unit: use level='layer'")
         return Congruence(H, Selection(H.order, torch.cat(chosen), dtype=H.dtype))

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from hesscond.capture import EntryBounds
-from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.block import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian
 from hesscond.hessians.preconditioner import Preconditioner, UnitPreconditioner
 from hesscond.spectra import (
     ConditionNumber,
+    factor_condition,
     factor_conditions,
     factor_eigenpairs,
     factor_eigenvalues,
@@ -20,6 +21,7 @@ from hesscond.spectra import (
     signed_eigenpairs,
     signed_eigenvalues,
 )
+from hesscond.spectra.condition import unresolved
 from hesscond.spectra.factored import EPS, error_factor
 
 
@@ -44,6 +46,8 @@ class FactoredHessian(BlockHessian):
         An upper bound of the rank that is known from elsewhere.
     spread : (u n̂,) or None
         d such that round-off in S changes entry (k, l) of H by eps·d_k·d_l; None: S has none.
+    vanishing
+        Whether zeros of S may be numbers that double precision does not hold, so that they bound no rank.
     """
 
     rows: torch.Tensor
@@ -53,6 +57,7 @@ class FactoredHessian(BlockHessian):
     units: int = 1
     rank_limit: int | None = None
     spread: torch.Tensor | None = None
+    vanishing: bool = False
 
     @property
     def order(self) -> int:
@@ -74,6 +79,22 @@ class FactoredHessian(BlockHessian):
         squares = self.factor().square()
         return (squares if self.sign is None else squares * self.sign[:, None]).sum(0)
 
+    def product(self, vectors: torch.Tensor, P: Preconditioner | None = None) -> torch.Tensor:
+        """H V or PᵀHP V (k, c), from the factor."""
+        F = self.factor(P)
+        images = F @ vectors
+        return F.T @ (images if self.sign is None else images * self.sign[:, None])
+
+    def scales(self) -> torch.Tensor:
+        """(k,) the norms of the factor's columns, as far as they are known."""
+        found = torch.linalg.vector_norm(self.factor(), dim=0)
+        if self.spread is not None:
+            found = torch.maximum(found, LOST_IN_SQUARE * self.spread)
+        if self.row_error is not None:
+            error = self.row_error.entries() if isinstance(self.row_error, EntryBounds) else self.row_error
+            found = torch.maximum(found, LOST_IN_FACTOR * (error if error.ndim == 1 else error.norm(dim=0)))
+        return found
+
     def condition_numbers(
         self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
@@ -81,18 +102,31 @@ class FactoredHessian(BlockHessian):
         factors = [self.factor(P) for P in coordinates]
         errors = [self.factor_error(P) for P in coordinates]
         if self.sign is None and self.spread is None:
-            return factor_conditions(factors, rank_bound=self.rank_bound, rtol=rtol, error=errors)
+            found = factor_conditions(factors, rank_bound=self.rank_bound, rtol=rtol, error=errors)
+        else:
+            found = [
+                signed_condition(
+                    factor,
+                    self._signs,
+                    rank_bound=self.rank_bound,
+                    rtol=rtol,
+                    error=error,
+                    spread=spread_in(self.spread, P, self.units),
+                )
+                for P, factor, error in zip(coordinates, factors, errors, strict=True)
+            ]
+        if not self.vanishing:
+            return found
         return [
-            signed_condition(
-                factor,
-                self._signs,
-                rank_bound=self.rank_bound,
-                rtol=rtol,
-                error=float(np.linalg.norm(error)),
-                noise=noise_of(self.spread, P, self.units),
-            )
-            for P, factor, error in zip(coordinates, factors, errors, strict=True)
+            unresolved(condition) if condition.resolved and condition.rank < self._span(P) else condition
+            for P, condition in zip(coordinates, found, strict=True)
         ]
+
+    def _span(self, P: Preconditioner | None) -> int:
+        """The rank that H has if no entry of S is zero; a bound of it where Ĥ is not at hand."""
+        if self.root is None:
+            return self.rank_bound()
+        return factor_condition(self.rows if P is None else multiplied(self.rows, P, self.units)).rank
 
     @property
     def _signs(self) -> torch.Tensor:
@@ -102,7 +136,7 @@ class FactoredHessian(BlockHessian):
         """All nonzero eigenvalues, descending."""
         F, condition = self.factor(P), self.condition_number(P)
         if self.sign is not None or self.spread is not None:
-            values = signed_eigenvalues(F, self._signs, condition.rank)
+            values = signed_eigenvalues(F, self._signs, condition)
         else:
             values = factor_eigenvalues(F, condition)
         return torch.from_numpy(np.ascontiguousarray(values)).to(F.device)
@@ -111,7 +145,7 @@ class FactoredHessian(BlockHessian):
         """All nonzero eigenvalues, descending, and their eigenvectors."""
         F, condition = self.factor(P), self.condition_number(P)
         if self.sign is not None or self.spread is not None:
-            pairs = signed_eigenpairs(F, self._signs, condition.rank)
+            pairs = signed_eigenpairs(F, self._signs, condition)
         else:
             pairs = factor_eigenpairs(F, condition)
         values, vectors = (torch.from_numpy(np.ascontiguousarray(part)).to(F.device) for part in pairs)
@@ -124,8 +158,10 @@ class FactoredHessian(BlockHessian):
         """
         known = self.order if self.rank_limit is None else self.rank_limit
         if self.root is None:
+            if self.vanishing:
+                return min(known, *self.rows.shape)
             return min(known, int((self.rows != 0).any(1).sum()), int((self.rows != 0).any(0).sum()))
-        active = torch.unique(self.rows[self.root != 0], dim=0)
+        active = torch.unique(self.rows if self.vanishing else self.rows[self.root != 0], dim=0)
         if len(active) == 0:
             return 0
         low, high = active.amin(0), active.amax(0)
@@ -155,13 +191,19 @@ class FactoredHessian(BlockHessian):
         return carried(per_column[None], absolute, self.units)[0].cpu().numpy()
 
 
-def noise_of(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> float:
-    """eps·‖|P|ᵀd‖², the round-off in PᵀHP that d stands for."""
+def spread_in(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> np.ndarray | None:
+    """|P|ᵀd, which is for PᵀHP what d is for H."""
     if spread is None:
-        return 0.0
+        return None
     if P is not None:
-        spread = carried(spread[None], P.matrices(units, len(spread) // units, spread.device).abs(), units)
-    return EPS * float(spread.square().sum())
+        spread = carried(spread[None], P.matrices(units, len(spread) // units, spread.device).abs(), units)[0]
+    return spread.cpu().numpy()
+
+
+def noise_of(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> float:
+    """‖|P|ᵀd‖², the round-off in PᵀHP that d stands for in units of eps."""
+    found = spread_in(spread, P, units)
+    return 0.0 if found is None else float(found @ found)
 
 
 def carried(rows: torch.Tensor, matrices: torch.Tensor, units: int) -> torch.Tensor:

@@ -11,11 +11,11 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from hesscond.capture import Batch, LossFunction
-from hesscond.capture.batches import Batches, is_batch
+from hesscond.capture.batches import Batches
 from hesscond.capture.forward import Call
+from hesscond.capture.graph import is_transformed
 from hesscond.capture.request import Request
 from hesscond.capture.snapshot import Snapshot
-from hesscond.capture.weighting import mass
 from hesscond.hessians.kronecker import CHUNK, Terms, add_rows
 from hesscond.hessians.null_rows import RowSpace, row_space
 from hesscond.hessians.placement import Placement
@@ -29,10 +29,12 @@ class FirstLayers:
     ----------
     snapshot
         The model, differentiable in the parameters in question.
-    loss_fn, data, reduction
+    loss_fn, data
         The loss of the data set.
     layers
         Candidates.
+    weights
+        What each batch counts.
     memory
         Bytes that batches may take which can be read only once.
 
@@ -48,12 +50,12 @@ class FirstLayers:
         loss_fn: LossFunction,
         data: Batch | Iterable[Batch],
         layers: Sequence[Placement],
+        weights: Sequence[float],
         *,
         memory: int,
-        reduction: str | None,
     ) -> None:
-        self._snapshot, self._loss_fn, self._reduction = snapshot, loss_fn, reduction
-        self._batches, self._single = Batches(data, snapshot.gpus, memory), is_batch(data)
+        self._snapshot, self._loss_fn, self._weights = snapshot, loss_fn, weights
+        self._batches = Batches(data, snapshot.gpus, memory)
         self._layers = {placement.name: placement for placement in layers}
         blocks: dict[str, list[StreamedBlock]] = {}
         for terms in self._terms():
@@ -90,7 +92,7 @@ class FirstLayers:
             seen = {name: calls for name, calls in seen.items() if calls}
             if not seen or not evaluation.loss.requires_grad:
                 continue
-            if not self._single and mass(self._loss_fn, evaluation, self._reduction) == 0:
+            if self._weights[drawn.number] == 0:
                 continue
             edges = [edge for calls in seen.values() for _, edge in calls]
             gradients = iter(torch.autograd.grad(evaluation.loss, edges, allow_unused=True))
@@ -110,7 +112,7 @@ class FirstLayers:
 
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> None:
             x = args[0] if args else kwargs["input"]
-            if x.requires_grad:
+            if x.requires_grad or not output.requires_grad or is_transformed(x) or is_transformed(output):
                 dependent.add(name)
             calls = seen.setdefault(name, [])
             if dependent:

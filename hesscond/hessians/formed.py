@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.block import LOST_IN_SQUARE, BlockHessian
 from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.spectra import ConditionNumber
-from hesscond.spectra.condition import NOISE
-from hesscond.spectra.factored import EPS, as_matrix, error_factor
-from hesscond.spectra.symmetric import symmetric_condition
+from hesscond.spectra.condition import unresolved
+from hesscond.spectra.factored import as_array, as_matrix
+from hesscond.spectra.symmetric import rounded_condition
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,15 @@ class FormedHessian(BlockHessian):
         How many products were summed up for an entry.
     units
         Number of units, on each of which a preconditioner acts.
+    vanishing
+        Whether what was summed up may lack numbers that double precision does not hold: no small eigenvalue is zero.
     """
 
     H: torch.Tensor
     spread: torch.Tensor
     terms: int
     units: int = 1
+    vanishing: bool = False
 
     @property
     def order(self) -> int:
@@ -52,6 +55,10 @@ class FormedHessian(BlockHessian):
         matrices = P.matrices(self.units, self.order // self.units, self.H.device)
         return torch.block_diag(*matrices.expand(self.units, -1, -1))
 
+    def scales(self) -> torch.Tensor:
+        """(k,) the roots of the diagonal, as far as they are known."""
+        return torch.maximum(self.diagonal().abs().sqrt(), LOST_IN_SQUARE * self.spread)
+
     def condition_numbers(
         self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
@@ -59,15 +66,9 @@ class FormedHessian(BlockHessian):
         conditions = []
         for P in coordinates:
             spread = self.spread if P is None else self._dense(P).abs().T @ self.spread
-            size = EPS * float(spread.square().sum())
-            conditions.append(
-                symmetric_condition(
-                    as_matrix(self.matrix(P)),
-                    rtol=rtol,
-                    error=error_factor(self.terms, self.order) * size,
-                    floor=NOISE * size,
-                )
-            )
+            found = rounded_condition(as_matrix(self.matrix(P)), as_array(spread), terms=self.terms, rtol=rtol)
+            deficient = found.resolved and found.rank < self.order
+            conditions.append(unresolved(found) if deficient and self.vanishing else found)
         return conditions
 
     def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:

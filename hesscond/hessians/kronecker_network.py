@@ -6,7 +6,6 @@ each: good enough for a preconditioner, and positive semidefinite whatever the n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,12 +14,11 @@ import torch
 from torch import nn
 
 from hesscond.capture import MEMORY, Batch, LossFunction
-from hesscond.capture.batches import Batches, is_batch
+from hesscond.capture.batches import Batches
 from hesscond.capture.curved import CurvedNode, SoftmaxNode, curved_nodes
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.randomness import gpus_of
 from hesscond.capture.request import Request
-from hesscond.capture.weighting import mass
 from hesscond.hessians.kronecker import KroneckerBasis, KroneckerFactors, Terms
 from hesscond.hessians.placement import Placement, covered, placements
 from hesscond.hessians.stream_operator import NetworkOperator
@@ -73,7 +71,6 @@ def network_inverse(
     *,
     dtype: torch.dtype | None = torch.float64,
     memory: float = MEMORY,
-    reduction: str | None = None,
     null_space: Subspace | None = None,
     seed: int = 0,
 ) -> BlockInverse:
@@ -86,7 +83,7 @@ def network_inverse(
     ----------
     operator
         Its layout is taken over, and a few products with it.
-    model, loss_fn, data, dtype, reduction
+    model, loss_fn, data, dtype
         What it was made from.
     memory
         Bytes that batches may take which can be read only once.
@@ -102,26 +99,22 @@ def network_inverse(
         generator = torch.Generator().manual_seed(seed)
         for drawn in batches:
             forward = forward_pass(model, loss_fn, drawn.batch, layers, dtype)
-            m = 1.0 if is_batch(data) else mass(loss_fn, forward, reduction)
-            if m:
-                masses.append(m)
-                yield from sampled_terms(forward, layers, 1.0 if math.isnan(m) else m, generator)
+            if m := operator.weights[drawn.number]:
+                yield from sampled_terms(forward, layers, m, generator)
 
     factors: dict[str, KroneckerFactors] = {}
-    masses: list[float] = []
     bases: dict[str, KroneckerBasis] = {}
-    total = 1.0
     # there are none if their weights are computed from other parameters, or the parameters are of other modules
     if layers:
         for own in terms():
             placement = layers[own.name]
             factors.setdefault(own.name, KroneckerFactors(placement.geometry, placement.index.shape[1])).add(own)
-        total = 1.0 if math.isnan(sum(masses)) else sum(masses)
         bases = {name: own.basis() for name, own in factors.items()}
         for own in terms():
             bases[own.name].add(own)
     blocks: list[tuple[torch.Tensor, ApproximateInverse]] = [
-        (layers[name].index.flatten().to(operator.device), basis.inverse(total)) for name, basis in bases.items()
+        (layers[name].index.flatten().to(operator.device), basis.inverse(operator.total_mass))
+        for name, basis in bases.items()
     ]
     rest = (~covered([layers[name] for name in bases], operator.order)).nonzero()[:, 0].to(operator.device)
     if len(rest):
@@ -150,6 +143,8 @@ def sampled_terms(
     """Random rank-one terms of each layer: Jᵀb of random b with the curvature of the loss for their mean of bbᵀ."""
     nodes = curved_nodes(forward.loss)
     requests = [Request(name, layers[name].layer, calls, (), True) for name, calls in forward.calls.items() if calls]
+    if not requests:
+        return
     deltas = [delta for request in requests for delta in request.deltas]
     draws = max(1, min(MOST, -(-SAMPLES // forward.samples)))
     found: list[list[torch.Tensor]] = [[] for _ in requests]

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from hesscond.capture import Factor, LayerCapture
+from hesscond.capture.captured import MERGED
 from hesscond.errors import CaptureError
-from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.block import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian
 from hesscond.hessians.factored import FactoredHessian, multiplied, noise_of
 from hesscond.hessians.preconditioner import Preconditioner, UnitPreconditioner
 from hesscond.spectra import (
@@ -22,6 +23,7 @@ from hesscond.spectra import (
     factor_eigenvalues,
     signed_eigenvalues,
 )
+from hesscond.spectra.condition import unresolved
 from hesscond.spectra.factored import EPS, error_factor
 from hesscond.spectra.threads import side_by_side, threads_for
 
@@ -116,7 +118,41 @@ class LayerHessian(BlockHessian):
         by_unit = [self.captured.row_rounding([unit])[0] for unit in range(self.units)]
         errors = [bounds.entries() for bounds in by_unit if bounds is not None]
         error = torch.cat(errors, 1) if errors else None
-        return FactoredHessian(rows, None, self.sign, error, self.units, self.rank_bound(), self._spread)
+        return FactoredHessian(
+            rows, None, self.sign, error, self.units, self.rank_bound(), self._spread, self.captured.vanishing
+        )
+
+    def product(self, vectors: torch.Tensor, P: Preconditioner | None = None) -> torch.Tensor:
+        """H V or PᵀHP V (k, c), without F where there is one position a sample."""
+        if isinstance(P, UnitPreconditioner):
+            return self.dense().product(vectors, P)
+        B = self._factor.B
+        signs = None if self.sign is None else self.sign.view(B.shape[:2])[..., None]
+        by_unit = vectors.unflatten(0, (self.units, -1))
+        if self._one_position:
+            rows, b = self._rows(P), B[..., 0]
+            images = torch.einsum("rju,juc->rjc", b, torch.einsum("jk,ukc->juc", rows, by_unit))
+            images = images if signs is None else images * signs
+            return torch.einsum("juc,jk->ukc", torch.einsum("rju,rjc->juc", b, images), rows).flatten(0, 1)
+        images, start = vectors.new_zeros(self.count, vectors.shape[1]), 0
+        for panel in self._unit_panels(P):
+            images += (panel @ by_unit[start : start + len(panel)]).sum(0)
+            start += len(panel)
+        if signs is not None:
+            images = images * signs.flatten()[:, None]
+        return torch.cat([(panel.mT @ images).flatten(0, 1) for panel in self._unit_panels(P)])
+
+    def scales(self) -> torch.Tensor:
+        """(k,) the norms of the columns of F, as far as they are known."""
+        if self._one_position:
+            found = (self._factor.B[..., 0].square().sum(0).T @ self._rows(None).square()).sqrt().flatten()
+        else:
+            found = torch.cat([torch.linalg.vector_norm(panel, dim=1).flatten() for panel in self._unit_panels(None)])
+        if self._spread is not None:
+            found = torch.maximum(found, LOST_IN_SQUARE * self._spread)
+        bounds = [self.captured.row_rounding([unit])[0] for unit in range(self.units)]
+        errors = [(b.sizes.square().sum(0) @ b.lengths.square()).sqrt() for b in bounds if b is not None]
+        return torch.maximum(found, LOST_IN_FACTOR * torch.cat(errors)) if errors else found
 
     def condition_numbers(
         self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
@@ -145,7 +181,8 @@ class LayerHessian(BlockHessian):
                     rtol=rtol,
                     noise=noise_of(self._spread, P, self.units),
                 )
-            conditions.append(found)
+            deficient = found.resolved and found.rank < self.rank_bound()
+            conditions.append(unresolved(found) if deficient and self.captured.vanishing else found)
         return conditions
 
     def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
@@ -155,7 +192,7 @@ class LayerHessian(BlockHessian):
         R, _ = self.triangular(P)
         condition = self.condition_number(P)
         signed = self._signs is not None
-        values = signed_eigenvalues(R.T, self._signs, condition.rank) if signed else factor_eigenvalues(R, condition)
+        values = signed_eigenvalues(R.T, self._signs, condition) if signed else factor_eigenvalues(R, condition)
         return torch.from_numpy(np.ascontiguousarray(values)).to(R.device)
 
     def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -258,14 +295,27 @@ class LayerHessian(BlockHessian):
     def rank_bound(self) -> int:
         """Σ_j of the rank that the rows of block j can have by the zeros of b: terms, or active units and positions."""
         B = self._factor.B
+        parameters = self.captured.inputs.geometry.n_params
+        known = self.order - parameters if sums_to_zero(self.captured) else self.order
+        if self.captured.vanishing:
+            return min(self.count, known)
         terms = (B != 0).any(3).any(2).sum(0)
         active = (B != 0).any(0)
         if not self._one_position:
             # each active unit contributes at most the rank of its rows, which no more than positions
-            return int(torch.minimum(terms, active.flatten(1).sum(1)).sum())
+            return min(known, int(torch.minimum(terms, active.flatten(1).sum(1)).sum()))
         # a sample without features adds nothing
         seen = (self.captured.H_hat != 0).any(1)
-        return int((torch.minimum(terms, active.flatten(1).sum(1)) * seen).sum())
+        return min(known, int((torch.minimum(terms, active.flatten(1).sum(1)) * seen).sum()))
+
+
+def sums_to_zero(captured: LayerCapture) -> bool:
+    """Whether S does not know of a shift of all units together, as of the logits of a softmax: 1 ⊗ ĥ is null then."""
+    curvature = captured.curvature
+    if not isinstance(curvature, Factor) or captured.inputs.geometry.groups != 1:
+        return False
+    B = curvature.B
+    return bool((B.sum(2).abs() <= MERGED * EPS * B.abs().sum(2)).all())
 
 
 def upper(rows: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from hesscond.capture import MEMORY, Batch, Factor, Formed, LayerCapture, LayerInputs, LossFunction, capture
 from hesscond.capture.batches import Batches
+from hesscond.capture.weighting import BatchWeight, Weights
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.kronecker import KroneckerFactors, Terms, eigenbasis_diagonal
 from hesscond.hessians.null_layer import layer_null_directions
@@ -129,12 +129,13 @@ class LayerOperator(SymmetricOperator):
         dtype: torch.dtype | None = torch.float64,
         memory: float | None = None,
         reduction: str | None = None,
+        weight: BatchWeight | None = None,
     ) -> LayerOperator:
         """The operator of a model's layer over a batch or a stream of them, captured one by one.
 
         Parameters
         ----------
-        model, loss_fn, data, dtype, memory, reduction
+        model, loss_fn, data, dtype, memory, reduction, weight
             As for `hesscond.probe`.
         layer
             Its name.
@@ -147,8 +148,9 @@ class LayerOperator(SymmetricOperator):
             A layer that cannot be captured, or not in the memory.
         """
         budget = MEMORY if memory is None else int(memory)
-        parts, masses, taken = [], [], 0
+        parts, taken = [], 0
         batches = Batches(data, [], budget)
+        weights = None if is_single(batches) else Weights(model, loss_fn, dtype, reduction, weight)
         for drawn in batches:
             captures = capture(
                 model,
@@ -158,10 +160,9 @@ class LayerOperator(SymmetricOperator):
                 whole=True,
                 dtype=dtype,
                 memory=budget - taken,
-                weigh=False if is_single(batches) else reduction or True,
+                weights=weights,
             )
-            mass = 1.0 if is_single(batches) else captures.mass or 0.0
-            masses.append(mass)
+            mass = 1.0 if captures.mass is None else captures.mass
             if mass == 0:
                 continue
             captured = captures[layer]
@@ -171,8 +172,8 @@ class LayerOperator(SymmetricOperator):
                     f"layer {layer!r} on {drawn.number + 1} batches takes {taken / 1e9:.3g} GB, more than memory="
                     f"{budget / 1e9:.3g} GB: use HessianOperator(..., layers=[{layer!r}]), which keeps none of it"
                 )
-            parts.append((captured, 1.0 if math.isnan(mass) else mass))
-        total = 1.0 if math.isnan(sum(masses)) else sum(masses)
+            parts.append((captured, mass))
+        total = 1.0 if weights is None else weights.total
         return cls([(captured, mass / total) for captured, mass in parts], memory=max(budget - taken, 0))
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:

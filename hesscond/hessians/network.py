@@ -43,4 +43,4 @@ class GGNOperator(NetworkOperator):
     """
 
     def _linearized(self, evaluation: Evaluation) -> Linearization:
-        return GGNLinearization(evaluation, self._snapshot.leaves, self._loss_fn, self._dtype)
+        return GGNLinearization(evaluation, self._snapshot.leaves, self.loss_fn, self.requested_dtype)

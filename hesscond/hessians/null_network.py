@@ -42,7 +42,6 @@ def network_null_directions(
     *,
     dtype: torch.dtype | None = torch.float64,
     memory: float = MEMORY,
-    reduction: str | None = None,
 ) -> list[NullDirections]:
     """Null directions of an operator of a network, orthogonal to one another, in the order of its parameters.
 
@@ -50,7 +49,7 @@ def network_null_directions(
     ----------
     operator
         The Hessian or the Gauss-Newton matrix: what fails on it is not claimed.
-    model, loss_fn, data, dtype, reduction
+    model, loss_fn, data, dtype
         What it was made from.
     memory
         Bytes that batches may take which can be read only once.
@@ -58,7 +57,7 @@ def network_null_directions(
     layers = placements(operator.layout, model)
     zero = zero_rows(operator)
     snapshot = Snapshot(model, operator.layout.tensors, dtype)
-    first = FirstLayers(snapshot, loss_fn, data, layers, memory=int(memory), reduction=reduction)
+    first = FirstLayers(snapshot, loss_fn, data, layers, operator.weights, memory=int(memory))
     found: list[NullDirections] = []
     for placement in layers:
         found += in_layer(operator, placement, first, zero)

@@ -28,7 +28,7 @@ class OptimalDiagonal(Chart):
     local = True
 
     def at(self, hessian: BlockHessian) -> Scaling | UnitScaling:
-        """D for the Hessian of a unit or a layer.
+        """D for the Hessian of a unit or a layer; 1 where it is zero, as that of a dead unit is.
 
         Raises
         ------
@@ -41,7 +41,10 @@ class OptimalDiagonal(Chart):
                 "the optimal diagonal scaling is defined for positive semidefinite Hessians that come as a factor: "
                 "behind this layer there is something smooth, or the loss is not convex"
             )
-        best = optimal_diagonal_scaling(factored.factor(), side="column")
+        factor = factored.factor()
+        if not factor.any():
+            return diagonal(torch.ones_like(factor[0]), factored.units, self.name)
+        best = optimal_diagonal_scaling(factor, side="column")
         return diagonal(torch.from_numpy(best.column).to(factored.rows.device), factored.units, self.name)
 
     def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hesscond.capture import Geometry, Layer, eligible_layers
-from hesscond.capture.layers import unit_weights
+from hesscond.capture.layers import has_bias, is_plain, unit_weights
 from hesscond.hessians.parameters import Layout
 
 
@@ -43,15 +43,18 @@ def placements(layout: Layout, model: nn.Module) -> list[Placement]:
     rows = {id(p): number - 1 for p, number in zip(layout.tensors, numbers, strict=True)}
     found = []
     for name, layer in eligible_layers(model).items():
-        weight = rows.pop(id(layer.weight), None)
+        # what a computed weight or a forward pass of its own makes of its parameters is not known
+        if not is_plain(layer):
+            continue
+        weight = rows.pop(id(layer._parameters.get("weight")), None)
         # a layout of some units has no rows for the others
         if weight is None or bool((weight < 0).any()):
             continue
         index = unit_weights(layer, weight[None])[0]
-        bias = None if layer.bias is None else rows.pop(id(layer.bias), None)
+        bias = rows.pop(id(own), None) if (own := layer._parameters.get("bias")) is not None else None
         if bias is not None:
             index = torch.cat([bias[:, None], index], 1)
-        found.append(Placement(name, layer, index, int(layer.bias is not None and bias is None)))
+        found.append(Placement(name, layer, index, int(has_bias(layer) and bias is None)))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -14,8 +13,10 @@ from hesscond.capture.batches import Batches, Drawn, is_batch
 from hesscond.capture.capturing import MEMORY
 from hesscond.capture.evaluation import Batch, Evaluation, LossFunction, is_finite
 from hesscond.capture.graph import refuse_dead_ends
+from hesscond.capture.precision import named
 from hesscond.capture.snapshot import Snapshot
-from hesscond.capture.weighting import mass
+from hesscond.capture.weighting import BatchWeight, Rule, Weights, check_weighting, refuse_nothing
+from hesscond.capture.wrappers import measurable
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 from hesscond.hessians.linearization import Linearization
 from hesscond.hessians.parameters import layout_of
@@ -30,7 +31,7 @@ class NetworkOperator(SymmetricOperator):
     """A = Σ_k m_k A_k / Σ_k m_k over the batches of a data set; a subclass writes how one A_k is linearized.
 
     The m_k are the weights that make the loss Σ m_k L_k / Σ m_k that of the whole data set: the samples of each batch
-    for a mean (see `hesscond.capture.weighting.mass`); all one, undivided, for a sum. The operator is that of the
+    for a mean (see `hesscond.capture.weighting.Weights`); all one, undivided, for a sum. The operator is that of the
     model, its mode and the random state (dropout) at construction, whatever becomes of them later. The model is left
     untouched: mode, gradients, buffers, hooks, random state.
 
@@ -59,6 +60,10 @@ class NetworkOperator(SymmetricOperator):
         A product takes as much again as the parameters for every vector.
     reduction
         For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: found out.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
+    weight
+        For a stream, what a batch counts: a function of its inputs and target, or one number for each batch.
 
     Attributes
     ----------
@@ -70,6 +75,8 @@ class NetworkOperator(SymmetricOperator):
         (n,) the parameters.
     psd
         Whether the graphs prove that the matrix is positive semidefinite.
+    weights, total_mass
+        What each batch counts, and what their weighted sum is divided by.
     retained
         Batches whose graphs are kept, of how many.
 
@@ -93,18 +100,28 @@ class NetworkOperator(SymmetricOperator):
         dtype: torch.dtype | None = torch.float64,
         memory: float | None = None,
         reduction: str | None = None,
+        lift_casts: bool = True,
+        weight: BatchWeight | None = None,
     ) -> None:
-        if reduction not in (None, "mean", "sum"):
-            raise ConfigError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
+        check_weighting(reduction, weight)
         if memory is not None and not memory > 0:
             raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
+        model = measurable(model)
         self.layout = layout_of(model, layers=layers, unit=unit, parameters=parameters)
-        self._snapshot = Snapshot(model, self.layout.tensors, dtype)
-        self._loss_fn, self._dtype, self._reduction = loss_fn, dtype, reduction
+        self._snapshot = Snapshot(model, self.layout.tensors, dtype, lift_casts=lift_casts)
+        self.model, self.loss_fn, self.requested_dtype, self.lift_casts = model, loss_fn, dtype, lift_casts
+        self._weights = Weights(model, loss_fn, dtype, reduction, weight)
         self._single = is_batch(data)
         leaves = self._snapshot.leaves
         if len({leaf.device for leaf in leaves}) > 1:
             raise ConfigError("the parameters are on several devices: an operator needs all of them on one")
+        for name, leaf in zip(self.layout.names, leaves, strict=True):
+            if leaf.dtype not in (torch.float32, torch.float64):
+                kind = "complex" if leaf.is_complex() else f"in {named(leaf.dtype)}"
+                raise CaptureError(
+                    f"the parameter {name!r} is {kind}, in which there is no Hessian to speak of: "
+                    + ("name the others with parameters=" if leaf.is_complex() else "use dtype=torch.float64")
+                )
         point = self.layout.vector_of([leaf.detach() for leaf in leaves])
         super().__init__(self.layout.order, point.dtype, point.device)
         self.point = point
@@ -154,16 +171,17 @@ class NetworkOperator(SymmetricOperator):
         self._batches = Batches(data, snapshot.gpus, room // 2)
         room = room if self._batches.free else room // 2
         self._retained: dict[int, Linearization] = {}
-        self._masses: list[float] = []
+        self.weights: list[float] = []
         taken = largest = 0
         loss, gradient = 0.0, torch.zeros_like(self.point)
         psd, depends = True, False
         for drawn in self._batches:
-            evaluation = snapshot.evaluate(self._loss_fn, drawn.batch)
+            evaluation = snapshot.evaluate(self.loss_fn, drawn.batch)
             # whatever one batch counts, its loss is that of the data
-            self._masses.append(1.0 if self._single else mass(self._loss_fn, evaluation, self._reduction))
-            if self._masses[-1] == 0:
+            self.weights.append(1.0 if self._single else self._weights.add(drawn.batch, evaluation))
+            if self.weights[-1] == 0:
                 continue
+            refuse_nothing(self.loss_fn, evaluation)
             linearization = self._linearized(evaluation)
             refuse_dead_ends(linearization.ends())
             if not depends and linearization.depends:
@@ -171,8 +189,8 @@ class NetworkOperator(SymmetricOperator):
                 self._checked(self._product(linearization, torch.ones_like(self.point)))
             depends |= linearization.depends
             psd &= linearization.psd
-            loss += self._weight(drawn.number) * linearization.loss
-            gradient.add_(self.layout.vector_of(linearization.gradient), alpha=self._weight(drawn.number))
+            loss += self.weights[-1] * linearization.loss
+            gradient.add_(self.layout.vector_of(linearization.gradient), alpha=self.weights[-1])
             size = 0 if self._single else linearization.bytes()
             largest = max(largest, size)
             # room for one that is built anew
@@ -180,26 +198,21 @@ class NetworkOperator(SymmetricOperator):
                 taken += size
                 self._retained[drawn.number] = linearization
             del linearization, evaluation
-        if not self._masses:
-            raise ConfigError("the data are an empty stream: they need at least one batch")
-        # nan: the loss is a sum over the samples
-        self.total_mass = 1.0 if math.isnan(sum(self._masses)) else sum(self._masses)
-        if self.total_mass == 0:
-            raise ConfigError("no target in the stream counts in the loss: there is no Hessian")
+        self.total_mass = 1.0 if self._single else self._weights.total
         if not depends:
             raise CaptureError(
                 f"the loss does not depend differentiably on any of the parameters: {', '.join(self.names)}"
             )
-        self._needed = {number for number, m in enumerate(self._masses) if m != 0}
-        if self._complete and not self._single:
-            self._batches.forget()
+        self._needed = {number for number, m in enumerate(self.weights) if m != 0}
         self.psd = psd
         self.loss = loss / self.total_mass
         self.gradient = gradient.div_(self.total_mass)
 
-    def _weight(self, number: int) -> float:
-        """What a batch counts."""
-        return 1.0 if math.isnan(self._masses[number]) else self._masses[number]
+    def weighted_batches(self) -> Iterator[tuple[Drawn, float]]:
+        """The batches that count, in their order, each with its weight: their sum is ``total_mass``."""
+        for drawn in self._batches:
+            if drawn.number in self._needed:
+                yield drawn, self.weights[drawn.number]
 
     @property
     def _complete(self) -> bool:
@@ -207,24 +220,24 @@ class NetworkOperator(SymmetricOperator):
         return self._needed <= set(self._retained)
 
     @cached_property
-    def local_mass(self) -> float:
-        """What the data of this operator count beside those of others: Σ_k m_k; nan if losses are added up.
+    def local_masses(self) -> Mapping[Rule, float]:
+        """What the data of this operator count beside those of others: Σ_k m_k, by each rule that may hold.
 
         Raises
         ------
         ConfigError
             One batch, whose loss is neither the mean nor the sum of those of its parts.
         """
-        if not self._single:
-            return sum(self._masses)
-        (drawn,) = self._batches
-        with drawn.state.again():
-            return mass(self._loss_fn, self._snapshot.evaluate(self._loss_fn, drawn.batch), self._reduction)
+        if self._single:
+            (drawn,) = self._batches
+            with drawn.state.again():
+                self._weights.add(drawn.batch, self._snapshot.evaluate(self.loss_fn, drawn.batch))
+        return self._weights.totals()
 
     @property
     def retained(self) -> tuple[int, int]:
         """How many graphs are kept between products, and how many batches there are."""
-        return len(self._retained), len(self._masses)
+        return len(self._retained), len(self.weights)
 
     # products
 
@@ -247,7 +260,7 @@ class NetworkOperator(SymmetricOperator):
         for number, linearization in self._linearizations():
             products = [self._product(linearization, row) for row in rows]
             found = products[0][None] if len(products) == 1 else torch.stack(products)
-            weight = self._weight(number)
+            weight = self.weights[number]
             if total is None:
                 total = found if weight == 1 else found.mul_(weight)
             else:
@@ -268,7 +281,7 @@ class NetworkOperator(SymmetricOperator):
 
     def _rebuilt(self, drawn: Drawn) -> Linearization:
         with drawn.state.again():
-            return self._linearized(self._snapshot.evaluate(self._loss_fn, drawn.batch))
+            return self._linearized(self._snapshot.evaluate(self.loss_fn, drawn.batch))
 
     def _product(self, linearization: Linearization, vector: torch.Tensor) -> torch.Tensor:
         return self.layout.vector_of(linearization.product(self.layout.tensors_of(vector)))

@@ -67,6 +67,15 @@ class NetworkHessian(BlockHessian):
         refuse_coordinates(P)
         return self._formed
 
+    def product(self, vectors: torch.Tensor, P: Preconditioner | None = None) -> torch.Tensor:
+        """H V (n, c)."""
+        refuse_coordinates(P)
+        return (self.operator @ vectors.to(self.operator.dtype)).to(torch.float64)
+
+    def scales(self) -> torch.Tensor:
+        """(n,) all one: nothing is known beforehand."""
+        return torch.ones(self.order, dtype=torch.float64, device=self.operator.device)
+
     @cached_property
     def _formed(self) -> torch.Tensor:
         needed = 8 * self.order**2

@@ -138,12 +138,13 @@ class InputMethod(Method, Generic[State]):
         owners: dict[int, str] = {}
         for name, layer in layers.items():
             refuse_transposed(self.name, name, type(layer).__name__)
-            if not isinstance(layer.weight, nn.Parameter):
+            weight = layer._parameters.get("weight")
+            if weight is None:
                 raise ConfigError(
                     f"method {self.name!r} cannot precondition layer {name!r}: its weight is computed from other "
                     "parameters; name the layers to precondition with the option layers"
                 )
-            first = owners.setdefault(id(layer.weight), name)
+            first = owners.setdefault(id(weight), name)
             if first != name:
                 raise ConfigError(
                     f"method {self.name!r} cannot precondition layers {first!r} and {name!r}: they share a weight, and "

@@ -227,3 +227,31 @@ def described(error: BaseException) -> Exception:
     if isinstance(error, HesscondError):
         return error
     return CaptureError(f"the leading process failed: {''.join(traceback.format_exception_only(error)).strip()}")
+
+
+def all_or_none(team: Team, own: Result | None, failure: HesscondError | None) -> list[Result]:
+    """What every process has made, once it is known that all could make theirs.
+
+    Parameters
+    ----------
+    team
+        The processes, all of which call this.
+    own, failure
+        What this one has made, or why it could not.
+
+    Raises
+    ------
+    CaptureError
+        Another process could not; this one's own ``failure``.
+    """
+    told = team.gathered((own, None if failure is None else str(failure)))
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            # an exception that its own frame holds would keep the processes' group alive
+            del failure
+    reasons = [f"process {rank}: {reason}" for rank, (_, reason) in enumerate(told) if reason is not None]
+    if reasons:
+        raise CaptureError(f"the Hessian cannot be formed by all processes ({'; '.join(reasons)})")
+    return [made for made, _ in told]

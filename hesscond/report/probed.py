@@ -102,7 +102,7 @@ def draw_blocks(ax: Axes, frame: pd.DataFrame, layers: pd.DataFrame, whole: bool
     rows = frame["layer"].map(place).to_numpy(dtype=float)
     kappa, lower, upper = (frame[n].to_numpy(dtype=float) for n in ("kappa", "kappa_lower", "kappa_upper"))
     resolved = frame["resolved"].to_numpy(dtype=bool)
-    indefinite = frame["negative"].to_numpy(dtype=int) > 0
+    indefinite = frame["negative"].fillna(0).to_numpy(dtype=int) > 0
     unresolved = ~resolved & (frame["rank"].to_numpy(dtype=int) > 0)
     heights = rows if whole else rows + spread(frame)
     size = 4.5 if whole else max(1.3, 3.6 - 0.12 * frame.groupby("layer").size().max() ** 0.5 - 0.02 * len(layers))

@@ -15,7 +15,7 @@ COLUMNS = {
     "layer": str,
     "rank": int,
     "nullity": int,
-    "negative": int,
+    "negative": "Int64",
     "n_params": int,
     "solver": str,
     "resolved": bool,

@@ -69,7 +69,7 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
                     for what in ("rank", "nullity")
                     for how in ("min", "max")
                 },
-                "negative": int((blocks["negative"] > 0).sum()),
+                "negative": int((blocks["negative"].fillna(0) > 0).sum()),
                 "solvers": blocks["solver"].value_counts().to_dict(),
             }
         )
@@ -131,11 +131,18 @@ def layer_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> Table:
         upper = compact(row["kappa_upper"], DIGITS, ROUND_CEILING)
         interval = f"[{compact(row['kappa_lower'], DIGITS, ROUND_FLOOR)}, {upper}{')' if upper == '∞' else ']'}"
         cells = [kappa_cell(row), "–" if row["rank"] == 0 else interval]
-        counts = [str(int(row[name])) for name in ("rank", "nullity", "negative")]
+        counts = [count(row[name]) for name in ("rank", "nullity", "negative")]
         table.add_row(
             Text(row["layer"]), kinds.get(row["layer"], ""), str(int(row["n_params"])), *map(Text, cells), *counts
         )
     return table
+
+
+def count(number: Any) -> str:
+    """A number of eigenvalues; a dash where they were not counted."""
+    import pandas as pd
+
+    return "–" if pd.isna(number) else str(int(number))
 
 
 def network_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> Table:
@@ -160,7 +167,7 @@ def network_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> Table:
     for number, row in enumerate(records, 1):
         last = number == len(records)
         shares = ["" if last else share(row[name]) for name in ("share_top", "share_bottom")]
-        counts = [str(int(row[name])) for name in ("rank", "nullity", "negative")]
+        counts = [count(row[name]) for name in ("rank", "nullity", "negative")]
         table.add_row(
             Text(row["layer"]),
             kinds.get(row["layer"], "all together" if last else ""),

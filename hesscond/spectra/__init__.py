@@ -15,6 +15,7 @@ from hesscond.spectra.inertia import Inertia, inertia
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.matrix_free import Effort, Known, operator_condition
 from hesscond.spectra.pairs import factor_eigenpairs, signed_eigenpairs
+from hesscond.spectra.rank import Rank, rank
 from hesscond.spectra.signed import signed_condition, signed_eigenvalues
 from hesscond.spectra.smallest import smallest_nonzero
 
@@ -25,6 +26,7 @@ __all__ = [
     "EigenResult",
     "Inertia",
     "Known",
+    "Rank",
     "condition_number",
     "density",
     "dual_condition",
@@ -36,6 +38,7 @@ __all__ = [
     "inertia",
     "lanczos",
     "operator_condition",
+    "rank",
     "scaled_gram_conditions",
     "signed_condition",
     "signed_eigenpairs",

@@ -8,7 +8,9 @@ from scipy.linalg import lapack, solve_triangular
 EPS = float(np.finfo(float).eps)
 
 
-def smallest_singular_value(core: np.ndarray, v: np.ndarray) -> tuple[float, float] | None:
+def smallest_singular_value(
+    core: np.ndarray, v: np.ndarray, error: np.ndarray | None = None
+) -> tuple[float, float] | None:
     r"""Lower and upper bound of σ_n of a tall matrix A of full column rank; None if that cannot be certified.
 
     Above: ‖Av‖/‖v‖ for any v. Below: any X with ‖(XA)⁻¹X‖ ≤ β gives σ_n ≥ 1/β. X is the left inverse from a
@@ -21,15 +23,18 @@ def smallest_singular_value(core: np.ndarray, v: np.ndarray) -> tuple[float, flo
     core : (m, n) array, m ≥ n
     v : (n,) array
         Approximates the singular vector of σ_n; only the sharpness of the upper bound depends on it.
+    error : (m, n) array or None
+        Bounds of the errors already in the entries of A: the ends hold for every matrix that close to it.
     """
     m, n = core.shape
     gamma = (m + 8) * EPS / (1 - (m + 8) * EPS)
+    uncertain = gamma * np.abs(core) if error is None else gamma * np.abs(core) + error
     X = left_inverse(core)
     if X is None:
         return None
     size = np.abs(X)
     s = size.sum(1)
-    B = np.abs(X @ core - np.eye(n)) * (1 + EPS) + gamma * (size @ np.abs(core))
+    B = np.abs(X @ core - np.eye(n)) * (1 + EPS) + size @ uncertain
     with np.errstate(over="ignore", invalid="ignore"):
         rho = float((B @ s / s).max()) * (1 + 2 * n * EPS)
     if not rho < 0.5:
@@ -41,7 +46,7 @@ def smallest_singular_value(core: np.ndarray, v: np.ndarray) -> tuple[float, flo
     # a step of inverse iteration: v is accurate in norm only, which a large σ_1 would blow up
     v = X @ (X.T @ (v / norm))
     v = v / np.abs(v).max()
-    image = np.linalg.norm(core @ v) + gamma * np.linalg.norm(np.abs(core) @ np.abs(v))
+    image = np.linalg.norm(core @ v) + np.linalg.norm(uncertain @ np.abs(v))
     above = float(image / np.linalg.norm(v)) * (1 + (2 * m + 4) * EPS)
     return below, above
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ GAP = 1e3
 #: … and they are no larger than this many units of round-off: what lies between that and the bound is unresolved.
 NOISE = 16.0
 
-RankDecision = Literal["structural", "numerical", "iterative", "unresolved"]
+RankDecision = Literal["structural", "exact", "numerical", "iterative", "unresolved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,15 @@ class ConditionNumber:
     value
         κ; ``inf`` if unresolved.
     lower, upper
-        An interval that contains κ of the matrix or factor that was given (its own rounding not counted).
-        ``upper`` is ``inf`` if unresolved.
+        An interval that contains κ of the matrix or factor that was given (its own rounding not counted); with a
+        ``"numerical"`` rank, κ of what is left with the values of the size of round-off as zeros. ``upper`` is ``inf``
+        if unresolved.
     lambda_max, lambda_min
         Largest and smallest nonzero |λ| (unresolved: the smallest one that was told from zero).
     rank, nullity
         Number of eigenvalues told from zero, and of the others.
     negative
-        Number of negative eigenvalues among the nonzero ones.
+        Number of negative eigenvalues among the nonzero ones; a lower bound of it where they were not all counted.
     cutoff
         The |λ| that could not be told from zero: the error bound of the solver at the rank decision.
     gap
@@ -47,10 +48,14 @@ class ConditionNumber:
         How the values were computed.
     rank_decision
         ``"structural"``: as many values are provably nonzero as the zero pattern and repeated rows and columns
-        allow. ``"numerical"``: the rest are of the size of round-off, with a gap of at least 1e3 above their error
-        bounds. ``"iterative"``: a matrix-free iteration converged to the smallest nonzero one; that none is smaller
-        is as certain as its random starts, and ``rank`` and ``negative`` count what it saw.
+        allow. ``"exact"``: as many as the exact rank, see `rank`. ``"numerical"``: the rest are of the size of
+        round-off, with a gap of at least 1e3 above their error bounds, and count as zeros: a choice, made where the
+        matrix is itself rounded, as activations of a forward pass are. ``"iterative"``: a matrix-free iteration
+        converged to the smallest nonzero one; that none is smaller is as certain as its random starts, and ``rank`` and
+        ``negative`` count what it saw.
         ``"unresolved"``: none of these.
+    negative_counted
+        Whether ``negative`` is their number.
     """
 
     value: float
@@ -66,6 +71,7 @@ class ConditionNumber:
     resolved: bool
     solver: str
     rank_decision: RankDecision
+    negative_counted: bool = True
 
     def __float__(self) -> float:
         return self.value
@@ -74,7 +80,42 @@ class ConditionNumber:
         order = self.rank + self.nullity
         if not self.resolved:
             return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues told from zero)"
-        return f"κ = {self.value:.4g} (rank {self.rank} of {order}, {self.negative} negative; {self.solver})"
+        said = "numerical rank" if self.rank_decision == "numerical" else "rank"
+        return f"κ = {self.value:.4g} ({said} {self.rank} of {order}, {self.inertia}; {self.solver})"
+
+    @property
+    def inertia(self) -> str:
+        """The number of negative eigenvalues in words, as far as they were counted."""
+        if self.negative_counted:
+            return f"{self.negative} negative"
+        return f"at least {self.negative} negative" if self.negative else "negative ones not counted"
+
+    @property
+    def counted_negative(self) -> int | None:
+        """``negative``, or None where it is a lower bound only."""
+        return self.negative if self.negative_counted else None
+
+    def widened(self, error: float) -> ConditionNumber:
+        """The result if the matrix is known up to an error of that 2-norm only.
+
+        Unresolved if the smallest nonzero eigenvalue could be zero, or one that was taken for zero as large.
+        """
+        top, bottom = self.lambda_max, self.lambda_min
+        lower = max(1.0, (top - error) / (bottom + error) * min(1.0, bottom / top * self.lower)) if top else 1.0
+        needed = error if self.rank_decision == "structural" else GAP * error
+        if not self.resolved or bottom <= needed:
+            return replace(
+                self,
+                value=math.inf,
+                lower=lower,
+                upper=math.inf,
+                cutoff=max(self.cutoff, error),
+                resolved=False,
+                rank_decision="unresolved",
+            )
+        upper = (top + error) / (bottom - error) * (self.upper / self.value)
+        gap = min(self.gap, bottom / error)
+        return replace(self, lower=lower, upper=upper, cutoff=max(self.cutoff, error), gap=gap)
 
     @property
     def width(self) -> float:
@@ -107,6 +148,7 @@ def resolve(
     bounds: Sequence[Callable[[], int]],
     scale: int,
     rtol: float,
+    exact: Callable[[], int | None] | None = None,
 ) -> ConditionNumber:
     """Try the routes, cheapest first, until the error bounds of one resolve κ to ``rtol``.
 
@@ -123,12 +165,17 @@ def resolve(
         The eigenvalues were divided by 2**scale.
     rtol
         Relative width of κ's interval that is good enough.
+    exact
+        Finds the exact rank, or None if that takes too long: for matrices that are no rounding of another. It is called
+        if nothing else decides how many values are zero.
     """
     limit = order
     waiting = list(bounds)
     best: ConditionNumber | None = None
+    found: list[Values] = []
     for number, route in enumerate(routes, 1):
         values = route()
+        found.append(values)
         result = conclude(values, order=order, limit=limit, scale=scale)
         kept = 0 if number >= len(routes) - 1 else 1
         while result.rank_decision != "structural" and len(waiting) > kept:
@@ -139,7 +186,14 @@ def resolve(
         best = result if best is None or best.rank_decision != "structural" else narrower(best, result)
     if best is None:
         raise ValueError("no route given")
-    return best
+    if exact is None or best.rank_decision == "structural":
+        return best
+    rank = exact()
+    if rank is None:
+        # sizes do not tell a small value from a zero
+        return unresolved(best)
+    settled = [conclude(values, order=order, limit=min(limit, rank), scale=scale, exact=True) for values in found]
+    return min(reversed(settled), key=lambda result: (not result.resolved, result.width, -result.lower))
 
 
 def is_good_enough(result: ConditionNumber, rtol: float) -> bool:
@@ -152,31 +206,44 @@ def narrower(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber
     return second if second.rank_decision == "structural" and second.width < first.width else first
 
 
+def unresolved(result: ConditionNumber) -> ConditionNumber:
+    """The same without its upper end, where something speaks against the rank that was decided."""
+    return replace(result, value=math.inf, upper=math.inf, resolved=False, rank_decision="unresolved")
+
+
 def zero_matrix(order: int) -> ConditionNumber:
     """The result for the zero matrix, which has no nonzero eigenvalue and so no κ."""
     return ConditionNumber(math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "unresolved")
 
 
-def conclude(values: Values, *, order: int, limit: int, scale: int) -> ConditionNumber:
-    """Decide the rank from values with error bounds and form κ; the arguments are those of `resolve`."""
+def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool = False) -> ConditionNumber:
+    """Decide the rank from values with error bounds and form κ; the arguments are those of `resolve`.
+
+    ``limit`` bounds the rank; ``exact``: it is the rank, and none of so many values is zero.
+    """
     magnitudes, errors, floors, power, solver, negative, _ = values
     above = errors if values.above is None else values.above
     considered = min(limit, len(magnitudes))
     told = magnitudes[:considered] > errors[:considered]
     rank = considered if told.all() else int(np.argmin(told))
     if rank == 0:
-        return zero_matrix(order)
+        return replace(
+            zero_matrix(order),
+            lambda_max=enlarged(float(magnitudes[0]), power, scale),
+            cutoff=enlarged(float(errors[0]), power, scale),
+            solver=solver,
+        )
     top, bottom = float(magnitudes[0]), float(magnitudes[rank - 1])
     e_top, e_bottom = float(errors[0]), float(errors[rank - 1])
     if rank == considered:
-        decision: RankDecision = "structural"
+        decision: RankDecision = "exact" if exact else "structural"
         noise = cutoff = e_bottom
     else:
         rest = slice(rank, considered)
         cutoff = float(errors[rank])
         noise = max(cutoff, float(magnitudes[rest].max()))
         roundoff = (magnitudes[rest] <= floors[rest]).all()
-        decision = "numerical" if roundoff and bottom >= GAP * noise else "unresolved"
+        decision = "numerical" if roundoff and bottom >= GAP * noise and not exact else "unresolved"
     resolved = decision != "unresolved"
     rounding = 8 * float(np.finfo(float).eps)
 
@@ -186,13 +253,9 @@ def conclude(values: Values, *, order: int, limit: int, scale: int) -> Condition
         except OverflowError:
             return math.inf
 
-    def eigenvalue(magnitude: float) -> float:
-        try:
-            return math.ldexp(magnitude**power, scale)
-        except OverflowError:
-            return math.inf
-
-    lower = max(1.0, raised((top - e_top) / (bottom + float(above[rank - 1]))) * (1 - rounding))
+    # the smallest value that is certainly not zero, however small it is (none if it underflowed)
+    smallest = (magnitudes + above)[considered - 1 if exact else rank - 1] or magnitudes[rank - 1] + above[rank - 1]
+    lower = max(1.0, raised((top - e_top) / float(smallest)) * (1 - rounding))
     # beyond the largest double it is known from below only
     lower = min(lower, sys.float_info.max)
     upper = raised((top + float(above[0])) / (bottom - e_bottom)) * (1 + rounding) if resolved else math.inf
@@ -201,14 +264,23 @@ def conclude(values: Values, *, order: int, limit: int, scale: int) -> Condition
         value=raised(top / bottom) if resolved else math.inf,
         lower=lower,
         upper=upper,
-        lambda_max=eigenvalue(top),
-        lambda_min=eigenvalue(bottom),
+        lambda_max=enlarged(top, power, scale),
+        lambda_min=enlarged(bottom, power, scale),
         rank=rank,
         nullity=order - rank,
         negative=0 if negative is None else int(negative[:rank].sum()),
-        cutoff=eigenvalue(cutoff),
+        cutoff=enlarged(cutoff, power, scale),
         gap=raised(bottom / noise) if noise > 0 else math.inf,
         resolved=resolved,
         solver=solver,
         rank_decision=decision,
+        negative_counted=resolved or negative is None,
     )
+
+
+def enlarged(magnitude: float, power: int, scale: int) -> float:
+    """magnitude**power · 2**scale, infinite beyond the largest double."""
+    try:
+        return math.ldexp(magnitude**power, scale)
+    except OverflowError:
+        return math.inf

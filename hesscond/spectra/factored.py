@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.linalg import lapack
+from scipy.sparse import issparse
 
 from hesscond.errors import MatrixError
 from hesscond.spectra.certificate import EPS, smallest_singular_value
 from hesscond.spectra.condition import (
+    GAP,
     NOISE,
     ConditionNumber,
     Values,
     conclude,
     is_good_enough,
     resolve,
+    unresolved,
     zero_matrix,
 )
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
 from hesscond.spectra.threads import one_thread
+
+#: Sparse matrices are made dense up to this order (a 3.2 GB array).
+DENSE_LIMIT = 20_000
 
 #: Gram matrices whose trace lies outside are near overflow or underflow, and are not used.
 GRAM_RANGE = (1e-200, 1e200)
@@ -34,6 +39,9 @@ EQUILIBRATION_STEPS = 12
 
 #: Entries that are smaller than this beside the largest may underflow when they are squared.
 LEAST = 2.0**-500
+
+#: Exact ranks are found up to this product of the two orders and the smaller of them: order 1,000.
+EXACT_WORK = 10**9
 
 #: Below this relative width of κ's interval the Gram form is not tried: it would not be reached.
 GRAM_RTOL = 1e-7
@@ -50,7 +58,11 @@ def error_factor(m: int, n: int) -> float:
 
 def as_array(matrix: object) -> np.ndarray:
     """``matrix`` as a numpy array; a torch tensor is copied to the host if it is elsewhere."""
-    return matrix.detach().cpu().numpy() if isinstance(matrix, torch.Tensor) else np.asarray(matrix)
+    if not isinstance(matrix, torch.Tensor):
+        return np.asarray(matrix)
+    tensor = matrix.detach().cpu()
+    # numpy has no bfloat16
+    return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
 
 
 def as_matrix(matrix: object) -> np.ndarray:
@@ -59,21 +71,64 @@ def as_matrix(matrix: object) -> np.ndarray:
     Raises
     ------
     MatrixError
-        Not two-dimensional, empty, complex, or with NaN or infinite entries.
+        Not two-dimensional, empty, complex or masked, with NaN or infinite entries, or with entries that are no
+        doubles, such as integers beyond 2⁵³.
     """
-    array = as_array(matrix)
-    if np.iscomplexobj(array):
-        raise MatrixError("complex matrices are not supported: give a real matrix")
+    if np.ma.is_masked(matrix):
+        raise MatrixError("the matrix has masked entries: fill them or leave their rows or columns out")
     try:
-        array = np.asarray(array, dtype=float)
-    except (TypeError, ValueError):
+        given = as_array(matrix)
+    except (TypeError, ValueError, RuntimeError):
+        raise MatrixError(f"expected a matrix of real numbers, got {type(matrix).__name__}") from None
+    if np.iscomplexobj(given):
+        raise MatrixError("complex matrices are not supported: give a real matrix")
+    if given.dtype.kind not in "biufO":
+        raise MatrixError(f"expected a matrix of real numbers, got entries of type {given.dtype}")
+    try:
+        with np.errstate(over="ignore"):
+            array = np.asarray(given, dtype=float)
+    except (TypeError, ValueError, OverflowError):
         raise MatrixError(f"expected a matrix of real numbers, got {type(matrix).__name__}") from None
     if array.ndim != 2 or 0 in array.shape:
         raise MatrixError(f"expected a non-empty matrix with two dimensions, got shape {array.shape}")
     # a sum is finite only if every entry is (or if huge ones overflow: then look at each)
     if not np.isfinite(array.sum()) and not np.isfinite(array).all():
         raise MatrixError("the matrix has NaN or infinite entries: its condition number is not defined")
+    if not are_doubles(given, array):
+        raise MatrixError(
+            f"the matrix has entries of type {given.dtype} that no double is equal to: their rounding may be all there "
+            "is of κ; round them with .astype(float) if that is meant"
+        )
     return array
+
+
+def are_doubles(given: np.ndarray, array: np.ndarray) -> bool:
+    """Whether numbers are what they became as doubles."""
+    if given.dtype == object:
+        return all(a == b for a, b in zip(given.flat, array.ravel().tolist(), strict=True))
+    if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
+        large = np.abs(array) >= 2.0**53
+        return all(int(a) == int(b) for a, b in zip(given[large], array[large], strict=True))
+    return given.dtype.kind != "f" or given.dtype.itemsize <= 8 or bool((given == array).all())
+
+
+def dense(matrix: Any) -> Any:
+    """``matrix`` as a dense array if it is sparse, of scipy or torch, else as it is.
+
+    Raises
+    ------
+    MatrixError
+        It would be too large.
+    """
+    of_torch = isinstance(matrix, torch.Tensor) and matrix.layout != torch.strided
+    if not of_torch and not issparse(matrix):
+        return matrix
+    if max(matrix.shape) > DENSE_LIMIT:
+        raise MatrixError(
+            f"a sparse matrix of shape {tuple(matrix.shape)} is too large for the dense solvers: "
+            f"at most {DENSE_LIMIT} a side"
+        )
+    return matrix.to_dense() if of_torch else matrix.toarray()
 
 
 class Core(NamedTuple):
@@ -115,7 +170,30 @@ def within_range(result: ConditionNumber, matrix: np.ndarray, core: np.ndarray) 
     magnitudes = np.abs(matrix)
     if magnitudes[magnitudes > 0].min() >= LEAST * magnitudes.max():
         return result
-    return replace(result, value=math.inf, upper=math.inf, resolved=False, rank_decision="unresolved")
+    return unresolved(result)
+
+
+def equilibrated_rank(core: np.ndarray) -> int:
+    """How many singular values are told from zero once rows and columns are of one size, which changes no rank.
+
+    0 if they are of one size already.
+    """
+    rows, columns = (np.abs(core).max(axis) for axis in (1, 0))
+    if max(rows.max() / rows.min(), columns.max() / columns.min()) < GAP:
+        return 0
+    scaled = core
+    for _ in range(2):
+        scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(1))[1][:, None])
+        scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(0))[1])
+    values = svd_values(scaled)
+    return int((values.magnitudes > values.errors).sum())
+
+
+def exact_rank(core: np.ndarray) -> int | None:
+    """The rank of a core by exact arithmetic; None if that takes longer than some seconds."""
+    from hesscond.spectra.rank import rank
+
+    return rank(core).value if core.size * min(core.shape) <= EXACT_WORK else None
 
 
 def uniform(magnitudes: np.ndarray, shape: tuple[int, int], unit: float, error: float) -> dict[str, np.ndarray]:
@@ -178,7 +256,7 @@ def jacobi_values(
     floors = NOISE * roundoff_of_entries(core, values, u, v)
     carried = error
     if isinstance(error, np.ndarray) and error.ndim == 2:
-        carried = np.einsum("ik,ik->k", np.abs(u), error @ np.abs(v))
+        carried = weighted(error, u, v)
         floors = floors + carried
     elif isinstance(error, np.ndarray):
         carried = np.abs(u if across_rows else v).T @ error
@@ -203,11 +281,18 @@ def roundoff_of_entries(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: 
 
     A σ_k of this size is round-off of the entries themselves.
     """
-    weights = np.einsum("ik,ik->k", np.abs(u), np.abs(core) @ np.abs(v))
-    return EPS * np.maximum(weights, values)
+    return EPS * np.maximum(weighted(np.abs(core), u, v), values)
 
 
-def graded_errors(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def weighted(entries: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    r"""\|u_k\|ᵀ·entries·\|v_k\| for each k, (n,): what errors of its entries change σ_k by, at most."""
+    found: np.ndarray = np.einsum("ik,ik->k", np.abs(u), entries @ np.abs(v))
+    return found
+
+
+def graded_errors(
+    core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray, error: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     r"""Error bounds below and above, (n,) each, of singular values from `jacobi_svd`.
 
     Below the smallest one the bound is that of `smallest_singular_value`, which holds whatever Jacobi did; where
@@ -217,6 +302,8 @@ def graded_errors(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.nda
     QR and Jacobi commit errors of the size eps·d₁ᵢd₂ⱼ in entry (i, j), also where the entry is smaller or zero, and
     σ_k = u_kᵀAv_k feels them as weighted. The constant is measured: the worst of 3·10⁴ graded, sparse and rank
     deficient matrices needed 1233, all but a few less than 32.
+
+    ``error`` (m, n) bounds errors already in the entries of A; σ_k feels them as weighted by its vectors.
 
     Source of the form: Higham, BIT 40 (2000), 325-339, and Drmač and Veselić, as in `jacobi_svd`.
     """
@@ -229,13 +316,17 @@ def graded_errors(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.nda
     rows = rows * C.max(1)
     weights = (np.abs(u).T @ rows) * (np.abs(v).T @ columns)
     above = 2000 * EPS * np.maximum(weights, values)
+    if error is not None:
+        above += weighted(error, u, v)
     below = above.copy()
     smallest = float(values[-1])
-    ends = smallest_singular_value(core, v[:, -1])
+    ends = smallest_singular_value(core, v[:, -1], error)
     if ends is None:
         below[-1] = max(below[-1], smallest)
     else:
         below[-1] = max(smallest - ends[0], 0.0)
+        # none of the others is smaller than the smallest
+        below = np.minimum(below, np.maximum(values - ends[0], 0.0))
         above[-1] = max(min(above[-1], ends[1] - smallest), 0.0)
     return below, above
 
@@ -246,6 +337,7 @@ def factor_condition(
     rank_bound: Callable[[], int] | None = None,
     rtol: float = 1e-8,
     error: float | np.ndarray = 0.0,
+    exact: bool = False,
 ) -> ConditionNumber:
     """κ of H = FᵀF from the factor F: κ(H) = κ(F)², so float64 resolves κ(H) to 1e30.
 
@@ -265,6 +357,9 @@ def factor_condition(
     error
         Absolute bound, in the 2-norm, of the error already in F (a triangular factor of a longer matrix, say), or
         an array (n,) of such bounds for its columns, or (m, n) of bounds for its entries.
+    exact
+        Whether κ is wanted of this very F, whose rank is then found by `rank` where sizes do not decide it. Otherwise
+        values of the size of round-off are zeros.
 
     Raises
     ------
@@ -294,7 +389,11 @@ def factor_condition(
         bounds=[*known, partial(structural_rank_bound, core)],
         scale=2 * scale,
         rtol=rtol,
+        exact=partial(exact_rank, core) if exact else None,
     )
+    if found.rank_decision == "numerical" and equilibrated_rank(core) > found.rank:
+        # rows or columns that are small as a whole are no round-off
+        found = unresolved(found)
     return within_range(found, matrix, core)
 
 

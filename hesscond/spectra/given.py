@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import Any
+from numbers import Integral, Real
 
 import numpy as np
 from scipy.sparse import issparse
@@ -11,12 +12,9 @@ from scipy.sparse import issparse
 from hesscond.errors import MatrixError
 from hesscond.operators import as_operator
 from hesscond.spectra.condition import ConditionNumber
-from hesscond.spectra.factored import as_matrix, factor_condition
+from hesscond.spectra.factored import as_matrix, dense, factor_condition
 from hesscond.spectra.matrix_free import operator_condition
 from hesscond.spectra.symmetric import general_condition, symmetric_condition
-
-#: Sparse matrices are made dense up to this order (a 3.2 GB array).
-DENSE_LIMIT = 20_000
 
 
 def condition_number(
@@ -42,7 +40,8 @@ def condition_number(
         Relative width of κ's interval at which the cheaper solver is accepted; larger is faster. Operators whose
         matrix is not formed are iterated on to 1e-8 at best.
     error
-        Absolute bound, in the 2-norm, of the error already in the matrix or factor.
+        Absolute bound, in the 2-norm, of the error already in the matrix or factor. With 0 it is taken as exact: if
+        the size of its values does not decide how many are zero, its exact rank does (up to an order of about 1,000).
 
     Returns
     -------
@@ -51,7 +50,8 @@ def condition_number(
     Raises
     ------
     MatrixError
-        Neither or both given; not a finite, non-empty real matrix; a sparse one too large to factor densely.
+        Neither or both given; not a finite, non-empty real matrix of doubles; a sparse one too large to factor densely;
+        ``rtol``, ``error`` or ``rank_bound`` is none.
 
     Examples
     --------
@@ -64,15 +64,20 @@ def condition_number(
     """
     if (matrix is None) == (factor is None):
         raise MatrixError("give either a matrix or factor=F, not both")
+    for name, value in (("rtol", rtol), ("error", error)):
+        if not isinstance(value, Real) or not 0 <= value < math.inf:
+            raise MatrixError(f"{name}={value!r} is not a finite number of at least 0")
+    if rank_bound is not None and (not isinstance(rank_bound, Integral) or rank_bound < 1):
+        raise MatrixError(f"rank_bound={rank_bound!r} bounds the rank of no matrix but zero: give 1 or more, or None")
     if matrix is None:
         bound = None if rank_bound is None else partial(int, rank_bound)
-        return factor_condition(dense(factor), rank_bound=bound, rtol=rtol, error=error)
+        return factor_condition(dense(factor), rank_bound=bound, rtol=rtol, error=error, exact=error == 0)
     if is_operator(matrix):
         return operator_condition(as_operator(matrix), rtol=max(rtol, 1e-8))
     array = as_matrix(dense(matrix))
     symmetric = array.shape[0] == array.shape[1] and np.array_equal(array, array.T)
     return (symmetric_condition if symmetric else general_condition)(
-        array, rank_bound=rank_bound, rtol=rtol, error=error
+        array, rank_bound=rank_bound, rtol=rtol, error=error, exact=error == 0
     )
 
 
@@ -80,14 +85,3 @@ def is_operator(matrix: object) -> bool:
     """Whether ``matrix`` is known by its products only."""
     entries = isinstance(matrix, (list, tuple)) or hasattr(matrix, "__array__") or issparse(matrix)
     return not entries and hasattr(matrix, "shape")
-
-
-def dense(matrix: Any) -> Any:
-    """``matrix`` as a dense array if it is sparse, else as it is."""
-    if not issparse(matrix):
-        return matrix
-    if max(matrix.shape) > DENSE_LIMIT:
-        raise MatrixError(
-            f"a sparse matrix of shape {matrix.shape} is too large for the dense solvers: at most {DENSE_LIMIT} a side"
-        )
-    return matrix.toarray()

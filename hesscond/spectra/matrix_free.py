@@ -89,7 +89,7 @@ def operator_condition(
     Up to ``effort.dense_order`` the matrix is formed and measured as any other, its asymmetry taken for the rounding
     of the products. Beyond, λ_max comes from `lanczos` and λ_min⁺ from `smallest_nonzero`; the ``rank_decision`` is
     then ``"iterative"``: that no nonzero eigenvalue is smaller than the one found rests on random starts, the rank
-    counts as null what is known to be and what was found to be, and ``negative`` counts the negative ones seen. If
+    counts as null what is known to be and what was found to be, and ``negative`` is a lower bound. If
     the iteration does not converge κ is unresolved, with a lower bound from the smallest eigenvalue that was told
     from zero.
 
@@ -138,7 +138,7 @@ def operator_condition(
         max_products=limits.products,
     )
     known_null = operator.order - A.order + (0 if null_space is None else null_space.dimension)
-    return from_ends(operator.order, largest, bottom, known_null)
+    return from_ends(operator.order, largest, bottom, known_null, psd=A.psd)
 
 
 def formed(operator: SymmetricOperator) -> torch.Tensor:
@@ -149,8 +149,10 @@ def formed(operator: SymmetricOperator) -> torch.Tensor:
 def dense_condition(matrix: torch.Tensor, known: Subspace | None, rounding: float, rtol: float) -> ConditionNumber:
     """κ of a matrix of products, whose asymmetry is rounding; a small one with Jacobi's method if that helps."""
     H = as_matrix(matrix)
-    asymmetry = float(np.linalg.norm(H - H.T)) / 2
-    scale = float(np.linalg.norm(H))
+    # squares of numbers that are far from 1 overflow or underflow
+    largest = float(np.abs(H).max()) or 1.0
+    asymmetry = largest * float(np.linalg.norm(H / largest - H.T / largest)) / 2
+    scale = largest * float(np.linalg.norm(H / largest))
     # round-off of float64 at least; of the precision of the products if that is coarser
     coarse = rounding * scale if matrix.dtype != torch.float64 else 0.0
     error = max(SAFETY * asymmetry, NOISE * EPS * scale, coarse)
@@ -165,8 +167,8 @@ def dense_condition(matrix: torch.Tensor, known: Subspace | None, rounding: floa
     return conclude(values, order=len(H), limit=len(H) if bound is None else bound, scale=exponent)
 
 
-def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int) -> ConditionNumber:
-    """κ from the eigenvalue of largest size and the smallest nonzero ones."""
+def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *, psd: bool) -> ConditionNumber:
+    """κ from the eigenvalue of largest size and the smallest nonzero ones; ``psd``: none is negative."""
     largest = abs(float(ends.eigenvalues[0]))
     low, high = magnitude_interval(ends, 0)
     nullity = known + bottom.null
@@ -177,8 +179,16 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int) ->
         return zero_matrix(order)
     smallest, result, index = min(nonzero, key=lambda item: item[0])
     least, most = magnitude_interval(result, index)
+    high_of_bottom = (
+        max(magnitude_interval(bottom, i)[1] for i in range(len(bottom.eigenvalues)))
+        if len(bottom.eigenvalues)
+        else math.inf
+    )
     resolved = bottom.converged and ends.converged and result is bottom
-    values = torch.cat([ends.eigenvalues, bottom.eigenvalues]).tolist()
+    # the same eigenvalue may have been found from both ends
+    counts = [int((found.upper < 0).sum()) for found in (ends, bottom)]
+    apart = resolved and high_of_bottom < low
+    seen_negative = sum(counts) if apart else max(counts)
     uncertain = max(1.0, low / most)
     return ConditionNumber(
         value=largest / smallest if resolved else math.inf,
@@ -188,12 +198,13 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int) ->
         lambda_min=smallest,
         rank=order - nullity,
         nullity=nullity,
-        negative=sum(value < 0 for value in set(values)),
+        negative=0 if psd else seen_negative,
         cutoff=most - smallest,
         gap=smallest / (most - smallest) if most > smallest else math.inf,
         resolved=resolved,
         solver=f"iteration, {ends.products + bottom.products} products",
         rank_decision="iterative" if resolved else "unresolved",
+        negative_counted=psd,
     )
 
 

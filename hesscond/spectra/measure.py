@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,9 @@ DEEPEST = 1e6
 
 #: If half of the eigenvalues reach to this share of the largest, an axis needs no knee.
 SHALLOW = 1 / 30
+
+#: A function jumps where it still changes by this share of its size after an interval was halved so many times.
+JUMP, HALVINGS = 1e-9, 60
 
 
 @dataclass(frozen=True)
@@ -179,18 +182,60 @@ class Density:
     def expectation(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Estimate[float]:
         """The mean of a function over the eigenvalues: tr f(A) / n.
 
-        Exact but for the sampling if f is a polynomial of degree less than twice the steps.
+        Exact but for the sampling if f is a polynomial of degree less than twice the steps. What lies within twice
+        ``blur`` of zero is taken for zero. Where f jumps, the quadrature only bounds the share of the eigenvalues
+        beyond (see `bounds`): f is given the middle, and half of what is open is added to the error.
 
         Parameters
         ----------
         function
             Maps float64 values of any shape to as many.
         """
-        samples = (self.weights * function(self.nodes)).sum(1)
+        nodes = self.nodes.where(self.nodes.abs() > 2 * self.blur, 0.0)
+        values = function(nodes).to(torch.float64)
+        samples, open_ = (self.weights * values).sum(1), 0.0
+        for place, height in self._jumps(function, nodes):
+            # what a step has right of it is bounded, not sampled: all probes may have a node on the same side of it
+            lower, upper = self.below(torch.tensor([place], dtype=torch.float64))
+            right = (self.weights * (nodes >= place)).sum(1)
+            samples = samples + height * (1 - self.null_weight - (lower + upper)[:, 0] / 2 - right)
+            open_ += abs(height) * float((upper - lower).mean()) / 2
         null = 0.0
         if self.null:
             null = self.null_weight * float(function(torch.zeros(1, dtype=torch.float64))[0])
-        return Estimate(float(samples.mean()) + null, float(self.error_of(samples)), self.probes, self.products)
+        error = float(self.error_of(samples)) + open_
+        return Estimate(float(samples.mean()) + null, error, self.probes, self.products)
+
+    def _jumps(
+        self, function: Callable[[torch.Tensor], torch.Tensor], nodes: torch.Tensor
+    ) -> Iterator[tuple[float, float]]:
+        """Where a function jumps among the nodes, and by how much; around zero from where nodes count as zero."""
+
+        def at(places: torch.Tensor) -> torch.Tensor:
+            return function(places).to(torch.float64)
+
+        near = 2 * self.blur
+        grid = torch.cat([nodes.flatten(), nodes.new_tensor([-2 * near, -near, near, 2 * near])]).unique()
+        left, right = grid[:-1], grid[1:]
+        # not across zero, where both ends of its neighbourhood are compared with zero itself
+        kept = (right <= -near) | (left >= near)
+        left, right = left[kept], right[kept]
+        size = at(grid).abs()
+        least = JUMP * float(size[size.isfinite()].max()) if bool(size.isfinite().any()) else math.inf
+        for _ in range(HALVINGS):
+            middle = (left + right) / 2
+            there = at(middle)
+            first = (there - at(left)).abs() >= (at(right) - there).abs()
+            left, right = left.where(first, middle), middle.where(first, right)
+        heights = at(right) - at(left)
+        ends = at(nodes.new_tensor([-near, 0.0, near]))
+        for place, height in (
+            *zip(right.tolist(), heights.tolist(), strict=True),
+            (-near, float(ends[1] - ends[0])),
+            (near, float(ends[2] - ends[1])),
+        ):
+            if least < abs(height) < math.inf:
+                yield place, height
 
     def moment(self, power: int) -> Estimate[float]:
         """The mean of the eigenvalues to that power."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import qr
 
 from hesscond.spectra.condition import ConditionNumber
-from hesscond.spectra.factored import as_array, as_matrix, jacobi_svd, scaled_core
-from hesscond.spectra.signed import small_form
+from hesscond.spectra.factored import as_matrix, jacobi_svd, scaled_core
+from hesscond.spectra.signed import prepared, signed_pairs
 
 
 def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
@@ -34,29 +33,17 @@ def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.nd
     return np.ldexp(values[:rank] ** 2, 2 * scale), vectors
 
 
-def signed_eigenpairs(factor: object, signs: object, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ``rank`` eigenvalues of Fᵀ diag(signs) F of largest size, descending, and orthonormal eigenvectors.
+def signed_eigenpairs(factor: object, signs: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
+    """The nonzero eigenvalues (r,) of Fᵀ diag(signs) F, descending, and orthonormal eigenvectors (n, r).
 
     Parameters
     ----------
     factor : (m, n) array or tensor
     signs : (m,) array or tensor of ±1
-    rank
-        How many.
+    condition
+        What `signed_condition` returned for them; its rank is taken over, and Jacobi is used if it was.
     """
-    matrix, sign = as_matrix(factor), np.ravel(as_array(signs)).astype(float)
-    vectors = np.zeros((matrix.shape[1], rank))
-    if rank == 0:
-        return np.zeros(0), vectors
-    rows, columns = matrix.any(1), matrix.any(0)
-    core, sign = matrix[rows][:, columns], sign[rows]
-    scale = int(np.frexp(np.abs(core).max())[1])
-    core = np.ldexp(core, -scale)
-    small, _ = small_form(core, sign)
-    values, inner = np.linalg.eigh(small)
-    largest = np.argsort(-np.abs(values), kind="stable")[:rank]
-    kept = largest[np.argsort(-values[largest], kind="stable")]
-    if core.shape[0] < core.shape[1]:
-        inner = qr(core.T, mode="economic", check_finite=False)[0] @ inner
-    vectors[columns] = inner[:, kept]
-    return np.ldexp(values[kept], 2 * scale), vectors
+    core, sign, scale, _, columns = prepared(factor, signs)
+    vectors = np.zeros((len(columns), condition.rank))
+    values, vectors[columns] = signed_pairs(core, sign, condition)
+    return np.ldexp(values, 2 * scale), vectors

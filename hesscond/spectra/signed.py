@@ -4,49 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import qr
 
-from hesscond.spectra.condition import NOISE, ConditionNumber, resolve, zero_matrix
-from hesscond.spectra.factored import EPS, as_array, as_matrix, error_factor
+from hesscond.spectra.condition import ConditionNumber, zero_matrix
+from hesscond.spectra.factored import as_array, as_matrix, error_factor
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
-from hesscond.spectra.symmetric import eigenvalue_values
+from hesscond.spectra.symmetric import Rounding, signed_jacobi, uncertain_condition
 
 
-def small_form(factor: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, float]:
-    """A symmetric matrix with the nonzero eigenvalues of FᵀJF, of the smaller of F's two orders, and its error.
+class SmallForm(NamedTuple):
+    """A symmetric matrix (k, k) with the nonzero eigenvalues of FᵀJF, k the smaller of F's two orders.
 
-    Parameters
-    ----------
-    factor : (m, n) array
-    signs : (m,) array of ±1
-
-    Returns
-    -------
-    matrix : (min(m, n), min(m, n)) array
-        FᵀJF, or RJRᵀ with Fᵀ = QR where F is wide.
-    error
-        Bound, in the 2-norm, of the rounding committed: c·eps·‖F‖², which cancellation in the sum may leave
-        large against the matrix itself.
+    ``matrix`` is FᵀJF, or RJRᵀ where F is wide, with Fᵀ = QR and ``basis`` Q (n, m); ``size`` (k, k): what a relative
+    change of 1 in every product and in every entry of F changes its entries by, at most.
     """
-    error = error_factor(*factor.shape) * EPS * float(np.linalg.norm(factor, 2)) ** 2
-    if factor.shape[0] < factor.shape[1]:
-        (R,) = qr(factor.T, mode="r", check_finite=False)
-        R = R[: len(signs)]
-        matrix = (R * signs) @ R.T
-    else:
-        matrix = factor.T @ (factor * signs[:, None])
-    return (matrix + matrix.T) / 2, error
+
+    matrix: np.ndarray
+    size: np.ndarray
+    basis: np.ndarray | None
 
 
-def prepared(factor: object, signs: object) -> tuple[np.ndarray, np.ndarray, int]:
-    """The nonzero rows and columns of F scaled to size about 1, the signs, and the power of two taken out."""
+def small_form(factor: np.ndarray, signs: np.ndarray) -> SmallForm:
+    """The form of the smaller order of F (m, n) with ``signs`` (m,) of ±1.
+
+    Rows of Fᵀ are sorted by size and its columns pivoted, so that the QR commits errors of the size of each row: those
+    of every entry stay relative to the scales of F's columns.
+    """
+    if factor.shape[0] >= factor.shape[1]:
+        matrix, size = factor.T @ (factor * signs[:, None]), np.abs(factor).T @ np.abs(factor)
+        return SmallForm((matrix + matrix.T) / 2, size, None)
+    lengths = np.abs(factor).max(0)
+    order = np.argsort(-lengths, kind="stable")
+    sorted_basis, R, pivots = qr(factor.T[order], mode="economic", pivoting=True, check_finite=False)
+    Q = np.empty_like(sorted_basis)
+    Q[order] = sorted_basis
+    matrix = (R * signs[pivots]) @ R.T
+    return SmallForm((matrix + matrix.T) / 2, np.abs(R) @ np.abs(R.T) + carried(Q, np.outer(lengths, lengths)), Q)
+
+
+def carried(basis: np.ndarray | None, bounds: np.ndarray) -> np.ndarray:
+    """Bounds of the entries of E, (n, n), as bounds of those of QᵀEQ."""
+    return bounds if basis is None else np.abs(basis).T @ bounds @ np.abs(basis)
+
+
+def prepared(factor: object, signs: object) -> tuple[np.ndarray, np.ndarray, int, np.ndarray, np.ndarray]:
+    """The nonzero rows and columns of F scaled to size about 1, their signs, the power of two taken out, and which."""
     matrix, sign = as_matrix(factor), np.ravel(as_array(signs)).astype(float)
-    active = matrix.any(1)
-    matrix, sign = matrix[active][:, matrix.any(0)], sign[active]
+    nonzero = matrix != 0
+    rows, columns = nonzero.any(1), nonzero.any(0)
+    matrix = matrix[np.ix_(rows, columns)]
     scale = int(np.frexp(np.abs(matrix).max())[1]) if matrix.size else 0
-    return np.ldexp(matrix, -scale), sign, scale
+    return np.ldexp(matrix, -scale), sign[rows], scale, rows, columns
 
 
 def signed_condition(
@@ -55,13 +66,14 @@ def signed_condition(
     *,
     rank_bound: Callable[[], int] | None = None,
     rtol: float = 1e-8,
-    error: float = 0.0,
+    error: float | np.ndarray = 0.0,
     noise: float = 0.0,
+    spread: np.ndarray | None = None,
 ) -> ConditionNumber:
-    """κ = |λ|_max / |λ|_min of H = Fᵀ diag(signs) F, with its number of negative eigenvalues.
+    r"""κ = \|λ\|_max / \|λ\|_min of H = Fᵀ diag(signs) F, with its number of negative eigenvalues.
 
-    Indefinite, H has no factor to work on, so its smallest |λ| is known to c·eps·‖F‖² only: what lies below is
-    unresolved.
+    Indefinite, H has no factor to work on, but rounding changes entry (k, l) of it by c·eps·(\|F\|ᵀ\|F\|)_kl only: its
+    eigenvalues are known relative to the scales of F's columns, however far these are apart.
 
     Parameters
     ----------
@@ -72,9 +84,12 @@ def signed_condition(
     rtol
         Relative width of κ's interval that is good enough.
     error
-        Absolute bound, in the 2-norm, of the error already in F.
+        Bound, in the 2-norm, of the error already in F, or an array (n,) of such bounds for its columns, or (m, n) of
+        bounds for its entries.
     noise
-        What a relative change eps of what H was made from changes it by, in the 2-norm.
+        What a relative change eps of what H was made from changes it by, divided by eps, in the 2-norm.
+    spread : (n,) array or None
+        d such that it changes entry (k, l) by eps·d_k·d_l; for where that is known.
 
     Raises
     ------
@@ -82,33 +97,59 @@ def signed_condition(
         Not a finite, non-empty matrix.
     """
     order = as_matrix(factor).shape[1]
-    core, sign, scale = prepared(factor, signs)
+    core, sign, scale, rows, columns = prepared(factor, signs)
     if core.size == 0:
         return zero_matrix(order)
-    matrix, rounding = small_form(core, sign)
-    floor = rounding / error_factor(*core.shape) * NOISE
-    given = float(np.ldexp(error, -scale))
-    rounding += given * (2 * float(np.linalg.norm(core, 2)) + given)
-    unit = float(np.ldexp(noise, -2 * scale))
-    rounding += error_factor(*core.shape) * unit
-    floor += NOISE * unit
-
-    known = [] if rank_bound is None else [rank_bound]
-    return resolve(
-        # no other solver is better than the rounding that the small matrix has already
-        [partial(eigenvalue_values, matrix, rounding, floor)],
+    form = small_form(core, sign)
+    per_column, whole = column_errors(error, rows, columns, scale)
+    lengths = np.linalg.norm(core, axis=0)
+    given = carried(form.basis, np.outer(lengths, per_column) + np.outer(per_column, lengths + per_column))
+    norm, unit = float(np.linalg.norm(core, 2)), float(np.ldexp(noise, -2 * scale))
+    size, total = form.size + unit, norm**2 + unit
+    if spread is not None:
+        d = np.ldexp(spread[columns], -scale)
+        size, total = size + carried(form.basis, np.outer(d, d)), total + float(d @ d)
+    return uncertain_condition(
+        form.matrix,
+        Rounding(size, total, error_factor(len(core), 1), error_factor(*core.shape)),
+        given=given,
+        given_norm=whole * (2 * norm + whole),
         order=order,
-        bounds=[*known, partial(structural_rank_bound, core)],
+        bounds=[*([] if rank_bound is None else [rank_bound]), partial(structural_rank_bound, core)],
         scale=2 * scale,
         rtol=rtol,
     )
 
 
-def signed_eigenvalues(factor: object, signs: object, rank: int) -> np.ndarray:
-    """The ``rank`` eigenvalues of Fᵀ diag(signs) F of largest size, descending."""
-    core, sign, scale = prepared(factor, signs)
-    if rank == 0:
-        return np.zeros(0)
-    values = np.linalg.eigvalsh(small_form(core, sign)[0])
-    largest = values[np.argsort(-np.abs(values), kind="stable")[:rank]]
-    return np.ldexp(np.sort(largest)[::-1], 2 * scale)
+def column_errors(
+    error: float | np.ndarray, rows: np.ndarray, columns: np.ndarray, scale: int
+) -> tuple[np.ndarray, float]:
+    """Bounds, in the 2-norm, of the errors in the columns of the prepared F, and in all of it."""
+    errors = np.asarray(np.ldexp(error, -scale))
+    if errors.ndim == 2:
+        errors = np.linalg.norm(errors[rows], axis=0)
+    if errors.ndim == 1:
+        return errors[columns], float(np.linalg.norm(errors))
+    return np.full(int(columns.sum()), float(errors)), float(errors)
+
+
+def signed_eigenvalues(factor: object, signs: object, condition: ConditionNumber) -> np.ndarray:
+    """The nonzero eigenvalues of Fᵀ diag(signs) F, descending: as many as `signed_condition` found."""
+    core, sign, scale, *_ = prepared(factor, signs)
+    values = signed_pairs(core, sign, condition)[0]
+    return np.ldexp(values, 2 * scale)
+
+
+def signed_pairs(core: np.ndarray, signs: np.ndarray, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
+    """Nonzero eigenvalues of a prepared F, descending, and orthonormal eigenvectors; by Jacobi if it was used."""
+    if condition.rank == 0:
+        return np.zeros(0), np.zeros((core.shape[1], 0))
+    form = small_form(core, signs)
+    if "Jacobi" in condition.solver:
+        magnitudes, sign, _, vectors = signed_jacobi(form.matrix)
+        values = magnitudes * sign
+    else:
+        values, vectors = np.linalg.eigh(form.matrix)
+    largest = np.argsort(-np.abs(values), kind="stable")[: condition.rank]
+    kept = largest[np.argsort(-values[largest], kind="stable")]
+    return values[kept], vectors[:, kept] if form.basis is None else form.basis @ vectors[:, kept]

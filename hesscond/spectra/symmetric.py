@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack
@@ -12,6 +13,7 @@ from hesscond.spectra.condition import NOISE, ConditionNumber, Values, resolve, 
 from hesscond.spectra.factored import (
     EPS,
     error_factor,
+    exact_rank,
     graded_errors,
     jacobi_svd,
     jacobi_values,
@@ -19,15 +21,27 @@ from hesscond.spectra.factored import (
     scaled_core,
     svd_values,
     uniform,
+    weighted,
     within_range,
 )
 from hesscond.spectra.structure import rank_bound as structural_rank_bound
 
+#: Jacobi is tried on a matrix known up to rounding if that of one diagonal entry is this much larger than another's.
+GRADED = 100.0
+
 
 def general_condition(
-    matrix: np.ndarray, *, rank_bound: int | None = None, rtol: float = 1e-8, error: float = 0.0
+    matrix: np.ndarray,
+    *,
+    rank_bound: int | None = None,
+    rtol: float = 1e-8,
+    error: float = 0.0,
+    exact: bool = False,
 ) -> ConditionNumber:
-    """κ = σ_max / smallest nonzero σ of a finite (m, n) array; rank and nullity add up to min(m, n)."""
+    """κ = σ_max / smallest nonzero σ of a finite (m, n) array; rank and nullity add up to min(m, n).
+
+    ``exact`` as for `factor_condition`.
+    """
     core, scale, *_ = scaled_core(matrix)
     if core.size == 0:
         return zero_matrix(min(matrix.shape))
@@ -38,6 +52,7 @@ def general_condition(
         bounds=rank_bounds(core, rank_bound),
         scale=scale,
         rtol=rtol,
+        exact=partial(exact_rank, core) if exact else None,
     )
     return within_range(found, matrix, core)
 
@@ -49,13 +64,15 @@ def symmetric_condition(
     rtol: float = 1e-8,
     error: float = 0.0,
     floor: float = 0.0,
+    exact: bool = False,
 ) -> ConditionNumber:
     """κ = |λ|_max / smallest nonzero |λ| of a finite symmetric (n, n) array, with its inertia.
 
     The eigenvalues by LAPACK dsyevd if their normwise bound c·eps·|λ|_max decides; otherwise the singular
     values of the graded matrix by one-sided Jacobi, the sign of each λ_k that of u_kᵀv_k.
 
-    ``error`` and ``floor``: bound and typical size, in the 2-norm, of the error already in the matrix.
+    ``error`` and ``floor``: bound and typical size, in the 2-norm, of the error already in the matrix; ``exact`` as for
+    `factor_condition`.
     """
     core, scale, *_ = scaled_core(matrix)
     if core.size == 0:
@@ -71,6 +88,7 @@ def symmetric_condition(
         bounds=rank_bounds(core, rank_bound),
         scale=scale,
         rtol=rtol,
+        exact=partial(exact_rank, core) if exact else None,
     )
     return within_range(found, matrix, core)
 
@@ -96,13 +114,14 @@ def eigenvalue_values(core: np.ndarray, error: float, floor: float = 0.0) -> Val
     return Values(magnitudes, **spread, power=1, solver="eigenvalues", negative=eigenvalues < 0)
 
 
-def signed_jacobi_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:
-    """|λ| of a symmetric matrix by one-sided Jacobi, with the signs and entry-by-entry error bounds.
+def signed_jacobi(core: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """|λ| of a symmetric matrix, descending, signs of λ, and the singular vectors u and v, by one-sided Jacobi.
 
     Where λ and −λ are both eigenvalues their singular vectors mix, u_kᵀv_k is far from ±1, and the count of
-    negative ones is that of the Rayleigh quotient on the common invariant subspace.
+    negative ones is that of the Rayleigh quotient on the common invariant subspace, whose eigenvectors replace v.
     """
     values, u, v = jacobi_svd(core)
+    vectors = v.copy()
     signs = np.einsum("ik,ik->k", u, v)
     start = 0
     while start < len(values):
@@ -111,8 +130,92 @@ def signed_jacobi_values(core: np.ndarray, error: float, floor: float = 0.0) -> 
             stop += 1
         if np.abs(signs[start:stop]).min() < 0.9:
             block = v[:, start:stop]
-            signs[start:stop] = np.linalg.eigvalsh(block.T @ core @ block)
+            signs[start:stop], inner = np.linalg.eigh(block.T @ core @ block)
+            vectors[:, start:stop] = block @ inner
         start = stop
+    return values, np.where(signs < 0, -1.0, 1.0), u, vectors
+
+
+def signed_jacobi_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:
+    """|λ| of a symmetric matrix by one-sided Jacobi, with the signs and entry-by-entry error bounds."""
+    values, signs, u, v = signed_jacobi(core)
     below, above = graded_errors(core, values, u, v)
     floors = NOISE * roundoff_of_entries(core, values, u, v) + floor
     return Values(values, below + error, floors, 1, "Jacobi SVD", signs < 0, above + error)
+
+
+class Rounding(NamedTuple):
+    """What rounding has left of a symmetric matrix (k, k) that was summed up.
+
+    ``size`` (k, k): a relative change eps of the terms changes entry (i, j) by eps·size_ij; ``norm``: and the whole, in
+    the 2-norm, by eps·norm; ``growth`` and ``norm_growth``: the constants by which errors may exceed these.
+    """
+
+    size: np.ndarray
+    norm: float
+    growth: float
+    norm_growth: float
+
+
+def uncertain_condition(
+    matrix: np.ndarray,
+    rounding: Rounding,
+    *,
+    given: np.ndarray,
+    given_norm: float,
+    order: int,
+    bounds: Sequence[Callable[[], int]],
+    scale: int,
+    rtol: float,
+) -> ConditionNumber:
+    """κ of a symmetric matrix (k, k) that is known up to rounding of its entries.
+
+    By eigenvalues if the normwise bound resolves κ; by one-sided Jacobi where the rounding of some rows is much smaller
+    than that of others, so that the small eigenvalues that live there are known better.
+
+    Parameters
+    ----------
+    matrix, rounding
+        The matrix and its rounding.
+    given, given_norm
+        Bounds of other errors in its entries, (k, k), and of all of them in the 2-norm.
+    order, bounds, scale, rtol
+        As for `resolve`.
+    """
+    unit = EPS * rounding.norm
+    routes = [partial(eigenvalue_values, matrix, rounding.norm_growth * unit + given_norm, NOISE * unit)]
+    scales = rounding.size.diagonal()
+    if scales.max() > GRADED * scales.min():
+        routes.append(partial(uncertain_values, matrix, rounding, given))
+    return resolve(routes, order=order, bounds=bounds, scale=scale, rtol=rtol)
+
+
+def uncertain_values(matrix: np.ndarray, rounding: Rounding, given: np.ndarray) -> Values:
+    """|λ| by one-sided Jacobi, with bounds that hold for every matrix within the errors of the entries."""
+    values, signs, u, v = signed_jacobi(matrix)
+    below, above = graded_errors(matrix, values, u, v, EPS * rounding.growth * rounding.size + given)
+    floors = weighted(NOISE * EPS * rounding.size + given, u, v)
+    return Values(values, below, floors, 1, "Jacobi SVD", signs < 0, above)
+
+
+def rounded_condition(matrix: np.ndarray, spread: np.ndarray, *, terms: int, rtol: float) -> ConditionNumber:
+    """κ of a symmetric (n, n) array whose entries are sums of ``terms`` products, known up to rounding of these.
+
+    ``spread`` (n,): d such that a relative change eps of the terms changes entry (i, j) by eps·d_i·d_j.
+    """
+    core, scale, kept, _ = scaled_core(matrix)
+    if core.size == 0:
+        return zero_matrix(len(matrix))
+    # exactly: d d may overflow where the entries do not
+    d = np.ldexp(spread[kept], -(scale // 2)) * (2.0**-0.5 if scale % 2 else 1.0)
+    rounding = Rounding(np.outer(d, d), float(d @ d), error_factor(terms, 1), error_factor(terms, len(matrix)))
+    return uncertain_condition(
+        core,
+        rounding,
+        given=np.zeros_like(core),
+        given_norm=0.0,
+        order=len(matrix),
+        bounds=[partial(structural_rank_bound, core)],
+        scale=scale,
+        rtol=rtol,
+    )

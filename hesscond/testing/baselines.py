@@ -30,7 +30,7 @@ class Stored:
     upper: float
     rank: int
     nullity: int
-    negative: int
+    negative: int | None
     solver: str
 
     @property
@@ -76,7 +76,7 @@ def write_baseline(path: Path, level: str, method: str, kappas: Mapping[Place, C
             "upper": finite(kappa.upper),
             "rank": kappa.rank,
             "nullity": kappa.nullity,
-            "negative": kappa.negative,
+            "negative": kappa.counted_negative,
             "solver": kappa.solver,
         }
         for (layer, unit), kappa in kappas.items()
@@ -152,7 +152,7 @@ def stored(block: Mapping[str, Any]) -> Stored:
         upper=number(block["upper"]),
         rank=int(block["rank"]),
         nullity=int(block["nullity"]),
-        negative=int(block["negative"]),
+        negative=None if block["negative"] is None else int(block["negative"]),
         solver=str(block["solver"]),
     )
     if not 1 <= found.lower <= found.upper:

@@ -109,7 +109,7 @@ def evidence(kappa: ConditionNumber) -> dict[str, str]:
     return {
         "width": width(kappa),
         "rank": f"{kappa.rank} of {kappa.rank + kappa.nullity}",
-        "negative": str(kappa.negative) if kappa.negative else "",
+        "negative": kappa.inertia.removesuffix(" negative") if kappa.negative else "",
         "λ min": f"{kappa.lambda_min:.3g}",
         "cutoff": f"{kappa.cutoff:.2g}",
         "gap": f"{kappa.gap:.2g}",

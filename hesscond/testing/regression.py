@@ -143,7 +143,7 @@ def compared(place: Place, kappa: ConditionNumber, was: Stored, rel: float) -> F
         "κ/κ₀": times,
         "width": width_of(change),
         "rank": changed(was.rank, kappa.rank),
-        "negative": changed(was.negative, kappa.negative) if was.negative or kappa.negative else "",
+        "negative": changed(was.negative, kappa.counted_negative) if was.negative or kappa.negative else "",
         "cutoff": f"{kappa.cutoff:.2g}",
         "gap": f"{kappa.gap:.2g}",
         "solver": changed(was.solver, kappa.solver),

@@ -117,3 +117,26 @@ def test_what_does_not_fit_is_said():
         result[layer].hessian()
     with pytest.raises(CaptureError, match="take at most"):
         result[layer].eigenvectors()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("loss", ["l1", "hinge", "linear"])
+def test_losses_without_curvature_have_a_hessian_of_zero(loss, level, streamed):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    loss_fn = {
+        "l1": nn.L1Loss(),
+        "hinge": lambda o, t: (1 - o * t.sign()).clamp_min(0).mean(),
+        "linear": lambda o, t: (o * t).mean(),
+    }[loss]
+    batch = torch.randn(20, 4).double(), torch.randn(20, 3).double()
+    data = [batch, tuple(part[:7] for part in batch)] if streamed else batch
+    result = hesscond.probe(model, loss_fn, data, level=level)
+    for name, layer in result.items():
+        for unit in layer.units if level == "unit" else [None]:
+            assert len(layer.eigenvalues(unit)) == 0
+            assert not layer.hessian(unit).any()
+        for kappa in layer.conditions:
+            assert (kappa.rank, kappa.nullity, kappa.resolved) == (0, layer.n_params, False), name
+            assert kappa.solver == "zero matrix"

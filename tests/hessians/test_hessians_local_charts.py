@@ -68,3 +68,18 @@ def test_what_has_no_optimum_is_refused(case):
         float(probe(smooth, loss, batch, ["0"], units=[0], method=OptimalDiagonal())["0"].kappa[0])
     with pytest.raises(ConfigError, match="not for a whole network"):
         probe(model, loss, batch, level="network", method=OptimalDiagonal())
+
+
+def test_a_dead_unit_does_not_keep_the_others_from_their_optimal_diagonal():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    data = torch.randn(20, 4).double(), torch.randint(0, 3, (20,))
+    with torch.no_grad():
+        model[0].bias[2] = -100.0
+        model[2].weight[:, 2] = 0.0
+    found = probe(model, nn.CrossEntropyLoss(), data, ["0"], method=OptimalDiagonal())["0"].kappa
+    assert [kappa.rank for kappa in found] == [5, 5, 0, 5, 5]
+    assert found[2].solver == "zero matrix"
+    plain = probe(model, nn.CrossEntropyLoss(), data, ["0"])["0"].kappa
+    for best, other in zip(found, plain, strict=True):
+        assert not other.resolved or best.value <= other.value * (1 + 1e-6)

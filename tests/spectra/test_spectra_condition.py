@@ -1,4 +1,5 @@
 import math
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -207,13 +208,19 @@ def test_a_spectrum_without_gap_is_unresolved():
 
 
 def test_the_papers_setting_where_others_print_1e19():
-    """A rank deficient mini-batch block: numpy's cond is round-off, ours is the κ of the nonzero spectrum."""
+    """A rank deficient mini-batch block: numpy's cond is round-off, ours is the κ of the nonzero spectrum.
+
+    The very matrix that was formed has full rank; that its entries are rounded has to be said.
+    """
     rng = np.random.default_rng(5)
     F = rng.standard_normal((60, 101)) * 10.0 ** rng.uniform(-2, 2, 101)
     H = F.T @ F
     assert np.linalg.cond(H) > 1e15
     truth = np.linalg.cond(F) ** 2
-    for kappa in (factor_condition(F), hesscond.condition_number(H)):
+    given = hesscond.condition_number(H)
+    assert not given.resolved
+    assert given.lower > 1e12
+    for kappa in (factor_condition(F), hesscond.condition_number(H, error=1e-15 * np.linalg.norm(H))):
         assert kappa.rank == 60
         assert kappa.nullity == 41
         assert kappa.resolved
@@ -413,3 +420,108 @@ def test_entries_that_underflow_when_squared_do_not_make_a_rank(ends, kind):
     truth = mpmath.mpf(ends[0]) / mpmath.mpf(ends[1])
     assert not kappa.resolved or kappa.value >= truth * (1 - 1e-9)
     assert kappa.upper == math.inf or kappa.upper >= truth
+
+
+@pytest.mark.parametrize(
+    ("matrix", "truth"),
+    [
+        ([[1, 1], [1, 1 + 2**-50]], 4 * 2**50),
+        ([[1, 1], [1, 1 + 2**-52]], 4 * 2**52),
+        (np.array([[1.0, 2.0], [3.0, 6.0 + 2**-49]]), 50 * 2**49),
+    ],
+)
+def test_a_matrix_that_is_given_is_exact(matrix, truth):
+    """All but the last digit of an entry is a multiple of the others: size alone takes the small value for a zero."""
+    kappa = hesscond.condition_number(matrix)
+    assert kappa.lower <= truth * 1.01
+    assert kappa.upper >= truth * 0.99
+    assert kappa.lower > truth / 1e3
+
+
+def test_features_far_from_zero_given_as_a_factor():
+    rng = np.random.default_rng(15)
+    F = np.column_stack([np.ones(20), 1e15 + rng.standard_normal(20)])
+    with mpmath.workdps(150):
+        values = mpmath.svd_r(mpmath.matrix(F.tolist()), compute_uv=False)
+        truth = (values[0] / values[1]) ** 2
+        kappa = hesscond.condition_number(factor=F)
+        assert kappa.lower <= truth <= kappa.upper
+    assert kappa.lower > 1e50
+    # the activations of a forward pass are rounded: there it is a numerical rank, and says so
+    rounded = factor_condition(F)
+    assert rounded.rank_decision == "numerical"
+    assert "numerical rank 1 of 2" in str(rounded)
+
+
+@pytest.mark.parametrize("kind", ["matrix", "symmetric", "factor"])
+def test_exact_ranks_resolve_what_sizes_leave_open(kind):
+    """Small integers: the rank is below that of the pattern, and certain."""
+    rng = np.random.default_rng(16)
+    for n, r in ((4, 2), (9, 5), (40, 30)):
+        L = rng.integers(-9, 10, (n, r)).astype(float)
+        A = L @ L.T if kind == "symmetric" else L @ rng.integers(-9, 10, (r, n))
+        kappa = hesscond.condition_number(**{"factor" if kind == "factor" else "matrix": A})
+        values = np.linalg.svd(A, compute_uv=False)
+        assert (kappa.rank, kappa.rank_decision, kappa.resolved) == (r, "exact", True)
+        assert kappa.value == pytest.approx((values[0] / values[r - 1]) ** (2 if kind == "factor" else 1), rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "words"),
+    [
+        (np.array([[2**53 + 1, 0], [0, 1]]), "no double"),
+        ([[2**70 + 1, 0], [0, 1]], "no double"),
+        ([[Fraction(1, 3), 0], [0, 1]], "no double"),
+        (np.array([[np.longdouble(1) / 3, 0], [0, 1]]), "no double"),
+        (np.ma.masked_array(np.eye(2), [[True, False], [False, False]]), "masked"),
+        (np.eye(2) + 0j, "complex"),
+        (torch.eye(2, dtype=torch.complex64), "complex"),
+        (np.array([["1", "2"], ["3", "4"]]), "real numbers"),
+        ([[1, 2], [3]], "real numbers"),
+    ],
+)
+def test_what_is_no_matrix_of_doubles_is_refused(matrix, words):
+    for argument in ("matrix", "factor"):
+        with pytest.raises(MatrixError, match=words):
+            hesscond.condition_number(**{argument: matrix})
+    with pytest.raises(MatrixError, match=words):
+        hesscond.rank(matrix)
+
+
+def test_what_is_a_matrix_of_doubles_is_taken_as_it_is():
+    entries = [[3.0, 1.0], [1.0, 2.0]]
+    truth = hesscond.condition_number(entries).value
+    for same in (
+        np.array(entries, dtype=np.longdouble),
+        np.array(entries, dtype=np.uint8),
+        np.array([[Fraction(3), 1], [1, 2]], dtype=object),
+        np.ma.masked_array(entries),
+        torch.tensor(entries, dtype=torch.bfloat16),
+        torch.tensor(entries, dtype=torch.float16, requires_grad=True),
+        torch.tensor(entries).to_sparse(),
+    ):
+        assert hesscond.condition_number(same).value == truth
+        assert hesscond.condition_number(factor=same).value == pytest.approx(truth**2)
+    large = 2**60
+    assert hesscond.condition_number(np.array([[large, 0], [0, 1]])).value == large
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"error": -1}, {"error": math.nan}, {"error": math.inf}, {"rtol": math.nan}, {"rtol": -1}, {"rank_bound": 0}],
+)
+def test_tolerances_that_are_none_are_refused(options):
+    with pytest.raises(MatrixError, match=next(iter(options))):
+        hesscond.condition_number(np.eye(2), **options)
+
+
+def test_an_error_larger_than_the_matrix_leaves_nothing_resolved():
+    for kappa in (
+        hesscond.condition_number(np.eye(2), error=10),
+        hesscond.condition_number(factor=np.eye(2), error=10),
+    ):
+        assert not kappa.resolved
+        assert kappa.rank == 0
+        assert kappa.lower == 1
+        assert kappa.lambda_max == pytest.approx(1)
+        assert "zero matrix" not in kappa.solver

@@ -13,6 +13,7 @@ from spectra.spectra_cases import Counting, generator, prescribed
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import ApproximateInverse, Dense, Diagonal, DiagonalInverse, Span, SymmetricOperator
+from hesscond.spectra import Effort, operator_condition
 from hesscond.spectra.smallest import smallest_nonzero
 from hesscond.spectra.threads import one_thread
 
@@ -524,3 +525,32 @@ def test_layer_of_100_000_parameters():
     theta = float(v.T @ (A @ v))
     assert theta == pytest.approx(float(result.eigenvalues), rel=1e-10)
     assert result.products < 400
+
+
+def test_negative_eigenvalues_that_were_not_counted_are_not_printed():
+    """One of each end is found, of an operator with 176 negative ones."""
+    values = torch.cat([-torch.linspace(0.5, 1, 176), torch.linspace(0.1, 3, 424)]).double()
+    kappa = operator_condition(Diagonal(values), effort=Effort(dense_order=0))
+    assert kappa.resolved
+    assert kappa.negative <= 176
+    assert not kappa.negative_counted
+    assert kappa.counted_negative is None
+    assert "0 negative" not in str(kappa)
+    turned = operator_condition(Diagonal(-values), effort=Effort(dense_order=0))
+    assert 1 <= turned.negative <= 424
+    assert f"at least {turned.negative} negative" in str(turned)
+    dense = operator_condition(Diagonal(values))
+    assert (dense.negative, dense.counted_negative) == (176, 176)
+    assert "176 negative" in str(dense)
+    # nothing is below zero where that is known
+    positive = operator_condition(Diagonal(values.abs()), effort=Effort(dense_order=0, quick_order=0))
+    assert (positive.negative, positive.negative_counted) == (0, True)
+
+
+@pytest.mark.parametrize("power", [-250, 200, 300])
+def test_operators_whose_squares_overflow(power):
+    values = torch.linspace(1, 5, 200, dtype=torch.float64)
+    A = prescribed(values)[0] * 10.0**power
+    assert operator_condition(Dense(A)).value == pytest.approx(5)
+    found = smallest_nonzero(Dense(A), dense_order=0)
+    assert found.eigenvalues[0] / 10.0**power == pytest.approx(1, rel=1e-6)

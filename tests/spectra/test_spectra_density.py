@@ -598,3 +598,58 @@ def test_products_that_are_not_finite_are_refused(method):
     operator = Counted(torch.tensor([1.0, math.nan, 2.0]))
     with pytest.raises(MatrixError, match="not finite"):
         density(operator, method=method)
+
+
+def with_null_space(n, negative, null, seed):
+    """A dense matrix (n, n), whose null eigenvalues come out as round-off of either sign, and its eigenvalues."""
+    generator = torch.Generator().manual_seed(seed)
+    below, above = (
+        torch.rand(size, generator=generator, dtype=torch.float64) for size in (negative, n - negative - null)
+    )
+    values = torch.cat([-0.1 - below, torch.zeros(null, dtype=torch.float64), 0.05 + 3 * above])
+    Q = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
+    A = (Q * values) @ Q.T
+    return (A + A.T) / 2, values
+
+
+JUMPING = [
+    lambda x: x < 0,
+    lambda x: x <= 0,
+    lambda x: x > 0,
+    torch.sign,
+    lambda x: x == 0,
+    lambda x: (x > 1) & (x < 2),
+    lambda x: torch.where(x < 0.7, x, 5 - x**2),
+    torch.abs,
+    lambda x: x**2,
+    torch.exp,
+]
+
+
+@pytest.mark.parametrize("null", [0, 150])
+@pytest.mark.parametrize("function", JUMPING)
+def test_functions_that_jump_know_of_the_null_space(function, null):
+    """All eigenvalues are there: what is left are those of the null space, on either side of zero by round-off."""
+    A, values = with_null_space(387, 32, null, seed=1)
+    found = density(A, method="dense").expectation(function)
+    assert found.value == pytest.approx(float(function(values).double().mean()), abs=1e-9)
+    assert found.error < 1e-9
+
+
+def test_the_error_of_a_jump_covers_the_truth():
+    """By quadrature a node near zero stands for the null space and for its neighbours on both sides of it."""
+    misses, trials = 0, 0
+    for seed in range(6):
+        A, values = with_null_space(300, 40, 100 * (seed % 3), seed)
+        found = density(A, method="lanczos", probes=12, steps=40, seed=seed)
+        for function in JUMPING:
+            estimate, truth = found.expectation(function), float(function(values).double().mean())
+            misses += abs(estimate.value - truth) > 3 * estimate.error + 1e-9
+            trials += 1
+    assert misses <= 0.05 * trials
+
+
+def test_a_known_null_space_is_where_the_function_says():
+    d = density(np.diag([4.0, -1.0, 0.0, 0.0]), null_space=Span.of(torch.eye(4, dtype=torch.float64)[:, 2:]))
+    assert d.expectation(lambda x: x < 0).value == pytest.approx(0.25)
+    assert d.expectation(lambda x: x <= 0).value == pytest.approx(0.75)

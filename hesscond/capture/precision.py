@@ -1,0 +1,175 @@
+"""In which precision a model really computes: casts to float32 that are lifted, and what rounds more than was asked."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+#: What moves, chooses or makes numbers without rounding any; views are known to be such.
+EXACT = {
+    getattr(torch.ops.aten, name)
+    for name in (
+        *("alias", "detach", "clone", "cat", "stack", "index", "index_select", "index_put", "index_put_", "gather"),
+        *("where", "flip", "roll", "repeat", "constant_pad_nd", "triu", "tril", "sort", "topk", "max", "min", "amax"),
+        *("amin", "neg", "abs", "relu", "clamp", "sign", "empty", "empty_like", "new_empty", "empty_strided"),
+        *("new_empty_strided", "zeros", "zeros_like", "new_zeros", "zero_", "ones", "ones_like", "new_ones"),
+        *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "uniform_", "normal_", "bernoulli"),
+        "bernoulli_",
+    )
+}
+#: Which argument of a copy is copied: one into a type with as many digits does not round.
+COPIES = {torch.ops.aten._to_copy: 0, torch.ops.aten.copy_: 1}
+#: Functions that take a dtype to read bits as numbers of that kind.
+BITS = frozenset({torch.Tensor.view, torch.frombuffer})
+#: Functions that draw random numbers of the type that is asked for.
+DRAWS = frozenset({torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal})
+#: What casts become that are lifted.
+WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+TO_OTHER = frozenset({torch.Tensor.to, torch.Tensor.type_as})
+NAMES_OF_FLOAT32 = ("torch.FloatTensor", torch.FloatTensor)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The precision of a forward pass and its loss. As text: ``float64``, or ``mixed: 326 float32 operations (…)``.
+
+    Attributes
+    ----------
+    dtype
+        What was asked for, or what most of the model computes in.
+    narrower
+        How many operations rounded to a type with fewer digits, by type, the narrowest first.
+    where
+        Classes of the modules that these operations belong to, those with most of them first.
+    lifted
+        How many casts to float32 were lifted.
+    """
+
+    dtype: torch.dtype
+    narrower: tuple[tuple[torch.dtype, int], ...] = ()
+    where: tuple[str, ...] = ()
+    lifted: int = 0
+
+    @property
+    def narrowest(self) -> torch.dtype | None:
+        """The type with the fewest digits that something was rounded to, if any has fewer than was asked for."""
+        return self.narrower[0][0] if self.narrower else None
+
+    def __str__(self) -> str:
+        lifted = f"{self.lifted} cast{'s' if self.lifted > 1 else ''} to float32 lifted" if self.lifted else ""
+        if not self.narrower:
+            return f"{named(self.dtype)} ({lifted})" if lifted else named(self.dtype)
+        counts = ", ".join(f"{count} {named(dtype)}" for dtype, count in self.narrower)
+        shown = ", ".join((*self.where[:3], *(["…"] if len(self.where) > 3 else [])))
+        one = sum(count for _, count in self.narrower) == 1
+        return f"mixed: {counts} operation{'' if one else 's'} ({shown})" + (f", {lifted}" if lifted else "")
+
+
+class Operations(TorchDispatchMode):
+    """Within, counts the operations that round, by the type of what they return and the module that they belong to.
+
+    Parameters
+    ----------
+    dtype
+        What was asked for; None: the type with the most digits that is met.
+
+    Attributes
+    ----------
+    lifted
+        Casts to float32 that were lifted; whoever lifts them counts them here.
+    """
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.dtype, self.lifted = dtype, 0
+        self.seen: Counter[torch.dtype] = Counter()
+        self.places: Counter[tuple[torch.dtype, str]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if not func.is_view and func.overloadpacket not in EXACT:
+            for tensor in found if isinstance(found, (tuple, list)) else (found,):
+                if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+                    self.count(tensor.dtype.to_real(), func, args)
+                    break
+        return found
+
+    def count(self, dtype: torch.dtype, func: Any, args: Any) -> None:
+        """Take down one operation, unless it only gives its input more digits."""
+        source = COPIES.get(func.overloadpacket)
+        if source is not None and (before := args[source].dtype).is_floating_point and digits(before) <= digits(dtype):
+            return
+        self.seen[dtype] += 1
+        if self.dtype is None or digits(dtype) < digits(self.dtype):
+            self.places[dtype, innermost_module()] += 1
+
+    def precision(self) -> Precision:
+        """What has been found so far."""
+        asked = self.dtype or max(self.seen, key=digits, default=torch.get_default_dtype())
+        narrower = sorted((dtype for dtype in self.seen if digits(dtype) < digits(asked)), key=digits)
+        where: Counter[str] = Counter()
+        for (dtype, place), count in self.places.items():
+            where[place] += count if dtype in narrower else 0
+        return Precision(
+            asked,
+            tuple((dtype, self.seen[dtype]) for dtype in narrower),
+            tuple(place for place, count in where.most_common() if count),
+            self.lifted,
+        )
+
+
+def operations(counted: Operations | None) -> AbstractContextManager[Any]:
+    """The context of what is counted, if anything is."""
+    return nullcontext() if counted is None else counted
+
+
+def digits(dtype: torch.dtype) -> float:
+    """A number that is larger for types with more digits."""
+    return -torch.finfo(dtype).eps
+
+
+def named(dtype: torch.dtype) -> str:
+    """A type as one writes it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def innermost_module() -> str:
+    """The class of the module whose code is running; a loss need not be one."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            return type(owner).__name__
+    return "the loss"
+
+
+def lifted(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]] | None:
+    """The same call with float64 wherever float32 was asked for, complex numbers likewise; None: it was not."""
+    if func is torch.Tensor.float:
+        return torch.Tensor.to, (args[0], torch.float64), kwargs
+    if func is torch.Tensor.type and len(args) > 1 and args[1] in NAMES_OF_FLOAT32:
+        return func, (args[0], torch.float64), kwargs
+    if func in TO_OTHER:
+        other = args[1] if len(args) > 1 else kwargs.get("other")
+        if isinstance(other, torch.Tensor) and other.dtype in WIDER:
+            rest = {name: value for name, value in kwargs.items() if name != "other"}
+            return torch.Tensor.to, (args[0], other.device, WIDER[other.dtype], *args[2:]), rest
+    types = {value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)}
+    if func in BITS or not types & WIDER.keys():
+        return None
+    if func in DRAWS:
+        # other numbers would be drawn in float64
+        return lambda *args, **kwargs: func(*args, **kwargs).to(torch.float64), args, kwargs
+
+    def wide(value: Any) -> Any:
+        return WIDER.get(value, value) if isinstance(value, torch.dtype) else value
+
+    return func, tuple(map(wide, args)), {name: wide(value) for name, value in kwargs.items()}

@@ -1,0 +1,111 @@
+"""What wraps a model, or parts of it, without changing what it computes: compilers, replicas, checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils import checkpoint
+
+from hesscond.errors import CaptureError
+
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model that `torch.compile`, ``DataParallel`` and ``DistributedDataParallel`` were given.
+
+    Parts that were compiled or replicated stay, and so do their names: `plainly` runs what they hold.
+    """
+    while True:
+        if isinstance(model, PARALLEL):
+            model = model.module
+        elif isinstance(model, compiled_modules()):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def compiled_modules() -> tuple[type, ...]:
+    """The class of compiled modules, if anything was compiled: torch's compiler takes seconds to import."""
+    return (sys.modules["torch._dynamo"].OptimizedModule,) if "torch._dynamo" in sys.modules else ()
+
+
+def measurable(model: nn.Module) -> nn.Module:
+    """The model inside its wrappers, if it has parameters with values that can be replaced.
+
+    Raises
+    ------
+    CaptureError
+        A model of `torch.jit`; parameters that are not initialized, or on torch's meta device.
+    """
+    model = unwrapped(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError(
+            "the model is compiled by torch.jit, which lets nobody differentiate in copies of its parameters: "
+            "give the model as it was before torch.jit.script or torch.jit.trace"
+        )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise CaptureError(
+                f"{name!r} has no values yet (a lazy module): call the model on one batch before it is probed"
+            )
+        if tensor.is_meta:
+            raise CaptureError(
+                f"{name!r} has no values, as it is on the device 'meta': load the parameters before the model is probed"
+            )
+    return model
+
+
+@contextmanager
+def plainly(model: nn.Module) -> Iterator[None]:
+    """Within, compiled code runs as it was written, no part of the model is replicated, and nothing is checkpointed.
+
+    None of it changes a value, but compilers do not see hooks, replicas hold parameters of their own, and a checkpoint
+    computes its part again in the backward pass, from the parameters that the model has by then.
+    """
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for module in model.modules():
+            if isinstance(module, PARALLEL):
+                vars(module)["forward"] = module.module
+                stack.callback(vars(module).pop, "forward", None)
+        # both kinds of checkpoint, by the names under which torch's own function looks them up when it is called
+        for name, replacement in (
+            ("CheckpointFunction", CalledOnce),
+            ("_checkpoint_without_reentrant_generator", kept_graph),
+        ):
+            if hasattr(checkpoint, name):
+                stack.callback(setattr, checkpoint, name, getattr(checkpoint, name))
+                setattr(checkpoint, name, replacement)
+        yield
+
+
+class CalledOnce:
+    """In the place of torch's ``CheckpointFunction``."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        """What the function returns, with its graph."""
+        return function(*args)
+
+
+def kept_graph(
+    function: Callable[..., Any],
+    preserve_rng_state: bool = True,
+    context_fn: Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]] | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Iterator[None]:
+    """In the place of torch's ``_checkpoint_without_reentrant_generator``: runs the function in its forward context."""
+    if context_fn is None:
+        yield
+        return
+    with context_fn()[0]:
+        yield

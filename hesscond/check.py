@@ -1,0 +1,438 @@
+"""Every answer against the model itself: what was built, and the model's own double backward, along one direction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from hesscond.capture import Batch, Diagonal, Factor, Layer, LayerCapture, LossFunction
+from hesscond.capture.curved import curved_nodes
+from hesscond.capture.evaluation import Evaluation
+from hesscond.capture.forward import variables_of
+from hesscond.capture.layers import weight_shape
+from hesscond.capture.precision import Operations, Precision
+from hesscond.capture.snapshot import Snapshot
+from hesscond.errors import CaptureError
+from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, Preconditioner, UnitCoordinates
+from hesscond.hessians.linearization import differentiable, gradients
+from hesscond.hessians.parameters import Layout, parameters_of
+from hesscond.spectra import Effort, Known
+
+#: Relative differences that need no explanation, in float64; rounding is far below in ordinary networks.
+TOLERANCE = 1e-8
+#: The same in a precision with round-off eps, in units of it.
+UNITS = 1e3
+#: What rounding is measured to do is taken so many times.
+MARGIN = 64.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """How far an answer is from the model's own second derivatives.
+
+    With a random direction v the product of the Hessian that was built is compared with the one that double backward
+    gives through the model as it is written, in the parameters' own tensors; so are the gradients, over all units. Both
+    are scaled so that small features count as much as large ones.
+
+    Attributes
+    ----------
+    difference
+        The largest relative difference of the two.
+    bound
+        What rounding explains of it: 1e-8 in float64, or more where the rounding of the model's own product was
+        measured and is larger. From 1 on the model's product is rounding only, and tells nothing.
+    built, own
+        vᵀHv of the Hessian that was built, and by the model's own double backward.
+    slopes
+        The part of the difference that is in the gradients.
+    unit
+        The unit whose Hessian was multiplied; None: all of the layer, or of the network.
+    """
+
+    difference: float
+    bound: float
+    built: float
+    own: float
+    slopes: float = 0.0
+    unit: int | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is explained."""
+        return self.difference <= self.bound
+
+    def __str__(self) -> str:
+        return f"{self.difference:.1e} from the model's own product (bound {self.bound:.1e})"
+
+
+@dataclass
+class Direction:
+    """A direction in the parameters of one block, and what the model makes of it.
+
+    Attributes
+    ----------
+    layout
+        How the block's parameters lie in vectors.
+    v : (n,) float64
+        The direction.
+    scales : (n,)
+        What products are compared in units of: v is random divided by them.
+    unit
+        Whose block it is.
+    product, slope : (n,)
+        H v and ∇L of the batches so far, each times its weight.
+    whole
+        How the parameters of the gradient lie: those of all units.
+    own_slope, sizes
+        The gradient as the capture has it, likewise, and the size of the sums that its entries are; None: there is none
+        to compare.
+    """
+
+    layout: Layout
+    v: torch.Tensor
+    scales: torch.Tensor
+    unit: int | None
+    product: torch.Tensor
+    slope: torch.Tensor
+    whole: Layout
+    own_slope: torch.Tensor | None = None
+    sizes: torch.Tensor | None = None
+
+    def add_slopes(self, slopes: torch.Tensor, sizes: torch.Tensor, weight: float = 1.0) -> None:
+        """Add the gradient (m, n̂) of a batch as the capture has it, and the sizes of its entries."""
+        own, size = weight * slopes.flatten(), weight * sizes.flatten()
+        self.own_slope = own if self.own_slope is None else self.own_slope + own
+        self.sizes = size if self.sizes is None else self.sizes + size
+
+    def count(self, weight: float) -> None:
+        """Let what was added count that much."""
+        self.product *= weight
+        self.slope *= weight
+
+    @classmethod
+    def of(cls, block: BlockHessian, layout: Layout, whole: Layout | None = None, unit: int | None = None) -> Direction:
+        """A random one, scaled as the block is."""
+        scales = block.scales()
+        # of a block that is zero nothing is known
+        largest = (float(scales.max()) if len(scales) else 0.0) or 1.0
+        floor = torch.finfo(scales.dtype).tiny ** 0.5 * largest
+        scales = torch.where(scales > floor, scales, largest)
+        generator = torch.Generator().manual_seed(0)
+        v = torch.randn(len(scales), generator=generator, dtype=torch.float64).to(scales.device) / scales * largest
+        whole = layout if whole is None else whole
+        return cls(layout, v, scales, unit, torch.zeros_like(v), v.new_zeros(whole.order), whole)
+
+
+@dataclass
+class Witness:
+    """The model's own derivatives along `Direction`s, over one batch or a stream, without hooks and assumptions.
+
+    Each batch is evaluated once with all parameters concerned in the place of the model's own; a block takes one
+    derivative of its gradient.
+
+    Attributes
+    ----------
+    model, loss_fn, dtype, lift_casts
+        As in `hesscond.probe`.
+    parameters
+        By name, all that the directions are in, and others of which `reached` is wanted.
+    precision
+        What the first batch was computed in.
+    reached
+        Names of those that the loss depended on so far.
+    loss
+        Of the latest batch.
+    """
+
+    model: nn.Module
+    loss_fn: LossFunction
+    parameters: Mapping[str, nn.Parameter]
+    dtype: torch.dtype | None
+    lift_casts: bool
+    precision: Precision | None = None
+    reached: set[str] = field(default_factory=set)
+    loss: float = math.nan
+
+    def __post_init__(self) -> None:
+        self._unique = list({id(p): p for p in self.parameters.values()}.values())
+        self._place = {id(p): i for i, p in enumerate(self._unique)}
+        self._snapshot = Snapshot(self.model, self._unique, self.dtype, lift_casts=self.lift_casts)
+        self._first: Batch | None = None
+
+    def add(self, batch: Batch, directions: Sequence[Direction], weight: float = 1.0) -> None:
+        """Add the derivatives of a batch to the directions."""
+        counted = None
+        if self._first is None:
+            self._first, counted = batch, Operations(self.dtype)
+        evaluation = self._snapshot.evaluate(self.loss_fn, batch, counted=counted)
+        if counted is not None:
+            self.precision = counted.precision()
+        self.loss = float(evaluation.loss.detach())
+        variables = variables_of(evaluation.loss)
+        leaves = self._snapshot.leaves
+        self.reached |= {name for name, p in self.parameters.items() if id(leaves[self._place[id(p)]]) in variables}
+        for direction, product, slope in self._derivatives(evaluation, directions):
+            direction.product += weight * product
+            direction.slope += weight * slope
+
+    def _derivatives(
+        self, evaluation: Evaluation, directions: Sequence[Direction]
+    ) -> Iterator[tuple[Direction, torch.Tensor, torch.Tensor]]:
+        """H v and ∇L of each direction on one batch."""
+        leaves = self._snapshot.leaves
+        if not directions:
+            return
+        # each leaf once
+        used = sorted({i for direction in directions for i in self._indices(direction.whole)})
+        with differentiable():
+            found = gradients([evaluation.loss], [leaves[i] for i in used], None, create_graph=True)
+            first = dict(zip(used, found, strict=True))
+            for direction in directions:
+                own = self._indices(direction.layout)
+                parts = direction.layout.tensors_of(direction.v)
+                seeds = [part.to(leaves[i].dtype) for i, part in zip(own, parts, strict=True)]
+                second = gradients([first[i] for i in own], [leaves[i] for i in own], seeds)
+                slope = direction.whole.vector_of([first[i].detach() for i in self._indices(direction.whole)])
+                yield direction, direction.layout.vector_of(second).to(torch.float64), slope.to(torch.float64)
+
+    def _indices(self, layout: Layout) -> list[int]:
+        return [self._place[id(p)] for p in layout.tensors]
+
+    def verdict(self, direction: Direction, block: BlockHessian, P: Preconditioner | None, total: float = 1.0) -> Check:
+        """The check of a block, in plain coordinates and in those of P, over all that was added.
+
+        Parameters
+        ----------
+        direction
+            One that was given to `add`.
+        block, P
+            What was built; P of its unit or of all units.
+        total
+            What the weights are divided by.
+        """
+        built = block.product(direction.v[:, None])[:, 0]
+        own = direction.product / total
+        scaled = max(norm(built / direction.scales), norm(own / direction.scales))
+        slopes = slopes_differ(direction)
+        difference = max(
+            ratio(norm((built - own) / direction.scales), scaled), slopes, in_coordinates(block, P, direction)
+        )
+        bound = max(TOLERANCE, UNITS * float(torch.finfo(self.leaf_dtype).eps))
+        if not difference <= bound and math.isfinite(difference):
+            bound = max(bound, ratio(self.rounding(direction), scaled))
+        forms = (float(built @ direction.v), float(own @ direction.v))
+        return Check(difference, bound, *forms, slopes, direction.unit)
+
+    @property
+    def leaf_dtype(self) -> torch.dtype:
+        """What is differentiated in."""
+        return self._snapshot.leaves[0].dtype if self._snapshot.leaves else torch.float64
+
+    def rounding(self, direction: Direction) -> float:
+        """The rounding of the model's own product on the first batch, in the direction's units, times `MARGIN`.
+
+        The product at parameters that differ in their last digits, and eps times what the loss's curvature would be
+        if nothing in it cancelled (softmax in saturation is 1 − 1).
+        """
+        assert self._first is not None
+        leaves, eps = self._snapshot.leaves, float(torch.finfo(self.leaf_dtype).eps)
+        evaluation = self._snapshot.evaluate(self.loss_fn, self._first)
+        natural = eps * uncancelled(evaluation, leaves, self._indices(direction.layout), direction)
+        return MARGIN * (self.shaken(direction, 4 * eps) + natural)
+
+    def shaken(self, direction: Direction, size: float) -> float:
+        """How much the product on the first batch changes, in the direction's units, if all it is made of changes.
+
+        Parameters and direction do by random relative amounts up to ``size``: that of the rounding in what computes it.
+        """
+        assert self._first is not None
+        products = []
+        aside = replace(direction, v=direction.v * nudges(direction.v, size, 4))
+        runs: list[tuple[Direction, AbstractContextManager[None]]] = [
+            (direction, nullcontext()),
+            (aside, self._nudged(size)),
+        ]
+        for along, changes in runs:
+            with changes:
+                evaluation = self._snapshot.evaluate(self.loss_fn, self._first)
+                ((_, product, _),) = self._derivatives(evaluation, [along])
+                products.append(product)
+        return norm((products[1] - products[0]) / direction.scales)
+
+    def uncertainty(self, direction: Direction) -> float:
+        """ε such that H is known to ε d_i d_j, with the scales d of a block: what operations in a lower precision do.
+
+        0: there are none. An estimate of the Frobenius norm from one direction, times 4.
+        """
+        narrowest = None if self.precision is None else self.precision.narrowest
+        if narrowest is None:
+            return 0.0
+        length = norm(direction.v * direction.scales) / len(direction.v) ** 0.5
+        return ratio(4 * self.shaken(direction, float(torch.finfo(narrowest).eps)), length)
+
+    @contextmanager
+    def _nudged(self, size: float) -> Iterator[None]:
+        """Every leaf changed by random relative amounts of that size."""
+        before = [leaf.detach().clone() for leaf in self._snapshot.leaves]
+        for number, leaf in enumerate(self._snapshot.leaves):
+            leaf.data.mul_(nudges(leaf, size, 5 + number))
+        try:
+            yield
+        finally:
+            for leaf, value in zip(self._snapshot.leaves, before, strict=True):
+                leaf.data.copy_(value)
+
+
+def check_operator(H: HessianOperator) -> tuple[Check, float, Precision | None]:
+    """The check of an operator: its product with one direction, and that of fresh evaluations of its model.
+
+    Returns
+    -------
+    check
+        It.
+    uncertainty
+        See `Witness.uncertainty`, all scales being 1.
+    precision
+        What was seen of that of the model.
+    """
+    named = dict(zip(H.names, H.layout.tensors, strict=True))
+    witness = Witness(H.model, H.loss_fn, named, H.requested_dtype, H.lift_casts)
+    block = NetworkHessian(H, lambda: ((), Known()), Effort())
+    direction = Direction.of(block, H.layout)
+    for drawn, weight in H.weighted_batches():
+        with drawn.state.again():
+            witness.add(drawn.batch, [direction], weight)
+    return witness.verdict(direction, block, None, H.total_mass), witness.uncertainty(direction), witness.precision
+
+
+def most_curved(own: LayerCapture) -> int:
+    """The unit with the largest curvature, whose product tells most."""
+    curvature = own.curvature
+    if isinstance(curvature, Diagonal):
+        sizes = curvature.root.square().sum(0)
+    elif isinstance(curvature, Factor):
+        sizes = curvature.B.square().sum((0, 1, 3))
+    else:
+        sizes = curvature.matrices.square().sum((1, 2))
+    return own.units[int(sizes.argmax())]
+
+
+class Shift(nn.Module):
+    """W + δ, from δ = 0: what is differentiated in δ is so in a weight that is computed from other parameters."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros_like(weight))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """The shifted weight."""
+        return weight + self.shift
+
+
+@contextmanager
+def weight_as_parameter(model: nn.Module, name: str, layer: Layer) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    """The weight and bias of a layer with their names; of a parametrized weight, a shift that is there within."""
+    if not parametrize.is_parametrized(layer, "weight"):
+        yield parameters_of(model, name, layer)
+        return
+    steps: nn.ModuleList = layer.parametrizations["weight"]  # type: ignore[index, assignment]
+    like = next(steps.parameters())
+    shift = Shift(torch.zeros(weight_shape(layer), dtype=like.dtype, device=like.device))
+    key = str(len(steps))
+    steps.add_module(key, shift)
+    try:
+        named = [(f"{name}.parametrizations.weight.{key}.shift", shift.shift)]
+        bias = layer._parameters.get("bias")
+        yield named if bias is None else [*named, (f"{name}.bias", bias)]
+    finally:
+        del steps._modules[key]
+
+
+def refuse_failed(name: str, check: Check, why: str) -> None:
+    """Raise a CaptureError for a check that failed."""
+    if not check.passed:
+        raise CaptureError(
+            f"the Hessian of layer {name!r} does not agree with the model itself: vᵀHv is {check.built:.6g} as it was "
+            f"built and {check.own:.6g} by the model's own double backward (relative difference "
+            f"{check.difference:.1e}, rounding explains {check.bound:.1e}): {why}"
+        )
+
+
+def nudges(like: torch.Tensor, size: float, seed: int) -> torch.Tensor:
+    """Random factors next to 1 for every entry of a tensor, which differ from it by ``size`` at most."""
+    uniform = torch.rand(like.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (1 + size * (2 * uniform - 1)).to(like)
+
+
+def uncancelled(
+    evaluation: Evaluation, leaves: Sequence[torch.Tensor], indices: Sequence[int], direction: Direction
+) -> float:
+    """The size of H v, in the direction's units, if nothing in the loss's curvature cancelled."""
+    curved = curved_nodes(evaluation.loss) if evaluation.loss.requires_grad else None
+    if not curved:
+        return 0.0
+    ends = [node.edge for node in curved]
+    slopes = torch.autograd.grad(evaluation.loss, ends, retain_graph=True, allow_unused=True)
+    weights = [
+        max(1 / math.prod(node.shape), 0.0 if g is None else float(g.abs().max()))
+        for node, g in zip(curved, slopes, strict=True)
+    ]
+    generator = torch.Generator().manual_seed(2)
+    total = 0.0
+    for node, weight in zip(curved, weights, strict=True):
+        signs = torch.randint(0, 2, tuple(node.shape), generator=generator).mul_(2).sub_(1)
+        seeds = (weight**0.5 * signs).to(node.dtype).to(evaluation.loss.device)
+        found = torch.autograd.grad(
+            [node.edge], [leaves[i] for i in indices], [seeds], retain_graph=True, allow_unused=True
+        )
+        parts = [torch.zeros_like(leaves[i]) if g is None else g for i, g in zip(indices, found, strict=True)]
+        w = direction.layout.vector_of(parts).to(torch.float64)
+        total += norm(w / direction.scales) * norm(w * direction.v)
+    return total
+
+
+def slopes_differ(direction: Direction) -> float:
+    """The largest difference of the two gradients, each entry relative to the terms that it is the sum of."""
+    if direction.own_slope is None or direction.sizes is None:
+        return 0.0
+    difference = (direction.slope - direction.own_slope).abs()
+    sizes = torch.maximum(direction.sizes, direction.sizes.max() * torch.finfo(torch.float64).tiny ** 0.5)
+    return float(torch.where(difference == 0, 0.0, difference / sizes).max())
+
+
+def in_coordinates(block: BlockHessian, P: Preconditioner | None, direction: Direction) -> float:
+    """The relative difference of PᵀHP z as the block has it and Pᵀ(H(P z)) for a random z, less its rounding."""
+    if P is None:
+        return 0.0
+    units, order = block.units, len(direction.v) // block.units
+    change = UnitCoordinates(P, range(units), order, device=direction.v.device)
+    generator = torch.Generator().manual_seed(3)
+    z = torch.randn(change.shape[1], 1, generator=generator, dtype=torch.float64).to(direction.v.device)
+    built = block.product(z, P)
+    composed = change.multiply_adjoint(block.product(change.multiply(z)))
+    found = ratio(norm(built - composed), max(norm(built), norm(composed)))
+    if not found > TOLERANCE:
+        return found
+    # centring cancels what is large in H
+    absolute = P.matrices(units, order, z.device).abs()
+    carried = (direction.scales.view(units, 1, order) @ absolute).flatten()
+    eps = float(torch.finfo(torch.float64).eps)
+    rounding = MARGIN * eps * order**0.5 * norm(carried) * float(carried @ z[:, 0].abs())
+    return 0.0 if norm(built - composed) <= rounding else found
+
+
+def norm(vector: torch.Tensor) -> float:
+    """‖x‖₂, also where the squares would leave the range of doubles."""
+    largest = float(vector.abs().max()) if vector.numel() else 0.0
+    return largest * float((vector / largest).norm()) if 0 < largest < math.inf else largest
+
+
+def ratio(part: float, whole: float) -> float:
+    """Part / whole; 0 where both are 0, infinite where only the whole is."""
+    return part / whole if whole else (0.0 if part == 0 else math.inf)

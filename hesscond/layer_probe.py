@@ -1,0 +1,557 @@
+"""The Hessians of layers and of their units: captured, or by products where the parameters are behind a weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from hesscond.capture import Batch, Captures, Geometry, Layer, LayerCapture, LossFunction, capture, checked_units
+from hesscond.capture.batches import is_batch
+from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
+from hesscond.capture.precision import Precision
+from hesscond.capture.randomness import gpus_of, untouched_randomness
+from hesscond.capture.weighting import BatchWeight, Rule, Weights, share_of_mass
+from hesscond.check import Check, Direction, Witness, check_operator, most_curved, refuse_failed
+from hesscond.coordinates import ProbeMethod, collector, coordinates
+from hesscond.errors import CaptureError, ConfigError, HesscondError
+from hesscond.hessians import (
+    BlockHessian,
+    Chart,
+    HessianOperator,
+    NetworkHessian,
+    Preconditioner,
+    Reparametrized,
+    UnitPreconditioner,
+    layer_hessian,
+    stream,
+    stream_layers,
+    unit_conditions,
+    unit_hessian,
+)
+from hesscond.hessians.parameters import UnitLayout, parameters_of
+from hesscond.hessians.streaming import StreamedBlock
+from hesscond.methods import Method
+from hesscond.operators.parallel import Team, all_or_none
+from hesscond.results import LayerResult, ProbeResult
+from hesscond.spectra import Effort, Known
+
+#: Products with the model's Hessian that a layer may take which cannot be captured otherwise.
+PRODUCTS = 20_000
+
+
+@dataclass
+class LayerProbe:
+    """One call of `hesscond.probe` at level "unit" or "layer"; the attributes are its arguments."""
+
+    model: nn.Module
+    loss_fn: LossFunction
+    data: Batch | Iterable[Batch]
+    layers: Sequence[str] | None
+    level: str
+    method: ProbeMethod
+    units: Sequence[int] | None
+    dtype: torch.dtype | None
+    rtol: float
+    memory: int
+    reduction: str | None
+    weight: BatchWeight | None
+    check: bool
+    lift_casts: bool
+    team: Team | None
+    skipped: dict[str, str] = field(default_factory=dict)
+    reached: set[str] | None = None
+    precision: Precision | None = None
+
+    def result(self) -> ProbeResult:
+        """What was found.
+
+        Raises
+        ------
+        ConfigError, CaptureError
+            As `hesscond.probe`.
+        """
+        modules = chosen_modules(self.model, self.layers)
+        charts = self._charts(modules)
+        if charts and self.team is not None:
+            raise ConfigError(
+                f"layer {next(iter(charts))!r} is measured by products, which several processes form together at "
+                "level='network' only: start one process"
+            )
+        captured = [name for name in modules if name not in charts and name not in self.skipped]
+        if charts and captured and not is_batch(self.data):
+            # they read the data one after the other
+            self.data = list(self.data)
+        found = self._captured(captured, modules) if captured else {}
+        found |= self._in_charts(charts)
+        if self.check and self.layers is None:
+            reached = self._reached() if self.reached is None else self.reached
+            self.skipped = unmeasured(self.model, reached, found) | self.skipped
+        if not found:
+            reasons = "; ".join(f"layer {name!r} cannot be probed: {why}" for name, why in self.skipped.items())
+            raise CaptureError(reasons)
+        skipped = {name: why for name, why in self.skipped.items() if name not in found}
+        precision = "not looked at (check=False)" if self.precision is None else str(self.precision)
+        return ProbeResult({name: found[name] for name in modules if name in found}, skipped, precision)
+
+    # layers in charts
+
+    def _charts(self, modules: Mapping[str, nn.Module]) -> dict[str, Chart]:
+        """The layers that are known by products only, with the coordinates that these are in."""
+        found: dict[str, Chart] = {}
+        for name, module in modules.items():
+            own = self.method.probed(name) if isinstance(self.method, Method) else self.method
+            if isinstance(own, Chart) and not own.local:
+                found[name] = own
+            elif not isinstance(module, ELIGIBLE) or is_computed(module):
+                if own is not None:
+                    what = "computed from other parameters" if isinstance(module, ELIGIBLE) else "no weight matrix"
+                    named = getattr(own, "text", getattr(own, "name", type(own).__name__))
+                    reason = f"the coordinates of {named} are those of a plain weight, and its own is {what}"
+                    if self.layers is not None:
+                        raise ConfigError(f"layer {name!r} cannot be probed: {reason}; name others with layers=")
+                    self.skipped[name] = reason
+                    continue
+                found[name] = Reparametrized(self.model, "the parameters themselves")
+        return found
+
+    def _in_charts(self, charts: Mapping[str, Chart]) -> dict[str, LayerResult]:
+        found = {}
+        for name, chart in charts.items():
+            try:
+                found[name] = self._in_chart(name, chart)
+            except CaptureError as error:
+                if self.layers is not None or "does not depend differentiably" not in str(error):
+                    raise
+                self.skipped[name] = "the loss does not depend differentiably on it"
+        return found
+
+    def _in_chart(self, name: str, chart: Chart) -> LayerResult:
+        """A layer whose Hessian is known by its products in a chart."""
+        made: list[HessianOperator] = []
+
+        def maker(**wanted: object) -> HessianOperator:
+            options = {"dtype": self.dtype, "memory": self.memory, "reduction": self.reduction, "weight": self.weight}
+            options["lift_casts"] = self.lift_casts
+            made.append(HessianOperator(self.model, self.loss_fn, self.data, **options, **wanted))  # type: ignore[arg-type]
+            return made[-1]
+
+        units = chart.units(self.model, name, self.units) if self.level == "unit" else ()
+        blocks: dict[int | None, NetworkHessian] = {}
+
+        def block(unit: int | None) -> NetworkHessian:
+            if unit not in blocks:
+                operator = chart.operator(maker, name, unit)
+                blocks[unit] = NetworkHessian(operator, lambda: ((), Known()), Effort(memory=self.memory))
+            return blocks[unit]
+
+        first = block(units[0] if units else None)
+        result = LayerResult(
+            name,
+            self.level,
+            units,
+            block,
+            parameters=made[-1].names,
+            n_params=first.order,
+            route=f"products, in {chart.name}",
+            rtol=self.rtol,
+        )
+        if self.check:
+            result.check, result.uncertainty, seen = check_operator(made[-1])
+            self.precision = seen if self.precision is None else self.precision
+            refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
+        return result
+
+    # layers that are captured
+
+    def capture(
+        self, names: Sequence[str], batch: Batch, weights: Weights | None, in_parameters: frozenset[str]
+    ) -> Captures:
+        """`capture` as this probe needs it."""
+        return capture(
+            self.model,
+            self.loss_fn,
+            batch,
+            names,
+            optional=True,
+            units=None if self.units is None else dict.fromkeys(names, tuple(self.units)),
+            whole=self.level == "layer",
+            dtype=self.dtype,
+            memory=self.memory,
+            weights=weights,
+            in_parameters=in_parameters,
+            slopes=self.check,
+            lift_casts=self.lift_casts,
+        )
+
+    def block(self, own: LayerCapture, unit: int | None) -> BlockHessian:
+        """The Hessian object of a unit, or of the layer."""
+        return layer_hessian(own, self.memory) if unit is None else unit_hessian(own, unit, self.memory)
+
+    def _captured(self, names: Sequence[str], modules: Mapping[str, nn.Module]) -> dict[str, LayerResult]:
+        layers: dict[str, Layer] = {name: modules[name] for name in names}  # type: ignore[misc]
+        for name, layer in layers.items():
+            checked_units(name, layer, self.units)
+        if self.units is not None and not self.units:
+            raise ConfigError("no unit was named: leave units= out for all of them")
+        witness = self._witness(layers) if self.check else None
+        run = Capturing(self, layers, witness)
+        if is_batch(self.data) and self.team is None:
+            found = run.one(self.data)
+        else:
+            # a loader draws from the random state
+            with untouched_randomness(gpus_of(list(self.model.parameters()))):
+                found = run.over([self.data] if is_batch(self.data) else self.data)
+        self.precision = None if witness is None else witness.precision
+        self.reached = None if witness is None else witness.reached
+        return found
+
+    def _reached(self) -> set[str]:
+        """Names of the parameters that the loss depends on, where no layer was captured."""
+        witness = self._witness({})
+        for batch in [self.data] if is_batch(self.data) else self.data:
+            witness.add(batch, [])
+        return witness.reached
+
+    def _witness(self, layers: Mapping[str, Layer]) -> Witness:
+        """One that sees the parameters of the layers, and which others the loss depends on."""
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad and p.is_floating_point()}
+        named |= dict(pair for name, layer in layers.items() for pair in parameters_of(self.model, name, layer))
+        return Witness(self.model, self.loss_fn, named, self.dtype, self.lift_casts)
+
+    def layer_result(
+        self,
+        name: str,
+        layer: Layer,
+        units: Sequence[int],
+        block: Callable[[int | None], BlockHessian],
+        route: str,
+        P: Preconditioner | Chart | None,
+        conditions: Callable[[], Sequence] | None = None,
+    ) -> LayerResult:
+        """The result of a captured layer."""
+        geometry = Geometry.of(layer)
+        return LayerResult(
+            name,
+            self.level,
+            units,
+            block,
+            parameters=[parameter for parameter, _ in parameters_of(self.model, name, layer)],
+            n_params=geometry.n_params * (geometry.units if self.level == "layer" else 1),
+            route=route,
+            P=P,
+            rtol=self.rtol,
+            conditions=conditions,
+        )
+
+
+@dataclass
+class Capturing:
+    """Captured layers, each compared with the model's own derivatives on every batch.
+
+    What disagrees on the first batch is captured anew, by double backward in the parameters themselves.
+    """
+
+    probe: LayerProbe
+    layers: Mapping[str, Layer]
+    witness: Witness | None
+    directions: dict[str, Direction] = field(default_factory=dict)
+    in_parameters: frozenset[str] = frozenset()
+
+    def one(self, batch: Batch) -> dict[str, LayerResult]:
+        """The results on one batch."""
+        probe = self.probe
+        collect = collector(probe.method)
+        captures, _ = self._screened(batch, None)
+        results = {}
+        for name, own in captures.items():
+            statistics = None if collect is None else collect(name, own.inputs)
+            P = coordinates(probe.method, name, own.inputs.geometry, statistics)
+            together = None
+            if probe.level == "unit" and not isinstance(P, (UnitPreconditioner, Chart)):
+                together = partial(unit_conditions, own, P, rtol=probe.rtol, memory=probe.memory)
+            units = own.units if probe.level == "unit" else ()
+            block = partial(probe.block, own)
+            result = probe.layer_result(name, self.layers[name], units, block, own.route, P, together)
+            results[name] = self._compared(result, 1.0)
+        return results
+
+    def over(self, batches: Iterable[Batch]) -> dict[str, LayerResult]:
+        """The results over a stream of batches together, of all processes."""
+        probe, team = self.probe, self.probe.team
+        if team is None:
+            sums = self._sums(batches)
+        else:
+            own, failure = None, None
+            try:
+                own = self._sums(batches)
+            except HesscondError as error:
+                failure = error
+            sums = joined(all_or_none(team, own, failure))
+        results = {}
+        for name in self.layers:
+            if name not in sums.blocks:
+                continue
+            layer, blocks = self.layers[name], sums.blocks[name]
+            P = coordinates(probe.method, name, Geometry.of(layer), sums.statistics.get(name))
+            units = [unit for unit in blocks if unit is not None]
+            result = probe.layer_result(name, layer, units, blocks.__getitem__, sums.routes[name], P)
+            if self.witness is not None and team is None:
+                self._compared(result, sums.total)
+            elif self.witness is not None:
+                # each process has compared its own share
+                result.check = sums.checks[name]
+                result.uncertainty = sums.uncertainties[name]
+            results[name] = result
+        return results
+
+    def _sums(self, batches: Iterable[Batch]) -> Sums:
+        """The Hessians over the batches of this process."""
+        probe = self.probe
+        routes: dict[str, str] = {}
+        weights = Weights(probe.model, probe.loss_fn, probe.dtype, probe.reduction, probe.weight)
+
+        def weighed() -> Iterator[tuple[Captures, float]]:
+            for batch in batches:
+                captures, weight = self._screened(batch, weights)
+                routes.update({name: own.route for name, own in captures.items()})
+                yield captures, weight
+
+        def total() -> float:
+            return weights.total
+
+        blocks: dict[str, dict[int | None, BlockHessian]] = {}
+        if probe.level == "layer":
+            whole, statistics = stream_layers(weighed(), probe.memory, total, collector(probe.method))
+            blocks = {name: {None: block} for name, block in whole.items()}
+        else:
+            hessians, statistics = stream(weighed(), probe.memory, total, collector(probe.method))
+            for (name, unit), block in hessians.items():
+                blocks.setdefault(name, {})[unit] = block
+        # refuses a stream that is empty, or in which nothing counts
+        found = Sums(blocks, statistics, routes, weights.totals(), weights.total)
+        if probe.team is not None and self.witness is not None:
+            for name, own in blocks.items():
+                units = [unit for unit in own if unit is not None]
+                result = probe.layer_result(name, self.layers[name], units, own.__getitem__, routes[name], None)
+                self._compared(result, found.total)
+                assert result.check is not None
+                found.checks[name], found.uncertainties[name] = result.check, result.uncertainty
+        return found
+
+    def _screened(self, batch: Batch, weights: Weights | None) -> tuple[Captures, float]:
+        """The captures of a batch and its weight; layers seen for the first time are compared with the model at once.
+
+        Those that do not agree are captured again, in their parameters.
+
+        Raises
+        ------
+        CaptureError
+            They do not agree then either.
+        """
+        probe = self.probe
+        names = list(self.layers)
+        captures = probe.capture(names, batch, weights, self.in_parameters)
+        weight = 1.0 if captures.mass is None else captures.mass
+        if self.witness is None or captures.mass == 0:
+            self._left_out(captures)
+            return captures, weight
+        if self.directions or captures.skipped:
+            self.witness.add(batch, list(self.directions.values()), weight)
+        unseen = {name for name in captures.skipped if self.witness.reached & set(self._parameters(name))}
+        if unseen - self.in_parameters:
+            # the loss depends on them, though not through their outputs
+            self.in_parameters |= unseen
+            captures = probe.capture(names, batch, None, self.in_parameters)
+        self._left_out(captures)
+        new = {name: own for name, own in captures.items() if name not in self.directions}
+        if new:
+            failed = self._failed(batch, captures, new)
+            for name, verdict in failed.items():
+                self._refuse_dear(name, captures, verdict)
+            if failed:
+                self.in_parameters |= frozenset(failed)
+                captures = probe.capture(names, batch, None, self.in_parameters)
+                again = {name: own for name, own in captures.items() if name in failed}
+                for name, verdict in self._failed(batch, captures, again).items():
+                    refuse_failed(name, verdict, self._reason(captures, verdict))
+            for name in new:
+                self.directions[name].count(weight)
+        for name, (slopes, sizes) in captures.slopes.items():
+            self.directions[name].add_slopes(slopes, sizes, weight)
+        return captures, weight
+
+    def _parameters(self, name: str) -> list[str]:
+        return [parameter for parameter, _ in parameters_of(self.probe.model, name, self.layers[name])]
+
+    def _left_out(self, captures: Captures) -> None:
+        """Note what a batch does not reach; an error if it was asked for, and the batch is all there is."""
+        for name, reason in captures.skipped.items():
+            if self.probe.layers is not None and is_batch(self.probe.data):
+                raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
+        self.probe.skipped.update(captures.skipped)
+
+    def _failed(self, batch: Batch, captures: Captures, chosen: Mapping[str, LayerCapture]) -> dict[str, Check]:
+        """Those of the ``chosen`` captures of one batch that do not agree with the model."""
+        assert self.witness is not None
+        self.directions |= self._new_directions(chosen)
+        self.witness.add(batch, [self.directions[name] for name in chosen])
+        failed = {}
+        for name, own in chosen.items():
+            direction = self.directions[name]
+            trial = replace(direction)
+            if name in captures.slopes:
+                trial.add_slopes(*captures.slopes[name])
+            verdict = self.witness.verdict(trial, self.probe.block(own, direction.unit), None)
+            if not verdict.passed:
+                failed[name] = verdict
+        return failed
+
+    def _refuse_dear(self, name: str, captures: Captures, verdict: Check) -> None:
+        """Raise a CaptureError if a layer was captured in its parameters already, or that would take too long."""
+        why, own = self._reason(captures, verdict), captures[name]
+        if name in captures.in_parameters:
+            refuse_failed(name, verdict, why)
+        products = len(own.units) * own.inputs.geometry.n_params
+        if products > PRODUCTS:
+            refuse_failed(
+                name,
+                verdict,
+                f"{why}; to measure it by {products:,} products takes too long: name fewer layers with layers=, and "
+                "at level='unit' fewer units",
+            )
+
+    def _new_directions(self, captures: Mapping[str, LayerCapture]) -> dict[str, Direction]:
+        found = {}
+        for name, own in captures.items():
+            unit = None if self.probe.level == "layer" else most_curved(own)
+            layers = {name: self.layers[name]}
+            whole = UnitLayout(self.probe.model, layers, None)
+            layout = whole if unit is None else UnitLayout(self.probe.model, layers, unit)
+            found[name] = Direction.of(self.probe.block(own, unit), layout, whole, unit)
+        return found
+
+    def _compared(self, result: LayerResult, total: float) -> LayerResult:
+        """The result with its check.
+
+        Raises
+        ------
+        CaptureError
+            It does not agree with the model.
+        """
+        if self.witness is not None:
+            direction = self.directions[result.name]
+            result.uncertainty = self.witness.uncertainty(direction)
+            unit = direction.unit
+            result.check = self.witness.verdict(direction, result.block(unit), result.P(unit), total)
+            refuse_failed(result.name, result.check, "the sum over the batches does not agree with the model's own")
+        return result
+
+    def _reason(self, captures: Captures, verdict: Check) -> str:
+        """What makes the difference, in all likelihood."""
+        assert self.witness is not None
+        if not math.isclose(captures.loss, self.witness.loss, rel_tol=1e-6, abs_tol=1e-300):
+            return (
+                f"the model gives another loss every time it is run ({captures.loss:.6g}, {self.witness.loss:.6g}): it "
+                "keeps a state, or draws random numbers that torch does not know of"
+            )
+        if verdict.slopes > verdict.bound:
+            return (
+                "the parameters act otherwise than through the output of their layer: in a derivative that the model "
+                "or the loss takes, or in a use that was not seen"
+            )
+        return "the gradients agree, the second derivatives do not"
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What one process has of a stream.
+
+    Attributes
+    ----------
+    blocks
+        Hessians of its own batches, by layer and unit.
+    statistics
+        Of the layers' inputs.
+    routes
+        How each was captured.
+    masses
+        What its batches count, by rule; nan: the loss is a sum.
+    total
+        What the Hessians were divided by.
+    checks, uncertainties
+        By layer.
+    """
+
+    blocks: dict[str, dict[int | None, BlockHessian]]
+    statistics: dict[str, Any]
+    routes: dict[str, str]
+    masses: Mapping[Rule, float]
+    total: float
+    checks: dict[str, Check] = field(default_factory=dict)
+    uncertainties: dict[str, float] = field(default_factory=dict)
+
+
+def joined(parts: Sequence[Sums]) -> Sums:
+    """What several processes have, together.
+
+    Raises
+    ------
+    CaptureError
+        No target counts in any of them.
+    """
+    everyone = [part.masses for part in parts]
+    masses = [share_of_mass(own, everyone) for own in everyone]
+    total = sum(masses)
+    # nan: sums are added up
+    found = Sums({}, {}, {}, {}, 1.0 if math.isnan(total) else total)
+    if found.total == 0:
+        raise CaptureError("no target in the data of any process counts in the loss: there is no Hessian")
+    streamed: dict[tuple[str, int | None], StreamedBlock] = {}
+    for part, mass in zip(parts, masses, strict=True):
+        for name, blocks in part.blocks.items():
+            found.routes.setdefault(name, part.routes[name])
+            for unit, block in blocks.items():
+                into = streamed.setdefault((name, unit), StreamedBlock(block.order, block.units))
+                into.add(block, 1.0 if math.isnan(mass) else mass)
+        for name, own in part.statistics.items():
+            found.statistics[name] = found.statistics[name].merged(own) if name in found.statistics else own
+        for name, check in part.checks.items():
+            worst = found.checks.get(name)
+            if worst is None or check.difference > worst.difference:
+                found.checks[name] = check
+            found.uncertainties[name] = max(found.uncertainties.get(name, 0.0), part.uncertainties[name])
+    for (name, unit), streamed_block in streamed.items():
+        found.blocks.setdefault(name, {})[unit] = streamed_block.hessian(found.total)
+    return found
+
+
+def unmeasured(model: nn.Module, reached: set[str], found: Mapping[str, LayerResult]) -> dict[str, str]:
+    """The modules that have parameters with a gradient and no Hessian in a result, with the way to get it.
+
+    Of a layer that is measured, and has parameters beside those of its Hessian, these parameters.
+    """
+    names = dict(model.named_parameters(remove_duplicate=False))
+    measured = {id(names[name]) for own in found.values() for name in own.parameters}
+    missing: dict[str, list[str]] = {}
+    for name, parameter in model.named_parameters():
+        if name not in reached or not parameter.requires_grad or id(parameter) in measured:
+            continue
+        owner, _, attribute = name.rpartition(".")
+        missing.setdefault(owner.partition(".parametrizations.")[0], []).append(attribute)
+    reasons: dict[str, str] = {}
+    for owner, attributes in missing.items():
+        if (owner or "model") in found:
+            beside = f"no part of the weight and bias of layer {owner or 'model'!r}: use level='network'"
+            reasons |= {f"{owner}.{attribute}" if owner else attribute: beside for attribute in attributes}
+            continue
+        kind = type(model.get_submodule(owner)).__name__
+        what = f"{kind} with {', '.join(attributes)}, no dense or convolutional layer"
+        way = f"name it, layers=[{owner!r}], or use level='network'" if owner else "use level='network'"
+        reasons[owner or "model"] = f"{what}: {way}"
+    return reasons

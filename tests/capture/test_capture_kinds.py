@@ -1,0 +1,256 @@
+"""Kinds of models that need something of their own: a number that automatic differentiation confirms, or a sentence."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from truth import Problem, layer_truth, reverse_over_reverse
+
+import hesscond
+from hesscond.errors import CaptureError, HesscondError
+
+GENERATOR = torch.Generator().manual_seed(0)
+X, Y = torch.randn(12, 5, generator=GENERATOR), torch.arange(12) % 3
+LOSS = nn.CrossEntropyLoss()
+LEVELS = ["unit", "layer", "network"]
+
+
+def inner():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+class Through(nn.Module):
+    """A network inside a transformation of `torch.func`."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.net, self.function = inner(), function
+
+    def forward(self, x):
+        return self.function(self.net, x)
+
+
+TRANSFORMED = {
+    "vmap": lambda net, x: torch.vmap(net)(x),
+    "jacrev": lambda net, x: net(x) + torch.vmap(torch.func.jacrev(net))(x).sum(2),
+    "jacfwd": lambda net, x: net(x) + torch.vmap(torch.func.jacfwd(net))(x).sum(2),
+    "grad": lambda net, x: torch.vmap(torch.func.grad(lambda z: net(z).square().sum()))(x)[:, :3],
+}
+
+
+def true_network(model):
+    """In all parameters, in the order of the model's."""
+    model = copy.deepcopy(model).double()
+    parameters = dict(model.named_parameters())
+
+    def at(theta):
+        parts = theta.split([p.numel() for p in parameters.values()])
+        given = {name: part.view_as(p) for part, (name, p) in zip(parts, parameters.items(), strict=True)}
+        return LOSS(torch.func.functional_call(model, given, X.double()), Y)
+
+    return reverse_over_reverse(at, torch.cat([p.detach().flatten() for p in parameters.values()]))
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_layers_inside_transformations(name, level):
+    model = Through(TRANSFORMED[name])
+    result = hesscond.probe(model, LOSS, (X, Y), level=level)
+    assert set(result) == {"net.0", "net.2"}
+    for layer, found in result.items():
+        expected = layer_truth(model, LOSS, (X, Y), layer, derivative=reverse_over_reverse)
+        if level == "unit":
+            n = found.n_params
+            blocks = [found.hessian(unit=i) for i in found.units]
+            torch.testing.assert_close(
+                torch.block_diag(*blocks), expected * torch.block_diag(*[torch.ones(n, n)] * len(blocks))
+            )
+        else:
+            torch.testing.assert_close(found.hessian(), expected)
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_networks_inside_transformations(name):
+    model = Through(TRANSFORMED[name])
+    result = hesscond.probe(model, LOSS, (X, Y), level="network")["network"]
+    expected = true_network(model)
+    torch.testing.assert_close(result.hessian(), expected)
+    sizes = torch.linalg.eigvalsh(expected).abs().sort(descending=True).values
+    assert float(result.kappa) == pytest.approx(float(sizes[0] / sizes[result.kappa.rank - 1]), rel=1e-5)
+
+
+class Frozen(nn.Module):
+    """A first layer that gets no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.second, self.third = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = torch.tanh(self.first(x))
+        return self.third(torch.tanh(self.second(x)))
+
+
+def test_a_part_without_gradients():
+    model = Frozen()
+    for level in ("unit", "layer"):
+        result = hesscond.probe(model, LOSS, (X, Y), level=level)
+        assert list(result) == ["second", "third"]
+        assert "no_grad" in result.skipped["first"]
+        with pytest.raises(CaptureError, match=r"'first'.*no_grad"):
+            hesscond.probe(model, LOSS, (X, Y), layers=["first"], level=level)
+    torch.testing.assert_close(result["second"].hessian(), layer_truth(model, LOSS, (X, Y), "second"))
+    whole = hesscond.probe(model, LOSS, (X, Y), level="network")["network"]
+    expected = true_network(model)
+    torch.testing.assert_close(whole.hessian(), expected)
+    sizes = torch.linalg.eigvalsh(expected).abs().sort(descending=True).values
+    assert float(whole.kappa) == pytest.approx(float(sizes[0] / sizes[whole.kappa.rank - 1]), rel=1e-5)
+
+
+class Kept(nn.Module):
+    """A view of the first layer's weight, kept since the beginning."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 4), nn.Linear(4, 3)
+        self.view = self.first.weight.T
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)) + x @ self.view)
+
+
+class Squared(nn.Module):
+    """A complex layer, and what its absolute values become."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(5, 4, dtype=torch.complex64)
+        self.second = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.second(self.first(x.to(self.first.weight.dtype)).abs())
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.LazyLinear(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def quantized():
+    return torch.ao.quantization.quantize_dynamic(inner(), {nn.Linear}, dtype=torch.qint8)
+
+
+def learning_quantization():
+    model = inner().train()
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    return torch.ao.quantization.prepare_qat(model)
+
+
+SENTENCES = {
+    "scripted": (lambda: torch.jit.script(inner()), {}, "torch.jit"),
+    "traced": (lambda: torch.jit.trace(inner(), X), {}, "torch.jit"),
+    "meta": (lambda: inner().to("meta"), {}, "meta"),
+    "lazy": (Lazy, {}, "'first.weight'.*lazy"),
+    "kept view": (Kept, {}, "'first.weight'.*view"),
+    "complex layer": (Squared, {"layers": ["first"]}, "complex"),
+    "quantized": (quantized, {}, "no layer|no parameter"),
+    "needs float32": (learning_quantization, {}, "float64.*dtype=None"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", SENTENCES)
+def test_what_cannot_be_measured_is_refused_in_one_sentence(kind, level):
+    make, options, words = SENTENCES[kind]
+    with pytest.raises(HesscondError, match=words) as caught:
+        hesscond.probe(make(), LOSS, (X, Y), level=level, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scripted_part_is_measured_with_the_network():
+    model = inner()
+    model[0] = torch.jit.script(model[0])
+    found = hesscond.HessianOperator(model, LOSS, (X, Y)).to_dense()
+    torch.testing.assert_close(found, true_network(inner()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_has_no_network_hessian_of_its_own(dtype):
+    model, batch = inner().to(dtype), (X.to(dtype), Y)
+    with pytest.raises(CaptureError, match=r"float16.*dtype=torch\.float64"):
+        hesscond.probe(model, LOSS, batch, level="network", dtype=None)
+    found = hesscond.probe(model, LOSS, batch, level="network")["network"].hessian()
+    wide = inner().to(dtype).double()
+    expected = Problem(wide, LOSS, (batch[0].double(), Y), "2")
+    size = expected.theta.numel()
+    truth = expected.hessian(lambda t: t.view_as(expected.theta), expected.theta.flatten(), reverse_over_reverse)
+    # torch's order there is weights, then biases
+    order = torch.cat([torch.arange(size).view(3, -1)[:, 1:].flatten(), torch.arange(size).view(3, -1)[:, 0]])
+    torch.testing.assert_close(found[-size:, -size:], truth[order][:, order])
+
+
+class Modulus(nn.Module):
+    """|W a| with a complex W: curved, though every node of its graph is a linear one or an absolute value."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(5, 4)
+        self.register_buffer("mixing", torch.randn(4, 3, dtype=torch.complex128))
+
+    def forward(self, x):
+        return (self.first(x).to(torch.complex128) @ self.mixing).abs()
+
+
+@pytest.mark.parametrize("loss", [LOSS, lambda output, target: output.sum() / 10])
+def test_the_modulus_of_complex_numbers_is_curved(loss):
+    model = Modulus()
+    found = hesscond.probe(model, loss, (X, Y), level="layer")["first"].hessian()
+    torch.testing.assert_close(found, layer_truth(model, loss, (X, Y), "first", derivative=reverse_over_reverse))
+
+
+def test_a_real_layer_behind_a_complex_one():
+    torch.manual_seed(4)
+    model = Squared()
+    result = hesscond.probe(model, LOSS, (X, Y), level="layer")
+    assert "complex" in result.skipped["first"]
+    h = model.first(X.to(torch.complex64)).abs().detach()
+    torch.testing.assert_close(
+        result["second"].hessian(), layer_truth(nn.Sequential(model.second), LOSS, (h, Y), "0"), rtol=1e-5, atol=1e-7
+    )
+
+
+class Strict(nn.Module):
+    """Runs in its own precision only, or not at all."""
+
+    def __init__(self, wrong):
+        super().__init__()
+        self.layer, self.wrong = nn.Linear(5, 3), wrong
+
+    def forward(self, x):
+        if self.wrong or x.dtype is not torch.float32:
+            raise ValueError("this\nis wrong")
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_errors_of_the_model_are_its_own_and_those_of_another_precision_are_explained(level):
+    with pytest.raises(CaptureError, match=r"float64 \(ValueError: this\).*dtype=None") as caught:
+        hesscond.probe(Strict(False), LOSS, (X, Y), level=level)
+    assert isinstance(caught.value.__cause__, ValueError)
+    hesscond.probe(Strict(False), LOSS, (X, Y), level=level, dtype=None)
+    with pytest.raises(ValueError, match="this\nis wrong"):
+        hesscond.probe(Strict(True), LOSS, (X, Y), level=level)
+    with pytest.raises(RuntimeError, match="shapes"):
+        hesscond.probe(inner(), F.mse_loss, (X[:, :3], Y), level=level)

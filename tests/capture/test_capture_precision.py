@@ -1,0 +1,310 @@
+"""Casts to float32 are lifted, and where a model computes in fewer digits the result says so."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from truth import reverse_over_reverse
+
+import hesscond
+from hesscond.capture import capture
+from hesscond.capture.evaluation import WeightWatch, evaluate, tensors_by_module
+from hesscond.capture.precision import Operations, Precision
+from hesscond.capture.snapshot import Snapshot
+
+TOKENS = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(0))
+BATCH = TOKENS, TOKENS.roll(-1, 1)
+
+
+def loss(output, target):
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+class RMSNorm(nn.Module):
+    """As transformers writes it for LLaMA and Qwen2; ``low``: the type it casts to."""
+
+    def __init__(self, width, low):
+        super().__init__()
+        self.weight, self.low = nn.Parameter(torch.ones(width)), low
+
+    def forward(self, x):
+        before = x.dtype
+        x = x.to(self.low)
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * x.to(before)
+
+
+class Rotary(nn.Module):
+    """Angles from integer positions, by two further ways to write a cast."""
+
+    def __init__(self, width, low):
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / 100 ** (torch.arange(0, width, 2) / width), persistent=False)
+        self.low = low
+
+    def forward(self, x):
+        positions = torch.arange(x.shape[1], device=x.device)[:, None]
+        positions = positions.float() if self.low is torch.float32 else positions.type(self.low)
+        angles = positions @ self.inv_freq[None, :].type(self.low)
+        angles = torch.cat([angles, angles], -1)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+class Block(nn.Module):
+    """Attention with rotary embeddings and a gated network, as in LLaMA."""
+
+    def __init__(self, width, low):
+        super().__init__()
+        self.first, self.second, self.rotary = RMSNorm(width, low), RMSNorm(width, low), Rotary(width, low)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up, self.down = nn.Linear(width, 8), nn.Linear(width, 8), nn.Linear(8, width)
+        self.low = low
+
+    def forward(self, x):
+        h = self.first(x)
+        cos, sin = self.rotary(x)
+        q, k = (self.rotated(y, cos, sin) for y in (self.q(h), self.k(h)))
+        scores = q @ k.transpose(1, 2) / 2 + torch.full((x.shape[1],) * 2, -50.0, dtype=self.low).triu(1).to(q)
+        weights = F.softmax(scores, dim=-1, dtype=self.low).to(q.dtype)
+        x = x + self.o(weights @ self.v(h))
+        h = self.second(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+    @staticmethod
+    def rotated(x, cos, sin):
+        half = x.shape[-1] // 2
+        return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+def llama(low=torch.float32):
+    torch.manual_seed(0)
+    width = 4
+    return nn.Sequential(nn.Embedding(7, width), Block(width, low), RMSNorm(width, low), nn.Linear(width, 7))
+
+
+def true_hessian(model, loss_fn, batch):
+    """In all parameters, of a model all of whose types are given."""
+    parameters = dict(model.named_parameters())
+
+    def at(theta):
+        parts = theta.split([p.numel() for p in parameters.values()])
+        given = {name: part.view_as(p) for part, (name, p) in zip(parts, parameters.items(), strict=True)}
+        return loss_fn(torch.func.functional_call(model, given, batch[0]), batch[1])
+
+    return reverse_over_reverse(at, torch.cat([p.detach().flatten() for p in parameters.values()]))
+
+
+def distance(H, expected):
+    return float((H - expected).norm() / expected.norm())
+
+
+def test_a_llama_is_measured_all_in_float64():
+    model, expected = llama(), true_hessian(llama(torch.float64).double(), loss, BATCH)
+    assert distance(hesscond.HessianOperator(model, loss, BATCH).to_dense(), expected) < 1e-13
+    # which the casts would prevent
+    assert distance(hesscond.HessianOperator(model, loss, BATCH, lift_casts=False).to_dense(), expected) > 1e-8
+    # and it decides what is resolved
+    whole = hesscond.probe(model, loss, BATCH, level="network")["network"].kappa
+    values = torch.linalg.eigvalsh(expected).abs().sort().values
+    assert whole.resolved
+    assert float(whole) == pytest.approx(float(values[-1] / values[-whole.rank]), rel=1e-4)
+    assert values[-whole.rank - 1] < 1e-6 * values[-whole.rank]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_captures_are_lifted_too(whole):
+    found = capture(llama(), loss, BATCH, ["1.gate"], whole=whole)["1.gate"]
+    expected = capture(llama(torch.float64), loss, BATCH, ["1.gate"], whole=whole)["1.gate"]
+    kept = capture(llama(), loss, BATCH, ["1.gate"], whole=whole, lift_casts=False)["1.gate"]
+    assert distance(found.H_hat, expected.H_hat) < 1e-14
+    assert distance(kept.H_hat, expected.H_hat) > 1e-9
+
+
+def counted(model, loss_fn, batch, dtype=torch.float64, **options):
+    found = Operations(dtype)
+    Snapshot(model, list(model.parameters()), dtype, **options).evaluate(loss_fn, batch, counted=found)
+    return found.precision()
+
+
+def test_the_precision_is_said():
+    model = llama()
+    lifted, kept = counted(model, loss, BATCH), counted(model, loss, BATCH, lift_casts=False)
+    # 3 norms, 2 casts of the rotary part, mask, softmax
+    assert str(lifted) == "float64 (7 casts to float32 lifted)"
+    assert lifted.narrowest is None
+    assert kept.narrowest is torch.float32
+    assert kept.lifted == 0
+    assert kept.where[0] == "RMSNorm"
+    assert set(kept.where) == {"RMSNorm", "Rotary", "Block"}
+    # cast, square, mean, + eps, rsqrt, product: 6 in each of 3 norms
+    assert rounded_in("RMSNorm", model) == 18
+    assert str(kept).startswith("mixed: ")
+    assert str(kept).endswith(" float32 operations (RMSNorm, Rotary, Block)")
+    assert str(counted(llama(torch.float64), loss, BATCH)) == "float64"
+
+
+def rounded_in(name, model):
+    found = Operations(torch.float64)
+    Snapshot(model, list(model.parameters()), torch.float64, lift_casts=False).evaluate(loss, BATCH, counted=found)
+    return found.places[torch.float32, name]
+
+
+def test_the_precision_of_a_model_as_it_is():
+    assert str(counted(llama(), loss, BATCH, None)) == "float32"
+    assert counted(llama().double(), loss, BATCH, None).narrowest is torch.float32
+    half = llama().to(torch.bfloat16)
+    assert counted(half, loss, BATCH, None).narrowest is torch.bfloat16
+    linear = nn.Sequential(nn.Linear(4, 3)).to(torch.bfloat16)
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    assert str(counted(linear, lambda output, target: output.square().mean(), (x, x), None)) == "bfloat16"
+
+
+def test_rounding_to_half_precision_is_the_models_own():
+    class Rounded(nn.Linear):
+        def forward(self, x):
+            return F.linear(x.to(torch.bfloat16).to(x.dtype), self.weight, self.bias)
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Rounded(4, 3)), torch.randn(6, 4, dtype=torch.float64)
+    y = torch.arange(6) % 3
+    truth = true_hessian(copy.deepcopy(model).double(), F.cross_entropy, (x, y))
+    assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), truth) < 1e-14
+    found = counted(model, F.cross_entropy, (x, y))
+    assert str(found) == "mixed: 1 bfloat16 operation (Rounded)"
+    assert found.narrowest is torch.bfloat16
+
+
+CASTS = {
+    "float": lambda x: x.float(),
+    "to a type": lambda x: x.to(torch.float32),
+    "to a type by name": lambda x: x.to(dtype=torch.float32),
+    "to a device and a type": lambda x: x.to("cpu", torch.float32),
+    "to another": lambda x: x.to(torch.zeros(1, dtype=torch.float16).float().detach()),
+    "type": lambda x: x.type(torch.float32),
+    "old type": lambda x: x.type(torch.FloatTensor),
+    "old type by name": lambda x: x.type("torch.FloatTensor"),
+    "to another, copied": lambda x: x.to(CONSTANT, copy=True),
+    "type as": lambda x: x.type_as(CONSTANT),
+    "of a sum": lambda x: x.cumsum(0, dtype=torch.float32),
+    "of a softmax": lambda x: torch.log_softmax(x, 1, torch.float32),
+    "of a constant": lambda x: x * torch.tensor(1 / 3, dtype=torch.float32),
+}
+CONSTANT = torch.randn(4, 4, generator=torch.Generator().manual_seed(3))
+
+
+class Cast(nn.Module):
+    def __init__(self, cast):
+        super().__init__()
+        self.inner, self.outer, self.cast = nn.Linear(4, 4), nn.Linear(4, 3), cast
+
+    def forward(self, x):
+        return self.outer(torch.tanh(self.cast(self.inner(x))).to(self.outer.weight.dtype))
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_every_way_to_write_a_cast(cast):
+    torch.manual_seed(1)
+    model = Cast(CASTS[cast])
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    wide = {"of a sum": lambda x: x.cumsum(0), "of a softmax": lambda x: x.log_softmax(1)}
+    wide["of a constant"] = lambda x: x / 3
+    reference = copy.deepcopy(model).double()
+    reference.cast = wide.get(cast, lambda x: x)
+    expected = true_hessian(reference, F.cross_entropy, (x.double(), y))
+    assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-13
+    found = hesscond.HessianOperator(model, F.cross_entropy, (x, y), lift_casts=False).to_dense()
+    assert distance(found, expected) > 1e-9
+    assert str(counted(model, F.cross_entropy, (x, y))).startswith("float64 (")
+
+
+def test_random_numbers_are_those_that_the_model_would_draw():
+    class Noisy(nn.Linear):
+        def forward(self, x):
+            noise = torch.rand(x.shape, dtype=torch.float32) + torch.randn_like(x, dtype=torch.float32)
+            return F.linear(x * (1 + noise), self.weight, self.bias)
+
+    model, x, y = nn.Sequential(Noisy(4, 3)), torch.randn(6, 4), torch.arange(6) % 3
+    plain = nn.Linear(4, 3).double()
+    plain.load_state_dict(model[0].state_dict())
+    torch.manual_seed(5)
+    noise = torch.rand(6, 4).double() + torch.randn(6, 4).double()
+    expected = true_hessian(plain, F.cross_entropy, (x.double() * (1 + noise), y))
+    torch.manual_seed(5)
+    assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-14
+
+
+@pytest.mark.parametrize("own", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_a_cast_copies_is_written_to(own):
+    """In a model in float32 it copies nothing, so that what is cast is written to as well."""
+
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            h = F.linear(x, self.weight, self.bias)
+            y = h.to(torch.float32)
+            y.mul_(2)
+            return h + y
+
+    torch.manual_seed(6)
+    model, x, y = nn.Sequential(Doubled(4, 3)).to(own), torch.randn(6, 4), torch.arange(6) % 3
+    factor = 4 if own is torch.float32 else 3
+    with torch.no_grad():
+        plain = F.linear(x.to(own), model[0].weight, model[0].bias)
+        torch.testing.assert_close(model(x.to(own)).double(), factor * plain.double(), rtol=0.02, atol=0.02)
+
+    def scaled(output, target):
+        return F.cross_entropy(factor * output, target)
+
+    linear = nn.Linear(4, 3).double()
+    linear.load_state_dict(model[0].state_dict())
+    expected = true_hessian(linear, scaled, (x.double(), y))
+    assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-14
+
+
+def test_bits_are_not_taken_for_numbers():
+    class Bits(nn.Linear):
+        def forward(self, x):
+            ones = torch.full((x.shape[1],), 0x3F800000, dtype=torch.int32).view(torch.float32)
+            return F.linear(x * ones, self.weight, self.bias)
+
+    model, x, y = nn.Sequential(Bits(4, 3)), torch.randn(6, 4), torch.arange(6) % 3
+    expected = true_hessian(copy.deepcopy(model).double(), F.cross_entropy, (x.double(), y))
+    assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-14
+
+
+def test_float32_tensors_that_the_model_keeps_meet_float64():
+    """Products and stacks of two types fail in torch; what is written to stays of its type."""
+
+    class Kept(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.mixing = nn.Linear(4, 3), CONSTANT.clone()
+
+        def forward(self, x):
+            x = F.linear(x @ self.mixing, self.mixing) + torch.addmm(x, x, self.mixing)
+            x = x.clone().index_add_(0, torch.tensor([0]), self.mixing[:1])
+            return self.layer(torch.tanh(x))
+
+    torch.manual_seed(2)
+    model, x, y = Kept(), torch.randn(6, 4), torch.arange(6) % 3
+    reference = copy.deepcopy(model).double()
+    reference.mixing = reference.mixing.double()
+    expected = true_hessian(reference, F.cross_entropy, (x.double(), y))
+    assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-14
+    assert model.mixing.dtype is torch.float32
+
+
+def test_an_error_that_has_nothing_to_do_with_types_is_the_users():
+    model = nn.Sequential(nn.Linear(4, 3))
+    state = {key: tensor.detach().double() for key, tensor in tensors_by_module(model).items()}
+    for bad in (torch.zeros(6, 5), torch.zeros(6, 5, dtype=torch.float64)):
+        with pytest.raises(RuntimeError, match="shapes"):
+            evaluate(model, F.cross_entropy, (bad, bad), state, dtype=torch.float64, watch=WeightWatch({}))
+
+
+def test_precision_in_words():
+    several = Precision(torch.float64, ((torch.bfloat16, 2), (torch.float32, 1)), ("A", "B", "C", "D"), 1)
+    assert str(several) == "mixed: 2 bfloat16, 1 float32 operations (A, B, C, …), 1 cast to float32 lifted"
+    assert several.narrowest is torch.bfloat16
+    assert str(Precision(torch.float32)) == "float32"

@@ -1,0 +1,237 @@
+"""Hessians of layers before smooth activations on features of any scale, against arithmetic of 120 digits and more."""
+
+import random
+from dataclasses import dataclass
+
+import mpmath
+import pytest
+import torch
+from mpmath import mpf
+from torch import nn
+
+import hesscond
+
+#: Beyond it nothing of the smallest eigenvalue may be left in double precision.
+BEYOND = mpf(10) ** 600
+
+
+@dataclass
+class Unscaled:
+    """A network with one hidden layer, its data, and which of its hidden units are looked at."""
+
+    model: nn.Sequential
+    loss_fn: nn.Module
+    data: tuple[torch.Tensor, torch.Tensor]
+    unit: int
+
+    @classmethod
+    def random(cls, seed, *, decades=6.0, raw=False, hidden=8):
+        """Features over twice as many decades; ``raw``: with weights that do not know of it, so that units saturate."""
+        draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        n, N, h, c = draw.randint(1, 4), draw.randint(15, 30), draw.randint(2, hidden), draw.randint(2, 4)
+        scales = torch.tensor([10 ** draw.uniform(-decades, decades) for _ in range(n)], dtype=torch.float64)
+        x = torch.randn(N, n, generator=generator, dtype=torch.float64) * scales
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            activation = draw.choice([nn.SiLU, nn.GELU, nn.Tanh])
+            model = nn.Sequential(nn.Linear(n, h), activation(), nn.Linear(h, c)).double()
+        if not raw:
+            with torch.no_grad():
+                model[0].weight /= scales
+        if draw.random() < 0.5:
+            return cls(model, nn.MSELoss(), (x, torch.randn(N, c, generator=generator).double()), draw.randrange(h))
+        return cls(model, nn.CrossEntropyLoss(), (x, torch.randint(0, c, (N,), generator=generator)), draw.randrange(h))
+
+    def kappa(self, level="unit"):
+        units = [self.unit] if level == "unit" else None
+        result = hesscond.probe(self.model, self.loss_fn, self.data, ["0"], level, units=units)["0"]
+        return result.conditions[0]
+
+    def truth(self, level="unit"):
+        """|λ| descending and the number of negative λ, with as many digits as that takes; None: more than 600."""
+        for digits in (120, 700):
+            with mpmath.workdps(digits):
+                values = mpmath.eigsy(self.hessian([self.unit] if level == "unit" else None), eigvals_only=True)
+                sizes = sorted((abs(v) for v in values), reverse=True)
+                if sizes[-1] > sizes[0] * mpf(10) ** (60 - digits):
+                    return sizes, sum(v < 0 for v in values)
+        return None
+
+    def hessian(self, units):
+        """Σ_j S_j ⊗ ĥ_jĥ_jᵀ with S_j = diag(f''(a) g) + f'(a) f'(a)ᵀ ∘ (WᵀCW), by definition."""
+        first, _, last = self.model
+        W1, b1, W2, b2 = (
+            mpmath.matrix(p.detach().numpy().reshape(len(p), -1).tolist())
+            for p in (first.weight, first.bias, last.weight, last.bias)
+        )
+        x, y = self.data
+        N, c, units = len(x), len(last.bias), range(len(first.bias)) if units is None else units
+        size = x.shape[1] + 1
+        H = mpmath.matrix(len(units) * size)
+        for j in range(N):
+            row = mpmath.matrix(x[j].tolist())
+            f = [derivatives(self.model[1], a) for a in W1 * row + b1]
+            slope, C = loss_derivatives(self.loss_fn, W2 * mpmath.matrix([v[0] for v in f]) + b2, y[j], N * c)
+            g, inner = W2.T * (slope / N), W2.T * (C / N) * W2
+            extended = [mpf(1), *row]
+            for k, i in enumerate(units):
+                for m, o in enumerate(units):
+                    S = inner[i, o] * f[i][1] * f[o][1] + (f[i][2] * g[i] if i == o else 0)
+                    for p in range(size):
+                        for q in range(size):
+                            H[k * size + p, m * size + q] += S * extended[p] * extended[q]
+        return H
+
+
+def derivatives(activation, a):
+    """f, f' and f'' at a, none by a difference that cancels."""
+    if isinstance(activation, nn.SiLU):
+        s, rest = 1 / (1 + mpmath.exp(-a)), 1 / (1 + mpmath.exp(a))
+        return a * s, s * (1 + a * rest), s * rest * (2 + a * (rest - s))
+    if isinstance(activation, nn.GELU):
+        density = mpmath.npdf(a)
+        below = mpmath.erfc(-a / mpmath.sqrt(2)) / 2
+        return a * below, below + a * density, density * (2 - a * a)
+    slope = mpmath.sech(a) ** 2
+    return mpmath.tanh(a), slope, -2 * mpmath.tanh(a) * slope
+
+
+def loss_derivatives(loss_fn, o, target, entries):
+    """Slope and Hessian in the outputs of one sample, times N."""
+    c = len(o)
+    if isinstance(loss_fn, nn.MSELoss):
+        weight = mpf(2) / c
+        return weight * (o - mpmath.matrix(target.tolist())), weight * mpmath.eye(c)
+    top = max(o)
+    p = [mpmath.exp(v - top) for v in o]
+    total = sum(p)
+    p = [v / total for v in p]
+    slope = mpmath.matrix([-sum(p[m] for m in range(c) if m != k) if k == int(target) else p[k] for k in range(c)])
+    C = mpmath.matrix(c)
+    for k in range(c):
+        for m in range(c):
+            C[k, m] = p[k] * sum(p[i] for i in range(c) if i != k) if k == m else -p[k] * p[m]
+    return slope, C
+
+
+def outcome(case, level="unit"):
+    """Whether κ of the case is resolved, once its interval and its counts are known to be right."""
+    kappa, truth = case.kappa(level), case.truth(level)
+    true = BEYOND if truth is None else truth[0][0] / truth[0][-1]
+    with mpmath.workdps(30):
+        assert kappa.lower <= true, (kappa, mpmath.nstr(true))
+        if kappa.resolved:
+            assert kappa.upper >= true, (kappa, mpmath.nstr(true))
+            assert truth is not None
+            assert (kappa.rank, kappa.negative) == (len(truth[0]), truth[1])
+    return kappa.resolved
+
+
+def test_the_smallest_eigenvalue_of_features_six_decades_apart():
+    """1e-3 and 3e3 beside a bias: a bound relative to the norm alone takes the smallest eigenvalue for round-off."""
+    torch.manual_seed(0)
+    x = torch.randn(20, 2, dtype=torch.float64) * torch.tensor([1e-3, 3e3], dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(2, 4), nn.SiLU(), nn.Linear(4, 2)).double()
+    for unit in range(4):
+        case = Unscaled(model, nn.MSELoss(), (x, torch.randn(20, 2, dtype=torch.float64)), unit)
+        (sizes, _), kappa = case.truth(), case.kappa()
+        assert sizes[0] / sizes[-1] > 1e11
+        assert kappa.resolved
+        assert kappa.rank == 3
+        assert kappa.value == pytest.approx(float(sizes[0] / sizes[-1]), rel=1e-6)
+        result = hesscond.probe(*[model, nn.MSELoss(), case.data], ["0"], units=[unit])["0"]
+        values = result.eigenvalues(unit)
+        assert values.abs().sort(descending=True).values.tolist() == pytest.approx(list(map(float, sizes)), rel=1e-6)
+        vectors, H = result.eigenvectors(unit), result.hessian(unit)
+        # each to the scale of its own row
+        residual = (H @ vectors - vectors * values) / H.abs().sqrt().diagonal()[:, None]
+        assert float((residual.abs() / values.abs().sqrt()).max()) < 1e-6
+
+
+def test_sixty_random_units():
+    """None resolved and wrong; what is not resolved is so because its units are saturated."""
+    assert sum(outcome(Unscaled.random(seed)) for seed in range(40)) >= 38
+    for seed in range(20):
+        outcome(Unscaled.random(seed, raw=True))
+
+
+def test_random_layers():
+    assert sum(outcome(Unscaled.random(seed, decades=3, hidden=3), "layer") for seed in range(12)) >= 10
+
+
+@pytest.mark.slow
+def test_a_thousand_random_units():
+    """Features over 12 decades; one unit in five has weights that do not know of their scales, and saturates."""
+    resolved = [outcome(Unscaled.random(seed, raw=seed % 5 == 0)) for seed in range(1000)]
+    assert sum(resolved) > 900
+
+
+@pytest.mark.slow
+def test_two_hundred_random_layers():
+    resolved = [outcome(Unscaled.random(seed, decades=4, hidden=4), "layer") for seed in range(200)]
+    assert sum(resolved) > 180
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("gap", [30, 300, 650, 2000, 1e5])
+def test_a_softmax_that_underflows_is_no_zero(gap, streamed, level):
+    """Three samples, one with logits that far apart: its curvature e^-gap is all there is in one direction."""
+    first = nn.Linear(2, 2).double()
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[gap, 0.0], [0.0, 0.0]]))
+        first.bias.zero_()
+    x = torch.tensor([[1.0, 0.3], [0.0, 1.0], [0.0, -2.0]], dtype=torch.float64)
+    batch = x, torch.tensor([0, 1, 0])
+    data = [batch, batch] if streamed else batch
+    model = nn.Sequential(first)
+    kappa = hesscond.probe(model, nn.CrossEntropyLoss(), data, level=level)["0"].conditions[0]
+    with mpmath.workdps(100):
+        p = 1 / (1 + mpmath.exp(-mpf(gap)))
+        q = mpmath.exp(-mpf(gap)) * p
+        H = mpmath.matrix(3)
+        for S, row in zip((p * q, mpf(1) / 4, mpf(1) / 4), x.tolist(), strict=True):
+            extended = mpmath.matrix([1, *row])
+            H += S * extended * extended.T
+        # λ_min = det / (λ_max λ_2), the other two being those without the first sample
+        values = mpmath.eigsy(H, eigvals_only=True)
+        determinant = mpmath.det(H) if gap < 100 else p * q * mpf(9) / 16
+        others = sorted(values)[1:]
+        truth = others[1] ** 2 * others[0] / determinant
+        assert kappa.lower <= truth * (1 + mpf(10) ** -6)
+        assert kappa.upper >= truth * (1 - mpf(10) ** -6)
+    # the factor of a stream holds the null space of the softmax too, beside which some rows are too small
+    assert kappa.resolved == (gap < 1000) or (streamed and level == "layer")
+    if kappa.resolved:
+        assert kappa.rank == 3
+    else:
+        assert kappa.lower < 1e10
+
+
+def test_features_that_underflow_with_their_curvature():
+    """√S of 1e-195 times a feature of 1e-150 is not zero, and the only one in its column."""
+    first = nn.Linear(2, 2).double()
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[900.0, 0.0], [0.0, 0.0]]))
+        first.bias.zero_()
+    x = torch.tensor([[1.0, 1e-150], [1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    kappa = hesscond.probe(nn.Sequential(first), nn.CrossEntropyLoss(), (x, torch.tensor([0, 1, 0])))["0"].kappa[0]
+    assert not kappa.resolved
+    # without it the second feature is dead
+    x[0, 1] = 0
+    kappa = hesscond.probe(nn.Sequential(first), nn.CrossEntropyLoss(), (x, torch.tensor([0, 1, 0])))["0"].kappa[0]
+    assert kappa.rank == 2
+
+
+def test_dead_samples_of_a_saturated_network_are_left_open():
+    """tanh of ±40 is ±1 in double precision, and its derivative 0: one sample is left, and no rank of 1."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 2)).double()
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.zero_()
+    x = torch.tensor([[0.5], [60.0], [-80.0], [100.0]], dtype=torch.float64)
+    for level in ("unit", "layer"):
+        for data in ((x, torch.randn(4, 2).double()), [(x, torch.randn(4, 2).double())] * 2):
+            kappa = hesscond.probe(model, nn.MSELoss(), data, ["0"], level)["0"].conditions[0]
+            assert not kappa.resolved

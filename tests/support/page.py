@@ -1,0 +1,60 @@
+"""Write ``docs/support.md``, what `hesscond.probe` says of each kind of model: ``python tests/support/page.py [KIND]``
+
+Given names of kinds, only their rows are measured anew.
+"""
+
+import itertools
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+if __name__ == "__main__":
+    sys.path.insert(0, str(TESTS))
+
+from support.measuring import KINDS, LEVELS, measured  # noqa: E402
+
+PAGE = TESTS.parent / "docs" / "support.md"
+INTRODUCTION = """\
+# What can be measured
+
+One tiny model of each kind, through `hesscond.probe` at its three levels: κ of the layer that is named (at level
+`"unit"` of its first unit) and how close it comes to the model's own double-backward product, or the sentence with
+which it refuses. The page is written by `make support-page` and compared by `make support`, where every
+Hessian behind a number, of all layers and units and not only of the one that is shown, is also compared with two
+calls of `torch.autograd.grad` on a copy of the model in float64.
+"""
+
+
+def row(kind):
+    """The line of a kind."""
+    if kind.missing:
+        return f"| {kind.title} | `{kind.layer}` | not tried: {kind.missing} | | |"
+    cells = measured(kind)
+    texts = [cells[level].text.replace("|", "\\|").replace("<", "&lt;") for level in LEVELS]
+    return f"| {kind.title} | `{kind.layer}` | {' | '.join(texts)} |"
+
+
+def page(rows):
+    """The page from the lines of all kinds, in their order."""
+    parts = [INTRODUCTION]
+    for group, own in itertools.groupby(zip(KINDS, rows, strict=True), lambda pair: pair[0].group):
+        lines = [f"## {group}\n", "| | layer | unit | layer | network |", "|---|---|---|---|---|"]
+        parts.append("\n".join([*lines, *(line for _, line in own)]) + "\n")
+    return "\n".join(parts)
+
+
+def rows_of(text):
+    """{title: line} of a written page."""
+    lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| | ")]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+
+
+def main(names):
+    """Write the page."""
+    there = rows_of(PAGE.read_text(encoding="utf-8")) if names else {}
+    rows = [there[kind.title] if names and kind.name not in names else row(kind) for kind in KINDS]
+    PAGE.write_text(page(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

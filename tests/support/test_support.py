@@ -1,0 +1,71 @@
+"""The support table: every kind of model at every level gives the right number, or one sentence.
+
+`make support` runs this where the other libraries are; elsewhere what they make is skipped with the reason.
+"""
+
+import documented
+import pytest
+import torch
+from support.measuring import KINDS, LEVELS, differences, measured
+from support.page import PAGE, page, row, rows_of
+from support.truth import Truth
+
+import hesscond
+
+marked = [pytest.param(kind, id=kind.name, marks=[pytest.mark.slow] if kind.slow else []) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", marked)
+def test_a_kind_of_model_is_measured_rightly_or_refused_in_a_sentence_as_the_page_says(kind):
+    if kind.missing:
+        pytest.skip(kind.missing)
+    cells = measured(kind)
+    assert list(cells) == list(LEVELS)
+    for level, cell in cells.items():
+        assert not cell.faults, f"{level}: {cell.faults}"
+        assert cell.text.strip(), level
+        assert cell.compared or "κ" not in cell.text, f"{level}: a number that nothing was compared with"
+    written, now = rows_of(PAGE.read_text(encoding="utf-8"))[kind.title], row(kind)
+    assert documented.same(written.split(), now.split(), documented.RTOL), f"make support-page: {now}"
+
+
+def test_the_page_has_a_row_for_every_kind_and_no_other():
+    text = PAGE.read_text(encoding="utf-8")
+    rows = rows_of(text)
+    assert list(rows) == [kind.title for kind in KINDS]
+    assert page(list(rows.values())) == text, "make support-page"
+    assert len({kind.name for kind in KINDS}) == len(KINDS) >= 40
+
+
+@pytest.mark.parametrize("name", ["plain_mlp", "grouped_dilated", "transposed", "tied", "lstm_cell"])
+def test_the_truth_is_that_of_forward_over_reverse_differentiation(name):
+    torch.manual_seed(0)
+    model, loss_fn, (x, y) = next(kind for kind in KINDS if kind.name == name).make()
+    model = model.double()
+    x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
+    truth = Truth(model, loss_fn, (x, y))
+    named = dict(model.named_parameters())
+
+    def loss(*values):
+        return loss_fn(torch.func.functional_call(model, dict(zip(named, values, strict=True)), (x,)), y)
+
+    blocks = torch.func.hessian(loss, argnums=tuple(range(len(named))))(*named.values())
+    sizes = [p.numel() for p in named.values()]
+    whole = [
+        torch.cat([b.reshape(rows, columns) for b, columns in zip(line, sizes, strict=True)], 1)
+        for line, rows in zip(blocks, sizes, strict=True)
+    ]
+    torch.testing.assert_close(truth.matrix, torch.cat(whole), rtol=1e-12, atol=1e-12)
+
+
+def test_a_wrong_hessian_and_a_wrong_condition_number_are_noticed():
+    H = torch.diag(torch.tensor([4.0, 2.0, -1.0, 0.0], dtype=torch.float64))
+    right = hesscond.condition_number(H)
+    assert not differences(H, H, right)
+    assert "differs" in differences(H + 1e-6, H, right)[0]
+    assert "shape" in differences(H[:3, :3], H, right)[0]
+    wrong = hesscond.condition_number(H[:2, :2])
+    assert differences(H, H, wrong) == [
+        f"κ between {wrong.lower:.6g} and {wrong.upper:.6g}, truly 4",
+        "rank 2, truly 3",
+    ]
