@@ -250,15 +250,17 @@ COLUMNS = {
         "kappa_upper": "κ(H) is at most this; inf if unresolved",
         "kappa_preconditioned_lower": "κ(PᵀHP) is at least this",
         "kappa_preconditioned_upper": "κ(PᵀHP) is at most this; inf if unresolved",
-        "kappa_bnp_lower": "kappa_bnp is at least this",
-        "kappa_bnp_upper": "kappa_bnp is at most this; inf if unresolved",
+        "kappa_own_lower": "kappa_own is at least this",
+        "kappa_own_upper": "kappa_own is at most this; inf if unresolved",
         "negative": "negative eigenvalues of H",
         "resolved": "1 if κ(H) is resolved, else 0",
         "lambda_max": "largest |λ| of H",
         "lambda_min": "smallest |λ| of H that was told from zero",
         "rank_preconditioned": "rank of PᵀHP",
         "resolved_preconditioned": "1 if κ(PᵀHP) is resolved, else 0",
-        "solver": "how the eigenvalues of H were computed",
+        "rank_own": "rank of the Hessian in the method's own coordinates",
+        "resolved_own": "1 if kappa_own is resolved, else 0",
+        "solver": "how the eigenvalues were computed: of H; in the method's own coordinates",
     },
     "statements": {
         "statement": "its id",
@@ -275,7 +277,7 @@ COLUMNS = {
 def tables() -> str:
     """The tables of a run's log, column by column."""
     kinds = {"INTEGER": "integer", "REAL": "number", "TEXT": "text"}
-    parts = [f"This is version {SCHEMA_VERSION} of the log; those of earlier versions are read as well.\n"]
+    parts = [f"This is version {SCHEMA_VERSION} of the log; those of other versions are refused.\n"]
     for table, columns in TABLES.items():
         key = ", ".join(f"`{name}`" for name in ROW_KEYS.get(table, ("iteration",)))
         parts.append(f"## `{table}`\n\nOne row for each {key}.\n\n| column | | meaning |\n|---|---|---|")

@@ -18,9 +18,9 @@ def main() -> None:
     for folder in parser.parse_args().runs:
         run = open_run(folder)
         probe = run.table("probe")
-        probe = probe[probe["kappa"].lt(float("inf")) & probe["kappa_bnp"].lt(float("inf"))]
+        probe = probe[probe["kappa"].lt(float("inf")) & probe["kappa_preconditioned"].lt(float("inf"))]
         for data, rows in probe.groupby("data"):
-            gain, expected = rows["kappa"] / rows["kappa_bnp"], rows["kappa_D"] ** 2
+            gain, expected = rows["kappa"] / rows["kappa_preconditioned"], rows["kappa_D"] ** 2
             print(f"{run.label}, {data}, {len(rows)} probes: median (smallest … largest)")
             for name, values in (("gain", gain), ("κ(D)²", expected), ("short by", expected / gain)):
                 print(f"  {name:9}{values.median():9.3g} ({values.min():.3g} … {values.max():.3g})")

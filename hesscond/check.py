@@ -9,17 +9,19 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
-from hesscond.capture import Batch, LossFunction
+from hesscond.capture import Batch, Diagonal, Factor, Layer, LayerCapture, LossFunction
 from hesscond.capture.curved import curved_nodes
 from hesscond.capture.evaluation import Evaluation
 from hesscond.capture.forward import variables_of
+from hesscond.capture.layers import weight_shape
 from hesscond.capture.precision import Operations, Precision
 from hesscond.capture.snapshot import Snapshot
 from hesscond.errors import CaptureError
 from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, Preconditioner, UnitCoordinates
 from hesscond.hessians.linearization import differentiable, gradients
-from hesscond.hessians.parameters import Layout
+from hesscond.hessians.parameters import Layout, parameters_of
 from hesscond.spectra import Effort, Known
 
 #: Relative differences that need no explanation, in float64; rounding is far below in ordinary networks.
@@ -117,9 +119,10 @@ class Direction:
     def of(cls, block: BlockHessian, layout: Layout, whole: Layout | None = None, unit: int | None = None) -> Direction:
         """A random one, scaled as the block is."""
         scales = block.scales()
-        largest = float(scales.max()) if len(scales) else 0.0
+        # of a block that is zero nothing is known
+        largest = (float(scales.max()) if len(scales) else 0.0) or 1.0
         floor = torch.finfo(scales.dtype).tiny ** 0.5 * largest
-        scales = torch.where(scales > floor, scales, largest or 1.0)
+        scales = torch.where(scales > floor, scales, largest)
         generator = torch.Generator().manual_seed(0)
         v = torch.randn(len(scales), generator=generator, dtype=torch.float64).to(scales.device) / scales * largest
         whole = layout if whole is None else whole
@@ -306,6 +309,49 @@ def check_operator(H: HessianOperator) -> tuple[Check, float, Precision | None]:
         with drawn.state.again():
             witness.add(drawn.batch, [direction], weight)
     return witness.verdict(direction, block, None, H.total_mass), witness.uncertainty(direction), witness.precision
+
+
+def most_curved(own: LayerCapture) -> int:
+    """The unit with the largest curvature, whose product tells most."""
+    curvature = own.curvature
+    if isinstance(curvature, Diagonal):
+        sizes = curvature.root.square().sum(0)
+    elif isinstance(curvature, Factor):
+        sizes = curvature.B.square().sum((0, 1, 3))
+    else:
+        sizes = curvature.matrices.square().sum((1, 2))
+    return own.units[int(sizes.argmax())]
+
+
+class Shift(nn.Module):
+    """W + δ, from δ = 0: what is differentiated in δ is so in a weight that is computed from other parameters."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros_like(weight))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """The shifted weight."""
+        return weight + self.shift
+
+
+@contextmanager
+def weight_as_parameter(model: nn.Module, name: str, layer: Layer) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    """The weight and bias of a layer with their names; of a parametrized weight, a shift that is there within."""
+    if not parametrize.is_parametrized(layer, "weight"):
+        yield parameters_of(model, name, layer)
+        return
+    steps: nn.ModuleList = layer.parametrizations["weight"]  # type: ignore[index, assignment]
+    like = next(steps.parameters())
+    shift = Shift(torch.zeros(weight_shape(layer), dtype=like.dtype, device=like.device))
+    key = str(len(steps))
+    steps.add_module(key, shift)
+    try:
+        named = [(f"{name}.parametrizations.weight.{key}.shift", shift.shift)]
+        bias = layer._parameters.get("bias")
+        yield named if bias is None else [*named, (f"{name}.bias", bias)]
+    finally:
+        del steps._modules[key]
 
 
 def refuse_failed(name: str, check: Check, why: str) -> None:

@@ -1,54 +1,291 @@
-"""The coordinates that a method measures in: its P at each layer."""
+"""What a method makes of a probe: the network that it builds, and the coordinates at each of its layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
-from typing import Any
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from inspect import getclosurevars
+from types import FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from hesscond.capture import Batch, Geometry, LayerInputs, LossFunction, chosen_layers, inputs_of
-from hesscond.capture.batches import Batches
+from hesscond.capture import Batch, Geometry, LayerInputs, LossFunction, chosen_layers, eligible_layers, inputs_of
+from hesscond.capture.batches import Batches, is_batch
+from hesscond.capture.evaluation import tensors_of
 from hesscond.capture.forward import run_forward
 from hesscond.capture.randomness import gpus_of
 from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Preconditioner
-from hesscond.methods import Method, parse
+from hesscond.methods import Method, Spec, Vanilla, parse
+from hesscond.methods.base import no_step
+from hesscond.methods.regularization import Regularization
+from hesscond.methods.wrapping import place_of
 from hesscond.operators.parallel import Team
 
+if TYPE_CHECKING:
+    from hesscond.results import ProbeResult
+
+#: What `hesscond.probe` takes as a method, and the methods named whose coordinates the data define.
+ProbeMethod = str | Spec | Method | Preconditioner | Chart | None
+
+#: How to apply a method to a model itself.
+BY_HAND = "method=hesscond.methods.parse({!r}).create(model)"
 #: Statistics of a layer's inputs, from its name and inputs.
 Collector = Callable[[str, LayerInputs], Any]
 
 
-def coordinates(
-    method: str | Method | Preconditioner | Chart | None,
-    layer: str,
-    geometry: Geometry,
-    seen: Any,
-) -> Preconditioner | Chart | None:
-    """What ``method`` stands for at a layer (see `probe`), from what `collector` collected of its inputs.
+@dataclass(frozen=True)
+class Applied:
+    """A network as a method builds it, and what is left for a probe of it.
+
+    Attributes
+    ----------
+    model
+        The model that was given, or a copy that the method was applied to.
+    method
+        What to measure the layers in: a method at work on that model, one whose coordinates the data define, a
+        `Preconditioner` or chart, or None: the plain coordinates.
+    data
+        Those given; where the method read them all, in memory.
+    what
+        What is measured, in words.
+    """
+
+    model: nn.Module
+    method: ProbeMethod
+    data: Batch | Iterable[Batch]
+    what: str
+    given: nn.Module
+
+    def places(self, layers: Iterable[str] | None) -> list[str] | None:
+        """Where the layers are that have these names in the model that was given."""
+        if layers is None:
+            return None
+        known = dict(self.given.named_modules())
+        names = list(layers)
+        chosen_layers(self.given, [name for name in names if name not in known])
+        return [place_of(self.model, name) for name in names]
+
+    def original(self, place: str) -> str:
+        """The name that a module or parameter of the copy had, or would have, in the model that was given."""
+        names = {place_of(self.model, name): name for name, _ in self.given.named_modules() if name}
+        head, tail = place, ""
+        while head and head not in names:
+            head, _, last = head.rpartition(".")
+            tail = f".{last}{tail}"
+        return names[head] + tail if head else place
+
+    def renamed(self, result: ProbeResult) -> ProbeResult:
+        """A result of the copy by the names of the model that was given."""
+        if self.model is not self.given:
+            result.rename(self.original)
+        result.coordinates = self.what
+        return result
+
+
+def applied(
+    model: nn.Module,
+    method: ProbeMethod,
+    data: Batch | Iterable[Batch],
+    *,
+    whole: bool = False,
+    alone: bool = True,
+) -> Applied:
+    """What `hesscond.probe` measures if it is given ``method``: see there.
+
+    Parameters
+    ----------
+    model, method, data
+        Those of the probe.
+    whole
+        Whether it is of all parameters of the network together.
+    alone
+        Whether this process has all the data.
 
     Raises
     ------
     ConfigError
-        No such method; one that measures the layer in coordinates where its Hessian is known by products only.
+        No such method, or one for another model; it is not defined for this one, or not for all its parameters; no step
+        has defined its coordinates yet; the model cannot be copied.
     """
-    own = method.coordinates(layer) if isinstance(method, Method) else method
+    work = partial(Applied, data=data, given=model)
+    if isinstance(method, (str, Spec)):
+        spec = parse(method) if isinstance(method, str) else method
+        chosen, building = from_data(spec), spec.without(lambda part: part.needs_statistics or part is Vanilla)
+        if building is None:
+            return work(model, spec if chosen else None, what=said(None, chosen))
+        if any(part.preconditions_in_step for part, _ in building.parts):
+            raise no_step(spec.text)
+        at_work, data = rebuilt(model, building, data, alone=alone)
+        found = applied(at_work.model, at_work, data, whole=whole)
+        penalties = all(issubclass(part, Regularization) for part, _ in building.parts)
+        changed = f"{'loss' if penalties else 'network rebuilt'} with {building.text}"
+        built = replace(found, given=model, what=f"{changed}, {found.what}")
+        if chosen is None:
+            return built
+        part, options = chosen
+        if found.method is not None:
+            together = f", or give both at work, {BY_HAND.format(spec.text)}, after steps with them"
+            raise ConfigError(
+                f"{part.name} and {building.text} both have coordinates of their own: name one of them"
+                + ("" if any(other.constrains for other, _ in building.parts) else together)
+            )
+        if options.get("layers") is not None:
+            options = options | {"layers": tuple(place_of(built.model, name) for name in options["layers"])}
+        return replace(built, method=Spec(part.name, ((part, options),)), what=f"{changed}, {said(None, chosen)}")
+    if isinstance(method, Method):
+        if not {id(p) for p in method.model.parameters()} & {id(p) for p in model.parameters()}:
+            raise ConfigError(f"method {method.name!r} is at work on another model than the one to probe")
+        if whole:
+            method.check_network()
+        measured = [own for name in eligible_layers(model) if (own := method.probed(name)) is not None]
+        if not measured and any(part.preconditions for part in getattr(method, "parts", [method])):
+            raise no_step(method.whole.name)
+        names = dict.fromkeys(own.name for own in measured)
+        return work(model, method if measured else None, what=said(" and ".join(names), None))
+    if method is None or isinstance(method, (Preconditioner, Chart)):
+        return work(model, method, what=said(None if method is None else method.name, None))
+    raise ConfigError(f"method must be a name, a Method, a Preconditioner or a Chart, not {type(method).__name__}")
+
+
+def said(name: str | None, chosen: tuple[type[Method], dict[str, Any]] | None) -> str:
+    """Coordinates in words."""
+    if chosen is not None:
+        return f"coordinates of {chosen[0].name}, from the statistics of the data"
+    return f"coordinates: {name}" if name else "plain coordinates"
+
+
+def rebuilt(
+    model: nn.Module, spec: Spec, data: Batch | Iterable[Batch], *, alone: bool
+) -> tuple[Method, Batch | Iterable[Batch]]:
+    """Methods at work on a copy of a model, as a study builds it, and the data, read if a method reads them all.
+
+    Raises
+    ------
+    ConfigError
+        The model cannot be copied, or the methods do not fit it, its mode or the data.
+    """
+    try:
+        own = deepcopy(model)
+    except Exception as error:
+        raise ConfigError(
+            f"{spec.text} is applied to a copy of the model, which cannot be copied ({error}): apply it to the model "
+            f"itself and give it, {BY_HAND.format(spec.text)}"
+        ) from None
+    if (shared := shared_function(own, model)) is not None:
+        raise ConfigError(
+            f"{spec.text} is applied to a copy of the model, in which the function {shared} would still use the "
+            f"parameters of the model itself: apply it to that and give it, {BY_HAND.format(spec.text)}"
+        )
+    there = set(own.modules())
+    # a method may draw its first parameters
+    with torch.random.fork_rng(devices=gpus_of(list(own.parameters()))):
+        method = spec.create(own)
+    added = [m for m in own.modules() if m not in there and getattr(m, "running_mean", None) is not None]
+    if not all(module.training for module in added):
+        raise ConfigError(
+            f"{spec.text} normalizes by running statistics in eval mode, and those of a network just built are of no "
+            "data: call model.train(), or train it with the method and give that model"
+        )
+    if method.reads_all_inputs:
+        if not alone:
+            raise ConfigError(
+                f"{spec.text} reads the inputs of all processes, of which each has its share: start one only"
+            )
+        if not is_batch(data):
+            data = list(data)
+        method.fit(first_arguments(spec.text, [data] if is_batch(data) else data))
+    if is_batch(data) and added:
+        method.check_batch(len(next(tensors_of(data))))
+    return method, data
+
+
+def first_arguments(method: str, batches: Iterable[Batch]) -> torch.Tensor:
+    """What a model gets as its first argument, of all batches together.
+
+    Raises
+    ------
+    ConfigError
+        It is no tensor.
+    """
+    found = []
+    for batch in batches:
+        inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else None
+        first = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
+        if not isinstance(first, torch.Tensor):
+            raise ConfigError(f"{method} needs inputs that are tensors, or tuples that begin with one")
+        found.append(first)
+    if not found:
+        raise ConfigError("the data are an empty stream: they need at least one batch")
+    try:
+        return torch.cat(found)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{method} needs the inputs of all batches as one tensor, and they do not fit: {error}"
+        ) from None
+
+
+def shared_function(copied: nn.Module, model: nn.Module) -> str | None:
+    """A function in a copy of a model that uses modules or parameters of the model itself: copies share functions."""
+    own = {id(item) for item in (*model.modules(), *model.parameters(), *model.buffers())}
+    seen: set[int] = set()
+    waiting: list[tuple[Any, str | None]] = [(copied, None)]
+    while waiting:
+        value, function = waiting.pop()
+        if id(value) in own:
+            return function
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, FunctionType):
+            function = value.__qualname__
+            parts = [*getclosurevars(value).nonlocals.values(), *getclosurevars(value).globals.values()]
+            parts += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        elif isinstance(value, MethodType):
+            parts = [value.__self__, value.__func__]
+        elif isinstance(value, partial):
+            parts = [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, Mapping):
+            parts = list(value.values())
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            parts = list(value)
+        elif isinstance(value, nn.Module) or (function is not None and not isinstance(value, (type, ModuleType))):
+            parts = list(getattr(value, "__dict__", {}).values())
+        else:
+            continue
+        waiting += [(part, function) for part in parts]
+    return None
+
+
+def coordinates(
+    method: ProbeMethod,
+    layer: str,
+    geometry: Geometry,
+    seen: Any,
+) -> Preconditioner | Chart | None:
+    """What ``method``, as `applied` leaves it, stands for at a layer, from what `collector` collected of its inputs.
+
+    Raises
+    ------
+    ConfigError
+        It measures the layer in coordinates where its Hessian is known by products only.
+    """
+    own = method.probed(layer) if isinstance(method, Method) else method
     if isinstance(own, Chart) and not own.local:
         raise ConfigError(f"layer {layer!r} is measured in {own.name}, not in coordinates w = P z")
     if own is None or isinstance(own, (Preconditioner, Chart)):
         return own
-    if not isinstance(method, str):
-        raise ConfigError(f"method must be a name, a Method, a Preconditioner or a Chart, not {type(method).__name__}")
     chosen = from_data(method)
     if chosen is None or seen is None:
         return None
     return chosen[0].data_preconditioner(seen, geometry, **chosen[1])
 
 
-def collector(method: object) -> Collector | None:
+def collector(method: ProbeMethod) -> Collector | None:
     """What collects the statistics of a layer's inputs that ``method`` needs; None: it needs none.
 
     Raises
@@ -63,7 +300,7 @@ def collector(method: object) -> Collector | None:
     return lambda layer, inputs: part.data_statistics(layer, inputs, **options)
 
 
-def from_data(method: object) -> tuple[type[Method], dict[str, Any]] | None:
+def from_data(method: ProbeMethod) -> tuple[type[Method], dict[str, Any]] | None:
     """The one of the methods named whose coordinates the data define, and its options.
 
     Raises
@@ -71,9 +308,9 @@ def from_data(method: object) -> tuple[type[Method], dict[str, Any]] | None:
     ConfigError
         No such method; several have such coordinates.
     """
-    if not isinstance(method, str):
+    if not isinstance(method, Spec):
         return None
-    found = [part for part in parse(method).parts if part[0].needs_statistics]
+    found = [part for part in method.parts if part[0].needs_statistics]
     if len(found) > 1:
         names = " and ".join(part.name for part, _ in found)
         raise ConfigError(f"{names} both have coordinates of their own: name one of them")
@@ -81,7 +318,7 @@ def from_data(method: object) -> tuple[type[Method], dict[str, Any]] | None:
 
 
 def layer_coordinates(
-    method: str | Method | Preconditioner | Chart,
+    method: ProbeMethod,
     model: nn.Module,
     loss_fn: LossFunction,
     data: Batch | Iterable[Batch],

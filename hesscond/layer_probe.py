@@ -13,13 +13,12 @@ from torch import nn
 
 from hesscond.capture import Batch, Captures, Geometry, Layer, LayerCapture, LossFunction, capture, checked_units
 from hesscond.capture.batches import is_batch
-from hesscond.capture.captured import Diagonal, Factor
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
 from hesscond.capture.weighting import BatchWeight, Rule, Weights, share_of_mass
-from hesscond.check import Check, Direction, Witness, check_operator, refuse_failed
-from hesscond.coordinates import collector, coordinates
+from hesscond.check import Check, Direction, Witness, check_operator, most_curved, refuse_failed
+from hesscond.coordinates import ProbeMethod, collector, coordinates
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
     BlockHessian,
@@ -42,8 +41,6 @@ from hesscond.operators.parallel import Team, all_or_none
 from hesscond.results import LayerResult, ProbeResult
 from hesscond.spectra import Effort, Known
 
-Coordinates = str | Method | Preconditioner | Chart | None
-
 #: Products with the model's Hessian that a layer may take which cannot be captured otherwise.
 PRODUCTS = 20_000
 
@@ -57,7 +54,7 @@ class LayerProbe:
     data: Batch | Iterable[Batch]
     layers: Sequence[str] | None
     level: str
-    method: Coordinates
+    method: ProbeMethod
     units: Sequence[int] | None
     dtype: torch.dtype | None
     rtol: float
@@ -86,7 +83,7 @@ class LayerProbe:
                 f"layer {next(iter(charts))!r} is measured by products, which several processes form together at "
                 "level='network' only: start one process"
             )
-        captured = [name for name in modules if name not in charts]
+        captured = [name for name in modules if name not in charts and name not in self.skipped]
         if charts and captured and not is_batch(self.data):
             # they read the data one after the other
             self.data = list(self.data)
@@ -108,17 +105,18 @@ class LayerProbe:
         """The layers that are known by products only, with the coordinates that these are in."""
         found: dict[str, Chart] = {}
         for name, module in modules.items():
-            own = self.method.coordinates(name) if isinstance(self.method, Method) else self.method
+            own = self.method.probed(name) if isinstance(self.method, Method) else self.method
             if isinstance(own, Chart) and not own.local:
                 found[name] = own
             elif not isinstance(module, ELIGIBLE) or is_computed(module):
                 if own is not None:
                     what = "computed from other parameters" if isinstance(module, ELIGIBLE) else "no weight matrix"
-                    named = own if isinstance(own, str) else getattr(own, "name", type(own).__name__)
-                    raise ConfigError(
-                        f"the coordinates of {named} are those of a plain weight, and that of layer {name!r} is "
-                        f"{what}: leave the layer out, naming others with layers="
-                    )
+                    named = getattr(own, "text", getattr(own, "name", type(own).__name__))
+                    reason = f"the coordinates of {named} are those of a plain weight, and its own is {what}"
+                    if self.layers is not None:
+                        raise ConfigError(f"layer {name!r} cannot be probed: {reason}; name others with layers=")
+                    self.skipped[name] = reason
+                    continue
                 found[name] = Reparametrized(self.model, "the parameters themselves")
         return found
 
@@ -531,18 +529,6 @@ def joined(parts: Sequence[Sums]) -> Sums:
     for (name, unit), streamed_block in streamed.items():
         found.blocks.setdefault(name, {})[unit] = streamed_block.hessian(found.total)
     return found
-
-
-def most_curved(own: LayerCapture) -> int:
-    """The unit with the largest curvature, whose product tells most."""
-    curvature = own.curvature
-    if isinstance(curvature, Diagonal):
-        sizes = curvature.root.square().sum(0)
-    elif isinstance(curvature, Factor):
-        sizes = curvature.B.square().sum((0, 1, 3))
-    else:
-        sizes = curvature.matrices.square().sum((1, 2))
-    return own.units[int(sizes.argmax())]
 
 
 def unmeasured(model: nn.Module, reached: set[str], found: Mapping[str, LayerResult]) -> dict[str, str]:

@@ -13,14 +13,13 @@ from hesscond.capture import Batch, LossFunction, eligible_layers
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
 from hesscond.capture.weighting import BatchWeight, share_of_mass
 from hesscond.check import check_operator, refuse_failed
-from hesscond.coordinates import layer_coordinates
+from hesscond.coordinates import ProbeMethod, layer_coordinates
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import (
     Chart,
     HessianOperator,
     NetworkHessian,
     NullDirections,
-    Preconditioner,
     PulledInverse,
     combined,
     coordinates_of,
@@ -40,7 +39,7 @@ def probe_network(
     loss_fn: LossFunction,
     data: Batch | Iterable[Batch],
     layers: Sequence[str] | None,
-    method: str | Method | Preconditioner | Chart | None,
+    method: ProbeMethod,
     *,
     dtype: torch.dtype | None,
     rtol: float,
@@ -148,9 +147,7 @@ def checked(result: NetworkResult, H: HessianOperator, check: bool) -> ProbeResu
     return ProbeResult({NETWORK: result}, {}, precision)
 
 
-def network_chart(
-    method: str | Method | Preconditioner | Chart | None, layers: Sequence[str] | None, model: nn.Module
-) -> Chart | None:
+def network_chart(method: ProbeMethod, layers: Sequence[str] | None, model: nn.Module) -> Chart | None:
     """The chart in which a method has all parameters of its network, if it has one.
 
     Raises
@@ -162,7 +159,7 @@ def network_chart(
         return method
     if not isinstance(method, Method):
         return None
-    charts = [own for name in eligible_layers(model) if isinstance(own := method.coordinates(name), Chart)]
+    charts = [own for name in eligible_layers(model) if isinstance(own := method.probed(name), Chart)]
     if not charts:
         return None
     if layers is not None:

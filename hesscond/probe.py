@@ -11,10 +11,9 @@ from torch import nn
 from hesscond.capture import MEMORY, Batch, LossFunction
 from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.capture.wrappers import measurable
+from hesscond.coordinates import ProbeMethod, applied
 from hesscond.errors import ConfigError
-from hesscond.hessians import Chart, Preconditioner
 from hesscond.layer_probe import LayerProbe
-from hesscond.methods import Method
 from hesscond.network_probe import probe_network
 from hesscond.operators.parallel import Team
 from hesscond.results import ProbeResult
@@ -31,7 +30,7 @@ def probe(
     data: Batch | Iterable[Batch],
     layers: Iterable[str] | None = None,
     level: str = "unit",
-    method: str | Method | Preconditioner | Chart | None = None,
+    method: ProbeMethod = None,
     *,
     units: Sequence[int] | None = None,
     dtype: torch.dtype | None = torch.float64,
@@ -70,9 +69,12 @@ def probe(
         name ``"network"``. It is known by its products (``result["network"].operator``); κ is exact up to some
         thousand parameters and beyond that from iterations at both ends of the spectrum, or unresolved.
     method
-        Coordinates to measure in. None: plain. A name (``"bnp"``): that method's P from the statistics of the
-        data. A method at work on the model, ``BNP(model)``: the coordinates of its last step. Or a `Preconditioner`, or
-        a chart such as `hesscond.hessians.Jacobi`.
+        What to measure. None: the model in plain coordinates. A name, as ``--method`` takes it: of methods that build
+        the network otherwise (``"batchnorm"``, ``"sphere"``) a copy of the model with the method applied to it, in the
+        method's coordinates; of those whose P the inputs of the layers define (``"bnp"``) that of the data; methods
+        whose coordinates steps define (``"adam"``) are refused. A method at work on the model, ``BNP(model)``: the
+        coordinates of its last step. Or a `Preconditioner`, or a chart such as `hesscond.hessians.Jacobi`. The result
+        says in words which it was (``result.coordinates``).
     units
         Units of each layer; None: all.
     dtype
@@ -145,13 +147,16 @@ def probe(
         )
     budget = MEMORY if memory is None else int(memory)
     refuse_sharded(model)
+    work = applied(model, method, data, whole=level == "network" and names is None, alone=team is None)
+    if work.model is not model:
+        model, names, data = work.model, work.places(names), work.data
     if level == "network":
-        whole = probe_network(
+        found = probe_network(
             model,
             loss_fn,
             data,
             names,
-            method,
+            work.method,
             dtype=dtype,
             rtol=rtol,
             memory=budget,
@@ -161,14 +166,14 @@ def probe(
             check=check,
             lift_casts=lift_casts,
         )
-        return whole
-    found = LayerProbe(
+        return work.renamed(found)
+    layers_probed = LayerProbe(
         model,
         loss_fn,
         data,
         names,
         level,
-        method,
+        work.method,
         units,
         dtype,
         rtol,
@@ -179,7 +184,7 @@ def probe(
         lift_casts,
         team,
     )
-    return found.result()
+    return work.renamed(layers_probed.result())
 
 
 def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:

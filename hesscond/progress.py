@@ -34,13 +34,13 @@ def progress_bar(console: Console, label: str) -> Iterator[Callable[[Progress], 
         *([BarColumn(bar_width=18)] if wide else []),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TextColumn("loss {task.fields[loss]} κ(H) {task.fields[kappa]}"),
-        TextColumn("κ(PᵀHP) {task.fields[preconditioned]} κ(D) {task.fields[kappa_D]}"),
+        TextColumn("κ own {task.fields[own]} κ(D) {task.fields[kappa_D]}"),
         *([TextColumn("{task.fields[speed]} it/s")] if wide else []),
         TimeRemainingColumn(compact=True),
     )
     digits = 2 if wide else 0
     with Bar(*columns, console=console, refresh_per_second=8) as bar:
-        task = bar.add_task(label, total=0, loss="–", kappa="–", preconditioned="–", kappa_D="–", speed="–")
+        task = bar.add_task(label, total=0, loss="–", kappa="–", own="–", kappa_D="–", speed="–")
 
         def show(progress: Progress) -> None:
             row = progress.row or {}
@@ -51,9 +51,7 @@ def progress_bar(console: Console, label: str) -> Iterator[Callable[[Progress], 
                 completed=progress.iteration,
                 loss=f"{progress.loss:.3f}",
                 kappa=kappa_text(row.get("kappa"), bool(row.get("resolved", True)), digits),
-                preconditioned=kappa_text(
-                    row.get("kappa_preconditioned"), bool(row.get("resolved_preconditioned", True)), digits
-                ),
+                own=kappa_text(row.get("kappa_own"), bool(row.get("resolved_own", True)), digits),
                 kappa_D=kappa_text(row.get("kappa_D"), True, digits),
                 speed="–" if speed is None else f"{speed:.0f}",
             )

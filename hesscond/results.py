@@ -217,6 +217,8 @@ class ProbeResult(Mapping[str, LayerResult]):
     skipped
         What of the model has no Hessian here, with the reason and the way to get it: layers that could not be probed on
         this data, and modules of other kinds whose parameters receive a gradient.
+    coordinates
+        What was measured, in words: of which network, in which coordinates.
     precision
         What the forward pass and the loss were computed in, found by looking at the operations that ran: ``"float64"``,
         or ``"mixed: 326 float32 operations (LlamaRMSNorm, …)"``.
@@ -226,6 +228,16 @@ class ProbeResult(Mapping[str, LayerResult]):
         self._layers = dict(layers)
         self.skipped = dict(skipped)
         self.precision = precision
+        self.coordinates = "plain coordinates"
+
+    def rename(self, name_of: Callable[[str], str]) -> None:
+        """Call the layers, and the parts of a network, by other names."""
+        for layer in self._layers.values():
+            layer.name = name_of(layer.name)
+            if isinstance(layer, NetworkResult):
+                layer.parts = {name_of(part): where for part, where in layer.parts.items()}
+        self._layers = {layer.name: layer for layer in self._layers.values()}
+        self.skipped = {name_of(name): why for name, why in self.skipped.items()}
 
     def __getitem__(self, layer: str) -> LayerResult:
         if layer not in self._layers:

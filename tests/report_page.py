@@ -71,9 +71,10 @@ def logged(
 def probe(**facts):
     """A row of the probe table, resolved unless it says otherwise."""
     found = {"samples": 60, "n_params": 101, "dead": 0, "rank": 101, "nullity": 0, "negative": 0, "solver": "SVD; SVD"}
-    for name in ("kappa", "kappa_preconditioned"):
+    for name in ("kappa", "kappa_preconditioned", "kappa_own"):
         found |= {name: 1e4, f"{name}_lower": 9e3, f"{name}_upper": 1.1e4}
-    return found | {"resolved": 1, "resolved_preconditioned": 1, "kappa_D": 10.0, "coordinates": "BNP"} | facts
+    found |= {"resolved": 1, "resolved_preconditioned": 1, "resolved_own": 1}
+    return found | {"kappa_D": 10.0, "coordinates": "BNP"} | facts
 
 
 def study(folder, iterations=60):

@@ -456,6 +456,7 @@ COLUMNS = {
         "kappa_lower",
         "kappa_upper",
         "kappa_preconditioned",
+        "kappa_own",
         "kappa_D",
         "rank",
         "nullity",

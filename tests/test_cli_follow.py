@@ -12,7 +12,7 @@ import time
 import pytest
 from rich.console import Console
 from rich.live import Live
-from study.past_logs import CONFIG, row, written_run
+from study.run_logs import CONFIG, row, written_run
 
 from hesscond.commands.follow import Screen
 from hesscond.commands.live_view import sparkline
@@ -66,7 +66,7 @@ def test_a_real_study_is_followed_to_its_end(tmp_path, processes, call_cli, monk
         kappa = stored.table("probe").query("data == 'batch'").iloc[-1]
         for part in (
             f" · finished · 100/100 · loss {loss:#.4g} · accuracy {100 * accuracy:.1f} % · ",
-            f"fc3.3 κ(H) {kappa['kappa']:.2e} κ(PᵀHP) {kappa['kappa_preconditioned']:.2e} · took ",
+            f"fc3.3 κ(H) {kappa['kappa']:.2e} κ own {kappa['kappa_own']:.2e} · took ",
         ):
             assert part in lines[-1]
 
@@ -146,8 +146,8 @@ def watched(tmp_path, monkeypatch):
         unresolved = 50 <= k < 100
         log.commit(
             probe=[
-                row(k, kappa=math.inf if unresolved else 10 ** (3 + k / 40), kappa_preconditioned=100.0),
-                row(k, unit=5, kappa=1e3, kappa_preconditioned=math.inf),
+                row(k, kappa=math.inf if unresolved else 10 ** (3 + k / 40), kappa_own=100.0),
+                row(k, unit=5, kappa=1e3, kappa_own=math.inf),
             ]
         )
     log.commit(evaluation=[{"iteration": 200, "epoch": 1, "test_loss": 0.5, "test_accuracy": 0.875}])
@@ -166,7 +166,7 @@ def test_the_terminal_shows_where_a_run_is(watched):
     # κ rises in equal ratios: the curve goes up evenly, with a gap where it is unresolved
     curve = re.search(r"κ\(H\) +\S+ (\S+)", first)[1]
     assert re.fullmatch(r"▁+▂+▃*\?+▄*▅+▆+▇+█+", curve)
-    assert "κ(PᵀHP) unres. ??" in re.sub(r"  +", " ", second)
+    assert "κ own unres. ??" in re.sub(r"  +", " ", second)
 
 
 def test_many_runs_have_a_row_each(watched):
@@ -198,7 +198,7 @@ def test_what_comes_is_taken_once(tmp_path):
     assert (watched.iterations, watched.units, watched.over) == (0, {}, False)
     for k in range(3):
         log.training(k, 0, float(k))
-        log.commit(probe=[row(k, kappa=float(k + 1), kappa_preconditioned=1.0)])
+        log.commit(probe=[row(k, kappa=float(k + 1), kappa_own=1.0)])
         watched.update()
         watched.update()
     log.close("failed")

@@ -176,6 +176,7 @@ def engine(monkeypatch):
 
     class Result(dict):
         skipped = {"2": "it is used [twice]"}  # noqa: RUF012
+        coordinates = "plain coordinates"
 
         def to_frame(self):
             import pandas as pd

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from truth import packed, unpacked
 
 import hesscond
+from hesscond.errors import CaptureError
 
 
 class Borrowed(nn.Module):
@@ -152,3 +153,55 @@ def test_a_module_with_two_names_is_left_as_it_was():
     theta = packed(layer).detach()
     truth = torch.autograd.functional.hessian(lambda v: loss(v.reshape(theta.shape)), theta.flatten())
     assert (result["0"].hessian() - truth).norm() <= 1e-12 * truth.norm()
+
+
+class HoldsTheModel(nn.Module):
+    """A loss of which the model is a part."""
+
+    def __init__(self, model, penalty):
+        super().__init__()
+        self.model, self.penalty = model, penalty
+
+    def forward(self, output, target):
+        return F.cross_entropy(output, target) + 0.3 * self.penalty(self.model[2].weight)
+
+
+@torch.jit.script
+def scripted_square(weight):
+    return weight.square().sum()
+
+
+@pytest.mark.parametrize("penalty", [lambda weight: weight.square().sum(), scripted_square], ids=["plain", "scripted"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("module", [True, False])
+def test_a_loss_may_use_weights_itself(penalty, dtype, module):
+    """Weight decay adds twice its factor to the diagonal."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
+    loss = HoldsTheModel(model, penalty)
+    batch = normal(7, 5).to(dtype), Y
+    for level in ("layer", "network"):
+        plain = hesscond.probe(model, nn.CrossEntropyLoss(), batch, level=level)
+        decayed = hesscond.probe(model, loss if module else loss.forward, batch, level=level)
+        for name, result in decayed.items():
+            difference = result.hessian() - plain[name].hessian()
+            expected = torch.zeros(len(difference), dtype=torch.float64)
+            if level == "network":
+                expected[24:36] = 0.6
+            elif name == "2":
+                expected.view(3, 5)[:, 1:] = 0.6
+            assert (difference - torch.diag(expected)).norm() <= 1e-14
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+def test_a_view_made_before_the_forward_pass_is_refused(level):
+    """What takes the place of the weight does not take that of its view."""
+
+    class Keeps(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) * self.kept[0].mean()
+
+    model = Keeps(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    model.kept = [model[0].weight.view(-1)]
+    with pytest.raises(CaptureError, match=r"parameter '0\.weight' through a reference or a view"):
+        hesscond.probe(model, nn.CrossEntropyLoss(), (normal(7, 5), Y), level=level)

@@ -17,6 +17,9 @@ EPS = float(torch.finfo(torch.float64).eps)
 #: Terms are merged if what is lost is no more than this many units of round-off.
 MERGED = 16.0
 
+#: Numbers below it have lost digits.
+TINY = float(torch.finfo(torch.float64).tiny)
+
 #: Ĥ is kept once formed up to this many bytes; beyond, it is formed again in slices when needed.
 KEPT = 2**28
 
@@ -251,6 +254,15 @@ class LayerCapture:
     route: str
     vanishing: bool = False
 
+    @cached_property
+    def loses_entries(self) -> bool:
+        """Whether zeros of S^½Ĥ need not be zeros: S is ``vanishing``, or products with its entries underflow."""
+        if self.vanishing or not isinstance(self.curvature, Diagonal) or not self.inputs.calls:
+            return self.vanishing
+        steps = self.inputs.steps(KEPT)
+        smallest = min(smallest_nonzero(self.inputs.slice(*step)) for step in steps)
+        return smallest * smallest_nonzero(self.curvature.root) < TINY
+
     @property
     def bias(self) -> bool:
         """Whether the layer has one."""
@@ -345,6 +357,12 @@ class LayerCapture:
             b = B[:, start:stop, columns].permute(1, 2, 0, 3).reshape(stop - start, -1, B.shape[3])
             rows[:, :, start:stop] = (b @ h).reshape(stop - start, len(units), passes, -1).permute(1, 2, 0, 3)
         return rows.flatten(1, 2)
+
+
+def smallest_nonzero(x: torch.Tensor) -> float:
+    """The smallest |x| that is not zero; 1 if all are."""
+    size = x.abs()
+    return float(size.where(size != 0, 1.0).amin()) if size.numel() else 1.0
 
 
 def merged(B: torch.Tensor) -> torch.Tensor:

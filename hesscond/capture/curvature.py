@@ -172,7 +172,8 @@ class Differentiator:
     def by_factor(self, requests: Sequence[Request], blocks: int) -> dict[str, LayerCapture]:
         """S = Σ_r s_r b_r b_rᵀ with b_r the loss Hessian's factor carried back, one backward pass each."""
         assert self.curved is not None
-        passes = sum(node.passes(blocks) for node in self.curved)
+        # where nothing is curved one term of zeros is left
+        passes = max(1, sum(node.passes(blocks) for node in self.curved))
         signs = joined_signs([node.signs(blocks) for node in self.curved], [n.passes(blocks) for n in self.curved])
         sinks: list[DiagonalSink | FactorSink] = []
         for request in requests:

@@ -105,16 +105,44 @@ def evaluate(
         watch.lifts = lift_casts and dtype == torch.float64
         watch.clones = any(p.is_floating_point() and p.dtype is not torch.float32 for p in model.parameters())
         stack.enter_context(watch)
-        output = torch.func.functional_call(model, dict(state), args, kwargs, tie_weights=False)
+        both = ModelAndLoss(model, loss_fn, dtype)
+        replaced = {f"model.{name}": tensor for name, tensor in state.items()}
+        output, loss = torch.func.functional_call(both, replaced, (args, kwargs, target), tie_weights=False)
+    if counted is not None:
+        counted.lifted += watch.lifted
+    return Evaluation(loss, output, target, leading_dimension(inputs))
+
+
+class ModelAndLoss(nn.Module):
+    """A model and its loss as one module: what takes the place of the model's parameters does so in the loss too."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.model = model
+        # in a tuple it is no part of this module: its own tensors are not replaced
+        self._loss = (loss_fn, dtype)
+
+    def forward(self, args: Any, kwargs: dict[str, Any], target: Any) -> tuple[Any, Any]:
+        """The output and the loss."""
+        output = self.model(*args, **kwargs)
         try:
-            loss = in_precision(loss_fn, dtype)(output, target)
+            return output, in_precision(*self._loss, self.model)(output, target)
         except TypeError as error:
             if target is not None:
                 raise
             raise ConfigError("the batch has no target (None), which the loss does not take") from error
-    if counted is not None:
-        counted.lifted += watch.lifted
-    return Evaluation(loss, output, target, leading_dimension(inputs))
+
+
+def make_differentiable(tensors: Mapping[str, torch.Tensor], copies: Mapping[int, torch.Tensor]) -> None:
+    """Let the copies (by the ids of the originals) of all parameters that are trained require a gradient."""
+    for tensor in tensors.values():
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            copies[id(tensor)].requires_grad_()
+
+
+def wants_gradients(error: CaptureError) -> bool:
+    """Whether a model failed since it differentiates in its own parameters, whose copies were constants."""
+    return "does not require grad" in str(error.__cause__)
 
 
 @contextmanager
@@ -385,11 +413,16 @@ def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> A
     return mapped(value, cast)
 
 
-def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None) -> LossFunction:
-    """The loss, with its own tensors (class weights) cast to ``dtype`` if it is a module."""
+def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None, model: nn.Module | None = None) -> LossFunction:
+    """The loss, with its own tensors (class weights), not those of ``model``, cast to ``dtype`` if it is a module."""
     if not isinstance(loss_fn, nn.Module):
         return loss_fn
-    state = {name: converted(tensor.detach(), dtype) for name, tensor in tensors_by_module(loss_fn).items()}
+    others = set() if model is None else set(map(id, tensors_by_module(model).values()))
+    state = {
+        name: converted(tensor.detach(), dtype)
+        for name, tensor in tensors_by_module(loss_fn).items()
+        if id(tensor) not in others
+    }
     return lambda output, target: torch.func.functional_call(loss_fn, state, (output, target), tie_weights=False)
 
 

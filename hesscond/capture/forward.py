@@ -20,6 +20,7 @@ from hesscond.capture.evaluation import (
     converted,
     evaluate,
     is_finite,
+    make_differentiable,
     scalar,
     tensors_by_module,
     tensors_of,
@@ -92,6 +93,7 @@ def run_forward(
     keep_inputs: bool = False,
     lift_casts: bool = True,
     counted: Operations | None = None,
+    differentiable: bool = False,
 ) -> ForwardPass:
     """Run the model on copies of its parameters and buffers, every output of ``layers`` plus a zero perturbation.
 
@@ -109,6 +111,8 @@ def run_forward(
         Whether to copy the layers' inputs, which the model is known to overwrite.
     lift_casts, counted
         As in `evaluate`.
+    differentiable
+        Whether all parameters are, not only those that are asked for: a model may differentiate in them itself.
 
     Raises
     ------
@@ -123,13 +127,15 @@ def run_forward(
     copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
     state = {key: copies[id(t)] for key, t in tensors.items()}
     originals = {id(p): name for name, layer in layers.items() for p in own_parameters(layer)}
+    unfit = {name: COMPLEX for name, layer in layers.items() if any(p.is_complex() for p in layer.parameters())}
+    in_parameters = in_parameters - set(unfit)
     parameters = {name: leaves(name, layers[name], copies) for name in layers if name in in_parameters}
+    if differentiable:
+        make_differentiable(tensors, copies)
     watch = WeightWatch(originals | {id(copies[i]): name for i, name in originals.items()})
     calls: dict[str, list[Call]] = {name: [] for name in layers}
     entangled: set[str] = set()
     called: set[str] = set()
-    unfit = {name: COMPLEX for name, layer in layers.items() if any(p.is_complex() for p in layer.parameters())}
-    in_parameters = in_parameters - set(unfit)
     versions: list[tuple[torch.Tensor, int]] = []
 
     def enter(name: str) -> Callable[..., None]:

@@ -120,6 +120,13 @@ WRONG_TWICE = {
         "normalize the weights with hesscond's method 'weightnorm', or by g * v / v.norm() in plain operations"
     ),
 }
+#: Derivatives whose own second derivative is wrong in torch 2.13: they are on the graph of a loss that differentiates.
+WRONG_THRICE = {
+    "NativeLayerNormBackwardBackward0": "layer",
+    "NativeBatchNormBackwardBackward0": "batch",
+    "CudnnBatchNormBackwardBackward0": "batch",
+    "MiopenBatchNormBackwardBackward0": "batch",
+}
 
 
 Inputs = list[tuple[Any, int]]
@@ -138,9 +145,9 @@ def nodes(start: Iterable[Any]) -> Iterator[Any]:
         stack.extend(parent for parent, _ in node.next_functions)
 
 
-def is_transformed(tensor: torch.Tensor) -> bool:
-    """Whether it is one that only exists within a transformation of `torch.func`, as `torch.vmap`."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+def is_transformed(value: Any) -> bool:
+    """Whether it is a tensor that only exists within a transformation of `torch.func`, as `torch.vmap`."""
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def refuse_dead_ends(start: Iterable[Any]) -> None:
@@ -161,6 +168,13 @@ def refuse_wrong_derivatives(start: Iterable[Any]) -> None:
     for node in nodes(start):
         if node.name() in WRONG_TWICE:
             raise CaptureError(f"the second derivatives of {WRONG_TWICE[node.name()]}")
+        # without the batch's own statistics it is linear
+        if node.name() in WRONG_THRICE and getattr(node, "_saved_train", True):
+            kind = WRONG_THRICE[node.name()]
+            raise CaptureError(
+                f"the model or the loss takes a derivative through {kind} normalization, whose third derivatives are "
+                "wrong in torch: normalize in plain operations, (x - x.mean()) / x.var().sqrt(), or by group norm"
+            )
 
 
 def refuse_originals(loss: torch.Tensor, model: torch.nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,9 +17,11 @@ from hesscond.capture.evaluation import (
     checked_batch,
     converted,
     evaluate,
+    make_differentiable,
     scalar,
     tensors_by_module,
     tensors_of,
+    wants_gradients,
 )
 from hesscond.capture.graph import refuse_originals
 from hesscond.capture.precision import Operations
@@ -64,6 +67,7 @@ class Snapshot:
         self._state = {key: copies[id(t)] for key, t in tensors.items()}
         # an evaluation may write them, so that each gets its own
         self._buffers = {id(copies[id(t)]) for t in tensors.values() if not isinstance(t, nn.Parameter)}
+        self._make_differentiable = partial(make_differentiable, tensors, copies)
         self._training = [module.training for module in model.modules()]
         self._owners = {id(t): key for key, t in tensors.items() if isinstance(t, nn.Parameter)}
         self._homes = {t.device for t in tensors.values()}
@@ -85,6 +89,25 @@ class Snapshot:
                 raise ConfigError(
                     f"the model is on device '{home}' but the batch on '{tensor.device}': move one of them"
                 )
+        try:
+            found = self._evaluated(loss_fn, (inputs, target), counted)
+        except CaptureError as error:
+            if not wants_gradients(error):
+                raise
+            self._make_differentiable()
+            found = self._evaluated(loss_fn, (inputs, target), counted)
+        loss = scalar(found.loss)
+        refuse_originals(loss, self.model)
+        return Evaluation(loss, found.output, found.target, found.samples)
+
+    def _evaluated(self, loss_fn: LossFunction, batch: Batch, counted: Operations | None) -> Evaluation:
+        """The loss as the function gave it.
+
+        Raises
+        ------
+        CaptureError
+            It uses a parameter of the model itself.
+        """
         fresh = {number: tensor.clone() for tensor in self._state.values() if (number := id(tensor)) in self._buffers}
         state = {key: fresh.get(id(tensor), tensor) for key, tensor in self._state.items()}
         watch = WeightWatch(self._owners)
@@ -92,7 +115,7 @@ class Snapshot:
             found = evaluate(
                 self.model,
                 loss_fn,
-                (inputs, target),
+                batch,
                 state,
                 dtype=self.dtype,
                 watch=watch,
@@ -105,9 +128,7 @@ class Snapshot:
                 f"the loss uses the parameter {self._owners[number]!r} of the model itself, which is not "
                 "differentiated: leave terms in the parameters, as weight decay, out of it (their Hessian is known)"
             )
-        loss = scalar(found.loss)
-        refuse_originals(loss, self.model)
-        return Evaluation(loss, found.output, found.target, found.samples)
+        return found
 
     @contextmanager
     def _mode(self) -> Iterator[None]:

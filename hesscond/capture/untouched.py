@@ -136,7 +136,8 @@ class State:
             for tensor, number, copy in self.tensors:
                 # batch normalization writes its statistics without counting
                 if version(tensor) != number or not torch.equal(tensor, copy):
-                    tensor.copy_(copy)
+                    # observers of quantization change shapes too
+                    (tensor if tensor.shape == copy.shape else tensor.resize_(copy.shape)).copy_(copy)
         self.random.restore()
         changed = None
         for name, p, number, grad, grad_number, requires_grad in self.parameters:

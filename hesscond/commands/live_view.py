@@ -103,8 +103,8 @@ def curves(watched: WatchedRun, spark: int) -> Table:
             printable(f"{layer}.{unit}"),
             "κ(H)",
             *kappa(unit_curves.kappa, spark),
-            "κ(PᵀHP)",
-            *kappa(unit_curves.kappa_preconditioned, spark),
+            "κ own",
+            *kappa(unit_curves.kappa_own, spark),
         )
     return table
 
@@ -117,7 +117,7 @@ def kappa(values: Sequence[float], spark: int) -> tuple[str, str]:
 def rows(runs: Sequence[WatchedRun]) -> Table:
     """A row for each run, with the first of its units."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in ("run", "status", "iteration", "loss", "acc.", "κ(H)", "κ(PᵀHP)", "left"):
+    for name in ("run", "status", "iteration", "loss", "acc.", "κ(H)", "κ own", "left"):
         table.add_column(name, justify="left" if name in ("run", "status") else "right", no_wrap=name != "run")
     for watched in runs:
         first = next(iter(watched.units.values()), UnitCurves())
@@ -128,7 +128,7 @@ def rows(runs: Sequence[WatchedRun]) -> Table:
             last(watched.losses, ".3g"),
             percent(watched.accuracy),
             last(first.kappa, ".1e"),
-            last(first.kappa_preconditioned, ".1e"),
+            last(first.kappa_own, ".1e"),
             duration(watched.remaining),
         )
     return table
@@ -145,8 +145,8 @@ def line(watched: WatchedRun) -> str:
     if not math.isnan(watched.accuracy):
         parts.append(f"accuracy {percent(watched.accuracy)}")
     for (layer, unit), unit_curves in watched.units.items():
-        values = (last(c, ".2e") for c in (unit_curves.kappa, unit_curves.kappa_preconditioned))
-        parts.append(printable(f"{layer}.{unit} ") + "κ(H) {} κ(PᵀHP) {}".format(*values))
+        values = (last(c, ".2e") for c in (unit_curves.kappa, unit_curves.kappa_own))
+        parts.append(printable(f"{layer}.{unit} ") + "κ(H) {} κ own {}".format(*values))
     return " · ".join([*parts, tempo(watched)] if tempo(watched) else parts)
 
 

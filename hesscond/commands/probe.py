@@ -65,7 +65,7 @@ def probe(
         typer.Option(
             "--method",
             "-m",
-            help="In the coordinates of a method (hesscond methods).",
+            help="Measure what a method makes of it (hesscond methods).",
             autocompletion=completion.methods,
         ),
     ] = None,
@@ -202,11 +202,10 @@ def print_summary(
 ) -> None:
     """What was probed, the table, and what there is to say below it."""
     precision = "float64" if request.dtype is torch.float64 else "the model's own precision"
-    coordinates = "plain coordinates" if request.method is None else f"coordinates of {request.method}"
     mode = "train" if target.model.training else "eval"
     level = f"level {request.level}: {LEVELS[request.level]}"
     stdout.print(f"{spec} · {target.samples} samples · {level}", soft_wrap=True)
-    stdout.print(f"{coordinates} · forward pass in {precision} · model in {mode} mode", soft_wrap=True)
+    stdout.print(f"{result.coordinates} · forward pass in {precision} · model in {mode} mode", soft_wrap=True)
     stdout.print()
     draw = {"unit": unit_table, "layer": layer_table, NETWORK: network_table}[request.level]
     names = [str(name) for name in frame["layer"].unique() if name != NETWORK]

@@ -12,7 +12,6 @@ import numpy as np
 from hesscond.study import StoredRun
 from hesscond.study.reading import FROM_THE_START
 from hesscond.study.schema import TABLES
-from hesscond.study.stored import moment
 
 #: The columns that say where a row was measured.
 PLACE = ("iteration", "epoch", "data", "layer", "unit")
@@ -87,14 +86,11 @@ class Clock:
 
     @classmethod
     def of(cls, run: StoredRun) -> Clock:
-        """The clock of a run; of an earlier version, which has none, from its start to its end."""
+        """The clock of a run; of one whose log has no entry yet, the present."""
         _, clock = run.rows("clock")
         entries = [(n, t) for n, t in zip(clock["iterations"], clock["time"], strict=True) if n is not None and t]
         if not entries:
-            started = moment(run.facts.get("started", ""))
-            ended = moment(run.facts.get("ended", ""))
-            begin = time.time() if started is None else started
-            entries = [(0, begin), (max(run.iterations, 1), begin if ended is None else ended)]
+            entries = [(0, time.time())]
         iterations, times = np.array(sorted(entries), dtype=float).T
         return cls(iterations, times)
 

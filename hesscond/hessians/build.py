@@ -47,11 +47,13 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
             if curvature.norm is not None:
                 spread = (curvature.norm * rows.square().sum(0)).sqrt()
             if curvature.error is None or not curvature.error[:, column].any():
-                found.append(FactoredHessian(rows, root, sign, spread=spread, vanishing=captured.vanishing))
+                found.append(FactoredHessian(rows, root, sign, spread=spread, vanishing=captured.loses_entries))
             else:
                 error = curvature.error[:, column, None] * rows.abs()
                 scaled = rows * root[:, None]
-                found.append(FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=captured.vanishing))
+                found.append(
+                    FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=captured.loses_entries)
+                )
         return found
     own = captured.narrowed(units)
     assert isinstance(own.curvature, Factor)
@@ -96,7 +98,7 @@ def unit_conditions(
     """κ of every captured unit, in batches where S ≥ 0 and is known to the last digits."""
     curvature = captured.curvature
     one_group = captured.inputs.geometry.groups == 1
-    together = one_group and not captured.vanishing
+    together = one_group and not captured.loses_entries
     if isinstance(curvature, Diagonal) and curvature.sign is curvature.error is curvature.norm is None and together:
         rows = captured.H_hat if P is None else P.right_multiply(captured.H_hat)
         bounds = [partial(rank_bound, captured, unit, memory) for unit in captured.units]

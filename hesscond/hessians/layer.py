@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hesscond.capture import Factor, LayerCapture
+from hesscond.capture.captured import MERGED
 from hesscond.errors import CaptureError
 from hesscond.hessians.block import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian
 from hesscond.hessians.factored import FactoredHessian, multiplied, noise_of
@@ -294,16 +295,27 @@ class LayerHessian(BlockHessian):
     def rank_bound(self) -> int:
         """Σ_j of the rank that the rows of block j can have by the zeros of b: terms, or active units and positions."""
         B = self._factor.B
+        parameters = self.captured.inputs.geometry.n_params
+        known = self.order - parameters if sums_to_zero(self.captured) else self.order
         if self.captured.vanishing:
-            return min(self.count, self.order)
+            return min(self.count, known)
         terms = (B != 0).any(3).any(2).sum(0)
         active = (B != 0).any(0)
         if not self._one_position:
             # each active unit contributes at most the rank of its rows, which no more than positions
-            return int(torch.minimum(terms, active.flatten(1).sum(1)).sum())
+            return min(known, int(torch.minimum(terms, active.flatten(1).sum(1)).sum()))
         # a sample without features adds nothing
         seen = (self.captured.H_hat != 0).any(1)
-        return int((torch.minimum(terms, active.flatten(1).sum(1)) * seen).sum())
+        return min(known, int((torch.minimum(terms, active.flatten(1).sum(1)) * seen).sum()))
+
+
+def sums_to_zero(captured: LayerCapture) -> bool:
+    """Whether S does not know of a shift of all units together, as of the logits of a softmax: 1 ⊗ ĥ is null then."""
+    curvature = captured.curvature
+    if not isinstance(curvature, Factor) or captured.inputs.geometry.groups != 1:
+        return False
+    B = curvature.B
+    return bool((B.sum(2).abs() <= MERGED * EPS * B.abs().sum(2)).all())
 
 
 def upper(rows: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 
 from hesscond.capture.curved import curved_nodes
 from hesscond.capture.evaluation import Evaluation, LossFunction, in_precision, is_finite, mapped, scalar, tensors_of
+from hesscond.capture.forward import variables_of
 from hesscond.capture.graph import is_piecewise_linear, nodes, refuse_wrong_derivatives
 from hesscond.errors import CaptureError, NotFiniteError
 
@@ -127,6 +128,11 @@ class GGNLinearization(Linearization):
             )
         self._points = [o.detach().requires_grad_() for o in self._outputs]
         loss = self._loss_at_points(evaluation)
+        if variables_of(loss) - set(map(id, self._points)):
+            raise CaptureError(
+                "the loss uses a parameter of the model itself, so that it is no function of the outputs alone and has "
+                "no Gauss-Newton matrix: leave terms in the parameters, as weight decay, out of it"
+            )
         # J is of first derivatives only
         refuse_wrong_derivatives([loss.grad_fn])
         self._psd = loss.requires_grad and is_convex(loss)

@@ -81,16 +81,31 @@ class UnitLayout(Layout):
         By layer.
     units
         By layer, the units that the rows belong to.
+
+    Parameters
+    ----------
+    model, layers, unit
+        The layers, or the one whose unit it is.
+    named
+        Weights and biases with their names, in the order of the layers; None: those that the layers have.
     """
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, Layer], unit: int | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, Layer],
+        unit: int | None,
+        named: Sequence[tuple[str, nn.Parameter]] | None = None,
+    ) -> None:
         self.layers = dict(layers)
         self.geometries = {name: Geometry.of(layer) for name, layer in layers.items()}
         self.units = {
             name: checked_units(name, layer, None if unit is None else [unit]) for name, layer in layers.items()
         }
         super().__init__(
-            [pair for name, layer in layers.items() for pair in parameters_of(model, name, layer)],
+            [pair for name, layer in layers.items() for pair in parameters_of(model, name, layer)]
+            if named is None
+            else named,
             {name: len(self.units[name]) * self.geometries[name].n_params for name in layers},
         )
         refuse_twice(self.names, self.tensors)

@@ -13,7 +13,7 @@ from hesscond.hessians.block import BlockHessian
 from hesscond.hessians.build import layer_hessian, runs, unit_hessians
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
-from hesscond.hessians.layer import LayerHessian
+from hesscond.hessians.layer import LayerHessian, sums_to_zero
 from hesscond.spectra.factored import EPS, error_factor
 from hesscond.spectra.threads import side_by_side, threads_for
 
@@ -31,10 +31,14 @@ class StreamedBlock:
         self._factors: dict[int, torch.Tensor] = {}
         self._square_norms: torch.Tensor | None = None
         self._formed: FormedHessian | None = None
-        self._vanishing = False
+        self._vanishing, self._decomposed, self._shift = False, False, True
 
-    def add(self, hessian: BlockHessian, weight: float) -> None:
-        """Add the Hessian of a batch whose loss counts ``weight`` in the whole."""
+    def add(self, hessian: BlockHessian, weight: float, *, shift: bool = False) -> None:
+        """Add the Hessian of a batch whose loss counts ``weight`` in the whole.
+
+        ``shift``: it is known not to change if all units are shifted together.
+        """
+        self._shift &= shift
         if isinstance(hessian, LayerHessian):
             hessian = hessian.dense()
         if isinstance(hessian, FormedHessian):
@@ -45,7 +49,9 @@ class StreamedBlock:
         self._vanishing |= hessian.vanishing
         if hessian.spread is not None:
             # its small eigenvalues are round-off that must not become rows
-            self.add(FormedHessian(hessian.matrix(), hessian.spread, len(hessian.rows), self.units), weight)
+            self.add(
+                FormedHessian(hessian.matrix(), hessian.spread, len(hessian.rows), self.units), weight, shift=shift
+            )
             return
         rows = hessian.factor() * weight**0.5
         self.count += len(rows)
@@ -71,7 +77,9 @@ class StreamedBlock:
     def _stack(self, sign: int, rows: torch.Tensor) -> None:
         previous = self._factors.get(sign)
         stacked = rows if previous is None else torch.cat([previous, rows])
-        self._factors[sign] = stacked if len(stacked) <= self.order else torch.linalg.qr(stacked, mode="r").R
+        if len(stacked) > self.order:
+            stacked, self._decomposed = torch.linalg.qr(stacked, mode="r").R, True
+        self._factors[sign] = stacked
 
     def hessian(self, total: float = 1.0) -> BlockHessian:
         """The Hessian of the block over everything added, divided by ``total``."""
@@ -87,7 +95,11 @@ class StreamedBlock:
             sign[len(rows) - len(negative) :] = -1
         lengths = (self._square_norms / total).sqrt()
         constant = error_factor(self.count, self.order)
-        factored = FactoredHessian(rows, None, sign, constant * EPS * lengths, self.units, vanishing=self._vanishing)
+        error = constant * EPS * lengths if self._decomposed else None
+        # each feature that is not dead adds as many directions as there are units but one
+        alive = int((self._square_norms.view(self.units, -1) != 0).any(0).sum())
+        limit = (self.units - 1) * alive if self._shift and not self._vanishing else None
+        factored = FactoredHessian(rows, None, sign, error, self.units, limit, vanishing=self._vanishing)
         if self._formed is None:
             return factored
         formed = self._scaled(self._formed, total)
@@ -188,5 +200,5 @@ def stream_layers(
                 )
             gather(statistics, captured, collect)
             block = blocks.setdefault(name, StreamedBlock(order, geometry.units))
-            block.add(layer_hessian(captured, memory), weight)
+            block.add(layer_hessian(captured, memory), weight, shift=sums_to_zero(captured))
     return {name: block.hessian(total()) for name, block in blocks.items()}, statistics

@@ -21,7 +21,7 @@ from hesscond.capture import chosen_layers
 from hesscond.capture.layers import unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians import Jacobi, UnitScaling
-from hesscond.methods.base import Coordinates, Method
+from hesscond.methods.base import Coordinates, Method, no_step
 from hesscond.methods.registry import register
 
 JACOBI = Jacobi()
@@ -177,6 +177,18 @@ class Adaptive(Method):
         if len(roots) == 2:
             d = torch.cat([roots[1].detach()[:, None], d], 1)
         return UnitScaling(d, f"{self.name}, M^1/2")
+
+    def probed(self, layer: str) -> Coordinates:
+        """P = M^½ of the last step.
+
+        Raises
+        ------
+        ConfigError
+            No such layer; there was no step yet.
+        """
+        if all(self.diagonal(parameter) is None for parameter in self.model.parameters()):
+            raise no_step(self.whole.name)
+        return super().probed(layer)
 
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """M g at every parameter, those outside of layers too; as it is before the first step."""

@@ -47,8 +47,6 @@ class Method:
     reparametrizes: ClassVar[bool] = False
     #: Whether the weights are brought back to a set after each step, which must not be computed from other parameters.
     constrains: ClassVar[bool] = False
-    #: Whether κ(PᵀHP) of a study is reported in the BNP coordinates of the data, for comparison: the vanilla method.
-    compared_with_bnp: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -161,6 +159,28 @@ class Method:
         """
         return self.preconditioner(layer)
 
+    def probed(self, layer: str) -> Coordinates:
+        """What a probe measures the layer in: `coordinates`, with the Hessian of the penalty if the method adds one.
+
+        Raises
+        ------
+        ConfigError
+            No such layer; coordinates that no step has defined yet; a penalty whose Hessian the method does not give.
+        """
+        if type(self).penalty is not Method.penalty:
+            raise ConfigError(f"method {self.name!r} adds a penalty to the loss whose Hessian it does not give")
+        return self.coordinates(layer)
+
+    def check_network(self) -> None:
+        """Refuse a probe of all parameters together, if those outside of layers have a Hessian that it would lack.
+
+        Raises
+        ------
+        ConfigError
+            They have.
+        """
+        return
+
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """M g = P Pᵀ g with the P of `coordinates`, for any g given by the names of its parameters.
 
@@ -235,3 +255,12 @@ class Method:
         """
         if state:
             raise ConfigError(f"method {self.name!r} has no state, but was given {', '.join(state)}")
+
+
+def no_step(method: str) -> ConfigError:
+    """What to say where a method is to be probed whose coordinates its steps define, and that has taken none."""
+    return ConfigError(
+        f"the coordinates of {method} are those of its steps, and it has taken none: make it as method = "
+        f"hesscond.methods.parse({method!r}).create(model), call method.attach(optimizer) with the optimizer that "
+        "trains the model, and then probe(…, method=method); or run hesscond study"
+    )

@@ -153,6 +153,11 @@ class BNP(InputMethod[BNPState]):
         """Where the statistics are those of the data."""
         return self.statistics == "data"
 
+    @property
+    def known(self) -> bool:
+        """Whether the statistics are of any inputs: those of steps, or those that `fit` was given."""
+        return super().known or self._inputs is not None
+
     def check_batch(self, samples: int) -> None:
         """Refuse single samples where nothing but the batch has statistics.
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
-from hesscond.hessians import Preconditioner
+from hesscond.hessians import Penalized, Preconditioner
 from hesscond.methods.base import Coordinates, Method
 from hesscond.methods.registry import Spec
 
@@ -114,6 +114,16 @@ class Composed(Method):
                 "together is not known; probe it with one of them"
             )
         return found[0][1] if found else None
+
+    def probed(self, layer: str) -> Coordinates:
+        """That of a penalty, which has those of the others in it; else `coordinates`."""
+        found = [part.probed(layer) for part in self.parts]
+        return next((own for own in found if isinstance(own, Penalized)), self.coordinates(layer))
+
+    def check_network(self) -> None:
+        """Of each."""
+        for part in self.parts:
+            part.check_network()
 
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Of the one that preconditions."""

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from hesscond.errors import ConfigError
+from hesscond.methods.base import Coordinates
 from hesscond.methods.batchnorm import checked_momentum, over_samples, refuse_single_samples
 from hesscond.methods.normalization import (
     EPS,
@@ -196,6 +197,24 @@ class FourThings(Normalization):
         return torch.stack([(g - 1).square().sum() + b.square().sum() for g, b in pairs]).sum() * (
             self.weight_decay / 2
         )
+
+    def probed(self, layer: str) -> Coordinates:
+        """The plain coordinates: γ and β, which the penalty is on, belong to no layer."""
+        return self.coordinates(layer)
+
+    def check_network(self) -> None:
+        """Refuse it where there is a penalty on γ and β.
+
+        Raises
+        ------
+        ConfigError
+            There is.
+        """
+        if self.penalty(torch.zeros(())) is not None:
+            raise ConfigError(
+                f"{self.name} adds a penalty on γ and β, whose Hessian is not a part of the network's here: give the "
+                "option weight_decay=0, or name layers to measure"
+            )
 
     def check_batch(self, samples: int) -> None:
         """Two samples at least, unless channels are grouped."""

@@ -14,7 +14,7 @@ from torch import nn
 from hesscond.capture import Geometry, Layer, LayerInputs, eligible_layers, inputs_of
 from hesscond.capture.layers import TRANSPOSED, windows
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.methods.base import Method
+from hesscond.methods.base import Coordinates, Method, no_step
 from hesscond.methods.wrapping import layers_of
 
 #: Training inputs in one forward pass of a survey.
@@ -187,6 +187,23 @@ class InputMethod(Method, Generic[State]):
             state.precondition()
             state.inputs.clear()
         self.steps += 1
+
+    def probed(self, layer: str) -> Coordinates:
+        """P of the last step.
+
+        Raises
+        ------
+        ConfigError
+            No such layer; there was no step yet.
+        """
+        if not self.known:
+            raise no_step(self.whole.name)
+        return super().probed(layer)
+
+    @property
+    def known(self) -> bool:
+        """Whether the statistics are of any inputs."""
+        return self.steps > 0
 
     def find(self, layer: str) -> State | None:
         """What is kept for the layer that has this name now; None: it is not preconditioned.

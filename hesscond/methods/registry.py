@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -101,6 +101,12 @@ class Spec:
     def folder(self) -> str:
         """A name for a folder."""
         return "".join("-" if c in ":,=/" else c for c in self.text)
+
+    def without(self, left_out: Callable[[type[Method]], bool]) -> Spec | None:
+        """The methods that are not left out; None: there are none."""
+        texts = self.text.split("+")
+        kept = [(text, part) for text, part in zip(texts, self.parts, strict=True) if not left_out(part[0])]
+        return Spec("+".join(text for text, _ in kept), tuple(part for _, part in kept)) if kept else None
 
     def create(self, model: nn.Module) -> Method:
         """The method at work on ``model``, which it may change.

@@ -72,7 +72,8 @@ class L2(Regularization):
     rate at that step; neither P nor a momentum or an adaptive M acts on this. ``adam+l2:space=z,strength=λ`` is AdamW
     with weight decay 2λ.
 
-    A probe measures the Hessian of the loss without the penalty; `readings` has the one with it.
+    A probe measures the Hessian of the loss with the penalty, in the coordinates z of the whole method. A study logs it
+    among the `readings`, beside that without it.
 
     Parameters
     ----------
@@ -106,13 +107,33 @@ class L2(Regularization):
             self._optimizer = optimizer
             self._handles.append(optimizer.register_step_pre_hook(self._decay))
 
+    def probed(self, layer: str) -> Coordinates:
+        """The Hessian with the penalty.
+
+        Raises
+        ------
+        ConfigError
+            No such layer; the coordinates of the whole method are not linear.
+        """
+        found = self._penalized(layer)
+        if isinstance(found, Penalized):
+            return found
+        raise ConfigError(
+            f"layer {layer!r} is measured in {found.name}, which {self.name} has no Hessian in: leave it out"
+        )
+
     def readings(self, layer: str) -> Mapping[str, Coordinates]:
-        """The Hessian with the penalty, in the coordinates z of the whole method, where these are linear."""
+        """The Hessian with the penalty, where the coordinates of the whole method are linear."""
+        found = self._penalized(layer)
+        return {found.name: found} if isinstance(found, Penalized) else {}
+
+    def _penalized(self, layer: str) -> Chart:
+        """The Hessian with the penalty in the coordinates z of the whole method; these, if they are not linear."""
         own = self.whole.coordinates(layer)
         if isinstance(own, Chart):
-            return {}
+            return own
         name = f"{'plain' if own is None else own.name}, with L2 in {self.space}"
-        return {name: Penalized(own, self.strength, in_z=self.space == "z", name=name)}
+        return Penalized(own, self.strength, in_z=self.space == "z", name=name)
 
     @torch.no_grad()
     def _decay(self, optimizer: Optimizer, *_: Any) -> None:
@@ -148,6 +169,21 @@ class GradientRegularization(Regularization):
 
     name = "gradient-regularization"
     summary = "the squared norm of the gradient, in p or in z, added to the loss"
+
+    def probed(self, layer: str) -> Coordinates:
+        """Those of the whole method, if λ = 0.
+
+        Raises
+        ------
+        ConfigError
+            λ > 0: the Hessian of the penalty is made of third derivatives, which are not measured.
+        """
+        if self.strength > 0:
+            raise ConfigError(
+                f"{self.name} adds λ‖∇L‖² to the loss, whose Hessian takes third derivatives and is not measured: give "
+                f"strength=0, or leave {self.name} out, for the Hessian of the loss alone"
+            )
+        return self.coordinates(layer)
 
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
         """λ gᵀg, or λ gᵀMg.

@@ -13,4 +13,3 @@ class Vanilla(Method):
     name = "vanilla"
     summary = "plain gradient, nothing transformed"
     source = "-"
-    compared_with_bnp = True

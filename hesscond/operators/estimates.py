@@ -243,8 +243,14 @@ def ritz_range(A: SymmetricOperator, steps: int = STEPS, *, seed: int = 0) -> tu
     previous, beta = torch.zeros_like(current), 0.0
     alphas: list[float] = []
     betas: list[float] = []
-    for _ in range(min(steps, A.order)):
+    exponent = 0
+    for step in range(min(steps, A.order)):
         image = A.multiply(current)
+        if step == 0:
+            # squares of numbers that are far from 1 overflow or underflow
+            exponent = math.frexp(float(image.abs().max()))[1]
+        half = -exponent // 2
+        image = (image * 2.0**half).mul_(2.0 ** (-exponent - half))
         alphas.append(float((current * image).sum(dtype=torch.float64)))
         image.sub_(current, alpha=alphas[-1]).sub_(previous, alpha=beta)
         beta = float(torch.linalg.vector_norm(image, dtype=torch.float64))
@@ -253,4 +259,4 @@ def ritz_range(A: SymmetricOperator, steps: int = STEPS, *, seed: int = 0) -> tu
         betas.append(beta)
         previous, current = current, image.div_(beta)
     values = eigvalsh_tridiagonal(np.array(alphas), np.array(betas[: len(alphas) - 1]))
-    return float(values[0]), float(values[-1])
+    return math.ldexp(float(values[0]), exponent), math.ldexp(float(values[-1]), exponent)

@@ -10,7 +10,6 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hesscond.methods import parse
 from hesscond.report.summary import kappa_cell, number, summary_frame
 
 if TYPE_CHECKING:
@@ -23,9 +22,9 @@ COLUMNS = {
     "training_loss_tail_mean": "loss",
     "test_accuracy": "test_accuracy",
     "batch_probes": "probes",
-    "batch_kappa_preconditioned": "kappa_own",
-    "batch_kappa_preconditioned_unresolved": "kappa_own_unresolved",
-    "batch_kappa_preconditioned_lower": "kappa_own_lower",
+    "batch_kappa_own": "kappa_own",
+    "batch_kappa_own_unresolved": "kappa_own_unresolved",
+    "batch_kappa_own_lower": "kappa_own_lower",
     "batch_kappa": "kappa",
     "batch_kappa_unresolved": "kappa_unresolved",
     "batch_kappa_lower": "kappa_lower",
@@ -59,10 +58,6 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
             summary = summary_frame([one.run]).iloc[0]
             row |= {name: summary[column] for column, name in COLUMNS.items()}
             row["coordinates"] = own_coordinates(one)
-            if any(part.compared_with_bnp for part, _ in parse(one.method).parts):
-                # the log has the BNP coordinates of the data in their place
-                row |= {f"kappa_own{end}": row[f"kappa{end}"] for end in ("", "_unresolved", "_lower")}
-                row["coordinates"] = "plain"
         rows.append(row)
     return pd.DataFrame(rows)
 

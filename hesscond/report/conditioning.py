@@ -44,9 +44,11 @@ def conditioning_figure(
 ) -> Figure:
     """Training loss and test accuracy, κ(H) and κ(PᵀHP), and κ(D) of one unit over the iterations.
 
-    Three panels at the width of a journal column. Colours tell methods apart. In the lower two, lines are the
-    mini-batches (``data == "batch"``) and markers the whole training set (``data == "train"``); κ(H) is solid
-    and round, κ(PᵀHP) dashed and square, the κ(H)/κ(D)² that the paper expects of it dotted and crossed. An
+    P is that of the raw statistics of the same samples and D its scaling, whatever the method: κ in a method's own
+    coordinates is in the figures of layers and of methods side by side. Three panels at the width of a journal column.
+    Colours tell methods apart. In the lower two, lines are the mini-batches (``data == "batch"``) and markers the whole
+    training set (``data == "train"``); κ(H) is solid and round, κ(PᵀHP) dashed and square, the κ(H)/κ(D)² that the
+    paper expects of it dotted and crossed. An
     unresolved κ is an open triangle at its lower bound and no part of any line. Lines are running medians, over
     faint single values for one run of a method, in a band from the lowest to the highest for several seeds.
 

@@ -15,11 +15,9 @@ from hesscond.report.axes import say_empty
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import method_colors
 from hesscond.report.selection import Selection, select
-from hesscond.report.series import finite, resolved_values
+from hesscond.report.series import finite, gain
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from hesscond.study.store import StoredRun
 
 #: Marker, size and opacity of a mini-batch, of which there are many, and of the training set.
@@ -82,11 +80,11 @@ def draw(ax: Axes, selection: Selection, colors: dict[str, str]) -> int:
     for run in selection.runs:
         for data, (marker, size, alpha) in LOOKS.items():
             probe = selection.probe(run, data)
-            expected, gain = finite(probe["kappa_D"]) ** 2, own_gain(probe)
-            there = expected.notna() & gain.notna()
+            expected, found = finite(probe["kappa_D"]) ** 2, gain(probe)
+            there = expected.notna() & found.notna()
             left_out, drawn = left_out + int((~there).sum()), drawn + int(there.sum())
             style: dict[str, Any] = {"ls": "", "marker": marker, "ms": size, "alpha": alpha, "mew": 0}
-            ax.plot(expected[there], gain[there], color=colors[run.method], **style)
+            ax.plot(expected[there], found[there], color=colors[run.method], **style)
     if not drawn:
         say_empty(ax, "no probe with a resolved κ")
         return left_out
@@ -100,9 +98,3 @@ def draw(ax: Axes, selection: Selection, colors: dict[str, str]) -> int:
         axis.set_major_formatter(LogFormatterMathtext())
         axis.set_minor_formatter(NullFormatter())
     return left_out
-
-
-def own_gain(probe: pd.DataFrame) -> pd.Series:
-    """κ(H)/κ(PᵀHP) with P from the statistics of the same samples, whatever the method; NaN where unresolved."""
-    # an unresolved κ is infinite in the log
-    return resolved_values(probe, "kappa") / finite(probe["kappa_bnp"])

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hesscond.errors import ConfigError
-from hesscond.methods import parse
 from hesscond.report.palette import MethodLook, method_looks, varied
 from hesscond.report.selection import check_one_study, one_of_each_seed
 from hesscond.report.series import finite, is_unresolved, resolved_values
@@ -128,19 +127,6 @@ def title_of(groups: Sequence[Group]) -> str:
     """Study and batch sizes."""
     sizes = ", ".join(str(size) for size in sorted({group.batch_size for group in groups}))
     return f"{groups[0].runs[0].config['name']} · batch size {sizes}"
-
-
-def own_quantity(method: str) -> str:
-    """The column of the log that has κ in the method's own coordinates.
-
-    A method that is compared with BNP has κ(PᵀHP) of that in its place in the log: its own coordinates are the plain
-    ones. One that is not registered here is taken by what the log calls its own.
-    """
-    try:
-        parts = parse(method).parts
-    except ConfigError:
-        return "kappa_preconditioned"
-    return "kappa" if any(part.compared_with_bnp for part, _ in parts) else "kappa_preconditioned"
 
 
 def intervals(probe: pd.DataFrame, quantity: str) -> tuple[np.ndarray, np.ndarray]:

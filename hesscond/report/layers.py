@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
 from hesscond.report.axes import NEUTRAL, keep_in_view, label_figure, logarithmic, out_of_view
-from hesscond.report.groups import Group, intervals, looks_of, own_quantity, probed_groups, quantile, title_of
+from hesscond.report.groups import Group, intervals, looks_of, probed_groups, quantile, title_of
 from hesscond.report.legends import add_heading, heading_height, method_handle
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import MethodLook
@@ -145,10 +145,10 @@ def own_kappas(group: Group) -> pd.DataFrame:
     """
     import pandas as pd
 
-    quantity, tables = own_quantity(group.method), []
+    tables = []
     for run in group.runs:
         probe = run.table("probe")
-        lower, upper = intervals(probe, quantity)
+        lower, upper = intervals(probe, "kappa_own")
         columns = probe[["iteration", "data", "layer", "unit"]]
         tables.append(columns.assign(seed=run.seed, lower=lower, upper=upper))
     together = pd.concat(tables, ignore_index=True)

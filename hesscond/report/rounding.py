@@ -29,7 +29,7 @@ def rounded_probes(runs: Sequence[StoredRun]) -> tuple[int, int]:
         if run.config["probe"].get("precision", "as-trained") != "as-trained":
             continue
         rows = run.table("probe").query("samples > n_params")
-        kappas = rows["kappa_bnp"].to_numpy(dtype=float)
+        kappas = rows["kappa_preconditioned"].to_numpy(dtype=float)
         probes += len(kappas)
         rounded += int(np.sum(np.isfinite(kappas) & (kappas > FLOAT32_LIMIT)))
     return rounded, probes

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Which column says whether a κ is resolved.
-RESOLVED = {"kappa": "resolved", "kappa_preconditioned": "resolved_preconditioned"}
+RESOLVED = {"kappa": "resolved", "kappa_preconditioned": "resolved_preconditioned", "kappa_own": "resolved_own"}
 #: Which column has the rank of the matrix: one of rank 0, of a unit that is never active, has no κ.
-RANK = {"kappa": "rank", "kappa_preconditioned": "rank_preconditioned"}
+RANK = {"kappa": "rank", "kappa_preconditioned": "rank_preconditioned", "kappa_own": "rank_own"}
+#: How each is called: in the plain coordinates, in those of P from the raw statistics, in the method's own.
+SHOWN = {"kappa": "κ(H)", "kappa_preconditioned": "κ(PᵀHP)", "kappa_own": "κ own"}
 
 #: A curve is thinned to the smallest and largest value in each of so many stretches: more than print shows.
 STRETCHES = 400

@@ -15,7 +15,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from hesscond.errors import ConfigError
 from hesscond.report.axes import NEUTRAL, label_figure, logarithmic
-from hesscond.report.groups import Group, intervals, looks_of, own_quantity, probed_groups, quantile, title_of
+from hesscond.report.groups import Group, intervals, looks_of, probed_groups, quantile, title_of
 from hesscond.report.legends import add_heading, heading_height, method_handle
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.selection import select
@@ -126,7 +126,7 @@ def comparison_points(runs: Sequence[StoredRun], *, layer: str | None = None, un
 def kappa_ends(probe: pd.DataFrame, group: Group) -> tuple[np.ndarray, np.ndarray]:
     """Where the κ of a run lie: over its mini-batches, or the training set."""
     batches = probe[probe["data"] == "batch"]
-    lower, upper = intervals(batches if len(batches) else probe, own_quantity(group.method))
+    lower, upper = intervals(batches if len(batches) else probe, "kappa_own")
     return lower[~np.isnan(lower)], upper[~np.isnan(lower)]
 
 

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hesscond.report.groups import intervals, located, own_quantity, quantile
+from hesscond.report.groups import intervals, located, quantile
 from hesscond.report.selection import select
 from hesscond.report.series import RESOLVED, finite, gain, is_unresolved, lower_bounds, resolved_values
 from hesscond.report.writing import Column, Number, Words, bounded, interval, numbers, words
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 #: Quantiles of κ in the method's own coordinates.
 QUANTILES = {"kappa_own_q10": 0.1, "kappa_own_median": 0.5, "kappa_own_q90": 0.9}
 SUMMARY_CAPTION = (
-    "loss: training, mean of the last iterations; κ(H), κ(PᵀHP): medians of the resolved ones over the probed "
-    "mini-batches; κ own: 10 %, 50 % and 90 % quantiles in the method's own coordinates, ≥: a lower bound; held: "
-    "checks of statements that are known to hold, of those that apply"
+    "loss: training, mean of the last iterations; κ(H), κ(PᵀHP) with P from the raw statistics of the samples: medians "
+    "of the resolved ones over the probed mini-batches; κ own: 10 %, 50 % and 90 % quantiles in the method's own "
+    "coordinates, ≥: a lower bound; held: checks of statements that are known to hold, of those that apply"
 )
 
 
@@ -74,9 +74,10 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         whole training set:
 
         - probes: how many iterations were probed (train: how many of them went into the row, 1 or 0);
-        - kappa, kappa_preconditioned: over the resolved ones only, NaN if there are none;
-        - kappa_unresolved, kappa_preconditioned_unresolved: how many were not resolved;
-        - kappa_lower, kappa_preconditioned_lower: median lower bound of those, NaN if there are none;
+        - kappa, kappa_preconditioned, kappa_own: in the plain coordinates, with P from the raw statistics of the
+          samples, and in the method's own coordinates; over the resolved ones only, NaN if there are none;
+        - the same with ``_unresolved``: how many were not resolved;
+        - the same with ``_lower``: median lower bound of those, NaN if there are none;
         - gain: of κ(H)/κ(PᵀHP), where both are resolved;
         - kappa_D_squared: κ(D)²;
         - kappa_own_q10, kappa_own_median, kappa_own_q90: quantiles of κ in the method's own coordinates, NaN where the
@@ -96,9 +97,7 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         row = training_summary(run)
         train = selection.probe(run, "train")
         for data, probe in (("batch", selection.probe(run, "batch")), ("train", train.tail(1))):
-            row |= {
-                f"{data}_{column}": value for column, value in probe_summary(probe, own_quantity(run.method)).items()
-            }
+            row |= {f"{data}_{column}": value for column, value in probe_summary(probe).items()}
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -125,8 +124,8 @@ def training_summary(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def probe_summary(probe: pd.DataFrame, own: str) -> dict[str, float | int]:
-    """The columns of `summary_frame` about the condition numbers in the rows of ``probe``; ``own``: a κ's column."""
+def probe_summary(probe: pd.DataFrame) -> dict[str, float | int]:
+    """The columns of `summary_frame` about the condition numbers in the rows of ``probe``."""
     summary: dict[str, float | int] = {"probes": len(probe)}
     for quantity in RESOLVED:
         summary[quantity] = median(resolved_values(probe, quantity))
@@ -134,7 +133,7 @@ def probe_summary(probe: pd.DataFrame, own: str) -> dict[str, float | int]:
         summary[f"{quantity}_lower"] = median(lower_bounds(probe, quantity))
     summary["gain"] = median(gain(probe))
     summary["kappa_D_squared"] = median(finite(probe["kappa_D"]) ** 2)
-    ends = intervals(probe, own)
+    ends = intervals(probe, "kappa_own")
     for name, q in QUANTILES.items():
         summary |= located(name, quantile(*ends, q))
     summary["dead"] = int(probe["dead"].fillna(0).max()) if len(probe) else 0
@@ -170,8 +169,9 @@ def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         title=Text(select(runs, layer, unit).title),
         caption=Text(
             "batch: medians over the probed iterations, of the resolved κ only; train: last probe of the training "
-            "set; loss: mean of the last min(100, 10 %) iterations; unres.: how many κ(H) + κ(PᵀHP) are "
-            "unresolved / probes"
+            "set; κ(PᵀHP): P from the raw statistics of the samples; κ own: in the method's own coordinates; loss: "
+            "mean of the last min(100, 10 %) iterations; unres.: how many κ(H) + κ(PᵀHP) + κ own are unresolved / "
+            "probes"
         ),
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -179,7 +179,7 @@ def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     )
     for name in ("method", "seed", "loss", "acc.%", "data"):
         table.add_column(name, justify="left" if name in ("method", "data") else "right", no_wrap=True)
-    for name in ("κ(H)", "κ(PᵀHP)", "gain", "κ(D)²", "dead"):
+    for name in ("κ(H)", "κ(PᵀHP)", "κ(D)²", "κ own", "dead"):
         table.add_column(name, justify="right", no_wrap=True)
     # the one that gives way in a narrow terminal: no digit is lost
     table.add_column("unres.", justify="right", overflow="fold")
@@ -200,7 +200,7 @@ def probe_cells(row: dict[str, Any], data: str) -> list[str]:
     """The cells from "data" on."""
     if not row[f"{data}_probes"]:
         return [data, "not probed", "", "", "", "", ""]
-    kappa, preconditioned = (
+    kappa, preconditioned, own = (
         kappa_cell(row[f"{data}_{quantity}"], row[f"{data}_{quantity}_lower"]) for quantity in RESOLVED
     )
     unresolved = [row[f"{data}_{quantity}_unresolved"] for quantity in RESOLVED]
@@ -209,8 +209,8 @@ def probe_cells(row: dict[str, Any], data: str) -> list[str]:
         data,
         kappa,
         preconditioned,
-        number(row[f"{data}_gain"]),
         number(row[f"{data}_kappa_D_squared"]),
+        own,
         str(row[f"{data}_dead"]),
         f"{count} / {row[f'{data}_probes']}",
     ]

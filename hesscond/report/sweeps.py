@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hesscond.study.store import StoredRun
 
 #: Columns of `sweep_frame` that are averaged over seeds, and whether the mean is geometric (κ spans decades).
-QUANTITIES = {"loss": False, "accuracy": False, "kappa": True, "kappa_preconditioned": True, "seconds": False}
+QUANTITIES = {"loss": False, "accuracy": False, "kappa": True, "kappa_own": True, "seconds": False}
 
 
 def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> pd.DataFrame:
@@ -34,8 +34,8 @@ def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> p
     pandas.DataFrame
         One row per run: run (name of its folder), method, batch_size, learning_rate, the settings, seed, status,
         iterations, loss (`summary_frame`: mean of the last iterations), accuracy (from 0 to 1), and the medians over
-        the probed mini-batches of the first probed unit: kappa and kappa_preconditioned (resolved ones only; NaN if
-        there are none), kappa_lower and kappa_preconditioned_lower (of the unresolved ones); seconds.
+        the probed mini-batches of the first probed unit: kappa and kappa_own (resolved ones only; NaN if
+        there are none), kappa_lower and kappa_own_lower (of the unresolved ones); seconds.
     """
     import pandas as pd
 
@@ -56,8 +56,8 @@ def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> p
                 "accuracy": summary["test_accuracy"],
                 "kappa": summary["batch_kappa"],
                 "kappa_lower": summary["batch_kappa_lower"],
-                "kappa_preconditioned": summary["batch_kappa_preconditioned"],
-                "kappa_preconditioned_lower": summary["batch_kappa_preconditioned_lower"],
+                "kappa_own": summary["batch_kappa_own"],
+                "kappa_own_lower": summary["batch_kappa_own_lower"],
                 "seconds": seconds,
             }
         )
@@ -83,8 +83,8 @@ def best_frame(frame: pd.DataFrame, settings: Sequence[str] = ()) -> pd.DataFram
         One row per group: method, batch_size, the settings; rates: how many were tried; diverged: at how many of them
         a seed diverged; learning_rate (NaN if at all of them); edge: ``"lowest"`` or ``"highest"`` if the best of
         several is at an end of the grid, so that a better one may lie beyond; seeds; and for loss, accuracy, kappa,
-        kappa_preconditioned and seconds the mean over the seeds (of κ the geometric one), ``_min`` and ``_max``;
-        kappa_lower, kappa_preconditioned_lower: the smallest.
+        kappa_own and seconds the mean over the seeds (of κ the geometric one), ``_min`` and ``_max``;
+        kappa_lower, kappa_own_lower: the smallest.
     """
     import pandas as pd
 
@@ -122,16 +122,16 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> Table
         title=Text(title),
         caption=Text(
             "each method at its best rate by the final training loss, mean over the seeds (κ: geometric mean of the "
-            "medians over the probed mini-batches) and range; < or > at a rate: the lowest or highest of the grid, a "
-            "better one may lie beyond; rates: tried, of which diverged"
+            "medians over the probed mini-batches; κ own: in the method's own coordinates) and range; < or > at a "
+            "rate: the lowest or highest of the grid, a better one may lie beyond; rates: tried, of which diverged"
         ),
         box=box.SIMPLE_HEAD,
         show_edge=False,
         padding=(0, 1, 0, 0),
     )
     table.add_column("method", overflow="fold")
-    for name in ("batch", *settings, "rate", "rates", "seeds", "loss", "acc.%", "κ(H)", "κ(PᵀHP)", "s"):
-        table.add_column(name, justify="right", no_wrap=name in ("loss", "acc.%", "κ(H)", "κ(PᵀHP)", "s"))
+    for name in ("batch", *settings, "rate", "rates", "seeds", "loss", "acc.%", "κ(H)", "κ own", "s"):
+        table.add_column(name, justify="right", no_wrap=name in ("loss", "acc.%", "κ(H)", "κ own", "s"))
     for row in best.to_dict("records"):
         mark = {"lowest": "< ", "highest": "> ", "": ""}[row["edge"]]
         rate = "none" if math.isnan(row["learning_rate"]) else f"{mark}{row['learning_rate']:g}"
@@ -145,12 +145,12 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> Table
             str(row["seeds"]),
             number(row["loss"], ".3f"),
             number(100 * row["accuracy"], ".1f"),
-            *(kappa_cell(row[name], row[f"{name}_lower"]) for name in ("kappa", "kappa_preconditioned")),
+            *(kappa_cell(row[name], row[f"{name}_lower"]) for name in ("kappa", "kappa_own")),
             number(row["seconds"], ".1f"),
             end_section=row["seeds"] < 2,
         )
         if row["seeds"] > 1:
-            shown = {"loss": ".3f", "accuracy": ".1f", "kappa": ".0e", "kappa_preconditioned": ".0e", "seconds": ".1f"}
+            shown = {"loss": ".3f", "accuracy": ".1f", "kappa": ".0e", "kappa_own": ".0e", "seconds": ".1f"}
             ends = [
                 [
                     number((100 if name == "accuracy" else 1) * row[f"{name}_{end}"], form)

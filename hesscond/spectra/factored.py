@@ -15,6 +15,7 @@ from scipy.sparse import issparse
 from hesscond.errors import MatrixError
 from hesscond.spectra.certificate import EPS, smallest_singular_value
 from hesscond.spectra.condition import (
+    GAP,
     NOISE,
     ConditionNumber,
     Values,
@@ -170,6 +171,22 @@ def within_range(result: ConditionNumber, matrix: np.ndarray, core: np.ndarray) 
     if magnitudes[magnitudes > 0].min() >= LEAST * magnitudes.max():
         return result
     return unresolved(result)
+
+
+def equilibrated_rank(core: np.ndarray) -> int:
+    """How many singular values are told from zero once rows and columns are of one size, which changes no rank.
+
+    0 if they are of one size already.
+    """
+    rows, columns = (np.abs(core).max(axis) for axis in (1, 0))
+    if max(rows.max() / rows.min(), columns.max() / columns.min()) < GAP:
+        return 0
+    scaled = core
+    for _ in range(2):
+        scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(1))[1][:, None])
+        scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(0))[1])
+    values = svd_values(scaled)
+    return int((values.magnitudes > values.errors).sum())
 
 
 def exact_rank(core: np.ndarray) -> int | None:
@@ -374,6 +391,9 @@ def factor_condition(
         rtol=rtol,
         exact=partial(exact_rank, core) if exact else None,
     )
+    if found.rank_decision == "numerical" and equilibrated_rank(core) > found.rank:
+        # rows or columns that are small as a whole are no round-off
+        found = unresolved(found)
     return within_range(found, matrix, core)
 
 

@@ -149,8 +149,10 @@ def formed(operator: SymmetricOperator) -> torch.Tensor:
 def dense_condition(matrix: torch.Tensor, known: Subspace | None, rounding: float, rtol: float) -> ConditionNumber:
     """κ of a matrix of products, whose asymmetry is rounding; a small one with Jacobi's method if that helps."""
     H = as_matrix(matrix)
-    asymmetry = float(np.linalg.norm(H - H.T)) / 2
-    scale = float(np.linalg.norm(H))
+    # squares of numbers that are far from 1 overflow or underflow
+    largest = float(np.abs(H).max()) or 1.0
+    asymmetry = largest * float(np.linalg.norm(H / largest - H.T / largest)) / 2
+    scale = largest * float(np.linalg.norm(H / largest))
     # round-off of float64 at least; of the precision of the products if that is coarser
     coarse = rounding * scale if matrix.dtype != torch.float64 else 0.0
     error = max(SAFETY * asymmetry, NOISE * EPS * scale, coarse)

@@ -17,7 +17,7 @@ from hesscond.errors import ConfigError, RunError
 from hesscond.study.checkpoint import LOCK
 from hesscond.study.config import completed
 from hesscond.study.reading import LOG, check_regular
-from hesscond.study.schema import SCHEMA_VERSION, TABLES, check_tables, create, migrate, version_of
+from hesscond.study.schema import TABLES, check_schema, create
 from hesscond.study.stored import open_run
 
 #: How a run can end that need not go on.
@@ -79,14 +79,12 @@ class RunLog:
     def reopened(cls, folder: Path) -> RunLog:
         """The log of a run that was broken off, to go on with; rows that are there already are not written again.
 
-        One of an earlier schema version becomes one of this.
-
         Raises
         ------
         ConfigError
             The folder cannot be written.
         RunError
-            The log is damaged.
+            The log is damaged, or of another version.
         """
         log = cls.__new__(cls)
         log._open(folder)
@@ -100,7 +98,7 @@ class RunLog:
             self._connection = sqlite3.connect(f"{folder.absolute().as_uri()}/{LOG}?mode=rw", uri=True)
             self._connection.isolation_level = None
             self._connection.execute("PRAGMA trusted_schema=OFF")
-            self._upgrade()
+            self._check()
             # a killed process loses nothing that was committed; no fsync for every iteration
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=NORMAL")
@@ -119,15 +117,10 @@ class RunLog:
         self._pending: list[tuple[int, int, float, float | None]] = []
         self._committed = time.monotonic()
 
-    def _upgrade(self) -> None:
-        """The log in this version's schema."""
+    def _check(self) -> None:
+        """See that the log is one of this version."""
         try:
-            version = version_of(self._connection)
-            if version < SCHEMA_VERSION:
-                with self._connection:
-                    self._connection.execute("BEGIN IMMEDIATE")
-                    migrate(self._connection, version)
-            check_tables(self._connection)
+            check_schema(self._connection)
         except RunError as error:
             self._connection.close()
             raise RunError(f"the log {self.folder / LOG} cannot be written: {error}") from None

@@ -1,4 +1,4 @@
-"""Rows of the probe table: κ(H), κ(PᵀHP) and κ(D) of a unit of a dense or convolutional layer on named data."""
+"""Rows of the probe table: κ of a dense or convolutional layer's unit on named data, in several coordinates."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from hesscond.capture import (
     MEMORY,
+    Batch,
     FeatureStatistics,
     Geometry,
     Layer,
@@ -23,8 +24,18 @@ from hesscond.capture import (
     channel_statistics,
 )
 from hesscond.capture.curvature import OUTPUT_ROUTE
+from hesscond.check import (
+    TOLERANCE,
+    Check,
+    Direction,
+    Witness,
+    in_coordinates,
+    most_curved,
+    refuse_failed,
+    weight_as_parameter,
+)
 from hesscond.data import Samples, Stream
-from hesscond.errors import MatrixError, RunError
+from hesscond.errors import CaptureError, MatrixError, RunError
 from hesscond.hessians import (
     BlockHessian,
     Chart,
@@ -36,6 +47,7 @@ from hesscond.hessians import (
     stream,
     unit_hessian,
 )
+from hesscond.hessians.parameters import UnitLayout
 from hesscond.methods import Coordinates, Method
 from hesscond.methods.bnp import from_statistics, regularized
 from hesscond.spectra import ConditionNumber, Effort, Known
@@ -56,11 +68,19 @@ class ProbeRow(NamedTuple):
     statements: list[dict[str, Any]]
 
 
+class Checked(NamedTuple):
+    """How far a layer's Hessian is from the model's own, and the direction that was looked along."""
+
+    verdict: Check
+    direction: Direction
+
+
 class Measured(NamedTuple):
-    """The data that a Hessian is of: ``"batch"`` or ``"train"``, and what makes operators of it."""
+    """The data that a Hessian is of: ``"batch"`` or ``"train"``; what makes operators of it; checks, by layer."""
 
     name: str
     hessian: HessianMaker
+    checks: Mapping[str, Checked]
 
 
 class Inputs(NamedTuple):
@@ -103,15 +123,31 @@ class Prober:
         self.units = {place: tuple(config.units) for place in self.names}
         self.recorder = Recorder({places[name]: layer for name, layer in layers.items()})
 
-    def batch_rows(self, inputs: torch.Tensor, targets: torch.Tensor, output: torch.Tensor) -> list[ProbeRow]:
-        """Rows for the mini-batch whose training pass gave ``output`` while the recorder was armed."""
+    def batch_rows(
+        self, inputs: torch.Tensor, targets: torch.Tensor, output: torch.Tensor, *, check: bool = False
+    ) -> list[ProbeRow]:
+        """Rows for the mini-batch whose training pass gave ``output`` while the recorder was armed.
+
+        Parameters
+        ----------
+        inputs, targets, output
+            The mini-batch.
+        check
+            Whether what was captured is compared with the model's own derivatives.
+
+        Raises
+        ------
+        CaptureError
+            It does not agree with them.
+        """
         captures = None
         if self.config.precision == "as-trained":
             captures = self.recorder.captured(self.loss_fn, output, targets, self.units)
         self.recorder.seen.clear()
         if captures is None:
             captures = self._capture(inputs, targets)
-        data = Measured("batch", self._maker((inputs, targets)))
+        checks = self._compared(captures, (inputs, targets)) if check else {}
+        data = Measured("batch", self._maker((inputs, targets)), checks)
         seen = {place: inputs_of(captured, self.statements) for place, captured in captures.items()}
         return [
             self._row(data, len(targets), place, unit, unit_hessian(captured, unit, MEMORY), seen[place])
@@ -131,9 +167,13 @@ class Prober:
         chunk = min(CHUNK, max(1, ROOM // activations(self.model, inputs[:1])))
         parts = [slice(start, start + chunk) for start in range(0, samples, chunk)]
 
+        checks: dict[str, Checked] = {}
+
         def chunks() -> Iterator[tuple[dict[str, LayerCapture], float]]:
             for part in parts:
                 captures = self._capture(inputs[part], targets[part])
+                if not checks:
+                    checks.update(self._compared(captures, (inputs[part], targets[part])))
                 if len(parts) > 1:
                     self._refuse_coupled(captures, chunk)
                 yield captures, len(targets[part]) / samples
@@ -142,7 +182,7 @@ class Prober:
         pairs: Any = Stream(inputs, targets, parts)
         if isinstance(inputs, torch.Tensor):
             pairs = list(pairs)
-        data = Measured("train", self._maker(pairs))
+        data = Measured("train", self._maker(pairs), checks)
         factors: dict[str, np.ndarray] = {}
         if self.statements:
             # once more, now that the means are known: a factor of Ĥ itself would lose digits when it is centred
@@ -178,16 +218,39 @@ class Prober:
         dtype = torch.float64 if self.config.precision == "float64" else None
         return capture(self.model, self.loss_fn, (inputs, targets), list(self.units), units=self.units, dtype=dtype)
 
+    def _compared(self, captures: Mapping[str, LayerCapture], batch: Batch) -> dict[str, Checked]:
+        """The check of each layer's most curved unit.
+
+        Raises
+        ------
+        CaptureError
+            It does not agree with the model.
+        """
+        dtype = torch.float64 if self.config.precision == "float64" else None
+        found = {}
+        for place, own in captures.items():
+            layer, unit = self.recorder.layers[place], most_curved(own)
+            block = unit_hessian(own, unit, MEMORY)
+            with weight_as_parameter(self.model, place, layer) as named:
+                layout, whole = (UnitLayout(self.model, {place: layer}, of, named) for of in (unit, None))
+                direction = Direction.of(block, layout, whole, unit)
+                witness = Witness(self.model, self.loss_fn, dict(named), dtype, lift_casts=True)
+                witness.add(batch, [direction])
+                verdict = witness.verdict(direction, block, None)
+            refuse_failed(self.names[place], verdict, "the capture does not hold for this layer")
+            found[place] = Checked(verdict, direction)
+        return found
+
     def _row(
         self, data: Measured, samples: int, place: str, unit: int, hessian: BlockHessian, inputs: Inputs
     ) -> ProbeRow:
         geometry = Geometry.of(self.recorder.layers[place])
         raw = from_statistics(of_group(inputs.statistics, geometry, unit), bias=geometry.bias)
-        own = raw if self.method.compared_with_bnp else self.method.coordinates(place)
-        systems: dict[str, Coordinates] = {"plain": None, "bnp": raw, "own": own}
+        own = self.method.coordinates(place)
+        systems: dict[str, Coordinates] = {"plain": None, "raw": raw, "own": own}
         further = self.method.readings(place)
         found = self._conditions(systems | dict(further), data, place, unit, hessian)
-        plain, bnp, preconditioned = found["plain"], found["bnp"], found["own"]
+        plain, preconditioned, in_own = found["plain"], found["raw"], found["own"]
         with_epsilons = regularized(raw.sigma.square()).sqrt_()
         at = {"data": data.name, "layer": self.names[place], "unit": unit}
         row = at | {
@@ -199,9 +262,9 @@ class Prober:
             "kappa_preconditioned": preconditioned.value,
             "kappa_preconditioned_lower": preconditioned.lower,
             "kappa_preconditioned_upper": preconditioned.upper,
-            "kappa_bnp": bnp.value,
-            "kappa_bnp_lower": bnp.lower,
-            "kappa_bnp_upper": bnp.upper,
+            "kappa_own": in_own.value,
+            "kappa_own_lower": in_own.lower,
+            "kappa_own_upper": in_own.upper,
             "kappa_D": raw.kappa_D,
             "kappa_D_eps": scaling_condition(with_epsilons, bias=geometry.bias),
             "dead": raw.dead,
@@ -213,14 +276,17 @@ class Prober:
             "lambda_min": plain.lambda_min,
             "rank_preconditioned": preconditioned.rank,
             "resolved_preconditioned": int(preconditioned.resolved),
+            "rank_own": in_own.rank,
+            "resolved_own": int(in_own.resolved),
             "coordinates": "plain" if own is None else own.name,
-            "solver": f"{plain.solver}; {preconditioned.solver}",
+            "solver": f"{plain.solver}; {in_own.solver}",
+            "check_difference": data.checks[place].verdict.difference if place in data.checks else None,
         }
         readings = [at | {"coordinates": name} | reading_row(found[name]) for name in further]
         checked = []
         if inputs.centred is not None:
             weight = self.recorder.layers[place].weight.detach().to(torch.float64).flatten(1).cpu().numpy()
-            seen = Observation(*inputs.centred, inputs.statistics.count, weight, plain, bnp)
+            seen = Observation(*inputs.centred, inputs.statistics.count, weight, plain, preconditioned)
             checked = [at | outcome for one in self.statements for outcome in outcomes(one, seen)]
         return ProbeRow(row | self.method.diagnostics(place), readings, checked)
 
@@ -241,6 +307,12 @@ class Prober:
                 found[name] = charts[id(own)]
             else:
                 linear[name] = None if P is None else P.of_unit(unit)
+        if (seen := data.checks.get(place)) is not None and seen.direction.unit == unit:
+            for name, P in linear.items():
+                if in_coordinates(hessian, P, seen.direction) > TOLERANCE:
+                    raise CaptureError(
+                        f"layer {self.names[place]!r}: the Hessian in the coordinates {name!r} is not PᵀHP"
+                    )
         distinct = {id(P): P for P in linear.values()}
         kappas = dict(zip(distinct, hessian.condition_numbers(list(distinct.values()), rtol=rtol), strict=True))
         return found | {name: kappas[id(P)] for name, P in linear.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hesscond.errors import RunError
-from hesscond.study.schema import BESIDE, SCHEMA_VERSION, TABLES, check_tables, migrate, tables_of, version_of
+from hesscond.study.schema import BESIDE, TABLES, check_schema
 
 LOG = "run.sqlite"
 #: What SQLite keeps beside the log while it is written, or after a kill.
@@ -43,7 +43,7 @@ UNPRINTABLE = re.compile(f"{STEERING.pattern}|[\ud800-\udfff]")
 
 @contextmanager
 def reading(folder: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to a run's log that shows it in the present schema, whatever its version, and writes nothing.
+    """A connection to a run's log that writes nothing.
 
     A log that nobody writes is opened as it is. Where a kill left a write-ahead log it is read too, from a copy if the
     folder does not let SQLite index it in place (a read-only medium).
@@ -51,26 +51,15 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     Raises
     ------
     RunError
-        It is damaged, of a later version, no log at all, or not a file.
+        It is damaged, of another version, no log at all, or not a file.
     """
     path = folder / LOG
     try:
         check_regular(folder)
         with _connected(path) as connection:
             _guard(connection)
-            tables_of(connection)
-            version = version_of(connection)
-            if version == SCHEMA_VERSION:
-                check_tables(connection)
-                yield connection
-                return
-            with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
-                connection.backup(copy)
-                _check_earlier(copy, version)
-                migrate(copy, version)
-                check_tables(copy)
-                _guard(copy)
-                yield copy
+            check_schema(connection)
+            yield connection
     except RunError as error:
         raise error if str(path) in str(error) else RunError(f"the log {path} cannot be read: {error}") from None
     except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
@@ -148,14 +137,6 @@ def _guard(connection: sqlite3.Connection) -> None:
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
     for pragma in ("query_only = ON", "trusted_schema = OFF", "cell_size_check = ON"):
         connection.execute(f"PRAGMA {pragma}")
-
-
-def _check_earlier(connection: sqlite3.Connection, version: int) -> None:
-    """See that a log of an earlier version has the tables that every version has."""
-    there = tables_of(connection)
-    for table in ("run", "training", "evaluation", "probe"):
-        if table not in there:
-            raise RunError(f"it has no table {table}")
 
 
 def most_rows(connection: sqlite3.Connection) -> int:

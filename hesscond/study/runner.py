@@ -366,7 +366,9 @@ class Training:
         if random is not None:
             # dropout is that of the training pass
             with probing(iteration), random.again():
-                rows = self.prober.batch_rows(inputs, targets, output)
+                # the first one of each epoch: the same iterations, wherever a run was broken off
+                first = (iteration - self.plan.study.probe.every) // self.per_epoch < iteration // self.per_epoch
+                rows = self.prober.batch_rows(inputs, targets, output, check=first)
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()

@@ -1,10 +1,4 @@
-"""The tables of a run's log ``run.sqlite``, their version, and how logs of earlier versions become ones of this.
-
-Version 1 had ``training``, ``evaluation`` and ``probe``; version 2 added ``statements`` and ``readings``, and a row of
-a probe became unique, as a resumed run measures some of them a second time; version 3 says in its header that it is
-one, and when its iterations were logged (``clock``); version 4 has the learning rate of every step, the bounds of
-``kappa_bnp`` and, among its facts, how many iterations the run is to have (``total``).
-"""
+"""The tables of a run's log ``run.sqlite``, and their version: logs of no other are read."""
 
 from __future__ import annotations
 
@@ -12,9 +6,9 @@ import sqlite3
 
 from hesscond.errors import RunError
 
-#: Of `TABLES` and all else below; a change of theirs is a new version, with a step in `MIGRATIONS`.
-SCHEMA_VERSION = 4
-#: "HESS", in the header of the file from version 3 on.
+#: Of `TABLES` and all else below; a change of theirs is a new version.
+SCHEMA_VERSION = 5
+#: "HESS", in the header of the file.
 APPLICATION_ID = 0x48455353
 
 #: Columns of the log's tables with their SQLite types; `PROBE_MEANING` explains those of ``probe``.
@@ -40,7 +34,9 @@ TABLES: dict[str, dict[str, str]] = {
         "kappa_preconditioned": "REAL",
         "kappa_preconditioned_lower": "REAL",
         "kappa_preconditioned_upper": "REAL",
-        "kappa_bnp": "REAL",
+        "kappa_own": "REAL",
+        "kappa_own_lower": "REAL",
+        "kappa_own_upper": "REAL",
         "kappa_D": "REAL",
         "kappa_D_eps": "REAL",
         "kappa_D_running": "REAL",
@@ -54,10 +50,11 @@ TABLES: dict[str, dict[str, str]] = {
         "lambda_min": "REAL",
         "rank_preconditioned": "INTEGER",
         "resolved_preconditioned": "INTEGER",
+        "rank_own": "INTEGER",
+        "resolved_own": "INTEGER",
         "coordinates": "TEXT",
         "solver": "TEXT",
-        "kappa_bnp_lower": "REAL",
-        "kappa_bnp_upper": "REAL",
+        "check_difference": "REAL",
     },
     "statements": {
         "iteration": "INTEGER",
@@ -108,36 +105,16 @@ PROBE_MEANING = {
     "iteration": "optimizer steps taken when it was measured",
     "data": "samples of the Hessian: batch (the mini-batch about to be trained on) or train (the training set)",
     "kappa": "κ(H) in the plain parameters [b, w]; inf if unresolved",
-    "kappa_preconditioned": "κ(PᵀHP) in the method's own coordinates (vanilla: equal to kappa_bnp)",
-    "kappa_bnp": "κ(PᵀHP) with P = U D from the raw statistics of the same samples, whatever the method",
+    "kappa_preconditioned": "κ(PᵀHP) with P = U D from the raw statistics of the same samples, whatever the method",
+    "kappa_own": "κ in the method's own coordinates: P of its step, a tangent space, … (vanilla: equal to kappa)",
     "kappa_D": "κ(D), D = diag(1, 1/σ) from the raw statistics of the same samples, dead features left out",
     "kappa_D_eps": "the same with Algorithm 2's ε₁, ε₂",
     "kappa_D_running": "κ(D) of the method's raw running statistics (empty where it has none)",
     "kappa_D_running_eps": "the same with ε₁, ε₂: the D that the step used",
     "dead": "input features constant over the samples (σ = 0)",
-    "coordinates": "the coordinates of kappa_preconditioned",
+    "coordinates": "the coordinates of kappa_own",
+    "check_difference": "how far the layer's H is from the model's own double backward, relatively (empty: not looked)",
     "rank": "rank of H; with nullity it adds up to n_params",
-}
-
-#: ``MIGRATIONS[v]`` makes version v + 1 of version v. They are history: never changed, and independent of `TABLES`.
-MIGRATIONS: dict[int, tuple[str, ...]] = {
-    1: (
-        "DELETE FROM probe WHERE rowid NOT IN (SELECT MIN(rowid) FROM probe GROUP BY iteration, data, layer, unit)",
-        "CREATE TABLE statements (iteration INTEGER, epoch INTEGER, data TEXT, layer TEXT, unit INTEGER, "
-        "statement TEXT, claim TEXT, known INTEGER, status TEXT, used REAL, reason TEXT)",
-        "CREATE TABLE readings (iteration INTEGER, epoch INTEGER, data TEXT, layer TEXT, unit INTEGER, "
-        "coordinates TEXT, kappa REAL, kappa_lower REAL, kappa_upper REAL, rank INTEGER, nullity INTEGER, "
-        "negative INTEGER, resolved INTEGER, solver TEXT)",
-        "CREATE UNIQUE INDEX one_probe ON probe (iteration, data, layer, unit)",
-        "CREATE UNIQUE INDEX one_readings ON readings (iteration, data, layer, unit, coordinates)",
-        "CREATE UNIQUE INDEX one_statements ON statements (iteration, data, layer, unit, statement, claim)",
-    ),
-    2: ("CREATE TABLE clock (session INTEGER, time REAL, iterations INTEGER)",),
-    3: (
-        "ALTER TABLE training ADD COLUMN lr REAL",
-        "ALTER TABLE probe ADD COLUMN kappa_bnp_lower REAL",
-        "ALTER TABLE probe ADD COLUMN kappa_bnp_upper REAL",
-    ),
 }
 
 
@@ -148,45 +125,8 @@ def create(connection: sqlite3.Connection) -> None:
         connection.execute(f"CREATE TABLE {table} ({spec})")
     for table, key in KEYS.items():
         connection.execute(f"CREATE UNIQUE INDEX one_{table} ON {table} ({', '.join(key)})")
-    stamp(connection)
-
-
-def stamp(connection: sqlite3.Connection) -> None:
-    """Write into the header what the file is."""
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
-def version_of(connection: sqlite3.Connection) -> int:
-    """The schema version of a log, of whatever version.
-
-    Raises
-    ------
-    RunError
-        It is of a later version than this hesscond knows, or no log; the sentence lacks the file's name.
-    """
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if (application, version) == (0, 0):
-        # versions 1 and 2 do not say so themselves
-        return 2 if {"statements", "readings"} <= tables_of(connection) else 1
-    if application != APPLICATION_ID:
-        raise RunError("it is a database of another program")
-    if version > SCHEMA_VERSION:
-        raise RunError(
-            f"its schema version {version} is of a later hesscond (this one knows {SCHEMA_VERSION}): update hesscond"
-        )
-    if version < 3:
-        raise RunError(f"its schema version is {version}, which no hesscond writes")
-    return int(version)
-
-
-def migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Make a log of this version of one of an earlier version, inside the transaction that is open."""
-    for earlier in range(version, SCHEMA_VERSION):
-        for statement in MIGRATIONS[earlier]:
-            connection.execute(statement)
-    stamp(connection)
 
 
 def tables_of(connection: sqlite3.Connection) -> set[str]:
@@ -207,15 +147,30 @@ def tables_of(connection: sqlite3.Connection) -> set[str]:
     return tables
 
 
-def check_tables(connection: sqlite3.Connection) -> None:
-    """See that a log of this version has all tables and columns.
+def check_schema(connection: sqlite3.Connection) -> None:
+    """See that a database is a log of this version, with all tables and columns.
 
     Raises
     ------
     RunError
-        One is missing; the sentence lacks the file's name.
+        It is not; the sentence lacks the file's name.
     """
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
     there = tables_of(connection)
+    # the first logs did not say what they are
+    early = (application, version) == (0, 0) and {"training", "probe"} <= there
+    if application != APPLICATION_ID and not early:
+        raise RunError("it is a database of another program")
+    if version > SCHEMA_VERSION:
+        raise RunError(
+            f"its schema version {version} is of a later hesscond (this one reads {SCHEMA_VERSION}): update hesscond"
+        )
+    if version < SCHEMA_VERSION:
+        raise RunError(
+            f"its schema version {version or 'of the first logs'} is of an earlier hesscond (this one reads "
+            f"{SCHEMA_VERSION}, whose columns mean something else): read it with that, or run the study again"
+        )
     for table, columns in (TABLES | BESIDE).items():
         if table not in there:
             raise RunError(f"it has no table {table}")

@@ -94,13 +94,7 @@ class StoredRun:
             return int(training["iterations"])
         if (total := self.facts.get("total", "")).isascii() and total.isdigit() and len(total) < len(str(LARGEST)):
             return int(total)
-        # before version 4 of the log: as many as the first epoch had, in each
-        with reading(self.folder) as connection:
-            found = connection.execute("SELECT MIN(iteration) FROM evaluation WHERE epoch = 1").fetchone()
-        per_epoch = found[0]
-        if not isinstance(per_epoch, int) or training.get("epochs") is None:
-            return None
-        return per_epoch * int(training["epochs"])
+        return None
 
     @property
     def last_loss(self) -> float:
@@ -112,15 +106,12 @@ class StoredRun:
 
     @property
     def seconds(self) -> float:
-        """How long the run has worked, breaks left out; NaN if a run of an earlier version did not end by itself."""
+        """How long the run has worked, breaks left out; NaN if nothing was logged yet."""
         spans: dict[int, list[float]] = {}
         clock = self.rows("clock")[1]
         for session, at in zip(clock["session"], clock["time"], strict=True):
             spans.setdefault(session, []).append(at or 0.0)
-        if spans:
-            return float(sum(max(0.0, span[-1] - span[0]) for span in spans.values()))
-        started, ended = (moment(self.facts.get(key, "")) for key in ("started", "ended"))
-        return math.nan if started is None or ended is None else ended - started
+        return float(sum(max(0.0, span[-1] - span[0]) for span in spans.values())) if spans else math.nan
 
     def rows(self, table: str, *, after: int = FROM_THE_START) -> tuple[list[int], dict[str, list[Any]]]:
         """The rows of a table that came after row number ``after``: their numbers, and the values by column.
@@ -138,7 +129,7 @@ class StoredRun:
 
         Readings are κ's in further coordinates that the method has, one row each; statements are the published ones
         that were checked, a row for each claim (``known``: whether it is known to hold; ``used``: how much of what is
-        allowed was used). Runs of earlier versions have none of both.
+        allowed was used).
 
         Raises
         ------
@@ -175,7 +166,7 @@ def open_run(folder: Path | str) -> StoredRun:
     Raises
     ------
     RunError
-        There is no run, or it is damaged, or of a later version.
+        There is no run, or it is damaged, or of another version.
     """
     folder = Path(folder)
     try:

@@ -15,13 +15,13 @@ RECENT = 60.0
 
 @dataclass
 class UnitCurves:
-    """κ of a probed unit along the run, over mini-batches if any was probed, else over the training set.
+    """κ of a probed unit along the run, plain and in the method's own coordinates; infinite: unresolved.
 
-    Infinite: unresolved.
+    Over mini-batches if any was probed, else over the training set.
     """
 
     kappa: list[float] = field(default_factory=list)
-    kappa_preconditioned: list[float] = field(default_factory=list)
+    kappa_own: list[float] = field(default_factory=list)
 
 
 class WatchedRun:
@@ -93,7 +93,7 @@ class WatchedRun:
         for k, data in enumerate(rows["data"]):
             curves = self._curves.setdefault(data, {}).setdefault((rows["layer"][k], rows["unit"][k]), UnitCurves())
             curves.kappa.append(number(rows["kappa"][k]))
-            curves.kappa_preconditioned.append(number(rows["kappa_preconditioned"][k]))
+            curves.kappa_own.append(number(rows["kappa_own"][k]))
 
     @property
     def iterations(self) -> int:

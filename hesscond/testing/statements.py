@@ -134,8 +134,8 @@ def on_layer(
     weight = module.weight.detach().to(torch.float64).cpu().numpy()
     tallies = [Tally(claim) for claim in one.claims]
     found = zip(plain[layer].units, plain[layer].conditions, bnp[layer].conditions, strict=True)
-    for number, kappa, kappa_bnp in found:
-        seen = Observation(*observed_inputs(H), len(H), weight, kappa, kappa_bnp)
+    for number, kappa, kappa_preconditioned in found:
+        seen = Observation(*observed_inputs(H), len(H), weight, kappa, kappa_preconditioned)
         for tally, outcome in zip(tallies, one.observe(seen), strict=True):
             tally.add(outcome, number)
     return tallies

@@ -171,9 +171,12 @@ class BNPGain(LayerStatement):
     def observe(self, seen: Observation) -> Sequence[Outcome]:
         """The gain of one unit; its curvature is not among what is seen."""
         nothing = Outcome("not-applicable", reason="S is not among what is seen of a layer")
-        if not (seen.kappa.resolved and seen.kappa_bnp.resolved):
+        if not (seen.kappa.resolved and seen.kappa_preconditioned.resolved):
             return [nothing, nothing, Outcome("unresolved", reason="a condition number is unresolved")]
-        lower, upper = seen.kappa.lower / seen.kappa_bnp.upper, seen.kappa.upper / seen.kappa_bnp.lower
+        lower, upper = (
+            seen.kappa.lower / seen.kappa_preconditioned.upper,
+            seen.kappa.upper / seen.kappa_preconditioned.lower,
+        )
         return [nothing, nothing, self.about((lower**0.5, upper**0.5), seen.kappa_D)]
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:

@@ -26,7 +26,7 @@ class Observation:
         N.
     weight : (m, all features)
         Of the layer; as torch has it, one row a unit.
-    kappa, kappa_bnp
+    kappa, kappa_preconditioned
         κ of the unit's Hessian in plain coordinates, and in those of BNP from the same data.
     """
 
@@ -36,7 +36,7 @@ class Observation:
     samples: int
     weight: np.ndarray
     kappa: ConditionNumber
-    kappa_bnp: ConditionNumber
+    kappa_preconditioned: ConditionNumber
 
     @property
     def plain(self) -> np.ndarray:

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 import tomli_w
-from study.past_logs import CONFIG, past_run, row
+from study.run_logs import CONFIG, row, written_run
 
 from hesscond.export import ScalarReader, TensorBoardFiles, transfer
 from hesscond.study import open_run
@@ -82,14 +82,6 @@ def test_a_reader_goes_on_where_it_was(log):
     )
 
 
-def test_a_run_without_a_clock(tmp_path):
-    """Between its start and its end, as it says itself."""
-    points = ScalarReader(open_run(past_run(tmp_path / "run", 1))).new()
-    times = {point.iteration: point.time for point in points}
-    start = times[0]
-    assert [round(times[k] - start, 6) for k in range(6)] == [round(k * 100 / 6, 6) for k in range(6)]
-
-
 def event_accumulator(folder):
     pytest.importorskip("tensorboard", reason="needs tensorboard: pip install 'hesscond[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -131,11 +123,11 @@ def test_tensorboard_files_hold_the_log(log, tmp_path, call_cli):
 def test_tensorboard_folders_of_several_runs(log, tmp_path, call_cli):
     event_accumulator(tmp_path)
     log.close("finished")
-    past_run(tmp_path / "runs" / "old", 1)
+    written_run(tmp_path / "runs" / "other", iterations=6)
     result = call_cli("export", tmp_path / "runs", "--format", "tensorboard", "-o", tmp_path / "tb")
     assert (result.code, result.err) == (0, "")
     assert curves_in(tmp_path / "tb" / "one") == logged(log.folder)
-    assert curves_in(tmp_path / "tb" / "old")["kappa/batch/fc2.3"] == [(k, 10.0**k) for k in range(6)]
+    assert curves_in(tmp_path / "tb" / "other")["kappa/batch/fc2.3"] == [(k, 10.0**k) for k in range(6)]
 
 
 def test_a_run_is_followed_to_its_end(log, tmp_path):

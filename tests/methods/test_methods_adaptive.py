@@ -322,7 +322,7 @@ def test_the_study_logs_kappa_in_M_beside_plain_and_jacobi(tmp_path, call_cli):
     assert len(readings) == len(probed)
     # fc3 has a convex loss: all three are condition numbers of semidefinite matrices of one rank
     own = readings[readings.data == "batch"]
-    assert bool((batch.kappa_preconditioned.to_numpy() >= 1).all())
+    assert bool((batch.kappa_own.to_numpy() >= 1).all())
     assert bool((own.kappa.to_numpy() <= 101 * batch.kappa.to_numpy()).all())
 
 

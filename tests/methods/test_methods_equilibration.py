@@ -302,7 +302,7 @@ def test_a_study_logs_all_readings(tmp_path):
     at_point = logged[logged["coordinates"] == READINGS[1]]
     assert np.array_equal(at_point["kappa"], measured["kappa"])
     through = logged[logged["coordinates"] == READINGS[0]]
-    assert np.array_equal(through["kappa"], measured["kappa_preconditioned"])
+    assert np.array_equal(through["kappa"], measured["kappa_own"])
     assert not np.array_equal(through["kappa"], at_point["kappa"])
 
 

@@ -334,7 +334,7 @@ def test_a_study_trains_with_it(tmp_path, call_cli):
         *("--method", "bnp+gradient-regularization:space=z", "--method", "bnp", "--method", "bnp+l2:space=z"),
     )
     assert out.code == 0, out.err
-    kappas = [open_run(folder).table("probe").kappa_preconditioned[0] for folder in sorted(tmp_path.glob("bnp*"))]
+    kappas = [open_run(folder).table("probe").kappa_own[0] for folder in sorted(tmp_path.glob("bnp*"))]
     # before the first step all three have the same network and P
     assert len(kappas) == 3
     assert len(set(kappas)) == 1

@@ -408,7 +408,7 @@ def test_a_study_logs_the_readings(tmp_path):
         assert read.loc["ambient", "kappa"] == row["kappa"]
         assert read.loc["projected", "nullity"] >= max(2, row["nullity"])
     assert set(rows.xs("fc3", level="layer")["coordinates"]) == {"plain"}
-    assert (rows["kappa_preconditioned"] == rows["kappa"]).xs("fc3", level="layer").all()
+    assert (rows["kappa_own"] == rows["kappa"]).xs("fc3", level="layer").all()
 
 
 def test_a_frozen_layer_is_no_part_of_the_network():

@@ -65,16 +65,22 @@ def write_run(
                 "kappa_lower": 0.5 * kappa,
                 "kappa_upper": np.inf if lost else 1.001 * kappa,
                 "resolved": int(not lost),
-                "kappa_preconditioned": np.inf if lost_too else reached,
-                "kappa_preconditioned_lower": 0.5 * reached,
-                "kappa_preconditioned_upper": np.inf if lost_too else 1.001 * reached,
+                "kappa_preconditioned": np.inf if lost_too else 1.1 * reached,
+                "kappa_preconditioned_lower": 0.55 * reached,
+                "kappa_preconditioned_upper": np.inf if lost_too else 1.101 * reached,
                 "resolved_preconditioned": int(not lost_too),
-                "kappa_bnp": np.inf if lost_too else 1.1 * reached,
                 "kappa_D": kappa_d,
                 "kappa_D_running_eps": 10 ** (1.5 + 0.6 * t) if fast and data == "batch" else None,
                 "dead": int(rng.integers(0, 6)),
             }
-            result.append(row)
+            own = {"kappa_own": reached, "kappa_own_lower": 0.5 * reached, "kappa_own_upper": 1.001 * reached}
+            if lost_too:
+                own |= {"kappa_own": np.inf, "kappa_own_upper": np.inf}
+            own |= {"resolved_own": int(not lost_too), "coordinates": method}
+            if method == "vanilla":
+                own = {f"kappa_own{end}": row[f"kappa{end}"] for end in ("", "_lower", "_upper")}
+                own |= {"resolved_own": row["resolved"], "coordinates": "plain"}
+            result.append(row | own)
         return result
 
     for iteration in range(iterations + 1):

@@ -21,7 +21,7 @@ def test_every_resolved_probe_is_a_point(make_run, tmp_path):
     expected = []
     for run in runs:
         probe = run.table("probe").query("layer == 'fc3' and unit == 3")
-        expected.append(np.stack([probe["kappa_D"] ** 2, probe["kappa"] / probe["kappa_bnp"]], 1))
+        expected.append(np.stack([probe["kappa_D"] ** 2, probe["kappa"] / probe["kappa_preconditioned"]], 1))
     expected = np.concatenate(expected)
     assert len(found) == len(expected)
     assert np.allclose(np.sort(found[:, 1]), np.sort(expected[:, 1]))
@@ -36,7 +36,7 @@ def test_unresolved_ones_are_counted_and_left_out(make_run):
     run = make_run("bnp", unresolved=0.3)
     figure = gain_figure([run])
     probe = run.table("probe").query("layer == 'fc3' and unit == 3")
-    lost = int((np.isinf(probe["kappa"]) | np.isinf(probe["kappa_bnp"]) | probe["kappa"].isna()).sum())
+    lost = int((np.isinf(probe["kappa"]) | np.isinf(probe["kappa_preconditioned"]) | probe["kappa"].isna()).sum())
     assert lost > 10
     assert len(points(figure)[1]) == len(probe) - lost
     assert f"{lost} unresolved" in {text.get_text() for text in figure.axes[0].texts}

@@ -18,7 +18,7 @@ from matplotlib.text import Text
 from hesscond.errors import ConfigError
 from hesscond.methods import registered
 from hesscond.report import COLUMN, FIGURES, method_colors, save_figure, venue_page, venues
-from hesscond.report.groups import groups_of, own_quantity, quantile
+from hesscond.report.groups import groups_of, quantile
 from hesscond.report.heatmap import cells_of
 from hesscond.report.palette import method_look, method_looks
 from hesscond.report.pgf import set_by_latex
@@ -147,12 +147,12 @@ def test_layers_draws_no_unresolved_as_a_number(make_run: MakeRun) -> None:
     run = make_run("bnp", iterations=60, unresolved=0.4)
     found = artists(FIGURES["layers"].draw([run]))
     rows = run.table("probe").query("layer == 'fc3' and data == 'batch'")
-    resolved = rows.loc[rows["resolved_preconditioned"].astype(bool), "kappa_preconditioned"]
+    resolved = rows.loc[rows["resolved_own"].astype(bool), "kappa_own"]
     violins = [a.get_paths()[0].vertices[:, 1] for name, a in found.items() if re.match(r"bnp-fc3-\d+-violin", name)]
     assert max(v.max() for v in violins) == pytest.approx(resolved.max())
     assert min(v.min() for v in violins) == pytest.approx(resolved.min())
     triangles = [a for name, a in found.items() if re.match(r"bnp-fc3-\d+-unresolved", name)]
-    lost = rows.loc[~rows["resolved_preconditioned"].astype(bool), "kappa_preconditioned_lower"]
+    lost = rows.loc[~rows["resolved_own"].astype(bool), "kappa_own_lower"]
     assert min(float(t.get_ydata()[0]) for t in triangles) == pytest.approx(lost.min())
     assert all(t.get_markerfacecolor() == "none" for t in triangles)
 
@@ -164,9 +164,9 @@ def test_heatmap_cells_are_medians_and_hatched_where_they_are_open(make_run: Mak
     mesh = artists(figure)["bnp-cells"].get_array().filled(np.nan).reshape(len(names), len(edges) - 1)
     rows = unit_rows(run)
     row = names.index("fc3 / 3")
-    known = rows["resolved_preconditioned"].astype(bool).to_numpy()
+    known = rows["resolved_own"].astype(bool).to_numpy()
     np.testing.assert_array_equal(np.isfinite(mesh[row]), known)
-    np.testing.assert_allclose(mesh[row][known], np.log10(rows["kappa_preconditioned"].to_numpy()[known]))
+    np.testing.assert_allclose(mesh[row][known], np.log10(rows["kappa_own"].to_numpy()[known]))
     hatched = [a for a in figure.findobj() if a.get_gid() == "bnp-unresolved"]
     assert len(hatched) == np.isnan(mesh).sum()
 
@@ -175,18 +175,12 @@ def test_comparison_is_at_the_medians_and_open_where_these_are(make_run: MakeRun
     run, lost = make_run("bnp", iterations=60), make_run("sphere", iterations=60, unresolved=3.0)
     found = artists(FIGURES["comparison"].draw([run, lost]))
     point = found["bnp-loss"]
-    values = np.sort(unit_rows(run)["kappa_preconditioned"])
+    values = np.sort(unit_rows(run)["kappa_own"])
     assert point.get_xdata()[0] == values[(len(values) - 1) // 2]
     assert "sphere-loss" not in found
     assert found["sphere-loss-unresolved"].get_markerfacecolor() == "none"
-    lower = np.sort(unit_rows(lost)["kappa_preconditioned_lower"])
+    lower = np.sort(unit_rows(lost)["kappa_own_lower"])
     assert found["sphere-loss-unresolved"].get_xdata()[0] == lower[(len(lower) - 1) // 2]
-
-
-def test_vanilla_is_measured_in_plain_coordinates() -> None:
-    assert own_quantity("vanilla") == "kappa"
-    assert own_quantity("bnp") == "kappa_preconditioned"
-    assert own_quantity("somebody-elses") == "kappa_preconditioned"
 
 
 def test_quantiles_of_intervals_hold_those_of_every_choice_within_them() -> None:
@@ -205,7 +199,7 @@ def test_a_zero_hessian_has_no_kappa_and_is_not_unresolved(make_run: MakeRun) ->
 
     run = make_run("bnp", iterations=20, unresolved=3.0)
     with sqlite3.connect(run.folder / "run.sqlite") as connection:
-        connection.execute("UPDATE probe SET rank_preconditioned = 0, rank = 0 WHERE layer = 'fc1' AND unit = 3")
+        connection.execute("UPDATE probe SET rank_own = 0, rank = 0 WHERE layer = 'fc1' AND unit = 3")
     names, lower, upper, _ = cells_of([run])["bnp"]
     assert np.isnan(lower[names.index("fc1 / 3")]).all()
     assert np.isinf(upper[names.index("fc1 / 5")]).all()

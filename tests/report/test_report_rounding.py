@@ -38,17 +38,20 @@ def test_probes_above_it_are_counted_where_there_are_more_samples_than_parameter
             for statement in statements:
                 connection.execute(statement)
 
-    change("UPDATE probe SET samples = 60, n_params = 101", "UPDATE probe SET kappa_bnp = 5e15 WHERE iteration = 10")
+    change(
+        "UPDATE probe SET samples = 60, n_params = 101",
+        "UPDATE probe SET kappa_preconditioned = 5e15 WHERE iteration = 10",
+    )
     assert rounded_probes([run]) == (0, 0)
-    change("UPDATE probe SET samples = 600", "UPDATE probe SET kappa_bnp = 9e999 WHERE iteration = 11")
+    change("UPDATE probe SET samples = 600", "UPDATE probe SET kappa_preconditioned = 9e999 WHERE iteration = 11")
     probe = run.table("probe")
-    number = int((probe["kappa_bnp"] == 5e15).sum())
+    number = int((probe["kappa_preconditioned"] == 5e15).sum())
     assert number > 0
     assert rounded_probes([run]) == (number, len(probe))
     assert f"{number} of {len(probe)} " in rounding_note([run])
-    change("UPDATE probe SET kappa_bnp = 1e14")
+    change("UPDATE probe SET kappa_preconditioned = 1e14")
     assert rounding_note([run]) == ""
-    change("UPDATE probe SET kappa_bnp = 5e15")
+    change("UPDATE probe SET kappa_preconditioned = 5e15")
     own = run.folder / "config.toml"
     own.write_text(own.read_text("utf-8").replace("[probe]", '[probe]\nprecision = "float64"'), encoding="utf-8")
     assert rounding_note([open_run(run.folder)]) == ""

@@ -48,11 +48,14 @@ def test_numbers_are_those_of_the_log(make_run: MakeRun) -> None:
             table = query(
                 run,
                 "SELECT kappa, kappa_lower, resolved, kappa_preconditioned, kappa_preconditioned_lower, "
-                f"resolved_preconditioned, kappa_D, dead FROM probe WHERE data = '{data}' AND layer = 'fc3' "
+                "resolved_preconditioned, kappa_own, kappa_own_lower, resolved_own, kappa_D, dead "
+                f"FROM probe WHERE data = '{data}' AND layer = 'fc3' "
                 "AND unit = 3 ORDER BY iteration",
             )
-            kappa, lower, ok, other, other_lower, other_ok, kappa_d, dead = table[-1:].T if data == "train" else table.T
-            ok, other_ok = ok == 1, other_ok == 1
+            if data == "train":
+                table = table[-1:]
+            kappa, lower, ok, other, other_lower, other_ok, own, own_lower, own_ok, kappa_d, dead = table.T
+            ok, other_ok, own_ok = ok == 1, other_ok == 1, own_ok == 1
 
             def median(values: np.ndarray) -> float:
                 return float(np.median(values)) if len(values) else np.nan
@@ -65,6 +68,9 @@ def test_numbers_are_those_of_the_log(make_run: MakeRun) -> None:
                 "kappa_preconditioned": median(other[other_ok]),
                 "kappa_preconditioned_unresolved": (~other_ok).sum(),
                 "kappa_preconditioned_lower": median(other_lower[~other_ok]),
+                "kappa_own": median(own[own_ok]),
+                "kappa_own_unresolved": (~own_ok).sum(),
+                "kappa_own_lower": median(own_lower[~own_ok]),
                 "gain": median(kappa[ok & other_ok] / other[ok & other_ok]),
                 "kappa_D_squared": median(kappa_d**2),
                 "dead": dead.max(),
@@ -81,11 +87,12 @@ def test_the_table_shows_them_in_100_columns(make_run: MakeRun) -> None:
     assert "(interrupted)" in text
     for _, row in summary_frame(runs).iterrows():
         for data in ("batch", "train"):
-            for column in ("kappa", "kappa_preconditioned", "gain", "kappa_D_squared"):
+            for column in ("kappa", "kappa_preconditioned", "kappa_own", "kappa_D_squared"):
                 value = row[f"{data}_{column}"]
                 if np.isfinite(value):
                     assert f"{value:.2e}" in text
-        lost = f"{row['batch_kappa_unresolved']}+{row['batch_kappa_preconditioned_unresolved']} / 300"
+        names = ("kappa", "kappa_preconditioned", "kappa_own")
+        lost = "+".join(str(row[f"batch_{name}_unresolved"]) for name in names)
         assert lost in text
         assert f"{100 * row['test_accuracy']:.1f}" in text
     assert "inf" not in text
@@ -107,7 +114,7 @@ def test_what_was_never_resolved_is_a_lower_bound(make_run: MakeRun) -> None:
     assert np.isnan(row["train_kappa"])
     assert np.isnan(row["batch_gain"])
     text = printed(summary_table([run]))
-    for name in ("batch_kappa", "batch_kappa_preconditioned", "train_kappa", "train_kappa_preconditioned"):
+    for name in (f"{d}_{k}" for d in ("batch", "train") for k in ("kappa", "kappa_preconditioned", "kappa_own")):
         assert f"≥ {row[f'{name}_lower']:.2e}" in text
     assert all(cell_len(line) <= 100 for line in text.splitlines())
 

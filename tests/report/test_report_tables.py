@@ -144,7 +144,7 @@ def test_seeds_are_mean_and_range_of_those_that_finished(make_run: MakeRun) -> N
     assert "unfinished" in TABLES["seeds"].write(runs, "md")
     medians = []
     for run in runs[:3]:
-        kappa = run.table("probe").query("layer == 'fc3' and unit == 3 and data == 'batch'")["kappa_preconditioned"]
+        kappa = run.table("probe").query("layer == 'fc3' and unit == 3 and data == 'batch'")["kappa_own"]
         medians.append(np.quantile(kappa, 0.5, method="inverted_cdf"))
     assert row["kappa_own_mean"] == pytest.approx(np.exp(np.mean(np.log(medians))))
     assert not row["kappa_own_open"]
@@ -183,9 +183,9 @@ def test_layers_count_the_unresolved_and_bound_the_quantiles(make_run: MakeRun) 
     run = make_run("bnp", iterations=40, unresolved=0.6)
     frame = TABLES["layers"].frame([run]).set_index("layer")
     rows = run.table("probe").query("data == 'batch' and layer == 'fc1'")
-    lost = ~rows["resolved_preconditioned"].astype(bool)
+    lost = ~rows["resolved_own"].astype(bool)
     assert frame.loc["fc1", "unresolved"] == lost.sum()
-    ends = np.where(lost, rows["kappa_preconditioned_lower"], rows["kappa_preconditioned"])
+    ends = np.where(lost, rows["kappa_own_lower"], rows["kappa_own"])
     assert frame.loc["fc1", "kappa_median_lower"] == np.quantile(ends, 0.5, method="inverted_cdf")
 
 

@@ -545,3 +545,12 @@ def test_negative_eigenvalues_that_were_not_counted_are_not_printed():
     # nothing is below zero where that is known
     positive = operator_condition(Diagonal(values.abs()), effort=Effort(dense_order=0, quick_order=0))
     assert (positive.negative, positive.negative_counted) == (0, True)
+
+
+@pytest.mark.parametrize("power", [-250, 200, 300])
+def test_operators_whose_squares_overflow(power):
+    values = torch.linspace(1, 5, 200, dtype=torch.float64)
+    A = prescribed(values)[0] * 10.0**power
+    assert operator_condition(Dense(A)).value == pytest.approx(5)
+    found = smallest_nonzero(Dense(A), dense_order=0)
+    assert found.eigenvalues[0] / 10.0**power == pytest.approx(1, rel=1e-6)

@@ -112,8 +112,8 @@ def test_methods_on_a_convolution(tmp_path, method):
     stored = open_run(tmp_path / "run")
     rows = stored.table("probe")
     assert set(rows["layer"]) == {"conv2", "fc1"}
-    assert (rows["kappa_preconditioned_lower"] >= 1).all()
-    assert (rows["kappa_bnp"] >= 1).all()
+    assert (rows["kappa_own_lower"] >= 1).all()
+    assert (rows["kappa_preconditioned"] >= 1).all()
 
 
 def test_p_of_a_convolution_has_one_mean_and_deviation_for_each_channel(tmp_path):
@@ -132,7 +132,7 @@ def test_p_of_a_convolution_has_one_mean_and_deviation_for_each_channel(tmp_path
     ends = torch.cat([sigma[sigma > 0], torch.ones(1)])
     assert row["kappa_D"] == pytest.approx((ends.max() / ends.min()).item(), rel=1e-6)
     found = hesscond.probe(model, LOSSES["cross_entropy"](), (inputs, targets), ["conv2"], method="bnp", units=[0])
-    assert row["kappa_bnp"] == pytest.approx(float(found["conv2"].kappa[0]), rel=1e-5)
+    assert row["kappa_preconditioned"] == pytest.approx(float(found["conv2"].kappa[0]), rel=1e-5)
 
 
 def test_batch_statistics_behind_a_layer_are_not_cut_into_parts(tmp_path, monkeypatch):

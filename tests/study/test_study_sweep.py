@@ -615,7 +615,7 @@ def frame_of(rows):
     keys = ("method", "learning_rate", "seed", "status", "loss", "kappa")
     frame = pd.DataFrame([dict(zip(keys, row, strict=True)) for row in rows])
     extra = {"batch_size": 60, "accuracy": 0.9, "seconds": 1.0, "kappa_lower": 2.0}
-    return frame.assign(**extra, kappa_preconditioned=frame["kappa"], kappa_preconditioned_lower=2.0)
+    return frame.assign(**extra, kappa_own=frame["kappa"], kappa_own_lower=2.0)
 
 
 def test_the_best_rate_is_that_of_the_smallest_mean_and_none_that_diverged():

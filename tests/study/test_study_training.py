@@ -155,7 +155,7 @@ def test_methods_start_from_the_same_weights_and_batch(tmp_path, digits):
     vanilla, bnp = (open_run(plan.folder) for plan in plans)
     assert vanilla.table("training")["loss"][0] == bnp.table("training")["loss"][0]
     assert vanilla.table("training")["loss"][1] != bnp.table("training")["loss"][1]
-    columns = ["data", "kappa", "kappa_bnp", "kappa_D", "dead"]
+    columns = ["data", "kappa", "kappa_preconditioned", "kappa_D", "dead"]
     for data in ("batch", "train"):
         rows = [t[(t["iteration"] == 0) & (t["data"] == data)][columns] for t in map(probe_table, (vanilla, bnp))]
         assert len(rows[0]) == 1
@@ -259,17 +259,17 @@ def test_batch_rows_equal_the_hessian_of_torch_func(tmp_path, digits, method, pr
         sigma = np.where(np.ptp(h, axis=0) == 0, 0, h.std(0))
         P = bnp_matrix(h.mean(0), sigma)
         in_bnp, _ = dense_kappa(P.T @ H @ P)
-        assert row["kappa_bnp"] == pytest.approx(in_bnp, rel=rtol)
-        assert row["kappa_bnp_lower"] <= row["kappa_bnp"] <= row["kappa_bnp_upper"]
-        assert row["kappa_bnp_upper"] / row["kappa_bnp_lower"] < 1 + 1e-5
+        assert row["kappa_preconditioned"] == pytest.approx(in_bnp, rel=rtol)
+        assert row["kappa_preconditioned_lower"] <= row["kappa_preconditioned"] <= row["kappa_preconditioned_upper"]
+        assert row["kappa_preconditioned_upper"] / row["kappa_preconditioned_lower"] < 1 + 1e-5
         assert row["dead"] == (sigma == 0).sum() > 0
         assert row["kappa_D"] == pytest.approx(
             kappa_of_D(sigma), rel=max(rtol, 1e-6) if precision == "float64" else 1e-3
         )
         assert row["kappa_D_eps"] == pytest.approx(kappa_of_D(with_epsilons(sigma**2) ** 0.5), rel=1e-5)
         if method == "vanilla":
-            assert row["kappa_preconditioned"] == row["kappa_bnp"]
-            assert row["coordinates"] == "BNP, raw statistics of the data"
+            assert (row["kappa_own"], row["rank_own"]) == (row["kappa"], row["rank"])
+            assert row["coordinates"] == "plain"
             assert np.isnan(row["kappa_D_running"])
             assert np.isnan(row["kappa_D_running_eps"])
             continue
@@ -279,10 +279,12 @@ def test_batch_rows_equal_the_hessian_of_torch_func(tmp_path, digits, method, pr
             mu, variance = 0.99 * mu + 0.01 * seen.mean(0), 0.99 * variance + 0.01 * seen.var(0)
         used = with_epsilons(variance)
         own, _ = dense_kappa(bnp_matrix(mu, used**0.5).T @ H @ bnp_matrix(mu, used**0.5))
-        assert row["kappa_preconditioned"] == pytest.approx(own, rel=max(rtol, 1e-4))
+        assert row["kappa_own"] == pytest.approx(own, rel=max(rtol, 1e-4))
+        assert row["kappa_own_lower"] <= row["kappa_own"] <= row["kappa_own_upper"]
+        assert (row["rank_own"], row["resolved_own"]) == (rank, True)
         assert row["kappa_D_running"] == pytest.approx(kappa_of_D(variance**0.5), rel=1e-5)
         assert row["kappa_D_running_eps"] == pytest.approx(kappa_of_D(used**0.5), rel=1e-5)
-        assert abs(row["kappa_preconditioned"] / row["kappa_bnp"] - 1) > 0.01
+        assert abs(row["kappa_own"] / row["kappa_preconditioned"] - 1) > 0.01
 
 
 @pytest.mark.parametrize(("precision", "rtol"), [("as-trained", 1e-2), ("float64", 1e-6)])
@@ -310,7 +312,7 @@ def test_train_rows_equal_an_unstreamed_computation(tmp_path, digits, monkeypatc
         assert (row["rank"], row["nullity"], row["resolved"]) == (kappa.rank, kappa.nullity, kappa.resolved)
         sigma = np.where(np.ptp(h, axis=0) == 0, 0, h.std(0))
         in_bnp = hesscond.condition_number(factor=F @ bnp_matrix(h.mean(0), sigma))
-        assert row["kappa_bnp"] == pytest.approx(in_bnp.value, rel=rtol)
+        assert row["kappa_preconditioned"] == pytest.approx(in_bnp.value, rel=rtol)
         assert row["kappa_D"] == pytest.approx(kappa_of_D(sigma), rel=rtol)
         assert row["kappa_D_eps"] == pytest.approx(kappa_of_D(with_epsilons(sigma**2) ** 0.5), rel=1e-5)
         assert row["dead"] == (sigma == 0).sum()

@@ -175,7 +175,7 @@ def test_gain_in_a_layer():
     assert [outcome.status for outcome in unseen] == ["not-applicable"] * 2
     assert gain.status == "holds"
     assert gain.used == pytest.approx(seen.kappa_D**2 * float(after) / float(seen.kappa) / 40, rel=1e-6)
-    unresolved = SimpleNamespace(kappa=seen.kappa, kappa_bnp=SimpleNamespace(resolved=False))
+    unresolved = SimpleNamespace(kappa=seen.kappa, kappa_preconditioned=SimpleNamespace(resolved=False))
     assert statement("bnp-gain").observe(unresolved)[2].status == "unresolved"
 
 

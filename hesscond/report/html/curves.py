@@ -10,7 +10,7 @@ from hesscond.report.html.naming import NamedRun
 from hesscond.report.palette import method_colors
 from hesscond.report.selection import select
 from hesscond.report.series import (
-    RESOLVED,
+    SHOWN,
     STRETCHES,
     finite,
     lower_bounds,
@@ -47,7 +47,8 @@ class Curve:
     color
         Of the method.
     shape
-        "line", "dashed", "point" or "bound": an open triangle where κ is unresolved, at what it is known to exceed.
+        "line", "dashed", "dotted", "point", "square", "diamond" or "bound": an open triangle where κ is unresolved, at
+        what it is known to exceed.
     values
         By iteration.
     measured
@@ -168,8 +169,8 @@ def charts(runs: Sequence[NamedRun], layer: str | None, unit: int | None) -> lis
                 lambda place, one, data=data, shapes=shapes: kappas(probes[data][place], shapes),  # type: ignore[misc]
             )
             for data, shown, shapes in (
-                ("batch", "mini-batches", ("line", "dashed")),
-                ("train", "the training set", ("point", "square")),
+                ("batch", "mini-batches", ("line", "dashed", "dotted")),
+                ("train", "the training set", ("point", "square", "diamond")),
             )
         ),
     ]
@@ -191,9 +192,11 @@ def accuracy(one: NamedRun) -> Quantities:
     yield "test accuracy", "point", 100 * finite(one.run.table("evaluation").set_index("iteration")["test_accuracy"])
 
 
-def kappas(probe: pd.DataFrame, shapes: tuple[str, str]) -> Quantities:
-    """κ(H) and κ(PᵀHP), and the bounds of those that are unresolved."""
-    for quantity, shown, shape in zip(RESOLVED, ("κ(H)", "κ(PᵀHP)"), shapes, strict=True):
+def kappas(probe: pd.DataFrame, shapes: tuple[str, str, str]) -> Quantities:
+    """κ(H), κ(PᵀHP) and κ in the method's own coordinates if they are not plain; bounds of those unresolved."""
+    for (quantity, shown), shape in zip(SHOWN.items(), shapes, strict=True):
+        if quantity == "kappa_own":
+            probe = probe[probe["coordinates"] != "plain"]
         yield shown, shape, resolved_values(probe, quantity)
         yield f"{shown} unresolved, lower bound", "bound", lower_bounds(probe, quantity).clip(lower=1.0)
 
@@ -207,7 +210,7 @@ def affordable(found: list[Chart]) -> list[Chart]:
 
 def smooth(chart: Chart, curve: Curve) -> bool:
     """Whether a curve has a running median."""
-    return chart.window > 1 and curve.shape in ("line", "dashed")
+    return chart.window > 1 and curve.shape in ("line", "dashed", "dotted")
 
 
 def drawn(chart: Chart, curve: Curve, stretches: int) -> Curve:

@@ -10,7 +10,7 @@ from hesscond.report.html.naming import NamedRun
 from hesscond.report.html.text import count, listed
 from hesscond.report.html.verdicts import StatementVerdict
 from hesscond.report.rounding import rounding_note
-from hesscond.report.series import RESOLVED, is_unresolved
+from hesscond.report.series import RESOLVED, SHOWN, is_unresolved
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,6 @@ STATUS = {
     "running": "is still running: this page shows what was logged so far",
     "silent": "is silent: it runs on another machine, or has died there; nothing was heard of it for a while",
 }
-QUANTITIES = {"kappa": "κ(H)", "kappa_preconditioned": "κ(PᵀHP)"}
 DATA = {"batch": "mini-batches", "train": "training set"}
 
 
@@ -53,7 +52,7 @@ def unresolved(runs: Sequence[NamedRun]) -> list[Unresolved]:
     for one in runs:
         probe = one.run.table("probe")
         for data, rows in probe.groupby("data", sort=False):
-            for quantity, shown in QUANTITIES.items():
+            for quantity, shown in SHOWN.items():
                 measured = int(rows[RESOLVED[quantity]].notna().sum())
                 if measured:
                     number = int(is_unresolved(rows, quantity).sum())

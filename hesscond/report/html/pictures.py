@@ -17,6 +17,7 @@ from PIL import Image
 from hesscond.errors import ConfigError
 from hesscond.report.html.embedding import data_url
 from hesscond.report.registry import FIGURES
+from hesscond.report.series import SHOWN
 from hesscond.report.summary import summary_frame
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def in_numbers(runs: Sequence[StoredRun], options: dict[str, Any]) -> str:
         if not math.isnan(row["test_accuracy"]):
             facts.append(f"test accuracy {100 * row['test_accuracy']:.1f} %")
         for data, shown in (("batch", "mini-batch median"), ("train", "training set")):
-            for quantity, symbol in (("kappa", "κ(H)"), ("kappa_preconditioned", "κ(PᵀHP)")):
+            for quantity, symbol in SHOWN.items():
                 value, lower = row[f"{data}_{quantity}"], row[f"{data}_{quantity}_lower"]
                 if not math.isnan(value):
                     facts.append(f"{symbol} {value:.3g} ({shown})")

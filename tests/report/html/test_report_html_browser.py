@@ -157,7 +157,7 @@ def test_tables_are_sorted_by_number(visit, report):
 def test_a_hostile_run_stays_text(visit, tmp_path):
     text = "</script><img src=x onerror=alert(1)><script>alert(2)</script>\"'&"
     rows = [{"statement": text, "claim": text, "known": 1, "status": "violated", "reason": text}]
-    probes = [probe(kappa=k, kappa_preconditioned=k / 3) for k in (1e4, 2e4, 5e4)]
+    probes = [probe(kappa=k, kappa_preconditioned=k / 3, kappa_own=k / 3) for k in (1e4, 2e4, 5e4)]
     run = logged(tmp_path / "run", text, message=text, data_source=text, statements=rows, probes=probes)
     write_report([run], tmp_path / "report.html", title=text)
     page = visit(tmp_path / "report.html", 360)

@@ -90,7 +90,7 @@ def test_what_the_probes_show_is_a_warning(make):
     found = kinds([make.run("bnp", probes=[tall, make.probe(samples=1437, kappa=float("inf"), resolved=0)])])
     assert list(found) == ["Indefinite", "Unresolved"]
     assert found["Indefinite"].startswith("1 of 2 Hessians")
-    assert found["Unresolved"].startswith("1 of 4 ")
+    assert found["Unresolved"].startswith("1 of 6 ")
     assert list(kinds([make.run("bnp", probes=[tall | {"negative": 0}], versions={"torch": v}) for v in "12"])) == [
         "Different versions"
     ]
@@ -102,8 +102,10 @@ def test_unresolved_are_counted_by_run_data_and_quantity(make):
     assert [(row.data, row.quantity, row.unresolved, row.measured) for row in unresolved(named)] == [
         ("mini-batches", "κ(H)", 2, 3),
         ("mini-batches", "κ(PᵀHP)", 0, 3),
+        ("mini-batches", "κ own", 0, 3),
         ("training set", "κ(H)", 1, 1),
         ("training set", "κ(PᵀHP)", 0, 1),
+        ("training set", "κ own", 0, 1),
     ]
 
 

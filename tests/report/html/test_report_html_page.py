@@ -119,7 +119,7 @@ def test_curves_hold_the_values_of_the_log(runs, page):
     assert curve["y"] == pytest.approx(logged.loc[curve["x"]].tolist(), rel=1e-4)
     assert curve["x"] == logged.index.tolist()
     shapes = {c["shape"] for c in blocks[2]["curves"]}
-    assert shapes == {"line", "dashed", "bound"}
+    assert shapes == {"line", "dashed", "dotted", "bound"}
     probe = runs[2].table("probe")
     rows = probe[probe["data"] == "batch"].set_index("iteration")
     lost = rows.index[~rows["resolved"].astype(bool)]

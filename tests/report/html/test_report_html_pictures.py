@@ -20,7 +20,9 @@ def opened(source):
 
 @pytest.mark.parametrize("text", ["$\\frac{$_^", "<script>alert(1)</script>\x00\x1b", "学\u202e"])
 def test_names_that_are_no_mathematics_and_no_xml_are_drawn(make, text):
-    run = make.run("bnp", probes=[make.probe(kappa=k, kappa_preconditioned=k / 3) for k in (1e4, 2e4, 5e4)])
+    run = make.run(
+        "bnp", probes=[make.probe(kappa=k, kappa_preconditioned=k / 3, kappa_own=k / 3) for k in (1e4, 2e4, 5e4)]
+    )
     hostile = replace(run, config=run.config | {"name": text, "run": run.config["run"] | {"method": text}})
     found = pictures([hostile], {"layer": "fc2", "unit": 3})
     drawn = [opened(one.source) for one in found if not one.reason]

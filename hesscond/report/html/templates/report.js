@@ -114,7 +114,7 @@ class Chart {
       const swatch = drawn("svg", { viewBox: "0 0 22 10", "aria-hidden": "true" });
       if (field === "run") swatch.append(this.mark({ ...like, shape: "line" }, [{ px: 0, py: 5 }, { px: 22, py: 5 }]));
       else {
-        const places = ["line", "dashed"].includes(like.shape) ? [{ px: 0, py: 5 }, { px: 22, py: 5 }] : [{ px: 11, py: 5 }];
+        const places = ["line", "dashed", "dotted"].includes(like.shape) ? [{ px: 0, py: 5 }, { px: 22, py: 5 }] : [{ px: 11, py: 5 }];
         swatch.append(this.mark({ ...like, color: "gray" }, places));
       }
       button.append(swatch, name);
@@ -346,12 +346,14 @@ class Chart {
     const shapes = {
       line: ["curve", () => `M${places.map(spot).join("L")}`],
       dashed: ["curve dashed", () => `M${places.map(spot).join("L")}`],
+      dotted: ["curve dotted", () => `M${places.map(spot).join("L")}`],
       point: ["filled", (p) => `M${spot(p)}m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z`],
       square: ["filled", (p) => `M${spot(p)}m-4 -4h8v8h-8z`],
+      diamond: ["filled", (p) => `M${spot(p)}m0 -5l5 5l-5 5l-5 -5z`],
       bound: ["hollow", (p) => `M${spot(p)}m0 -5l-4.5 8h9z`],
     };
     const [kind, path] = shapes[curve.shape];
-    const single = curve.shape === "line" || curve.shape === "dashed";
+    const single = ["line", "dashed", "dotted"].includes(curve.shape);
     if (single && places.length === 1) return this.mark({ ...curve, shape: "point" }, places);
     const element = drawn("path", { class: kind, d: single ? path() : places.map(path).join("") });
     element.style.setProperty("--c", curve.color);

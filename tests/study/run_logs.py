@@ -1,0 +1,38 @@
+"""Made-up run folders, with a row in every table."""
+
+import shutil
+
+from hesscond.study.store import RunLog
+
+CONFIG = {
+    "name": "made-up",
+    "description": "for the tests",
+    "data": {"name": "digits"},
+    "model": {"hidden": [8]},
+    "training": {"batch_size": 60, "iterations": 6},
+    "probe": {"layers": ["fc2"], "units": [3]},
+    "run": {"method": "bnp", "seed": 4, "learning_rate": 0.1},
+}
+
+
+def row(iteration, **others):
+    """A row of the probe table."""
+    return {"iteration": iteration, "epoch": 0, "data": "batch", "layer": "fc2", "unit": 3} | others
+
+
+def written_run(folder, *, iterations=20, killed=False):
+    """A run folder of the present version, with a row in every table; ``killed``: as it is when its process is gone."""
+    log = RunLog(folder.with_name(f"{folder.name}-alive") if killed else folder, CONFIG)
+    for k in range(iterations):
+        log.training(k, 0, 1 / (k + 1))
+        log.commit(
+            probe=[row(k, kappa=10.0**k, resolved=1, solver="exact")],
+            readings=[row(k, kappa=2.0**k, coordinates="projected")],
+            statements=[row(k, statement="s-1", claim="bound", known=1, status="holds", used=0.5, reason="because")],
+        )
+    log.commit(evaluation=[{"iteration": 0, "epoch": 0, "test_loss": 1.0, "test_accuracy": 0.5}])
+    if killed:
+        log.mark(pid=-1)
+        shutil.copytree(log.folder, folder)
+    log.close("finished")
+    return folder

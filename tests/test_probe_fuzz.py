@@ -1,0 +1,90 @@
+"""Random programs, each probed and judged by finite differences of its own gradients: no wrong number, no traceback."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fuzzing import LEVELS, built, judged, random_states, seeded, state_of
+from random_programs import write
+
+import hesscond
+from hesscond.errors import HesscondError
+
+
+def check(seeds):
+    """Judge the programs of these seeds; at least 80 % must have an answer."""
+    answered = Counter()
+    for seed in seeds:
+        program = write(seed)
+        found = judged(program)
+        for kind in ("wrong", "traceback", "unnamed"):
+            sentences = "\n".join(getattr(found, kind))
+            assert not sentences, f"{kind}, program {seed} at level {program.level}:\n{sentences}\n\n{program.source}"
+        answered[bool(found.right or found.kink)] += 1
+    assert answered[True] >= 0.8 * answered.total(), answered
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_random_programs_are_measured_rightly_or_refused(part):
+    check(range(25 * part, 25 * part + 25))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_two_thousand_random_programs_are_measured_rightly_or_refused(part):
+    check(range(1000 + 100 * part, 1100 + 100 * part))
+
+
+def leaves_alone(seed):
+    """Whether a program's model and all random generators are as before at every level, and two probes agree."""
+    program = write(seed)
+    model, loss_fn, data = built(program).make()
+    seeded()
+    before = state_of([model, random_states()])
+    for level in LEVELS:
+        try:
+            one, other = (hesscond.probe(model, loss_fn, data, level=level) for _ in range(2))
+            same = all(
+                torch.equal(one[name].hessian(unit), other[name].hessian(unit))
+                for name in one
+                for unit in (one[name].units if level == "unit" else [None])
+            )
+        except HesscondError:
+            same = True
+        where = f"program {seed} at level {level}:\n\n{program.source}"
+        assert same, f"two probes differ, {where}"
+        assert state_of([model, random_states()]) == before, f"something is not as it was, {where}"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_probe_leaves_everything_as_it_was(part):
+    for seed in range(300 + 10 * part, 310 + 10 * part):
+        leaves_alone(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_many_probes_leave_everything_as_it_was(part):
+    for seed in range(4000 + 50 * part, 4050 + 50 * part):
+        leaves_alone(seed)
+
+
+@pytest.mark.parametrize(("factor", "kind"), [(1 + 1e-4, "wrong"), (1 + 1e-9, "right")])
+def test_the_judge_tells_wrong_from_right(factor, kind):
+    """A Hessian that is off by 1e-4, and one that is off by 1e-9."""
+
+    def scaled(layer):
+        fields = {
+            name: getattr(layer, name, None) for name in ("name", "level", "units", "n_params", "route", "parameters")
+        }
+        return SimpleNamespace(**fields, hessian=lambda unit: factor * layer.hessian(unit))
+
+    def probe(*args, **options):
+        return {name: scaled(layer) for name, layer in hesscond.probe(*args, **options | {"level": "layer"}).items()}
+
+    for seed in range(20):
+        found = judged(write(seed), probe)
+        assert not found.traceback
+        assert not found.right or kind == "right"
+        assert not found.wrong or kind == "wrong"
