@@ -210,7 +210,7 @@ def test_a_log_that_computes_when_it_is_read(folder, statements, word):
 
 def test_pages_that_point_at_each_other(tmp_path):
     """A b-tree whose inner pages all lead to the same leaf has a thousand billion rows in a few pages."""
-    folder = written_run(tmp_path / "run", iterations=1000)
+    folder = written_run(tmp_path / "run", iterations=4000)
     path = folder / "run.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'probe'").fetchone()
