@@ -220,7 +220,7 @@ def judged(program, probe=hesscond.probe, **options):
 
 
 def products(layer, seed, truth, method):
-    """[(what, H v of the probe, H v by differences as a function of the step)] of a random unit, or of a whole layer."""
+    """[(what, H v of the probe, H v by differences as a function of the step)] of a random unit or a layer."""
     generator = torch.Generator().manual_seed(seed)
     unit = layer.units[seed % len(layer.units)] if layer.level == "unit" else None
     rows = places(truth.model, layer, unit)
