@@ -68,7 +68,9 @@ class Check:
         return self.difference <= self.bound
 
     def __str__(self) -> str:
-        return f"{self.difference:.1e} from the model's own product (bound {self.bound:.1e})"
+        if self.bound >= 1:
+            return "the model's own double backward is round-off here, and tells nothing"
+        return f"{self.difference:.0e} from the model's own double backward (bound {self.bound:.0e})"
 
 
 @dataclass
@@ -266,12 +268,14 @@ class Witness:
         return norm((products[1] - products[0]) / direction.scales)
 
     def uncertainty(self, direction: Direction) -> float:
-        """ε such that H is known to ε d_i d_j, with the scales d of a block: what operations in a lower precision do.
+        """ε such that H is known to ε d_i d_j, with the scales d of a block: what operations below float64 do.
 
         0: there are none. An estimate of the Frobenius norm from one direction, times 4.
         """
-        narrowest = None if self.precision is None else self.precision.narrowest
-        if narrowest is None:
+        if self.precision is None:
+            return 0.0
+        narrowest = self.precision.narrowest or self.precision.dtype
+        if narrowest is torch.float64:
             return 0.0
         length = norm(direction.v * direction.scales) / len(direction.v) ** 0.5
         return ratio(4 * self.shaken(direction, float(torch.finfo(narrowest).eps)), length)

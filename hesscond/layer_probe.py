@@ -134,8 +134,15 @@ class LayerProbe:
     def _in_chart(self, name: str, chart: Chart) -> LayerResult:
         """A layer whose Hessian is known by its products in a chart."""
         made: list[HessianOperator] = []
+        known: dict[str, HessianOperator] = {}
 
         def maker(**wanted: object) -> HessianOperator:
+            # one for all units, where they are parts of the same
+            if repr(wanted) not in known:
+                known[repr(wanted)] = evaluated(**wanted)
+            return known[repr(wanted)]
+
+        def evaluated(**wanted: object) -> HessianOperator:
             options = {"dtype": self.dtype, "memory": self.memory, "reduction": self.reduction, "weight": self.weight}
             options["lift_casts"] = self.lift_casts
             made.append(HessianOperator(self.model, self.loss_fn, self.data, **options, **wanted))  # type: ignore[arg-type]
@@ -150,7 +157,8 @@ class LayerProbe:
                 blocks[unit] = NetworkHessian(operator, lambda: ((), Known()), Effort(memory=self.memory))
             return blocks[unit]
 
-        first = block(units[0] if units else None)
+        # all of them now: the model may be another one when they are read
+        first, *_ = [block(unit) for unit in units or [None]]
         result = LayerResult(
             name,
             self.level,

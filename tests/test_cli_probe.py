@@ -176,7 +176,7 @@ def engine(monkeypatch):
 
     class Result(dict):
         skipped = {"2": "it is used [twice]"}  # noqa: RUF012
-        coordinates = "plain coordinates"
+        coordinates, precision = "plain coordinates", "float64"
 
         def to_frame(self):
             import pandas as pd
@@ -188,7 +188,11 @@ def engine(monkeypatch):
         seen.update(options, data=data, level=level, batches=list(data) if isinstance(data, Stream) else [data])
         result = real(model, loss_fn, seen["batches"][0])
         seen["frame"] = result.to_frame()
-        return Result((name, SimpleNamespace(kappa=layer.kappa[0])) for name, layer in result.items() if name != "2")
+        return Result(
+            (name, SimpleNamespace(kappa=layer.kappa[0], check=layer.check))
+            for name, layer in result.items()
+            if name != "2"
+        )
 
     monkeypatch.setattr(hesscond, "probe", probe)
     return seen

@@ -13,6 +13,7 @@ from truth import layer_truth
 
 import hesscond
 from hesscond.errors import CaptureError
+from hesscond.hessians import Jacobi
 
 #: One of each kind: dense, convolution, sequence, shared, coupled, indefinite.
 KINDS = [
@@ -259,3 +260,27 @@ def test_a_unit_whose_curvature_cancels_has_no_kappa_from_round_off(activation, 
     kappa = hesscond.probe(model, loss_fn, (x, targets), ["0"])["0"].kappa
     assert not kappa[1].resolved
     assert all(other.resolved for unit, other in enumerate(kappa) if unit != 1)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("method", [None, Jacobi()], ids=["plain", "jacobi"])
+@pytest.mark.parametrize("parametrized", [True, False])
+def test_what_was_probed_stays_when_the_model_goes_on(level, method, parametrized):
+    """All of it is measured in the call, and none when it is read."""
+    torch.manual_seed(0)
+    model = mlp(nn.Tanh()).double()
+    if parametrized and method is None:
+        nn.utils.parametrizations.orthogonal(model[2], orthogonal_map="cayley")
+    batch = torch.randn(7, 5, dtype=torch.float64), torch.randint(0, 3, (7,))
+
+    def read(result):
+        return [
+            layer.hessian(unit) for layer in result.values() for unit in (layer.units if level == "unit" else [None])
+        ]
+
+    at_once = read(hesscond.probe(model, nn.CrossEntropyLoss(), batch, level=level, method=method))
+    later = hesscond.probe(model, nn.CrossEntropyLoss(), batch, level=level, method=method)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    assert all(torch.equal(one, other) for one, other in zip(at_once, read(later), strict=True))

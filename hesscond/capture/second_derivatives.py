@@ -165,7 +165,7 @@ SATURATION: dict[str, Callable[[Any], bool]] = {
     "MishBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     # 1 + erf has no digits left there
     "GeluBackward0": lambda node: beyond(saved(node, "self"), -6.0, GAUSSIAN),
-    "EluBackward0": lambda node: beyond(saved(node, "self_or_result"), -SATURATED, math.inf),
+    "EluBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, math.inf),
     "SoftplusBackward0": lambda node: beyond(saved(node, "self"), -EXPONENT, SATURATED),
     "LogSigmoidBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     "BinaryCrossEntropyWithLogitsBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -100,7 +101,7 @@ class Snapshot:
         refuse_originals(loss, self.model)
         return Evaluation(loss, found.output, found.target, found.samples)
 
-    def _evaluated(self, loss_fn: LossFunction, batch: Batch, counted: Operations | None) -> Evaluation:
+    def _evaluated(self, loss_fn: LossFunction, batch: tuple[Any, Any], counted: Operations | None) -> Evaluation:
         """The loss as the function gave it.
 
         Raises

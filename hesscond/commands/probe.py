@@ -73,6 +73,9 @@ def probe(
     rtol: Annotated[float, typer.Option(help="Relative width of κ's interval that is good enough.")] = 1e-8,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     memory: Annotated[str | None, typer.Option(help="How much memory may be used, as 2GB.")] = None,
+    lift_casts: Annotated[
+        bool, typer.Option(help="Keep in float64 what the model casts to float32 (LLaMA's normalization).")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Of the random generators before FUNCTION is called.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The rows, one per Hessian, as a list of objects.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="The rows, one per Hessian, as CSV.")] = False,
@@ -96,6 +99,7 @@ def probe(
         dtype=DTYPES[choice("--dtype", dtype, DTYPES)],
         rtol=rtol,
         memory=None if memory is None else parse_size(memory),
+        lift_casts=lift_casts,
     )
     if not 0 <= seed <= LARGEST:
         raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {seed}")
@@ -118,6 +122,10 @@ def probe(
                 stdout.print(f"figure: {figure}", soft_wrap=True)
 
 
+#: What `hesscond.probe` takes as it is.
+FORWARDED = ("layers", "level", "units", "method", "dtype", "rtol", "lift_casts")
+
+
 @dataclass(frozen=True)
 class Request:
     """What `hesscond.probe` is asked for."""
@@ -129,6 +137,7 @@ class Request:
     dtype: torch.dtype | None
     rtol: float
     memory: int | None
+    lift_casts: bool = True
 
     def __post_init__(self) -> None:
         if self.units is not None and self.layers is None:
@@ -140,7 +149,7 @@ class Request:
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `hesscond.probe`."""
-        chosen = {name: getattr(self, name) for name in ("layers", "level", "units", "method", "dtype", "rtol")}
+        chosen = {name: getattr(self, name) for name in FORWARDED}
         return chosen if self.memory is None else chosen | {"memory": self.memory}
 
 
@@ -201,11 +210,13 @@ def print_summary(
     result: hesscond.ProbeResult, frame: pd.DataFrame, request: Request, target: Target, spec: str
 ) -> None:
     """What was probed, the table, and what there is to say below it."""
-    precision = "float64" if request.dtype is torch.float64 else "the model's own precision"
     mode = "train" if target.model.training else "eval"
     level = f"level {request.level}: {LEVELS[request.level]}"
     stdout.print(f"{spec} · {target.samples} samples · {level}", soft_wrap=True)
-    stdout.print(f"{result.coordinates} · forward pass in {precision} · model in {mode} mode", soft_wrap=True)
+    stdout.print(f"{result.coordinates} · forward pass in {result.precision} · model in {mode} mode", soft_wrap=True)
+    if checks := {name: layer.check for name, layer in result.items() if layer.check is not None}:
+        name, worst = max(checks.items(), key=lambda item: item[1].difference / item[1].bound)
+        stdout.print(f"checked: {worst}" + (f", largest at {name}" if len(checks) > 1 else ""), soft_wrap=True)
     stdout.print()
     draw = {"unit": unit_table, "layer": layer_table, NETWORK: network_table}[request.level]
     names = [str(name) for name in frame["layer"].unique() if name != NETWORK]

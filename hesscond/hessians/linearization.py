@@ -183,9 +183,10 @@ def gradients(outputs: Tensors, inputs: Tensors, seeds: Tensors | None, *, creat
 
 @contextmanager
 def differentiable() -> Iterator[None]:
-    """Turn torch's complaints about derivatives that it does not have into a CaptureError."""
+    """Record graphs, and turn torch's complaints about derivatives that it does not have into a CaptureError."""
     try:
-        yield
+        with torch.enable_grad():
+            yield
     except RuntimeError as error:
         if not re.search(r"derivative|differentiat|double backward", str(error), re.IGNORECASE):
             raise

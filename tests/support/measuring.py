@@ -127,12 +127,13 @@ def number(result, name):
     kappa = own.conditions[0]
     value = f"κ = {kappa.value:.4g}" if kappa.resolved else f"κ ≥ {kappa.lower:.2g}, not resolved"
     negative = f", {kappa.negative} negative" if kappa.negative else ""
-    return f"{value} (rank {kappa.rank} of {own.n_params}{negative}); {checked(own.check)}"
+    precision = "" if result.precision == "float64" else f"; {result.precision}"
+    return f"{value} (rank {kappa.rank} of {own.n_params}{negative}); {checked(own.check)}{precision}"
 
 
 def checked(check):
     """A bound on the difference to the model's own product, coarse: rounding differs from machine to machine."""
-    return f"check {next(bound for bound in (1e-12, 1e-10, 1e-8, 1e-6, 1.0) if check.difference <= bound):.0e}"
+    return f"checked to {1e-8 if check.difference <= 1e-8 else check.difference:.0e}"
 
 
 def compare(found, result, truth, level):
