@@ -74,7 +74,7 @@ def row_space(block: StreamedBlock, like: torch.Tensor) -> RowSpace:
         return RowSpace(R.new_zeros(n, 0), R, dead)
     scaled = R[:, live] / lengths[live]
     _, sigma, Vh = torch.linalg.svd(scaled, full_matrices=False)
-    carried = float((error[live] / lengths[live]).square().sum().sqrt())
+    carried = 0.0 if error is None else float((error[live] / lengths[live]).square().sum().sqrt())
     rank = certain_rank(sigma.cpu().numpy(), tuple(scaled.shape), carried)
     Q = R.new_zeros(n, len(live) if rank is None else rank)
     if rank is None or rank == len(live):
