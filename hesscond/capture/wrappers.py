@@ -67,12 +67,16 @@ def plainly(model: nn.Module) -> Iterator[None]:
     """Within, compiled code runs as it was written, no part of the model is replicated, and nothing is checkpointed.
 
     None of it changes a value, but compilers do not see hooks, replicas hold parameters of their own, and a checkpoint
-    computes its part again in the backward pass, from the parameters that the model has by then.
+    computes its part again in the backward pass, from the parameters that the model has by then. Backward hooks are of
+    the user's own passes.
     """
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for module in model.modules():
+            for hooks in (module._backward_hooks, module._backward_pre_hooks):
+                stack.callback(hooks.update, dict(hooks))
+                hooks.clear()
             if isinstance(module, PARALLEL):
                 vars(module)["forward"] = module.module
                 stack.callback(vars(module).pop, "forward", None)
