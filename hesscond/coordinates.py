@@ -67,7 +67,8 @@ class Applied:
             return None
         known = dict(self.given.named_modules())
         names = list(layers)
-        chosen_layers(self.given, [name for name in names if name not in known])
+        if unknown := [name for name in names if name not in known]:
+            chosen_layers(self.given, unknown)
         return [place_of(self.model, name) for name in names]
 
     def original(self, place: str) -> str:

@@ -58,7 +58,11 @@ def test_kappa_does_not_depend_on_the_order_of_the_samples(name, level, seed):
     model, loss_fn, batch = example.make()
     order = torch.randperm(example.samples, generator=torch.Generator().manual_seed(seed))
     plain = hesscond.probe(model, loss_fn, batch, level=level).to_frame()
-    same(plain, hesscond.probe(model, loss_fn, rows(batch, order), level=level).to_frame())
+    other = hesscond.probe(model, loss_fn, rows(batch, order), level=level).to_frame()
+    # a value at the very border of what is called round-off may be so in one order of the sums only
+    both = plain["resolved"] & other["resolved"]
+    same(plain[both], other[both])
+    assert (plain["rank"] == other["rank"]).all()
 
 
 @pytest.mark.parametrize("level", ["unit", "layer"])

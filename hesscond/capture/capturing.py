@@ -10,12 +10,11 @@ from torch import nn
 
 from hesscond.capture.captured import LayerCapture
 from hesscond.capture.curvature import Differentiator, Request
-from hesscond.capture.evaluation import Batch, LossFunction, wants_gradients
+from hesscond.capture.evaluation import Batch, LossFunction
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
 from hesscond.capture.weighting import Weights, refuse_nothing
 from hesscond.capture.wrappers import measurable
-from hesscond.errors import CaptureError
 
 #: Bytes that a capture and the work on it may take unless told otherwise.
 MEMORY = 4 * 10**9
@@ -120,13 +119,7 @@ def capture(
     own_forward = {name for name, layer in chosen.items() if stock_class(layer) is None and not is_computed(layer)}
     in_parameters = (tied_layers(model) | own_forward | in_parameters) & set(chosen)
     run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional, lift_casts=lift_casts)
-    try:
-        forward = run(in_parameters=in_parameters)
-    except CaptureError as error:
-        if not wants_gradients(error):
-            raise
-        run = partial(run, differentiable=True)
-        forward = run(in_parameters=in_parameters)
+    forward = run(in_parameters=in_parameters)
     if forward.entangled or forward.overwritten:
         forward = run(in_parameters=in_parameters | forward.entangled, keep_inputs=forward.overwritten)
     result = Captures()

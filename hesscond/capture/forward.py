@@ -24,6 +24,7 @@ from hesscond.capture.evaluation import (
     scalar,
     tensors_by_module,
     tensors_of,
+    wants_gradients,
 )
 from hesscond.capture.graph import dependent, is_transformed, nodes, refuse_originals
 from hesscond.capture.layers import ELIGIBLE, Layer, device_of, is_computed, own_parameters, stock_class
@@ -112,7 +113,8 @@ def run_forward(
     lift_casts, counted
         As in `evaluate`.
     differentiable
-        Whether all parameters are, not only those that are asked for: a model may differentiate in them itself.
+        Whether all parameters are, not only those that are asked for. They are in any case if the model differentiates
+        in them itself.
 
     Raises
     ------
@@ -180,15 +182,34 @@ def run_forward(
                 continue
             stack.callback(layer.register_forward_pre_hook(enter(name)).remove)
             stack.callback(layer.register_forward_hook(perturb(name), with_kwargs=True, prepend=True).remove)
-        found = evaluate(
+        try:
+            found = evaluate(
+                model,
+                loss_fn,
+                (inputs, target),
+                state,
+                dtype=dtype,
+                watch=watch,
+                lift_casts=lift_casts,
+                counted=counted,
+            )
+        except CaptureError as error:
+            if differentiable or not wants_gradients(error):
+                raise
+            found = None
+    if found is None:
+        return run_forward(
             model,
             loss_fn,
-            (inputs, target),
-            state,
+            batch,
+            layers,
             dtype=dtype,
-            watch=watch,
+            optional=optional,
+            in_parameters=in_parameters,
+            keep_inputs=keep_inputs,
             lift_casts=lift_casts,
             counted=counted,
+            differentiable=True,
         )
     for number in watch.used_outside:
         name = watch.weights[number]

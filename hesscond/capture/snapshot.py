@@ -73,6 +73,7 @@ class Snapshot:
         self._owners = {id(t): key for key, t in tensors.items() if isinstance(t, nn.Parameter)}
         self._homes = {t.device for t in tensors.values()}
 
+    @torch.enable_grad()
     def evaluate(self, loss_fn: LossFunction, batch: Batch, *, counted: Operations | None = None) -> Evaluation:
         """The loss of a batch, on the graph of the leaves; random numbers come from the present state.
 

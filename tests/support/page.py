@@ -30,6 +30,8 @@ def row(kind):
     if kind.missing:
         return f"| {kind.title} | `{kind.layer}` | not tried: {kind.missing} | | |"
     cells = measured(kind)
+    if faults := [f"{level}: {fault}" for level in LEVELS for fault in cells[level].faults]:
+        raise SystemExit(f"{kind.title}: {'; '.join(faults)}")
     texts = [cells[level].text.replace("|", "\\|").replace("<", "&lt;") for level in LEVELS]
     return f"| {kind.title} | `{kind.layer}` | {' | '.join(texts)} |"
 
