@@ -29,7 +29,7 @@ TOLERANCE = 1e-8
 #: The same in a precision with round-off eps, in units of it.
 UNITS = 1e3
 #: What rounding is measured to do is taken so many times.
-MARGIN = 64.0
+MARGIN = 256.0
 
 
 @dataclass(frozen=True)
