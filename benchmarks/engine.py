@@ -22,6 +22,7 @@ from workloads import (
     FULL,
     QUICK,
     Row,
+    check_rows,
     convolution_rows,
     convolutional,
     dense,
@@ -32,7 +33,7 @@ from workloads import (
 )
 
 CPU = torch.device("cpu")
-SECTIONS = ("float64", "float32", "saturated", "convolution", "stream", "peers")
+SECTIONS = ("float64", "float32", "check", "saturated", "convolution", "stream", "peers")
 
 
 class Bench:
@@ -67,6 +68,9 @@ class Bench:
             note = "" if dtype == torch.float64 else ", computed in float64"
             title = f"MLP {network}, batch {size.batch}, {name}{note}"
             self.timed(name, title, dense_rows(dense(size, dtype, CPU)))
+        self.timed(
+            "check", f"MLP {network}, batch {size.batch}: the check", check_rows(dense(size, torch.float64, CPU))
+        )
         title = f"The same with Glorot's weights: a saturated softmax, κ beyond 1e40 (float64, batch {size.batch})"
         self.timed("saturated", title, saturated_rows(dense(size, torch.float64, CPU, glorot=True)))
         self.convolution()

@@ -186,6 +186,35 @@ def dense_rows(problem: Problem) -> list[Row]:
     return rows
 
 
+def check_rows(problem: Problem) -> list[Row]:
+    """Probes with and without the comparison with the model itself, beside one gradient in float64."""
+    model = copy.deepcopy(problem.model).double()
+    inputs, targets = problem.batch[0].double(), problem.batch[1]
+    parameters = list(model.parameters())
+
+    def gradient() -> tuple[()]:
+        torch.autograd.grad(problem.loss_fn(model(inputs), targets), parameters)
+        return ()
+
+    def made(**options: object) -> Callable[[], tuple[()]]:
+        def make() -> tuple[()]:
+            hesscond.probe(problem.model, problem.loss_fn, problem.batch, level="network", **options)
+            return ()
+
+        return make
+
+    rows = [step_row(problem), Row("gradient", "one gradient, float64", gradient)]
+    for label, check in (("with", True), ("without", False)):
+        rows += [
+            probe_row(f"check-units-{label}", f"all units, 1e-6, {label} check", problem, rtol=1e-6, check=check),
+            probe_row(
+                f"check-layers-{label}", f"all layers, 1e-6, {label}", problem, level="layer", rtol=1e-6, check=check
+            ),
+            Row(f"check-network-{label}", f"operator of the network, {label}", made(check=check)),
+        ]
+    return rows
+
+
 def saturated_rows(problem: Problem) -> list[Row]:
     """The rows of the network with Glorot's weights, whose κ go beyond 1e40."""
     return [
