@@ -23,6 +23,7 @@ from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
     BlockHessian,
     Chart,
+    FactoredHessian,
     HessianOperator,
     NetworkHessian,
     Preconditioner,
@@ -126,9 +127,9 @@ class LayerProbe:
             try:
                 found[name] = self._in_chart(name, chart)
             except CaptureError as error:
-                if self.layers is not None or "does not depend differentiably" not in str(error):
+                if self.layers is not None:
                     raise
-                self.skipped[name] = "the loss does not depend differentiably on it"
+                self.skipped[name] = str(error)
         return found
 
     def _in_chart(self, name: str, chart: Chart) -> LayerResult:
@@ -526,7 +527,9 @@ def joined(parts: Sequence[Sums]) -> Sums:
             found.routes.setdefault(name, part.routes[name])
             for unit, block in blocks.items():
                 into = streamed.setdefault((name, unit), StreamedBlock(block.order, block.units))
-                into.add(block, 1.0 if math.isnan(mass) else mass)
+                # the limit of a streamed factor is that of a loss that knows of no shift of all units
+                shift = isinstance(block, FactoredHessian) and block.rank_limit is not None
+                into.add(block, 1.0 if math.isnan(mass) else mass, shift=shift)
         for name, own in part.statistics.items():
             found.statistics[name] = found.statistics[name].merged(own) if name in found.statistics else own
         for name, check in part.checks.items():

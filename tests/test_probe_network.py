@@ -270,5 +270,15 @@ def test_processes_need_batches_to_share(tmp_path):
     assert done.returncode != 0
     assert "the data are one batch, which 2 processes cannot share" in done.stderr
     assert "Traceback" not in done.stderr.split("error:")[0]
-    done = command(tmp_path, "mine.py:make", "--level", "unit", processes=2)
-    assert "several processes measure a whole network" in done.stderr
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_two_processes_find_the_layers_that_one_finds(tmp_path, level):
+    rows = []
+    for processes in (1, 2):
+        done = command(tmp_path, "mine.py:make", "--level", level, "--json", processes=processes)
+        assert done.returncode == 0, done.stderr
+        rows.append(json.loads(done.stdout))
+    for one, two in zip(*rows, strict=True):
+        assert [one[name] for name in ("layer", "unit", "rank")] == [two[name] for name in ("layer", "unit", "rank")]
+        assert two["kappa"] == pytest.approx(one["kappa"], rel=1e-7)

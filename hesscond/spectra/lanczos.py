@@ -10,7 +10,7 @@ import torch
 from hesscond.errors import ConfigError
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.parallel import led
-from hesscond.spectra.eigen import EigenResult
+from hesscond.spectra.eigen import EigenResult, Interval, intervals
 from hesscond.spectra.krylov import Krylov, Reorthogonalization
 from hesscond.spectra.krylov_basis import Basis, plan
 from hesscond.spectra.krylov_run import Callback, Run
@@ -22,6 +22,9 @@ REORTHOGONALIZATIONS: dict[str, type[Reorthogonalization]] = {"full": Reorthogon
 
 #: What is not at an end of the spectrum.
 SMALLEST = "smallest-nonzero"
+
+#: Operators up to this order are formed once the iteration has taken as many products as that does.
+FORMED = 2000
 
 #: The probability with which a search may miss an eigenvalue, unless asked otherwise.
 MISSED = 1e-6
@@ -79,7 +82,8 @@ def lanczos(
     seed
         Of all random vectors.
     max_products
-        Give up after so many products with one vector; by default 10 n + 1,000, at most 100,000.
+        Give up after so many products with one vector; by default 10 n + 1,000, at most 100,000. Up to n = 2,000 the
+        default is to form the matrix after n products, with as many again, if its ends are too clustered by then.
     reorthogonalization
         "full", or "selective": fewer passes over the basis, checked for ghost copies, with "full" as the fallback.
     missed
@@ -155,8 +159,10 @@ def lanczos(
         raise ConfigError(f"block={block} does not fit: 1 or more, and 1 with reorthogonalization='selective'")
     wanted, block = Wanted(which, k, A.order), min(block, A.order)
     dtype = A.dtype if dtype is None else dtype
+    fits = memory is None or 8 * 3 * A.order**2 <= memory
+    small = max_products is None and callback is None and A.order <= FORMED and fits
     if max_products is None:
-        max_products = min(10 * A.order + 1000, 100_000)
+        max_products = max(A.order, 2 * wanted.count + block) if small else min(10 * A.order + 1000, 100_000)
     if max_products < 2 * wanted.count + block:
         raise ConfigError(
             f"max_products={max_products} is too few for {wanted.count} eigenvalues: "
@@ -182,9 +188,51 @@ def lanczos(
             process.seed(process.random())
         else:
             run.begin(start)
-        return run.finish()
+        found = run.finish()
+        return found if found.converged or not small else formed_ends(A, found, which, k, tol, dtype)
 
     return led(A, compute)
+
+
+def formed_ends(
+    A: SymmetricOperator, tried: EigenResult, which: str, k: int, tol: float, dtype: torch.dtype
+) -> EigenResult:
+    """The same from all eigenvalues of the formed matrix, after an iteration that did not converge."""
+    matrix = A.to_dense().to(torch.float64)
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    places = torch.arange(A.order - 1, -1, -1, device=values.device)
+    ends = {"top": places[:k], "bottom": places[-k:], "both": torch.cat([places[:k], places[-k:]])}
+    chosen = ends[which] if which in ends else values.abs().argsort(descending=True)[:k].sort(descending=True).values
+    U = vectors[:, chosen]
+    images = (A @ U.to(A.dtype)).to(torch.float64)
+    theta = (U * images).sum(0)
+    residuals = torch.linalg.vector_norm(images - U * theta, dim=0).cpu()
+    norm = float(values.abs().max())
+    # rounding of the products, and of the matrix made of them
+    rounding = A.rounding * norm * A.order**0.5
+    others = torch.ones(A.order, dtype=torch.bool, device=values.device).index_fill_(0, chosen, False)
+    rest = values[others]
+    between = Interval(1.0, 0.0) if not len(rest) else Interval(float(rest[0]) - rounding, float(rest[-1]) + rounding)
+    lower, upper = intervals(theta.cpu(), residuals, A.rounding * norm, between)
+    settled = residuals <= tol * norm
+    products = tried.products + A.order + len(chosen)
+    converged = bool(settled.all())
+    return EigenResult(
+        eigenvalues=theta.cpu(),
+        eigenvectors=U.to(dtype),
+        residuals=residuals,
+        lower=lower,
+        upper=upper,
+        settled=settled,
+        converged=converged,
+        products=products,
+        norm=norm,
+        null=0,
+        vectors=max(tried.vectors, 3 * A.order),
+        message="converged: the matrix was formed"
+        if converged
+        else "not converged: the tolerance is below the rounding of the products",
+    )
 
 
 def at_the_bottom(operator: SymmetricOperator, k: int, unfit: Mapping[str, bool], **options: Any) -> EigenResult:
