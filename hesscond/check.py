@@ -126,7 +126,8 @@ class Direction:
         floor = torch.finfo(scales.dtype).tiny ** 0.5 * largest
         scales = torch.where(scales > floor, scales, largest)
         generator = torch.Generator().manual_seed(0)
-        v = torch.randn(len(scales), generator=generator, dtype=torch.float64).to(scales.device) / scales * largest
+        v = torch.rand(len(scales), generator=generator, dtype=torch.float64).mul_(2).sub_(1).to(scales.device)
+        v.div_(scales).mul_(largest)
         whole = layout if whole is None else whole
         return cls(layout, v, scales, unit, torch.zeros_like(v), v.new_zeros(whole.order), whole)
 
@@ -219,12 +220,12 @@ class Witness:
             What the weights are divided by.
         """
         built = block.product(direction.v[:, None])[:, 0]
-        own = direction.product / total
-        scaled = max(norm(built / direction.scales), norm(own / direction.scales))
+        own = direction.product if total == 1 else direction.product / total
+        scaled, apart = norm(built / direction.scales), norm((built - own) / direction.scales)
+        if not apart <= 0.1 * scaled:
+            scaled = max(scaled, norm(own / direction.scales))
         slopes = slopes_differ(direction)
-        difference = max(
-            ratio(norm((built - own) / direction.scales), scaled), slopes, in_coordinates(block, P, direction)
-        )
+        difference = max(ratio(apart, scaled), slopes, in_coordinates(block, P, direction))
         bound = max(TOLERANCE, UNITS * float(torch.finfo(self.leaf_dtype).eps))
         if not difference <= bound and math.isfinite(difference):
             bound = max(bound, ratio(self.rounding(direction), scaled))
@@ -433,7 +434,10 @@ def in_coordinates(block: BlockHessian, P: Preconditioner | None, direction: Dir
 
 def norm(vector: torch.Tensor) -> float:
     """‖x‖₂, also where the squares would leave the range of doubles."""
-    largest = float(vector.abs().max()) if vector.numel() else 0.0
+    plain = float(vector.norm())
+    if 1e-140 < plain < 1e140 or vector.numel() == 0:
+        return plain
+    largest = float(vector.abs().max())
     return largest * float((vector / largest).norm()) if 0 < largest < math.inf else largest
 
 

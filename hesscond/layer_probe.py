@@ -17,7 +17,7 @@ from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
 from hesscond.capture.weighting import BatchWeight, Rule, Weights, share_of_mass
-from hesscond.check import Check, Direction, Witness, check_operator, most_curved, refuse_failed
+from hesscond.check import Check, Direction, Witness, check_operator, in_coordinates, most_curved, refuse_failed
 from hesscond.coordinates import ProbeMethod, collector, coordinates
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
@@ -194,7 +194,8 @@ class LayerProbe:
             memory=self.memory,
             weights=weights,
             in_parameters=in_parameters,
-            slopes=self.check,
+            # a direction in a whole layer is one in all its units
+            slopes=self.check and self.level == "unit",
             lift_casts=self.lift_casts,
         )
 
@@ -270,6 +271,7 @@ class Capturing:
     layers: Mapping[str, Layer]
     witness: Witness | None
     directions: dict[str, Direction] = field(default_factory=dict)
+    verdicts: dict[str, Check] = field(default_factory=dict)
     in_parameters: frozenset[str] = frozenset()
 
     def one(self, batch: Batch) -> dict[str, LayerResult]:
@@ -287,7 +289,7 @@ class Capturing:
             units = own.units if probe.level == "unit" else ()
             block = partial(probe.block, own)
             result = probe.layer_result(name, self.layers[name], units, block, own.route, P, together)
-            results[name] = self._compared(result, 1.0)
+            results[name] = self._compared(result, 1.0, self.verdicts.get(name))
         return results
 
     def over(self, batches: Iterable[Batch]) -> dict[str, LayerResult]:
@@ -416,7 +418,7 @@ class Capturing:
             trial = replace(direction)
             if name in captures.slopes:
                 trial.add_slopes(*captures.slopes[name])
-            verdict = self.witness.verdict(trial, self.probe.block(own, direction.unit), None)
+            verdict = self.verdicts[name] = self.witness.verdict(trial, self.probe.block(own, direction.unit), None)
             if not verdict.passed:
                 failed[name] = verdict
         return failed
@@ -445,8 +447,8 @@ class Capturing:
             found[name] = Direction.of(self.probe.block(own, unit), layout, whole, unit)
         return found
 
-    def _compared(self, result: LayerResult, total: float) -> LayerResult:
-        """The result with its check.
+    def _compared(self, result: LayerResult, total: float, known: Check | None = None) -> LayerResult:
+        """The result with its check; one that is ``known`` in plain coordinates is carried over to those of P.
 
         Raises
         ------
@@ -457,7 +459,14 @@ class Capturing:
             direction = self.directions[result.name]
             result.uncertainty = self.witness.uncertainty(direction)
             unit = direction.unit
-            result.check = self.witness.verdict(direction, result.block(unit), result.P(unit), total)
+            P = result.P(unit)
+            if known is None:
+                result.check = self.witness.verdict(direction, result.block(unit), P, total)
+            elif P is None:
+                result.check = known
+            else:
+                apart = in_coordinates(result.block(unit), P, direction)
+                result.check = replace(known, difference=max(known.difference, apart))
             refuse_failed(result.name, result.check, "the sum over the batches does not agree with the model's own")
         return result
 
