@@ -12,7 +12,7 @@ from truth import layer_truth, unit_truth
 
 import hesscond
 from hesscond.errors import ConfigError
-from hesscond.hessians import Penalized, Preconditioner, Reparametrized
+from hesscond.hessians import Penalized, Reparametrized
 from hesscond.hessians.sphere_chart import SphereChart
 from hesscond.methods import BNP, Adam, parse, registered
 
@@ -69,7 +69,7 @@ def refused(spec, level):
     if spec == "four-things-batchnorm" and level != "network":
         return None
     # a P of layers has no room for what belongs to none
-    without = ("bnp+groupnorm:groups=2", "bnp:layers=3+layernorm", "equilibration:frozen=true")
+    without = ("bnp+groupnorm:groups=2", "bnp:layers=3+layernorm")
     if level == "network" and spec in without:
         return "name the layers to measure with layers="
     return REFUSED.get(spec)
@@ -152,9 +152,6 @@ def unit_hessian(model, loss_fn, data, place, unit, own):
     if isinstance(own, Penalized):
         assert own.P is None
         return H + 2 * own.strength * torch.eye(len(H)).to(H)
-    if isinstance(own, Preconditioner):
-        P = own.of_unit(unit).matrix(len(H))
-        return P.T @ H @ P
     assert own is None
     return H
 
@@ -232,8 +229,8 @@ def test_layers_are_those_of_the_network_that_the_method_builds(spec):
     place = method.layer("3")
     check_conditions(result["3"], expected[place])
     own = method.probed(place)
-    # P of the data has tests of its own, and so has the tangent space; E frozen is tested by unit
-    if rebuilding(spec)[1] is not None or isinstance(own, (SphereChart, Preconditioner)):
+    # P of the data has tests of its own, and so has the tangent space
+    if rebuilding(spec)[1] is not None or isinstance(own, SphereChart):
         return
     if isinstance(own, Reparametrized):
         truth = parameter_truth(built, loss_fn, data, place)[0]
@@ -257,7 +254,7 @@ def test_the_network_is_the_one_that_the_method_builds(spec):
     check_conditions(found, expected["network"])
     assert not any(".layer" in part for part in found.parts if "sphere+" not in spec)
     own = {name: method.probed(name) for name in eligible_layers(built)}
-    if rebuilding(spec)[1] is not None or any(isinstance(c, (SphereChart, Preconditioner)) for c in own.values()):
+    if rebuilding(spec)[1] is not None or any(isinstance(c, SphereChart) for c in own.values()):
         return
     truth = network_hessian(built, loss_fn, data)
     penalized = [c.strength for c in own.values() if isinstance(c, Penalized)]

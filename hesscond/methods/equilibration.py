@@ -189,6 +189,17 @@ class Equilibration(Reparametrization):
         """
         return self.frozen_coordinates(layer) if self.frozen else super().coordinates(layer)
 
+    def probed(self, layer: str) -> Coordinates:
+        """`coordinates`; with E frozen by products with W itself, which training takes E for a constant in too.
+
+        Raises
+        ------
+        ConfigError
+            No such layer.
+        """
+        own = self.coordinates(layer)
+        return Reparametrized(self.model, own.name) if isinstance(own, Preconditioner) else own
+
     def readings(self, layer: str) -> Mapping[str, Coordinates]:
         """The three readings of the Hessian of a layer that is equilibrated."""
         if self.parametrization_of(layer) is None:
