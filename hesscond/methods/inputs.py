@@ -158,7 +158,7 @@ class InputMethod(Method, Generic[State]):
         def hook(module: Layer, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> None:
             # a probe calls the module with other tensors in place of its parameters: not this training
             weight = module.weight
-            if output.requires_grad and weight.is_leaf and weight.requires_grad:
+            if output.requires_grad and isinstance(weight, nn.Parameter) and weight.requires_grad:
                 unseen = [(args[0] if args else kwargs["input"], output.shape)]
                 # once, however often a backward pass comes back: a penalty on the gradient takes one of its own
                 output.register_hook(lambda gradient: seen.append(unseen.pop()) if unseen else None)

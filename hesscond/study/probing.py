@@ -26,7 +26,6 @@ from hesscond.capture import (
 from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.check import (
     TOLERANCE,
-    Check,
     Direction,
     Witness,
     in_coordinates,
@@ -68,19 +67,12 @@ class ProbeRow(NamedTuple):
     statements: list[dict[str, Any]]
 
 
-class Checked(NamedTuple):
-    """How far a layer's Hessian is from the model's own, and the direction that was looked along."""
-
-    verdict: Check
-    direction: Direction
-
-
 class Measured(NamedTuple):
-    """The data that a Hessian is of: ``"batch"`` or ``"train"``; what makes operators of it; checks, by layer."""
+    """The data that a Hessian is of: ``"batch"`` or ``"train"``; what makes operators of it; what was compared, by layer."""
 
     name: str
     hessian: HessianMaker
-    checks: Mapping[str, Checked]
+    checks: Mapping[str, Direction]
 
 
 class Inputs(NamedTuple):
@@ -167,7 +159,7 @@ class Prober:
         chunk = min(CHUNK, max(1, ROOM // activations(self.model, inputs[:1])))
         parts = [slice(start, start + chunk) for start in range(0, samples, chunk)]
 
-        checks: dict[str, Checked] = {}
+        checks: dict[str, Direction] = {}
 
         def chunks() -> Iterator[tuple[dict[str, LayerCapture], float]]:
             for part in parts:
@@ -218,8 +210,8 @@ class Prober:
         dtype = torch.float64 if self.config.precision == "float64" else None
         return capture(self.model, self.loss_fn, (inputs, targets), list(self.units), units=self.units, dtype=dtype)
 
-    def _compared(self, captures: Mapping[str, LayerCapture], batch: Batch) -> dict[str, Checked]:
-        """The check of each layer's most curved unit.
+    def _compared(self, captures: Mapping[str, LayerCapture], batch: Batch) -> dict[str, Direction]:
+        """Compare each layer's most curved unit with the model; the directions that were looked along.
 
         Raises
         ------
@@ -238,7 +230,7 @@ class Prober:
                 witness.add(batch, [direction])
                 verdict = witness.verdict(direction, block, None)
             refuse_failed(self.names[place], verdict, "the capture does not hold for this layer")
-            found[place] = Checked(verdict, direction)
+            found[place] = direction
         return found
 
     def _row(
@@ -280,7 +272,6 @@ class Prober:
             "resolved_own": int(in_own.resolved),
             "coordinates": "plain" if own is None else own.name,
             "solver": f"{plain.solver}; {in_own.solver}",
-            "check_difference": data.checks[place].verdict.difference if place in data.checks else None,
         }
         readings = [at | {"coordinates": name} | reading_row(found[name]) for name in further]
         checked = []
@@ -307,9 +298,9 @@ class Prober:
                 found[name] = charts[id(own)]
             else:
                 linear[name] = None if P is None else P.of_unit(unit)
-        if (seen := data.checks.get(place)) is not None and seen.direction.unit == unit:
+        if (direction := data.checks.get(place)) is not None and direction.unit == unit:
             for name, P in linear.items():
-                if in_coordinates(hessian, P, seen.direction) > TOLERANCE:
+                if in_coordinates(hessian, P, direction) > TOLERANCE:
                     raise CaptureError(
                         f"layer {self.names[place]!r}: the Hessian in the coordinates {name!r} is not PᵀHP"
                     )

@@ -313,6 +313,10 @@ class Training:
         every = self.plan.study.probe.every
         return every > 0 and iteration % every == 0
 
+    def compares(self, iteration: int) -> bool:
+        """Whether the probe of an iteration is the first of its epoch, wherever a run was broken off."""
+        return (iteration - self.plan.study.probe.every) // self.per_epoch < iteration // self.per_epoch
+
     def state(self, iteration: int, permutation: torch.Tensor) -> dict[str, Any]:
         """All that decides how the run goes on before ``iteration``."""
         return {
@@ -366,9 +370,7 @@ class Training:
         if random is not None:
             # dropout is that of the training pass
             with probing(iteration), random.again():
-                # the first one of each epoch: the same iterations, wherever a run was broken off
-                first = (iteration - self.plan.study.probe.every) // self.per_epoch < iteration // self.per_epoch
-                rows = self.prober.batch_rows(inputs, targets, output, check=first)
+                rows = self.prober.batch_rows(inputs, targets, output, check=self.compares(iteration))
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()

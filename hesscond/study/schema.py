@@ -54,7 +54,6 @@ TABLES: dict[str, dict[str, str]] = {
         "resolved_own": "INTEGER",
         "coordinates": "TEXT",
         "solver": "TEXT",
-        "check_difference": "REAL",
     },
     "statements": {
         "iteration": "INTEGER",
@@ -113,7 +112,6 @@ PROBE_MEANING = {
     "kappa_D_running_eps": "the same with ε₁, ε₂: the D that the step used",
     "dead": "input features constant over the samples (σ = 0)",
     "coordinates": "the coordinates of kappa_own",
-    "check_difference": "how far the layer's H is from the model's own double backward, relatively (empty: not looked)",
     "rank": "rank of H; with nullity it adds up to n_params",
 }
 

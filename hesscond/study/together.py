@@ -293,7 +293,8 @@ class Together:
                 raise diverged("loss", loss, iteration)
             with probing(iteration):
                 # the recorder has seen no pass of this run, so the output is not asked for
-                rows = seed.training.prober.batch_rows(inputs, targets, targets)
+                training = seed.training
+                rows = training.prober.batch_rows(inputs, targets, targets, check=training.compares(iteration))
         return rows
 
     def end_of_epoch(self, iteration: int, epoch: int, *, last: bool = False) -> None:
