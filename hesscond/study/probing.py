@@ -68,7 +68,7 @@ class ProbeRow(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The data that a Hessian is of: ``"batch"`` or ``"train"``; what makes operators of it; what was compared, by layer."""
+    """The data that a Hessian is of: ``"batch"`` or ``"train"``; what makes operators of it; what was compared."""
 
     name: str
     hessian: HessianMaker

@@ -24,7 +24,8 @@ def normalized():
 
 def test_the_limit_tells_round_off_from_rank(normalized):
     exact = hesscond.probe(*normalized, layers=["2"], method="bnp")["2"].kappa
-    rounded = hesscond.probe(*normalized, layers=["2"], method="bnp", dtype=None)["2"].kappa
+    # as a study takes them: the float32 activations as they are
+    rounded = hesscond.probe(*normalized, layers=["2"], method="bnp", dtype=None, check=False)["2"].kappa
     for true, seen in zip(exact, rounded, strict=True):
         assert true.nullity > seen.nullity
         assert float(true) < FLOAT32_LIMIT < float(seen) < math.inf

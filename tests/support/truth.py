@@ -51,6 +51,10 @@ class Truth:
 
     def __init__(self, twin, loss_fn, batch):
         self.twin = twin
+        # the second derivatives of the loss, not of what a hook makes of its gradient
+        for module in twin.modules():
+            module._backward_hooks.clear()
+            module._backward_pre_hooks.clear()
         inputs, target = tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, batch)
         own = [(name, p) for name, p in twin.named_parameters() if p.is_floating_point()]
         self.trained = {name for name, p in own if p.requires_grad}
