@@ -1,8 +1,8 @@
 """Exact per-layer Hessian condition numbers of neural networks.
 
 Reading order: `operators` (matrices known by their products) → `capture` (what a layer sees) → `spectra` (κ and how it
-was decided) → `hessians` (what is built from these) → `methods` → `probe` → the rest. Each room imports only from those
-before it.
+was decided) → `hessians` (what is built from these) → `check` (every answer against the model itself) → `methods` →
+`probe` → the rest. Each room imports only from those before it.
 """
 
 from hesscond.hessians import GGNOperator, HessianOperator, LayerOperator, Preconditioner, SphereTangentOperator

@@ -160,6 +160,7 @@ def test_random_layers():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_thousand_random_units():
     """Features over 12 decades; one unit in five has weights that do not know of their scales, and saturates."""
     resolved = [outcome(Unscaled.random(seed, raw=seed % 5 == 0)) for seed in range(1000)]
