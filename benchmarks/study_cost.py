@@ -72,7 +72,7 @@ def main() -> None:
                     value, rows = run.step(iteration, run.inputs[batch], run.targets[batch])
                     run.log.training(iteration, 0, value)
                     if rows:
-                        run.log.commit("probe", [{"iteration": iteration, "epoch": 0, **row} for row in rows])
+                        run.log_probe(iteration, 0, rows)
                     times[name].append(time.perf_counter() - start)
             plain.log.close("finished")
             probed.log.close("finished")
