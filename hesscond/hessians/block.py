@@ -10,8 +10,9 @@ import torch
 from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.spectra import ConditionNumber
 
-#: A relative error of H of 1e-8 is one of these in its factor's column norms, in units of round-off and absolutely.
-LOST_IN_SQUARE, LOST_IN_FACTOR = 1e-4, 1e8
+#: The smallest scales that products are compared in: this share of the sizes whose squares H has round-off of, and so many
+#: times the error of a factor's column. What rounding does to H is then far below 1e-8 of what is compared.
+LOST_IN_SQUARE, LOST_IN_FACTOR = 1e-2, 1e10
 
 
 class BlockHessian(ABC):
@@ -45,7 +46,7 @@ class BlockHessian(ABC):
     def scales(self) -> torch.Tensor:
         """(k,) the sizes d of the parameters' shares in H, whose entry (i, j) is of the size d_i d_j at most.
 
-        They are no smaller than what keeps the round-off of H below 1e-8 of that.
+        They are no smaller than what keeps the round-off of H far below that.
         """
         return self.diagonal().abs().sqrt()
 
