@@ -10,8 +10,8 @@ import torch
 from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.spectra import ConditionNumber
 
-#: The smallest scales that products are compared in: this share of the sizes whose squares H has round-off of, and so many
-#: times the error of a factor's column. What rounding does to H is then far below 1e-8 of what is compared.
+#: The smallest scales that products are compared in: this share of the sizes whose squares H has round-off of, and so
+#: many times the error of a factor's column. What rounding does to H is then far below 1e-8 of what is compared.
 LOST_IN_SQUARE, LOST_IN_FACTOR = 1e-2, 1e10
 
 
