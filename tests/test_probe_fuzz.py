@@ -1,5 +1,6 @@
 """Random programs, each probed and judged by finite differences of its own gradients: no wrong number, no traceback."""
 
+import functools
 from collections import Counter
 from types import SimpleNamespace
 
@@ -42,11 +43,14 @@ def leaves_alone(seed):
     model, loss_fn, data = built(program).make()
     seeded()
     before = state_of([model, random_states()])
+    # TorchScript fuses a function after its first calls, which changes last digits
+    scripted = "torch.jit.script" in program.source
+    equal = functools.partial(torch.allclose, rtol=1e-9, atol=1e-12) if scripted else torch.equal
     for level in LEVELS:
         try:
             one, other = (hesscond.probe(model, loss_fn, data, level=level) for _ in range(2))
             same = all(
-                torch.equal(one[name].hessian(unit), other[name].hessian(unit))
+                equal(one[name].hessian(unit), other[name].hessian(unit))
                 for name in one
                 for unit in (one[name].units if level == "unit" else [None])
             )
