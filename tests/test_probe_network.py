@@ -282,3 +282,21 @@ def test_two_processes_find_the_layers_that_one_finds(tmp_path, level):
     for one, two in zip(*rows, strict=True):
         assert [one[name] for name in ("layer", "unit", "rank")] == [two[name] for name in ("layer", "unit", "rank")]
         assert two["kappa"] == pytest.approx(one["kappa"], rel=1e-7)
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU(), nn.Tanh(), nn.ReLU()])
+@pytest.mark.parametrize("scales", [[1e-6, 3e3], [1e-9, 1.0], [1.0, 1.0]])
+def test_small_features_are_no_zeros_of_a_network(activation, scales):
+    """The rank is that of the same network on features of size one, whose weights take the scales: a congruence."""
+    torch.manual_seed(3)
+    x, y = torch.randn(20, 2).double(), torch.randn(20, 1).double()
+    model = nn.Sequential(nn.Linear(2, 2), activation, nn.Linear(2, 1)).double()
+    plain = hesscond.probe(model, nn.MSELoss(), (x, y), level="network")["network"].kappa
+    with torch.no_grad():
+        model[0].weight /= torch.tensor(scales)
+    scaled = (x * torch.tensor(scales), y)
+    kappa = hesscond.probe(model, nn.MSELoss(), scaled, level="network")["network"].kappa
+    assert plain.resolved
+    assert not kappa.resolved or kappa.rank == plain.rank
+    if scales == [1.0, 1.0]:
+        assert kappa.resolved

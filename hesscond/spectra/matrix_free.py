@@ -11,9 +11,9 @@ import torch
 
 from hesscond.operators import ApproximateInverse, Congruence, LinearOperator, Subspace, SymmetricOperator
 from hesscond.operators.parallel import led
-from hesscond.spectra.condition import NOISE, ConditionNumber, conclude, zero_matrix
+from hesscond.spectra.condition import GAP, NOISE, ConditionNumber, conclude, zero_matrix
 from hesscond.spectra.eigen import EigenResult
-from hesscond.spectra.factored import EPS, as_matrix, scaled_core
+from hesscond.spectra.factored import EPS, EQUILIBRATION_STEPS, as_matrix, scaled_core
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.smallest import smallest_nonzero
 from hesscond.spectra.symmetric import eigenvalue_values, symmetric_condition
@@ -157,14 +157,42 @@ def dense_condition(matrix: torch.Tensor, known: Subspace | None, rounding: floa
     coarse = rounding * scale if matrix.dtype != torch.float64 else 0.0
     error = max(SAFETY * asymmetry, NOISE * EPS * scale, coarse)
     bound = None if known is None else len(H) - known.dimension
-    H = (H + H.T) / 2
+    given, H = H, (H + H.T) / 2
     if len(H) <= JACOBI_ORDER:
-        return symmetric_condition(H, rank_bound=bound, rtol=rtol, error=error, floor=error)
-    core, exponent, *_ = scaled_core(H)
-    if core.size == 0:
-        return zero_matrix(len(H))
-    values = eigenvalue_values(core, *(float(np.ldexp(error, -exponent)) for _ in range(2)))
-    return conclude(values, order=len(H), limit=len(H) if bound is None else bound, scale=exponent)
+        found = symmetric_condition(H, rank_bound=bound, rtol=rtol, error=error, floor=error)
+    else:
+        core, exponent, *_ = scaled_core(H)
+        if core.size == 0:
+            return zero_matrix(len(H))
+        values = eigenvalue_values(core, *(float(np.ldexp(error, -exponent)) for _ in range(2)))
+        found = conclude(values, order=len(H), limit=len(H) if bound is None else bound, scale=exponent)
+    if found.rank_decision == "numerical" and told_in_own_units(given) > found.rank:
+        return replace(found, value=math.inf, upper=math.inf, resolved=False, rank_decision="unresolved")
+    return found
+
+
+def told_in_own_units(H: np.ndarray) -> int:
+    """How many eigenvalues are told from zero once every parameter has its own unit, which changes no rank.
+
+    0 if all are of one size already. Parameters of small features have eigenvalues below eps ‖H‖ that are no round-off. Rows whose asymmetry is that of
+    rounding alone are left out: the rank of a principal submatrix is no larger.
+    """
+    symmetric = (H + H.T) / 2
+    alive = np.flatnonzero(np.abs(symmetric).max(1))
+    scaled, error = symmetric[np.ix_(alive, alive)], (H - H.T)[np.ix_(alive, alive)] / 2
+    sizes = np.abs(scaled).max(1)
+    if not len(alive) or sizes.max() < GAP * sizes.min():
+        return 0
+    for _ in range(EQUILIBRATION_STEPS):
+        factors = np.ldexp(1.0, -(np.frexp(np.abs(scaled).max(1))[1] // 2))
+        scaled, error = (part * factors[:, None] * factors for part in (scaled, error))
+    kept = np.abs(error).max(1) < np.abs(scaled).max(1) / GAP
+    scaled, error = scaled[np.ix_(kept, kept)], error[np.ix_(kept, kept)]
+    if not kept.any():
+        return 0
+    values = np.abs(np.linalg.eigvalsh(scaled))
+    noise = SAFETY * float(np.linalg.norm(error)) + NOISE * EPS * float(np.linalg.norm(scaled))
+    return int((values > noise).sum())
 
 
 def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *, psd: bool) -> ConditionNumber:
