@@ -174,8 +174,8 @@ def dense_condition(matrix: torch.Tensor, known: Subspace | None, rounding: floa
 def told_in_own_units(H: np.ndarray) -> int:
     """How many eigenvalues are told from zero once every parameter has its own unit, which changes no rank.
 
-    0 if all are of one size already. Parameters of small features have eigenvalues below eps ‖H‖ that are no round-off. Rows whose asymmetry is that of
-    rounding alone are left out: the rank of a principal submatrix is no larger.
+    0 if all are of one size already. Parameters of small features have eigenvalues below eps times the norm that are no
+    round-off. Rows whose asymmetry is that of rounding alone are left out: a principal submatrix has no larger rank.
     """
     symmetric = (H + H.T) / 2
     alive = np.flatnonzero(np.abs(symmetric).max(1))
