@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hesscond.commands.verify import known, status_of
 from hesscond.methods import Method, registered
-from hesscond.methods.listing import shown_options
+from hesscond.methods.spec import shown_options
 from hesscond.report import margin_figure, save_figure
 from hesscond.theorems import Statement, Verdict, statements, verify
 

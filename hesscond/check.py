@@ -19,7 +19,7 @@ from hesscond.capture.layers import weight_shape
 from hesscond.capture.precision import Operations, Precision
 from hesscond.capture.snapshot import Snapshot
 from hesscond.errors import CaptureError
-from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, Preconditioner, UnitCoordinates
+from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, UnitCoordinates
 from hesscond.hessians.linearization import differentiable, gradients
 from hesscond.hessians.parameters import Layout, parameters_of
 from hesscond.spectra import Effort, Known
@@ -207,25 +207,25 @@ class Witness:
     def _indices(self, layout: Layout) -> list[int]:
         return [self._place[id(p)] for p in layout.tensors]
 
-    def verdict(self, direction: Direction, block: BlockHessian, P: Preconditioner | None, total: float = 1.0) -> Check:
-        """The check of a block, in plain coordinates and in those of P, over all that was added.
+    def verdict(self, direction: Direction, block: BlockHessian, total: float = 1.0) -> Check:
+        """The check of a block, in plain coordinates and in its own, over all that was added.
 
         Parameters
         ----------
         direction
             One that was given to `add`.
-        block, P
-            What was built; P of its unit or of all units.
+        block
+            What was built.
         total
             What the weights are divided by.
         """
-        built = block.product(direction.v[:, None])[:, 0]
+        built = block.plain.product(direction.v[:, None])[:, 0]
         own = direction.product if total == 1 else direction.product / total
         scaled, apart = norm(built / direction.scales), norm((built - own) / direction.scales)
         if not apart <= 0.1 * scaled:
             scaled = max(scaled, norm(own / direction.scales))
         slopes = slopes_differ(direction)
-        difference = max(ratio(apart, scaled), slopes, in_coordinates(block, P, direction))
+        difference = max(ratio(apart, scaled), slopes, in_coordinates(block, direction))
         bound = max(TOLERANCE, UNITS * float(torch.finfo(self.leaf_dtype).eps))
         if not difference <= bound and math.isfinite(difference):
             bound = max(bound, ratio(self.rounding(direction), scaled))
@@ -313,7 +313,7 @@ def check_operator(H: HessianOperator) -> tuple[Check, float, Precision | None]:
     for drawn, weight in H.weighted_batches():
         with drawn.state.again():
             witness.add(drawn.batch, [direction], weight)
-    return witness.verdict(direction, block, None, H.total_mass), witness.uncertainty(direction), witness.precision
+    return witness.verdict(direction, block, H.total_mass), witness.uncertainty(direction), witness.precision
 
 
 def most_curved(own: LayerCapture) -> int:
@@ -411,22 +411,22 @@ def slopes_differ(direction: Direction) -> float:
     return float(torch.where(difference == 0, 0.0, difference / sizes).max())
 
 
-def in_coordinates(block: BlockHessian, P: Preconditioner | None, direction: Direction) -> float:
+def in_coordinates(block: BlockHessian, direction: Direction) -> float:
     """The relative difference of PᵀHP z as the block has it and Pᵀ(H(P z)) for a random z, less its rounding."""
+    P = block.P
     if P is None:
         return 0.0
     units, order = block.units, len(direction.v) // block.units
     change = UnitCoordinates(P, range(units), order, device=direction.v.device)
     generator = torch.Generator().manual_seed(3)
     z = torch.randn(change.shape[1], 1, generator=generator, dtype=torch.float64).to(direction.v.device)
-    built = block.product(z, P)
-    composed = change.multiply_adjoint(block.product(change.multiply(z)))
+    built = block.product(z)
+    composed = change.multiply_adjoint(block.plain.product(change.multiply(z)))
     found = ratio(norm(built - composed), max(norm(built), norm(composed)))
     if not found > TOLERANCE:
         return found
     # centring cancels what is large in H
-    absolute = P.matrices(units, order, z.device).abs()
-    carried = (direction.scales.view(units, 1, order) @ absolute).flatten()
+    carried = P.carried(direction.scales[None], units)[0]
     eps = float(torch.finfo(torch.float64).eps)
     rounding = MARGIN * eps * order**0.5 * norm(carried) * float(carried @ z[:, 0].abs())
     return 0.0 if norm(built - composed) <= rounding else found

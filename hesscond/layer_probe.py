@@ -11,24 +11,34 @@ from typing import Any
 import torch
 from torch import nn
 
-from hesscond.capture import Batch, Captures, Geometry, Layer, LayerCapture, LossFunction, capture, checked_units
+from hesscond.applied import Measured, coordinates_at
+from hesscond.capture import (
+    Batch,
+    Captures,
+    Geometry,
+    Layer,
+    LayerCapture,
+    LayerInputs,
+    LossFunction,
+    capture,
+    checked_units,
+)
 from hesscond.capture.batches import is_batch
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
 from hesscond.capture.weighting import BatchWeight, Rule, Weights, share_of_mass
 from hesscond.check import Check, Direction, Witness, check_operator, in_coordinates, most_curved, refuse_failed
-from hesscond.coordinates import ProbeMethod, collector, coordinates
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
     BlockHessian,
+    BlockSource,
     Chart,
+    Coordinates,
     FactoredHessian,
     HessianOperator,
-    NetworkHessian,
     Preconditioner,
     Reparametrized,
-    UnitPreconditioner,
     layer_hessian,
     stream,
     stream_layers,
@@ -37,25 +47,32 @@ from hesscond.hessians import (
 )
 from hesscond.hessians.parameters import UnitLayout, parameters_of
 from hesscond.hessians.streaming import StreamedBlock
-from hesscond.methods import Method
+from hesscond.methods.inputs import OfInputs
 from hesscond.operators.parallel import Team, all_or_none
 from hesscond.results import LayerResult, ProbeResult
-from hesscond.spectra import Effort, Known
 
+#: What to say of a layer whose Hessian over all data differs from the model's own.
+DIFFERENT_SUM = "the sum over the batches does not agree with the model's own"
 #: Products with the model's Hessian that a layer may take which cannot be captured otherwise.
 PRODUCTS = 20_000
 
 
 @dataclass
 class LayerProbe:
-    """One call of `hesscond.probe` at level "unit" or "layer"; the attributes are its arguments."""
+    """One call of `hesscond.probe` at level "unit" or "layer"; the attributes are its arguments, and what it finds.
+
+    Attributes
+    ----------
+    systems
+        What each layer is measured in.
+    """
 
     model: nn.Module
     loss_fn: LossFunction
     data: Batch | Iterable[Batch]
     layers: Sequence[str] | None
     level: str
-    method: ProbeMethod
+    method: Measured
     units: Sequence[int] | None
     dtype: torch.dtype | None
     rtol: float
@@ -65,6 +82,7 @@ class LayerProbe:
     check: bool
     lift_casts: bool
     team: Team | None
+    systems: dict[str, Coordinates | OfInputs | None] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     reached: set[str] | None = None
     precision: Precision | None = None
@@ -78,6 +96,7 @@ class LayerProbe:
             As `hesscond.probe`.
         """
         modules = chosen_modules(self.model, self.layers)
+        self.systems = {name: coordinates_at(self.method, name) for name in modules}
         charts = self._charts(modules)
         if charts and self.team is not None:
             raise ConfigError(
@@ -106,14 +125,13 @@ class LayerProbe:
         """The layers that are known by products only, with the coordinates that these are in."""
         found: dict[str, Chart] = {}
         for name, module in modules.items():
-            own = self.method.probed(name) if isinstance(self.method, Method) else self.method
-            if isinstance(own, Chart) and not own.local:
+            own = self.systems[name]
+            if isinstance(own, Chart):
                 found[name] = own
             elif not isinstance(module, ELIGIBLE) or is_computed(module):
                 if own is not None:
                     what = "computed from other parameters" if isinstance(module, ELIGIBLE) else "no weight matrix"
-                    named = getattr(own, "text", getattr(own, "name", type(own).__name__))
-                    reason = f"the coordinates of {named} are those of a plain weight, and its own is {what}"
+                    reason = f"the coordinates of {own.name} are those of a plain weight, and its own is {what}"
                     if self.layers is not None:
                         raise ConfigError(f"layer {name!r} cannot be probed: {reason}; name others with layers=")
                     self.skipped[name] = reason
@@ -134,47 +152,41 @@ class LayerProbe:
 
     def _in_chart(self, name: str, chart: Chart) -> LayerResult:
         """A layer whose Hessian is known by its products in a chart."""
-        made: list[HessianOperator] = []
-        known: dict[str, HessianOperator] = {}
-
-        def maker(**wanted: object) -> HessianOperator:
-            # one for all units, where they are parts of the same
-            if repr(wanted) not in known:
-                known[repr(wanted)] = evaluated(**wanted)
-            return known[repr(wanted)]
-
-        def evaluated(**wanted: object) -> HessianOperator:
-            options = {"dtype": self.dtype, "memory": self.memory, "reduction": self.reduction, "weight": self.weight}
-            options["lift_casts"] = self.lift_casts
-            made.append(HessianOperator(self.model, self.loss_fn, self.data, **options, **wanted))  # type: ignore[arg-type]
-            return made[-1]
-
-        units = chart.units(self.model, name, self.units) if self.level == "unit" else ()
-        blocks: dict[int | None, NetworkHessian] = {}
-
-        def block(unit: int | None) -> NetworkHessian:
-            if unit not in blocks:
-                operator = chart.operator(maker, name, unit)
-                blocks[unit] = NetworkHessian(operator, lambda: ((), Known()), Effort(memory=self.memory))
-            return blocks[unit]
-
+        source = self.source()
+        units = chart.chosen_units(self.model, name, self.units) if self.level == "unit" else ()
         # all of them now: the model may be another one when they are read
-        first, *_ = [block(unit) for unit in units or [None]]
+        blocks = {unit: source.block(chart, name, unit) for unit in units or [None]}
+        H = source.latest
         result = LayerResult(
             name,
             self.level,
             units,
-            block,
-            parameters=made[-1].names,
-            n_params=first.order,
+            blocks.__getitem__,
+            parameters=H.names,
+            n_params=next(iter(blocks.values())).order,
             route=f"products, in {chart.name}",
             rtol=self.rtol,
         )
         if self.check:
-            result.check, result.uncertainty, seen = check_operator(made[-1])
+            result.check, result.uncertainty, seen = check_operator(H)
             self.precision = seen if self.precision is None else self.precision
             refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
         return result
+
+    def source(self, captured: Callable[[str, int | None], BlockHessian] | None = None) -> BlockSource:
+        """What blocks are made from: the loss of this probe, and what was captured of it."""
+        make = partial(
+            HessianOperator,
+            self.model,
+            self.loss_fn,
+            self.data,
+            dtype=self.dtype,
+            memory=self.memory,
+            reduction=self.reduction,
+            weight=self.weight,
+            lift_casts=self.lift_casts,
+        )
+        return BlockSource(make, self.memory, captured)
 
     # layers that are captured
 
@@ -212,11 +224,12 @@ class LayerProbe:
         witness = self._witness(layers) if self.check else None
         run = Capturing(self, layers, witness)
         if is_batch(self.data) and self.team is None:
-            found = run.one(self.data)
+            sums = run.kept(self.data)
         else:
             # a loader draws from the random state
             with untouched_randomness(gpus_of(list(self.model.parameters()))):
-                found = run.over([self.data] if is_batch(self.data) else self.data)
+                sums = run.over([self.data] if is_batch(self.data) else self.data)
+        found = {name: run.result(name, sums) for name in layers if name in sums.blocks}
         self.precision = None if witness is None else witness.precision
         self.reached = None if witness is None else witness.reached
         return found
@@ -234,30 +247,31 @@ class LayerProbe:
         named |= dict(pair for name, layer in layers.items() for pair in parameters_of(self.model, name, layer))
         return Witness(self.model, self.loss_fn, named, self.dtype, self.lift_casts)
 
-    def layer_result(
-        self,
-        name: str,
-        layer: Layer,
-        units: Sequence[int],
-        block: Callable[[int | None], BlockHessian],
-        route: str,
-        P: Preconditioner | Chart | None,
-        conditions: Callable[[], Sequence] | None = None,
-    ) -> LayerResult:
-        """The result of a captured layer."""
-        geometry = Geometry.of(layer)
-        return LayerResult(
-            name,
-            self.level,
-            units,
-            block,
-            parameters=[parameter for parameter, _ in parameters_of(self.model, name, layer)],
-            n_params=geometry.n_params * (geometry.units if self.level == "layer" else 1),
-            route=route,
-            P=P,
-            rtol=self.rtol,
-            conditions=conditions,
-        )
+    def collect(self, layer: str, inputs: LayerInputs) -> Any:
+        """What of a layer's inputs its coordinates are made of."""
+        own = self.systems[layer]
+        return None if own is None else own.collect(layer, inputs)
+
+    def resolved(self, layer: str, seen: Any, geometry: Geometry) -> Coordinates | None:
+        """The coordinates of a layer, from what was collected of its inputs."""
+        own = self.systems[layer]
+        return None if own is None else own.resolved(seen, geometry)
+
+
+class Kept(Mapping[int | None, BlockHessian]):
+    """The Hessians of a layer from the capture of one batch, which is kept: each is made when it is asked for."""
+
+    def __init__(self, probe: LayerProbe, capture: LayerCapture) -> None:
+        self.probe, self.capture = probe, capture
+
+    def __getitem__(self, unit: int | None) -> BlockHessian:
+        return self.probe.block(self.capture, unit)
+
+    def __iter__(self) -> Iterator[int | None]:
+        return iter(self.capture.units if self.probe.level == "unit" else [None])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 @dataclass
@@ -274,52 +288,61 @@ class Capturing:
     verdicts: dict[str, Check] = field(default_factory=dict)
     in_parameters: frozenset[str] = frozenset()
 
-    def one(self, batch: Batch) -> dict[str, LayerResult]:
-        """The results on one batch."""
-        probe = self.probe
-        collect = collector(probe.method)
+    def kept(self, batch: Batch) -> Sums:
+        """The Hessians on one batch, by their captures."""
         captures, _ = self._screened(batch, None)
-        results = {}
-        for name, own in captures.items():
-            statistics = None if collect is None else collect(name, own.inputs)
-            P = coordinates(probe.method, name, own.inputs.geometry, statistics)
-            together = None
-            if probe.level == "unit" and not isinstance(P, (UnitPreconditioner, Chart)):
-                together = partial(unit_conditions, own, P, rtol=probe.rtol, memory=probe.memory)
-            units = own.units if probe.level == "unit" else ()
-            block = partial(probe.block, own)
-            result = probe.layer_result(name, self.layers[name], units, block, own.route, P, together)
-            results[name] = self._compared(result, 1.0, self.verdicts.get(name))
-        return results
+        statistics = {name: self.probe.collect(name, own.inputs) for name, own in captures.items()}
+        blocks = {name: Kept(self.probe, own) for name, own in captures.items()}
+        routes = {name: own.route for name, own in captures.items()}
+        return Sums(blocks, statistics, routes, {}, 1.0, captures)
 
-    def over(self, batches: Iterable[Batch]) -> dict[str, LayerResult]:
-        """The results over a stream of batches together, of all processes."""
-        probe, team = self.probe, self.probe.team
+    def over(self, batches: Iterable[Batch]) -> Sums:
+        """The Hessians over a stream of batches together, of all processes."""
+        team = self.probe.team
         if team is None:
-            sums = self._sums(batches)
-        else:
-            own, failure = None, None
-            try:
-                own = self._sums(batches)
-            except HesscondError as error:
-                failure = error
-            sums = joined(all_or_none(team, own, failure))
-        results = {}
-        for name in self.layers:
-            if name not in sums.blocks:
-                continue
-            layer, blocks = self.layers[name], sums.blocks[name]
-            P = coordinates(probe.method, name, Geometry.of(layer), sums.statistics.get(name))
-            units = [unit for unit in blocks if unit is not None]
-            result = probe.layer_result(name, layer, units, blocks.__getitem__, sums.routes[name], P)
-            if self.witness is not None and team is None:
-                self._compared(result, sums.total)
-            elif self.witness is not None:
-                # each process has compared its own share
-                result.check = sums.checks[name]
-                result.uncertainty = sums.uncertainties[name]
-            results[name] = result
-        return results
+            return self._sums(batches)
+        own, failure = None, None
+        try:
+            own = self._sums(batches)
+        except HesscondError as error:
+            failure = error
+        return joined(all_or_none(team, own, failure))
+
+    def result(self, name: str, sums: Sums) -> LayerResult:
+        """The result of a layer in its coordinates.
+
+        Raises
+        ------
+        CaptureError
+            It does not agree with the model.
+        """
+        probe, geometry = self.probe, Geometry.of(self.layers[name])
+        own = probe.resolved(name, sums.statistics.get(name), geometry)
+        source = probe.source(lambda layer, unit: sums.blocks[layer][unit])
+        together = None
+        if name in sums.captures and probe.level == "unit" and (own is None or isinstance(own, Preconditioner)):
+            together = partial(unit_conditions, sums.captures[name], own, rtol=probe.rtol, memory=probe.memory)
+        result = LayerResult(
+            name,
+            probe.level,
+            [unit for unit in sums.blocks[name] if unit is not None],
+            partial(source.block, own, name),
+            parameters=self._parameters(name),
+            n_params=geometry.n_params * (geometry.units if probe.level == "layer" else 1),
+            route=sums.routes[name],
+            rtol=probe.rtol,
+            conditions=together,
+        )
+        if self.witness is not None and probe.team is None:
+            direction = self.directions[name]
+            known = self.verdicts.get(name) if name in sums.captures else None
+            result.check = self._verdict(direction, result.block(direction.unit), sums.total, known)
+            result.uncertainty = self.witness.uncertainty(direction)
+            refuse_failed(name, result.check, DIFFERENT_SUM)
+        elif self.witness is not None:
+            # each process has compared its own share
+            result.check, result.uncertainty = sums.checks[name], sums.uncertainties[name]
+        return result
 
     def _sums(self, batches: Iterable[Batch]) -> Sums:
         """The Hessians over the batches of this process."""
@@ -338,21 +361,20 @@ class Capturing:
 
         blocks: dict[str, dict[int | None, BlockHessian]] = {}
         if probe.level == "layer":
-            whole, statistics = stream_layers(weighed(), probe.memory, total, collector(probe.method))
+            whole, statistics = stream_layers(weighed(), probe.memory, total, probe.collect)
             blocks = {name: {None: block} for name, block in whole.items()}
         else:
-            hessians, statistics = stream(weighed(), probe.memory, total, collector(probe.method))
+            hessians, statistics = stream(weighed(), probe.memory, total, probe.collect)
             for (name, unit), block in hessians.items():
                 blocks.setdefault(name, {})[unit] = block
         # refuses a stream that is empty, or in which nothing counts
         found = Sums(blocks, statistics, routes, weights.totals(), weights.total)
         if probe.team is not None and self.witness is not None:
             for name, own in blocks.items():
-                units = [unit for unit in own if unit is not None]
-                result = probe.layer_result(name, self.layers[name], units, own.__getitem__, routes[name], None)
-                self._compared(result, found.total)
-                assert result.check is not None
-                found.checks[name], found.uncertainties[name] = result.check, result.uncertainty
+                direction = self.directions[name]
+                found.checks[name] = self._verdict(direction, own[direction.unit], found.total)
+                found.uncertainties[name] = self.witness.uncertainty(direction)
+                refuse_failed(name, found.checks[name], DIFFERENT_SUM)
         return found
 
     def _screened(self, batch: Batch, weights: Weights | None) -> tuple[Captures, float]:
@@ -418,7 +440,7 @@ class Capturing:
             trial = replace(direction)
             if name in captures.slopes:
                 trial.add_slopes(*captures.slopes[name])
-            verdict = self.verdicts[name] = self.witness.verdict(trial, self.probe.block(own, direction.unit), None)
+            verdict = self.verdicts[name] = self.witness.verdict(trial, self.probe.block(own, direction.unit))
             if not verdict.passed:
                 failed[name] = verdict
         return failed
@@ -447,28 +469,12 @@ class Capturing:
             found[name] = Direction.of(self.probe.block(own, unit), layout, whole, unit)
         return found
 
-    def _compared(self, result: LayerResult, total: float, known: Check | None = None) -> LayerResult:
-        """The result with its check; one that is ``known`` in plain coordinates is carried over to those of P.
-
-        Raises
-        ------
-        CaptureError
-            It does not agree with the model.
-        """
-        if self.witness is not None:
-            direction = self.directions[result.name]
-            result.uncertainty = self.witness.uncertainty(direction)
-            unit = direction.unit
-            P = result.P(unit)
-            if known is None:
-                result.check = self.witness.verdict(direction, result.block(unit), P, total)
-            elif P is None:
-                result.check = known
-            else:
-                apart = in_coordinates(result.block(unit), P, direction)
-                result.check = replace(known, difference=max(known.difference, apart))
-            refuse_failed(result.name, result.check, "the sum over the batches does not agree with the model's own")
-        return result
+    def _verdict(self, direction: Direction, block: BlockHessian, total: float, known: Check | None = None) -> Check:
+        """The check of a block; one that is ``known`` in plain coordinates is carried over to its own."""
+        assert self.witness is not None
+        if known is None:
+            return self.witness.verdict(direction, block, total)
+        return replace(known, difference=max(known.difference, in_coordinates(block, direction)))
 
     def _reason(self, captures: Captures, verdict: Check) -> str:
         """What makes the difference, in all likelihood."""
@@ -488,12 +494,12 @@ class Capturing:
 
 @dataclass(frozen=True)
 class Sums:
-    """What one process has of a stream.
+    """What one process has of a batch or of a stream.
 
     Attributes
     ----------
     blocks
-        Hessians of its own batches, by layer and unit.
+        Hessians of its own batches, by layer and unit (None: all of the layer).
     statistics
         Of the layers' inputs.
     routes
@@ -502,15 +508,18 @@ class Sums:
         What its batches count, by rule; nan: the loss is a sum.
     total
         What the Hessians were divided by.
+    captures
+        Of a single batch.
     checks, uncertainties
         By layer.
     """
 
-    blocks: dict[str, dict[int | None, BlockHessian]]
+    blocks: Mapping[str, Mapping[int | None, BlockHessian]]
     statistics: dict[str, Any]
     routes: dict[str, str]
     masses: Mapping[Rule, float]
     total: float
+    captures: Mapping[str, LayerCapture] = field(default_factory=dict)
     checks: dict[str, Check] = field(default_factory=dict)
     uncertainties: dict[str, float] = field(default_factory=dict)
 
@@ -527,27 +536,28 @@ def joined(parts: Sequence[Sums]) -> Sums:
     masses = [share_of_mass(own, everyone) for own in everyone]
     total = sum(masses)
     # nan: sums are added up
-    found = Sums({}, {}, {}, {}, 1.0 if math.isnan(total) else total)
+    blocks: dict[str, dict[int | None, BlockHessian]] = {}
+    found = Sums(blocks, {}, {}, {}, 1.0 if math.isnan(total) else total)
     if found.total == 0:
         raise CaptureError("no target in the data of any process counts in the loss: there is no Hessian")
     streamed: dict[tuple[str, int | None], StreamedBlock] = {}
     for part, mass in zip(parts, masses, strict=True):
-        for name, blocks in part.blocks.items():
+        for name, own in part.blocks.items():
             found.routes.setdefault(name, part.routes[name])
-            for unit, block in blocks.items():
+            for unit, block in own.items():
                 into = streamed.setdefault((name, unit), StreamedBlock(block.order, block.units))
                 # the limit of a streamed factor is that of a loss that knows of no shift of all units
                 shift = isinstance(block, FactoredHessian) and block.rank_limit is not None
                 into.add(block, 1.0 if math.isnan(mass) else mass, shift=shift)
-        for name, own in part.statistics.items():
-            found.statistics[name] = found.statistics[name].merged(own) if name in found.statistics else own
+        for name, seen in part.statistics.items():
+            found.statistics[name] = found.statistics[name].merged(seen) if name in found.statistics else seen
         for name, check in part.checks.items():
             worst = found.checks.get(name)
             if worst is None or check.difference > worst.difference:
                 found.checks[name] = check
             found.uncertainties[name] = max(found.uncertainties.get(name, 0.0), part.uncertainties[name])
     for (name, unit), streamed_block in streamed.items():
-        found.blocks.setdefault(name, {})[unit] = streamed_block.hessian(found.total)
+        blocks.setdefault(name, {})[unit] = streamed_block.hessian(found.total)
     return found
 
 

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from hesscond.applied import Measured, coordinates_at, layer_coordinates
 from hesscond.capture import Batch, LossFunction, eligible_layers
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
 from hesscond.capture.weighting import BatchWeight, share_of_mass
 from hesscond.check import check_operator, refuse_failed
-from hesscond.coordinates import ProbeMethod, layer_coordinates
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import (
-    Chart,
+    Coordinates,
     HessianOperator,
+    LinearCoordinates,
     NetworkHessian,
     NullDirections,
     PulledInverse,
@@ -27,7 +28,7 @@ from hesscond.hessians import (
     network_null_directions,
     remaining,
 )
-from hesscond.methods import Method
+from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
 from hesscond.results import NETWORK, NetworkResult, ProbeResult
@@ -39,7 +40,7 @@ def probe_network(
     loss_fn: LossFunction,
     data: Batch | Iterable[Batch],
     layers: Sequence[str] | None,
-    method: ProbeMethod,
+    method: Measured,
     *,
     dtype: torch.dtype | None,
     rtol: float,
@@ -147,19 +148,16 @@ def checked(result: NetworkResult, H: HessianOperator, check: bool) -> ProbeResu
     return ProbeResult({NETWORK: result}, {}, precision)
 
 
-def network_chart(method: ProbeMethod, layers: Sequence[str] | None, model: nn.Module) -> Chart | None:
-    """The chart in which a method has all parameters of its network, if it has one.
+def network_chart(method: Measured, layers: Sequence[str] | None, model: nn.Module) -> Coordinates | None:
+    """The coordinates of all parameters of the network together, where ``method`` is no P of its layers.
 
     Raises
     ------
     ConfigError
         Only some layers were named.
     """
-    if isinstance(method, Chart):
-        return method
-    if not isinstance(method, Method):
-        return None
-    charts = [own for name in eligible_layers(model) if isinstance(own := method.probed(name), Chart)]
+    found = [coordinates_at(method, name) for name in eligible_layers(model)]
+    charts = [own for own in found if own is not None and not isinstance(own, (LinearCoordinates, OfInputs))]
     if not charts:
         return None
     if layers is not None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from hesscond.applied import ProbeMethod, applied
 from hesscond.capture import MEMORY, Batch, LossFunction
 from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.capture.wrappers import measurable
-from hesscond.coordinates import ProbeMethod, applied
 from hesscond.errors import ConfigError
 from hesscond.layer_probe import LayerProbe
 from hesscond.network_probe import probe_network

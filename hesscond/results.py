@@ -10,7 +10,7 @@ import torch
 
 from hesscond.check import Check
 from hesscond.errors import ConfigError
-from hesscond.hessians import BlockHessian, Chart, NetworkHessian, NullDirections, Preconditioner
+from hesscond.hessians import BlockHessian, NetworkHessian, NullDirections
 from hesscond.spectra import ConditionNumber
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ class LayerResult:
     units
         The units probed.
     parameters
-        Names of the tensors of the model whose Hessian it is: weight and bias of a layer; what a weight is computed
-        from, if it is computed.
+        Names of the tensors of the model whose Hessian it is: weight and bias of a layer, whose rows come unit by unit
+        as [b_i, w_i]; where ``route`` names products in a chart of the parameters, what the module trains, whose rows
+        come one tensor after another in this order (of a unit, its rows of each).
     n_params
         Number of parameters of one Hessian, biases included.
     route
@@ -55,7 +56,6 @@ class LayerResult:
         parameters: Sequence[str],
         n_params: int,
         route: str,
-        P: Preconditioner | Chart | None = None,
         rtol: float = 1e-8,
         conditions: Callable[[], Sequence[ConditionNumber]] | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class LayerResult:
         self.parameters = tuple(parameters)
         self.check: Check | None = None
         self.uncertainty = 0.0
-        self.block, self._P, self._rtol, self._conditions = block, P, rtol, conditions
+        self.block, self._rtol, self._conditions = block, rtol, conditions
 
     def _checked(self, unit: int | None) -> int | None:
         if self.level != "unit":
@@ -86,25 +86,18 @@ class LayerResult:
         if self._conditions is not None:
             found = list(self._conditions())
         else:
-            found = [self.block(unit).condition_number(self.P(unit), rtol=self._rtol) for unit in blocks]
+            found = [self.block(unit).condition_number(rtol=self._rtol) for unit in blocks]
         if self.uncertainty == 0:
             return tuple(found)
         return tuple(kappa.widened(self._error(unit)) for unit, kappa in zip(blocks, found, strict=True))
 
     def _error(self, unit: int | None) -> float:
         """The bound of the error in the 2-norm that `uncertainty` is for a Hessian, ε ‖DP‖²."""
-        block, P = self.block(unit), self.P(unit)
-        scales = block.scales()
-        if P is None:
+        block = self.block(unit)
+        scales = block.plain.scales()
+        if block.P is None:
             return self.uncertainty * float(scales.max()) ** 2
-        matrices = P.matrices(block.units, block.order // block.units, scales.device)
-        return self.uncertainty * float((scales.view(block.units, -1, 1) * matrices).square().sum())
-
-    def P(self, unit: int | None) -> Preconditioner | None:
-        """The change of variables of a unit, or of all of them; None: plain parameters."""
-        if isinstance(self._P, Chart):
-            return self._P.at(self.block(unit))
-        return self._P if self._P is None or unit is None else self._P.of_unit(unit)
+        return self.uncertainty * block.P.scaled_norm(scales, block.units)
 
     @property
     def kappa(self) -> Any:
@@ -118,7 +111,8 @@ class LayerResult:
         ----------
         unit
             Which one; its parameters are [bias, weights as torch flattens them]. At level ``"layer"`` none, and the
-            order is unit by unit.
+            order is unit by unit. By products in the parameters of a module it is tensor after tensor: see
+            ``parameters``.
 
         Raises
         ------
@@ -127,7 +121,7 @@ class LayerResult:
         CaptureError
             The matrix does not fit into the memory allowed.
         """
-        return self.block(self._checked(unit)).matrix(self.P(unit))
+        return self.block(self._checked(unit)).matrix()
 
     def eigenvalues(self, unit: int | None = None) -> torch.Tensor:
         """All nonzero eigenvalues of a Hessian, descending, float64.
@@ -137,7 +131,7 @@ class LayerResult:
         ConfigError
             The unit was not probed.
         """
-        return self.block(self._checked(unit)).eigenvalues(self.P(unit))
+        return self.block(self._checked(unit)).eigenvalues()
 
     def eigenvectors(self, unit: int | None = None) -> torch.Tensor:
         """Orthonormal eigenvectors (n, r) of a Hessian, one column for each of `eigenvalues`.
@@ -149,7 +143,7 @@ class LayerResult:
         CaptureError
             They do not fit into the memory allowed.
         """
-        return self.block(self._checked(unit)).eigenpairs(self.P(unit))[1]
+        return self.block(self._checked(unit)).eigenpairs()[1]
 
 
 class NetworkResult(LayerResult):

@@ -20,7 +20,7 @@ ORDER = [
     "check",
     "methods",
     "results",
-    "coordinates",
+    "applied",
     "network_probe",
     "layer_probe",
     "probe",

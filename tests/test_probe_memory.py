@@ -9,6 +9,7 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import CaptureError
+from hesscond.methods import WeightNormalization
 
 
 def convolutions():
@@ -52,6 +53,22 @@ def test_what_would_fit_fits():
     assert 0 < fitting < 12
     result = hesscond.probe(model, loss_fn, (x[:fitting], y[:fitting]), ["0"], memory=6e4)
     assert all(kappa.resolved for kappa in result["0"].kappa)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+def test_a_matrix_that_does_not_fit_is_not_formed_in_any_coordinates(level):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(60, 20), nn.Tanh(), nn.Linear(20, 3)).double()
+    method = WeightNormalization(model)
+    batch = torch.randn(30, 60).double(), torch.randint(0, 3, (30,))
+    # of the layer: 20 biases, 20 norms and 1200 weights
+    memory = {"unit": 20_000, "layer": 8_000_000, "network": 8_000_000}[level]
+    layers, units = (None, None) if level == "network" else (["0"], [1] if level == "unit" else None)
+    found = hesscond.probe(model, nn.CrossEntropyLoss(), batch, layers, level, method, units=units, memory=memory)
+    own = next(iter(found.values()))
+    assert 8 * own.n_params**2 > memory
+    with pytest.raises(CaptureError, match="GB allowed: use products with the operator, or raise memory"):
+        own.hessian(*(units or ()))
 
 
 MEASURED = """

@@ -12,9 +12,10 @@ from truth import layer_truth, unit_truth
 
 import hesscond
 from hesscond.errors import ConfigError
-from hesscond.hessians import Penalized, Reparametrized
-from hesscond.hessians.sphere_chart import SphereChart
+from hesscond.hessians import Reparametrized
 from hesscond.methods import BNP, Adam, parse, registered
+from hesscond.methods.regularization import Penalized
+from hesscond.methods.sphere import SphereChart
 
 SPECS = [
     *(method.name for method in registered()),

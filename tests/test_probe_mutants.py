@@ -19,8 +19,7 @@ from hesscond.capture.captured import LayerInputs
 from hesscond.capture.double_backward import SecondDerivatives
 from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
-from hesscond.hessians import HessianOperator, Preconditioner, factored
-from hesscond.hessians.factored import multiplied
+from hesscond.hessians import HessianOperator, LinearCoordinates, Preconditioner
 from hesscond.hessians.linearization import GGNLinearization
 
 
@@ -92,8 +91,12 @@ def without_first(inputs, rows):
     return rows
 
 
-def twice(rows, P, units):
-    return multiplied(multiplied(rows, P, units), P, units)
+def not_applied(P, rows, units):
+    return rows
+
+
+def twice(P, rows, units, applied=LinearCoordinates.multiplied):
+    return applied(P, applied(P, rows, units), units)
 
 
 def first_call_only(*args):
@@ -177,8 +180,8 @@ MUTANTS = {
     "second call ignored": Mutant(replacing(capturing, "Request", first_call_only), "siamese-tanh"),
     "activations of another sample": Mutant(with_rows(next_sample), "relu-mse"),
     "S of another unit": Mutant(roots(lambda request, root: root.roll(1, -1)), "tanh-ce"),
-    "P not applied": Mutant(replacing(factored, "multiplied", lambda rows, P, units: rows), "relu-ce", P=Sheared()),
-    "P applied twice": Mutant(replacing(factored, "multiplied", twice), "tanh-ce", "layer", P=Sheared()),
+    "P not applied": Mutant(replacing(LinearCoordinates, "multiplied", not_applied), "relu-ce", P=Sheared()),
+    "P applied twice": Mutant(replacing(LinearCoordinates, "multiplied", twice), "tanh-ce", "layer", P=Sheared()),
     "samples taken for independent": Mutant(
         replacing(SecondDerivatives, "is_apart", lambda self, request: True), "train-batchnorm-tanh-mse"
     ),

@@ -48,6 +48,11 @@ class FeatureStatistics:
         return cls(len(h), mu, (h - mu).square_().sum(0), h.amin(0), h.amax(0))
 
     @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.mu.device
+
+    @property
     def dead(self) -> torch.Tensor:
         """(n,) bool: the features that are constant over the samples, decided without rounding."""
         return self.low == self.high
@@ -95,6 +100,11 @@ class RowFactor:
         """That of ``rows`` (N, G, n)."""
         features = FeatureStatistics.of(rows.flatten(1))
         return cls(features, triangular(rows.transpose(0, 1) - features.mu.view(rows.shape[1], 1, -1)))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.R.device
 
     def merged(self, other: RowFactor) -> RowFactor:
         """That of both sets of rows together: a row for the distance of the means is added to both factors."""

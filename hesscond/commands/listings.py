@@ -10,7 +10,7 @@ import typer
 from hesscond.commands import completion
 from hesscond.commands.printing import AsJson, listing, stdout
 from hesscond.methods import Method, method_class, registered
-from hesscond.methods.listing import shown_options
+from hesscond.methods.spec import shown_options
 from hesscond.study import built_in
 
 

@@ -1,17 +1,32 @@
 """Hessians built from what was captured: an output unit or a whole layer, on a batch or streamed over a data set.
 
-Each is kept as its factor S^½Ĥ where there is one, and measured in plain or preconditioned coordinates. Whole networks,
+Each is kept as its factor S^½Ĥ where there is one, and measured in plain or other `Coordinates`. Whole networks,
 and what is too large for that, are known by their products: `HessianOperator`, `GGNOperator`, `LayerOperator`.
 """
 
-from hesscond.hessians.block import BlockHessian
 from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian, unit_hessians
-from hesscond.hessians.charts import Chart, HessianMaker, Reparametrized
-from hesscond.hessians.coordinates import LayerCoordinates, UnitCoordinates, coordinates_of
+from hesscond.hessians.coordinates import (
+    BlockHessian,
+    Chart,
+    Coordinates,
+    DensePreconditioner,
+    HessianMaker,
+    Kronecker,
+    LayerCoordinates,
+    LinearCoordinates,
+    Preconditioner,
+    Product,
+    Scaling,
+    Source,
+    UnitCoordinates,
+    UnitPreconditioner,
+    UnitScaling,
+    Yardstick,
+    coordinates_of,
+    unit_layout,
+)
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
-from hesscond.hessians.grouped import GroupedPreconditioner, by_group
-from hesscond.hessians.jacobi import Jacobi
 from hesscond.hessians.kronecker import KroneckerInverse
 from hesscond.hessians.kronecker_network import BlockInverse, network_inverse
 from hesscond.hessians.layer import LayerHessian
@@ -19,29 +34,22 @@ from hesscond.hessians.layer_operator import LayerOperator
 from hesscond.hessians.network import GGNOperator, HessianOperator
 from hesscond.hessians.null_network import network_null_directions
 from hesscond.hessians.null_spaces import NullDirections, combined
-from hesscond.hessians.optimal_diagonal import OptimalDiagonal
-from hesscond.hessians.penalized import Penalized
-from hesscond.hessians.preconditioner import (
-    CentringScaling,
-    DensePreconditioner,
-    Preconditioner,
-    Scaling,
-    UnitPreconditioner,
-    UnitScaling,
-    scaling_condition,
-)
+from hesscond.hessians.preconditioner import CentringScaling, GroupedPreconditioner, by_group, scaling_condition
 from hesscond.hessians.reduced import PulledInverse, remaining
-from hesscond.hessians.sphere_chart import SphereChart
+from hesscond.hessians.reparametrized import Reparametrized
+from hesscond.hessians.source import BlockSource
 from hesscond.hessians.streaming import stream, stream_layers
 from hesscond.hessians.tangent import SphereTangentOperator
-from hesscond.hessians.whitening import whitening
 from hesscond.hessians.whole import NetworkHessian
+from hesscond.hessians.yardsticks import Jacobi, OptimalDiagonal
 
 __all__ = [
     "BlockHessian",
     "BlockInverse",
+    "BlockSource",
     "CentringScaling",
     "Chart",
+    "Coordinates",
     "DensePreconditioner",
     "FactoredHessian",
     "FormedHessian",
@@ -50,23 +58,26 @@ __all__ = [
     "HessianMaker",
     "HessianOperator",
     "Jacobi",
+    "Kronecker",
     "KroneckerInverse",
     "LayerCoordinates",
     "LayerHessian",
     "LayerOperator",
+    "LinearCoordinates",
     "NetworkHessian",
     "NullDirections",
     "OptimalDiagonal",
-    "Penalized",
     "Preconditioner",
+    "Product",
     "PulledInverse",
     "Reparametrized",
     "Scaling",
-    "SphereChart",
+    "Source",
     "SphereTangentOperator",
     "UnitCoordinates",
     "UnitPreconditioner",
     "UnitScaling",
+    "Yardstick",
     "by_group",
     "combined",
     "coordinates_of",
@@ -80,5 +91,5 @@ __all__ = [
     "unit_conditions",
     "unit_hessian",
     "unit_hessians",
-    "whitening",
+    "unit_layout",
 ]

@@ -8,11 +8,10 @@ from functools import partial
 import torch
 
 from hesscond.capture import Diagonal, Factor, Formed, LayerCapture
-from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
-from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.spectra import ConditionNumber, scaled_gram_conditions, stacked_conditions
 from hesscond.spectra.condition import is_good_enough
 
@@ -93,14 +92,14 @@ def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
 
 
 def unit_conditions(
-    captured: LayerCapture, P: Preconditioner | None, *, rtol: float, memory: int
+    captured: LayerCapture, P: LinearCoordinates | None, *, rtol: float, memory: int
 ) -> list[ConditionNumber]:
     """κ of every captured unit, in batches where S ≥ 0 and is known to the last digits."""
     curvature = captured.curvature
     one_group = captured.inputs.geometry.groups == 1
     together = one_group and not captured.loses_entries
     if isinstance(curvature, Diagonal) and curvature.sign is curvature.error is curvature.norm is None and together:
-        rows = captured.H_hat if P is None else P.right_multiply(captured.H_hat)
+        rows = captured.H_hat if P is None else P.multiplied(captured.H_hat, 1)
         bounds = [partial(rank_bound, captured, unit, memory) for unit in captured.units]
         return scaled_gram_conditions(rows, curvature.root, rtol=rtol, rank_bounds=bounds)
     conditions: list[ConditionNumber] = []
@@ -119,7 +118,7 @@ def unit_conditions(
 
 
 def batch_conditions(
-    hessians: Sequence[FactoredHessian], P: Preconditioner | None, rtol: float
+    hessians: Sequence[FactoredHessian], P: LinearCoordinates | None, rtol: float
 ) -> list[ConditionNumber]:
     """κ of positive semidefinite Hessians with factors of one shape, one by one if errors in their entries matter."""
     factors = torch.stack([hessian.factor(P) for hessian in hessians])

@@ -1,27 +1,548 @@
-"""Linear changes of variables of layers, as operators: θ = P z, unit by unit."""
+"""Blocks of the Hessian, and the coordinates that they are measured in: `Coordinates.block` makes a block."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import nn
 
+from hesscond.capture import Geometry, LayerInputs
+from hesscond.capture.layers import checked_units, chosen_layers
 from hesscond.errors import ConfigError
+from hesscond.hessians.network import HessianOperator
 from hesscond.hessians.parameters import UnitLayout
-from hesscond.hessians.preconditioner import Preconditioner, UnitPreconditioner
 from hesscond.hessians.stream_operator import NetworkOperator
-from hesscond.operators import LinearOperator
+from hesscond.operators import LinearOperator, SymmetricOperator
+from hesscond.spectra import ConditionNumber
+
+#: The smallest scales that products are compared in: this share of the sizes whose squares H has round-off of, and so
+#: many times the error of a factor's column. What rounding does to H is then far below 1e-8 of what is compared.
+LOST_IN_SQUARE, LOST_IN_FACTOR = 1e-2, 1e10
+
+#: Makes the Hessian of the loss at hand from ``layers=``, ``unit=`` or ``parameters=``, as `HessianOperator` does.
+HessianMaker = Callable[..., HessianOperator]
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+class BlockHessian(ABC):
+    """The Hessian H of the loss in the parameters of one unit or layer, in plain or other coordinates.
+
+    With a P every method speaks of PᵀHP; for a whole layer it is that of all units.
+    """
+
+    #: P of a block that is PᵀHP; None: it is H itself.
+    P: LinearCoordinates | None = None
+
+    @property
+    def plain(self) -> BlockHessian:
+        """H of a block that is PᵀHP."""
+        return self
+
+    @property
+    def units(self) -> int:
+        """On how many units a P acts."""
+        return 1
+
+    @property
+    @abstractmethod
+    def order(self) -> int:
+        """Number of parameters."""
+
+    def dense(self) -> BlockHessian:
+        """The same with its factor or its matrix at hand."""
+        return self
+
+    def in_coordinates(self, P: LinearCoordinates | None) -> BlockHessian:
+        """PᵀHP."""
+        return self if P is None else TransformedHessian(self, P)
+
+    @abstractmethod
+    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
+        """The dense Hessian (k, k), float64; parameters in the order [bias, weight row], unit by unit."""
+
+    def diagonal(self) -> torch.Tensor:
+        """(k,) the diagonal of H, float64."""
+        return self.matrix().diagonal()
+
+    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
+        """H V or PᵀHP V (k, c) for V (k, c), float64."""
+        return self.matrix(P) @ vectors
+
+    def scales(self) -> torch.Tensor:
+        """(k,) the sizes d of the parameters' shares in H, whose entry (i, j) is of the size d_i d_j at most.
+
+        They are no smaller than what keeps the round-off of H far below that.
+        """
+        return self.diagonal().abs().sqrt()
+
+    @abstractmethod
+    def condition_numbers(
+        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
+    ) -> list[ConditionNumber]:
+        """κ in several coordinate systems at once (None: the plain ones), cheaper than one by one."""
+
+    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
+        """κ(H), or κ(PᵀHP)."""
+        return self.condition_numbers([P], rtol=rtol)[0]
+
+    @abstractmethod
+    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """All nonzero eigenvalues (r,), descending, and orthonormal eigenvectors (k, r), float64."""
+
+    @abstractmethod
+    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
+        """All nonzero eigenvalues (r,), descending, float64."""
+
+
+@dataclass(frozen=True)
+class TransformedHessian(BlockHessian):
+    """PᵀHP of a block H: what H does best, with P on its factor.
+
+    Attributes
+    ----------
+    whole
+        H.
+    P
+        Of its unit, or of all its units.
+    """
+
+    whole: BlockHessian
+    P: LinearCoordinates
+
+    @property
+    def plain(self) -> BlockHessian:
+        """H."""
+        return self.whole
+
+    @property
+    def units(self) -> int:
+        """Those of H."""
+        return self.whole.units
+
+    @property
+    def order(self) -> int:
+        """That of H."""
+        return self.whole.order
+
+    def _then(self, Q: LinearCoordinates | None) -> LinearCoordinates:
+        return self.P if Q is None else self.P @ Q
+
+    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
+        """The dense PᵀHP (k, k)."""
+        return self.whole.matrix(self._then(P))
+
+    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
+        """PᵀHP V (k, c)."""
+        return self.whole.product(vectors, self._then(P))
+
+    def condition_numbers(
+        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
+    ) -> list[ConditionNumber]:
+        """κ(PᵀHP), and in further coordinates."""
+        return self.whole.condition_numbers([self._then(P) for P in coordinates], rtol=rtol)
+
+    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of PᵀHP."""
+        return self.whole.eigenpairs(self._then(P))
+
+    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
+        """Those of PᵀHP."""
+        return self.whole.eigenvalues(self._then(P))
+
+
+# -- coordinates -------------------------------------------------------------------------------------------------------
+
+
+class Source(Protocol):
+    """The Hessians of a loss over data, at the parameters as they are: what `Coordinates` make their blocks from."""
+
+    def plain(self, layer: str, unit: int | None) -> BlockHessian:
+        """H of a unit, or of the layer (``unit`` None), from what was captured."""
+
+    def operator(self, **wanted: Any) -> HessianOperator:
+        """H of ``layers=``, ``unit=`` or ``parameters=``, by its products."""
+
+    def products(self, operator: SymmetricOperator) -> BlockHessian:
+        """The block of a Hessian that is known by its products, within the memory allowed."""
+
+
+class Coordinates(ABC):
+    """What the Hessians of units, of layers and of the network are measured in.
+
+    There are four kinds: a P that is known beforehand (`LinearCoordinates`), a P that the Hessian at hand defines
+    (`Yardstick`), Hessians known by products (`Chart`), and None, the plain coordinates, wherever coordinates are asked
+    for.
+
+    Attributes
+    ----------
+    name
+        What the log calls them.
+    """
+
+    name: str
+
+    @abstractmethod
+    def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
+        """The Hessian of a unit of a layer, or of all of it (``unit`` None), in these coordinates.
+
+        Raises
+        ------
+        ConfigError
+            The layer or its units have no such coordinates.
+        """
+
+    def collect(self, layer: str, inputs: LayerInputs) -> Any:
+        """What of a layer's inputs they are made of, for `resolved`: has ``merged(other)``. None: nothing."""
+        return None
+
+    def resolved(self, seen: Any, geometry: Geometry) -> Coordinates | None:
+        """They themselves, once it is known what of a layer's inputs was collected over all data."""
+        return self
+
+    def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
+        """The Hessian in all parameters of the model, and which rows belong to which parameter or layer.
+
+        Raises
+        ------
+        ConfigError
+            They are those of a layer.
+        """
+        raise ConfigError(f"the coordinates {self.name!r} are known for a unit or a layer, not for a whole network")
+
+
+class Chart(Coordinates):
+    """Coordinates in which a Hessian is known by its products: the parameters behind a weight, or a tangent space."""
+
+    def chosen_units(self, model: nn.Module, layer: str, units: Sequence[int] | None) -> tuple[int, ...]:
+        """The units of a layer that were asked for (None: all).
+
+        Raises
+        ------
+        ConfigError
+            No such layer or unit.
+        """
+        return checked_units(layer, chosen_layers(model, [layer])[layer], units)
+
+    def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
+        """The block of `operator`."""
+        return source.products(self.operator(source.operator, layer, unit))
+
+    @abstractmethod
+    def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
+        """The Hessian in these coordinates of a unit of a layer, or of all of it (``unit`` None).
+
+        Raises
+        ------
+        ConfigError
+            The layer has no such coordinates.
+        """
+
+
+class Yardstick(Coordinates):
+    """Coordinates ŵ = P z that the Hessian at hand defines, a unit's or a layer's."""
+
+    def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
+        """PᵀHP with the P of this H."""
+        plain = source.plain(layer, unit)
+        return plain.in_coordinates(self.at(plain))
+
+    @abstractmethod
+    def at(self, hessian: BlockHessian) -> LinearCoordinates:
+        """P for a Hessian."""
+
+
+class LinearCoordinates(Coordinates):
+    """θ = P z for the parameters θ (m n̂,) of the units of a layer, one after another: P = (L ⊗ I) diag(P_1 … P_m).
+
+    Subclasses write `of_unit`, and set ``left`` if P acts across units, as a Kronecker-factored one does. ``Q @ P`` is
+    the change of variables θ = Q P z.
+    """
+
+    #: Whether L = I and all P_i are the same.
+    alike: ClassVar[bool] = False
+    #: L (m, m'); None: the identity.
+    left: torch.Tensor | None = None
+
+    @abstractmethod
+    def of_unit(self, unit: int) -> Preconditioner:
+        """That of one unit of the layer.
+
+        Raises
+        ------
+        ConfigError
+            P mixes the units.
+        """
+
+    def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
+        """PᵀHP."""
+        P = self if unit is None else self.of_unit(unit)
+        return source.plain(layer, unit).in_coordinates(P)
+
+    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
+        """P_i of each of the units, or one that is the same for all."""
+        return [self.of_unit(unit) for unit in units]
+
+    def matrices(self, units: int, order: int, device: torch.device | None = None) -> torch.Tensor:
+        """P of each unit, (units, n̂, k), or (1, n̂, k) if it is the same for all."""
+        return torch.stack([P.matrix(order, device) for P in self.by_unit(range(self._inner(units)))])
+
+    def dense(self, units: int, order: int, device: torch.device | None = None) -> torch.Tensor:
+        """P of all units (m n̂, m' k)."""
+        inner = self._inner(units)
+        P = torch.block_diag(*self.matrices(units, order, device).expand(inner, -1, -1))
+        if self.left is None:
+            return P
+        return torch.kron(self.left.to(P), torch.eye(order, dtype=P.dtype, device=P.device)) @ P
+
+    def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
+        """``rows`` (r, m n̂) times P."""
+        inner, rows = self._inner(units), self._mixed(rows, units, self.left)
+        parts = self.by_unit(range(inner))
+        if inner == 1:
+            return parts[0].right_multiply(rows)
+        if len(parts) == 1:
+            return parts[0].right_multiply(rows.reshape(len(rows) * inner, -1)).reshape(len(rows), -1)
+        own = rows.unflatten(1, (inner, -1)).unbind(1)
+        return torch.cat([P.right_multiply(part) for P, part in zip(parts, own, strict=True)], 1)
+
+    def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
+        """``rows`` (r, m n̂) times |P|: bounds of errors in θ as bounds in z."""
+        order = rows.shape[1] // units
+        mixed = self._mixed(rows, units, None if self.left is None else self.left.abs())
+        matrices = self.matrices(units, order, rows.device).abs()
+        inner = self._inner(units)
+        return (mixed.unflatten(1, (inner, -1)).transpose(0, 1) @ matrices).transpose(0, 1).flatten(1)
+
+    def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
+        """‖diag(d) P‖² in the Frobenius norm, for d (m n̂,)."""
+        d = scales.view(units, -1, 1)
+        matrices = self.matrices(units, d.shape[1], scales.device)
+        if self.left is None:
+            return float((d * matrices).square().sum())
+        lengths = matrices.square().sum(2).expand(self._inner(units), -1)
+        return float((d[..., 0].square() * (self.left.to(d).square() @ lengths)).sum())
+
+    def _inner(self, units: int) -> int:
+        """M'."""
+        return units if self.left is None else self.left.shape[1]
+
+    @staticmethod
+    def _mixed(rows: torch.Tensor, units: int, left: torch.Tensor | None) -> torch.Tensor:
+        """``rows`` (r, m n̂) times L ⊗ I."""
+        if left is None:
+            return rows
+        return (left.to(rows).T @ rows.unflatten(1, (units, -1))).flatten(1)
+
+    def __matmul__(self, other: LinearCoordinates) -> LinearCoordinates:
+        """θ = P Q z.
+
+        Raises
+        ------
+        ConfigError
+            Q acts across units that have a P_i each.
+        """
+        if other.left is not None:
+            raise ConfigError(f"{other.name} acts across units, and {self.name} comes before it: multiply them out")
+        return UnitProduct(self, other)
+
+
+class Preconditioner(LinearCoordinates):
+    """P of ŵ = P z, known by what it does to the right of a matrix with one column a parameter of ŵ.
+
+    The Hessian in z is PᵀHP = (ĤP)ᵀ S (ĤP). Subclasses write `right_multiply` and carry `name`; the rest follows.
+    ``Q @ P`` is the change of variables ŵ = Q P z. One that is another for every unit is a `UnitPreconditioner`.
+    """
+
+    alike = True
+
+    @abstractmethod
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (m, n̂) times P (n̂, k), in float64."""
+
+    def of_unit(self, unit: int) -> Preconditioner:
+        """It itself."""
+        return self
+
+    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
+        """It itself, once."""
+        return [self]
+
+    def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
+        """P (n̂, k) times ``vectors`` (k, m), for n̂ = ``order``; float64.
+
+        By the derivative of row ↦ row P, transposed, so that P need not be formed.
+        """
+        rows = vectors.to(torch.float64).T
+        point = rows.new_zeros(len(rows), order, requires_grad=True)
+        with torch.enable_grad():
+            (found,) = torch.autograd.grad(self.right_multiply(point), point, rows)
+        return found.T
+
+    def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Pᵀ times ``vectors`` (n̂, m), float64; ``P.multiply(P.multiply_adjoint(g), len(g))`` is P Pᵀ g."""
+        return self.right_multiply(vectors.to(torch.float64).T).T
+
+    def matrix(self, order: int, device: torch.device | None = None) -> torch.Tensor:
+        """P as a dense (n̂, k) float64 tensor."""
+        return self.right_multiply(torch.eye(order, dtype=torch.float64, device=device))
+
+    def inverse(self, order: int, device: torch.device | None = None) -> DensePreconditioner:
+        """P⁻¹ of a square P.
+
+        Raises
+        ------
+        ConfigError
+            P is not square, or is singular.
+        """
+        P = self.matrix(order, device)
+        if P.shape[0] != P.shape[1]:
+            raise ConfigError(f"{self.name} leaves out {order - P.shape[1]} of {order} parameters: it has no inverse")
+        found, info = torch.linalg.inv_ex(P)
+        if int(info) or not bool(torch.isfinite(found).all()):
+            raise ConfigError(f"{self.name} is singular: it has no inverse")
+        return DensePreconditioner(found, f"inverse of {self.name}")
+
+    def __matmul__(self, other: Any) -> Any:
+        """ŵ = P Q z."""
+        return Product(self, other) if other.alike else super().__matmul__(other)
+
+
+class UnitPreconditioner(LinearCoordinates):
+    """A P that is another for every unit of the layer. Subclasses write `of_unit`."""
+
+
+@dataclass(frozen=True)
+class DensePreconditioner(Preconditioner):
+    """P given as a matrix (n̂, k)."""
+
+    P: torch.Tensor
+    name: str = "P"
+
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (m, n̂) times P."""
+        return rows @ self.P.to(rows)
+
+
+@dataclass(frozen=True)
+class Scaling(Preconditioner):
+    """P = diag(d).
+
+    Attributes
+    ----------
+    d : (n̂,)
+    """
+
+    d: torch.Tensor
+    name: str = "diagonal"
+
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (m, n̂) times P."""
+        return rows * self.d.to(rows)
+
+
+class Product(Preconditioner):
+    """P Q, the change of variables ŵ = P Q z."""
+
+    def __init__(self, first: Preconditioner, second: Preconditioner) -> None:
+        self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
+
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (m, n̂) times P Q."""
+        return self.second.right_multiply(self.first.right_multiply(rows))
+
+
+class UnitProduct(UnitPreconditioner):
+    """P Q where one of them is another for every unit, or P acts across units."""
+
+    def __init__(self, first: LinearCoordinates, second: LinearCoordinates) -> None:
+        self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
+        self.left = first.left
+
+    def of_unit(self, unit: int) -> Preconditioner:
+        """P_i Q_i of one unit."""
+        return Product(self.first.of_unit(unit), self.second.of_unit(unit))
+
+    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
+        """P_i Q_i of each."""
+        first, second = self.first.by_unit(units), self.second.by_unit(units)
+        count = max(len(first), len(second))
+        pairs = zip(*(own * count if len(own) == 1 else own for own in (first, second)), strict=True)
+        return [Product(P, Q) for P, Q in pairs]
+
+
+@dataclass(frozen=True)
+class UnitScaling(UnitPreconditioner):
+    """P_i = diag(d_i).
+
+    Attributes
+    ----------
+    d : (m, n̂)
+        One row a unit.
+    """
+
+    d: torch.Tensor
+    name: str = "diagonal, unit by unit"
+
+    def of_unit(self, unit: int) -> Scaling:
+        """diag(d_i)."""
+        return Scaling(self.d[unit].to(torch.float64), self.name)
+
+
+class Kronecker(LinearCoordinates):
+    """P = L ⊗ R of a layer: W = L Z Rᵀ for the parameters W (m, n̂), one row [b_i, w_i] a unit.
+
+    Parameters
+    ----------
+    left : (m, m')
+        L, which acts across units.
+    right
+        R, of the inputs: of all units alike, or P = (L ⊗ I) diag(R_1 … R_m') with another for each.
+    name
+        What the log calls it.
+    """
+
+    def __init__(self, left: torch.Tensor, right: LinearCoordinates, name: str = "L ⊗ R") -> None:
+        self.left, self.right, self.name = left.to(torch.float64), right, name
+
+    def of_unit(self, unit: int) -> Preconditioner:
+        """L_ii R_i, if L is diagonal.
+
+        Raises
+        ------
+        ConfigError
+            It is not.
+        """
+        assert self.left is not None
+        if self.left.shape[0] != self.left.shape[1] or bool((self.left != self.left.diagonal().diag()).any()):
+            raise ConfigError(
+                f"{self.name!r} acts across the units of a layer, and the Hessian of one unit has no such coordinates: "
+                "measure at level='layer' or level='network'"
+            )
+        return Product(self.right.of_unit(unit), Scaling(self.left[unit, unit, None], f"L of unit {unit}"))
+
+    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
+        """R_i of each of the units between L and R."""
+        return self.right.by_unit(units)
+
+
+# -- as operators ------------------------------------------------------------------------------------------------------
 
 
 class UnitCoordinates(LinearOperator):
-    """Diag(P_1 … P_m) (m n̂, m k) for P (n̂, k): every one of m units of a layer in the coordinates ŵ_i = P_i z_i.
+    """P of m units of a layer as an operator: diag(P_1 … P_m) (m n̂, m k), or (L ⊗ I) diag(P_1 … P_m') (m n̂, m' k).
 
     Parameters
     ----------
     P
-        The change of variables of a unit, the same for all or another for each.
+        The change of variables.
     units
-        Those that the rows belong to.
+        Those that the rows belong to: one, or all of the layer.
     n_params
         n̂.
     dtype, device
@@ -30,7 +551,7 @@ class UnitCoordinates(LinearOperator):
 
     def __init__(
         self,
-        P: Preconditioner,
+        P: LinearCoordinates,
         units: Sequence[int],
         n_params: int,
         *,
@@ -38,26 +559,31 @@ class UnitCoordinates(LinearOperator):
         device: torch.device | str = "cpu",
     ) -> None:
         self.n_params = n_params
+        P = P.of_unit(units[0]) if len(units) == 1 else P
+        self._left = P.left
+        inner = units if self._left is None else range(self._left.shape[1])
         # one product for all units, or one for each
-        self._parts = [P.of_unit(unit) for unit in units] if isinstance(P, UnitPreconditioner) else [P]
-        self._units = len(units) // len(self._parts)
+        self._parts = P.by_unit(inner)
+        self._units = len(inner) // len(self._parts)
         one = torch.zeros(1, n_params, dtype=torch.float64, device=device)
         self.columns = self._parts[0].right_multiply(one).shape[1]
-        super().__init__((len(units) * n_params, len(units) * self.columns), dtype, device)
+        super().__init__((len(units) * n_params, len(inner) * self.columns), dtype, device)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """ŵ_i = P_i z_i for every unit."""
+        """θ = P z."""
         parts = vectors.split(self._units * self.columns)
-        return torch.cat(
+        found = torch.cat(
             [
                 self._joined(P.multiply(self._side_by_side(part), self.n_params), vectors)
                 for P, part in zip(self._parts, parts, strict=True)
             ]
         )
+        return found if self._left is None else self._mixed(found, self._left)
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """P_iᵀ ŵ_i for every unit."""
-        parts = vectors.split(self._units * self.n_params)
+        """Pᵀ θ."""
+        mixed = vectors if self._left is None else self._mixed(vectors, self._left.T)
+        parts = mixed.split(self._units * self.n_params)
         return torch.cat(
             [
                 self._joined(P.multiply_adjoint(self._side_by_side(part)), vectors)
@@ -71,6 +597,11 @@ class UnitCoordinates(LinearOperator):
 
     def _joined(self, columns: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return columns.unflatten(1, (self._units, -1)).transpose(0, 1).flatten(0, 1).to(like.dtype)
+
+    def _mixed(self, vectors: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+        """(L ⊗ I) V."""
+        by_unit = vectors.unflatten(0, (-1, self.n_params))
+        return (left.to(vectors) @ by_unit.flatten(1)).view(-1, *by_unit.shape[1:]).flatten(0, 1)
 
 
 class Unchanged(LinearOperator):
@@ -108,7 +639,9 @@ class LayerCoordinates(LinearOperator):
         return torch.cat([block.multiply_adjoint(part) for block, part in zip(self.blocks, parts, strict=True)])
 
 
-def coordinates_of(operator: NetworkOperator, preconditioners: Mapping[str, Preconditioner | None]) -> LayerCoordinates:
+def coordinates_of(
+    operator: NetworkOperator, preconditioners: Mapping[str, LinearCoordinates | None]
+) -> LayerCoordinates:
     """P of θ = P z for an operator of layers, so that ``Congruence(operator, P)`` is PᵀHP.
 
     Parameters

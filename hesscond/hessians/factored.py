@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from hesscond.capture import EntryBounds
-from hesscond.hessians.block import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian
-from hesscond.hessians.preconditioner import Preconditioner, UnitPreconditioner
+from hesscond.hessians.coordinates import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.spectra import (
     ConditionNumber,
     factor_condition,
@@ -64,12 +63,12 @@ class FactoredHessian(BlockHessian):
         """Number of parameters u n̂."""
         return self.rows.shape[1]
 
-    def factor(self, P: Preconditioner | None = None) -> torch.Tensor:
+    def factor(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """|S|^½ Ĥ P (m, k): H = FᵀF where S ≥ 0, and Fᵀ diag(sign) F otherwise."""
-        rows = self.rows if P is None else multiplied(self.rows, P, self.units)
+        rows = self.rows if P is None else P.multiplied(self.rows, self.units)
         return rows if self.root is None else rows * self.root[:, None]
 
-    def matrix(self, P: Preconditioner | None = None) -> torch.Tensor:
+    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """The dense Hessian (k, k)."""
         F = self.factor(P)
         return F.T @ (F if self.sign is None else F * self.sign[:, None])
@@ -79,7 +78,7 @@ class FactoredHessian(BlockHessian):
         squares = self.factor().square()
         return (squares if self.sign is None else squares * self.sign[:, None]).sum(0)
 
-    def product(self, vectors: torch.Tensor, P: Preconditioner | None = None) -> torch.Tensor:
+    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
         """H V or PᵀHP V (k, c), from the factor."""
         F = self.factor(P)
         images = F @ vectors
@@ -96,7 +95,7 @@ class FactoredHessian(BlockHessian):
         return found
 
     def condition_numbers(
-        self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
+        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
         factors = [self.factor(P) for P in coordinates]
@@ -122,17 +121,17 @@ class FactoredHessian(BlockHessian):
             for P, condition in zip(coordinates, found, strict=True)
         ]
 
-    def _span(self, P: Preconditioner | None) -> int:
+    def _span(self, P: LinearCoordinates | None) -> int:
         """The rank that H has if no entry of S is zero; a bound of it where Ĥ is not at hand."""
         if self.root is None:
             return self.rank_bound()
-        return factor_condition(self.rows if P is None else multiplied(self.rows, P, self.units)).rank
+        return factor_condition(self.rows if P is None else P.multiplied(self.rows, self.units)).rank
 
     @property
     def _signs(self) -> torch.Tensor:
         return self.rows.new_ones(len(self.rows)) if self.sign is None else self.sign
 
-    def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
+    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """All nonzero eigenvalues, descending."""
         F, condition = self.factor(P), self.condition_number(P)
         if self.sign is not None or self.spread is not None:
@@ -141,7 +140,7 @@ class FactoredHessian(BlockHessian):
             values = factor_eigenvalues(F, condition)
         return torch.from_numpy(np.ascontiguousarray(values)).to(F.device)
 
-    def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues, descending, and their eigenvectors."""
         F, condition = self.factor(P), self.condition_number(P)
         if self.sign is not None or self.spread is not None:
@@ -168,54 +167,38 @@ class FactoredHessian(BlockHessian):
         varying = low != high
         return min(known, len(active), int(varying.sum()) + int((low[~varying] != 0).any()))
 
-    def error_norm(self, P: Preconditioner | None) -> float:
+    def error_norm(self, P: LinearCoordinates | None) -> float:
         """A bound, in the 2-norm, of the error in the factor."""
         if P is None and isinstance(self.row_error, EntryBounds):
             return float(self.row_error.squared_rows().sum().sqrt())
         return float(np.linalg.norm(self.factor_error(P)))
 
-    def factor_error(self, P: Preconditioner | None) -> float | np.ndarray:
+    def factor_error(self, P: LinearCoordinates | None) -> float | np.ndarray:
         """Bounds of the error in each column of the factor, or in each entry."""
         if self.row_error is None:
             return 0.0
         error = self.row_error.entries() if isinstance(self.row_error, EntryBounds) else self.row_error
         if P is None:
             return error.cpu().numpy()
-        absolute = P.matrices(self.units, self.order // self.units, self.rows.device).abs()
         if error.ndim == 2:
             # the entries' errors, and those of the product rows·P, carried through |P|
             each = error + 16 * EPS * self.rows.abs()
-            return carried(each, absolute, self.units).cpu().numpy()
+            return P.carried(each, self.units).cpu().numpy()
         norms = torch.linalg.vector_norm(self.rows, dim=0)
         per_column = error + error_factor(*self.rows.shape) * EPS * norms
-        return carried(per_column[None], absolute, self.units)[0].cpu().numpy()
+        return P.carried(per_column[None], self.units)[0].cpu().numpy()
 
 
-def spread_in(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> np.ndarray | None:
+def spread_in(spread: torch.Tensor | None, P: LinearCoordinates | None, units: int) -> np.ndarray | None:
     """|P|ᵀd, which is for PᵀHP what d is for H."""
     if spread is None:
         return None
     if P is not None:
-        spread = carried(spread[None], P.matrices(units, len(spread) // units, spread.device).abs(), units)[0]
+        spread = P.carried(spread[None], units)[0]
     return spread.cpu().numpy()
 
 
-def noise_of(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> float:
+def noise_of(spread: torch.Tensor | None, P: LinearCoordinates | None, units: int) -> float:
     """‖|P|ᵀd‖², the round-off in PᵀHP that d stands for in units of eps."""
     found = spread_in(spread, P, units)
     return 0.0 if found is None else float(found @ found)
-
-
-def carried(rows: torch.Tensor, matrices: torch.Tensor, units: int) -> torch.Tensor:
-    """``rows`` (m, u n̂) times the block diagonal of ``matrices`` (u or 1, n̂, k)."""
-    return (rows.unflatten(1, (units, -1)).transpose(0, 1) @ matrices).transpose(0, 1).flatten(1)
-
-
-def multiplied(rows: torch.Tensor, P: Preconditioner, units: int) -> torch.Tensor:
-    """``rows`` (m, u n̂) times I_u ⊗ P."""
-    if isinstance(P, UnitPreconditioner):
-        parts = rows.unflatten(1, (units, -1)).unbind(1)
-        return torch.cat([P.of_unit(unit).right_multiply(part) for unit, part in enumerate(parts)], 1)
-    if units == 1:
-        return P.right_multiply(rows)
-    return P.right_multiply(rows.reshape(len(rows) * units, -1)).reshape(len(rows), -1)

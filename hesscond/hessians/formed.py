@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hesscond.hessians.block import LOST_IN_SQUARE, BlockHessian
-from hesscond.hessians.preconditioner import Preconditioner
+from hesscond.hessians.coordinates import LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import unresolved
 from hesscond.spectra.factored import as_array, as_matrix
@@ -43,7 +42,7 @@ class FormedHessian(BlockHessian):
         """Number of parameters."""
         return len(self.H)
 
-    def matrix(self, P: Preconditioner | None = None) -> torch.Tensor:
+    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """The dense Hessian (k, k)."""
         if P is None:
             return self.H
@@ -51,16 +50,15 @@ class FormedHessian(BlockHessian):
         product = dense.T @ self.H @ dense
         return (product + product.T) / 2
 
-    def _dense(self, P: Preconditioner) -> torch.Tensor:
-        matrices = P.matrices(self.units, self.order // self.units, self.H.device)
-        return torch.block_diag(*matrices.expand(self.units, -1, -1))
+    def _dense(self, P: LinearCoordinates) -> torch.Tensor:
+        return P.dense(self.units, self.order // self.units, self.H.device)
 
     def scales(self) -> torch.Tensor:
         """(k,) the roots of the diagonal, as far as they are known."""
         return torch.maximum(self.diagonal().abs().sqrt(), LOST_IN_SQUARE * self.spread)
 
     def condition_numbers(
-        self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
+        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
         conditions = []
@@ -71,11 +69,11 @@ class FormedHessian(BlockHessian):
             conditions.append(unresolved(found) if deficient and self.vanishing else found)
         return conditions
 
-    def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
+    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """All nonzero eigenvalues, descending."""
         return self.eigenpairs(P)[0]
 
-    def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues, descending, and their eigenvectors."""
         values, vectors = torch.linalg.eigh(self.matrix(P))
         largest = values.abs().argsort(descending=True)[: self.condition_number(P).rank]

@@ -13,9 +13,8 @@ import torch
 from hesscond.capture import Factor, LayerCapture
 from hesscond.capture.captured import MERGED
 from hesscond.errors import CaptureError
-from hesscond.hessians.block import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian
-from hesscond.hessians.factored import FactoredHessian, multiplied, noise_of
-from hesscond.hessians.preconditioner import Preconditioner, UnitPreconditioner
+from hesscond.hessians.coordinates import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
+from hesscond.hessians.factored import FactoredHessian, noise_of
 from hesscond.spectra import (
     ConditionNumber,
     dual_condition,
@@ -90,7 +89,7 @@ class LayerHessian(BlockHessian):
         present = [spread[0] for spread in own if spread is not None]
         return torch.cat(present) if present else None
 
-    def matrix(self, P: Preconditioner | None = None) -> torch.Tensor:
+    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """The dense Hessian (k, k)."""
         if 8 * self.order**2 > self.memory:
             raise CaptureError(
@@ -122,9 +121,9 @@ class LayerHessian(BlockHessian):
             rows, None, self.sign, error, self.units, self.rank_bound(), self._spread, self.captured.vanishing
         )
 
-    def product(self, vectors: torch.Tensor, P: Preconditioner | None = None) -> torch.Tensor:
+    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
         """H V or PᵀHP V (k, c), without F where there is one position a sample."""
-        if isinstance(P, UnitPreconditioner):
+        if P is not None and not P.alike:
             return self.dense().product(vectors, P)
         B = self._factor.B
         signs = None if self.sign is None else self.sign.view(B.shape[:2])[..., None]
@@ -155,19 +154,19 @@ class LayerHessian(BlockHessian):
         return torch.maximum(found, LOST_IN_FACTOR * torch.cat(errors)) if errors else found
 
     def condition_numbers(
-        self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
+        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
         conditions = []
         for P in coordinates:
-            if isinstance(P, UnitPreconditioner):
+            if P is not None and not P.alike:
                 conditions.append(self.dense().condition_number(P, rtol=rtol))
                 continue
 
-            def triangular(P: Preconditioner | None = P) -> tuple[torch.Tensor, np.ndarray]:
+            def triangular(P: LinearCoordinates | None = P) -> tuple[torch.Tensor, np.ndarray]:
                 return self.triangular(P)
 
-            def gram(P: Preconditioner | None = P) -> tuple[torch.Tensor, float]:
+            def gram(P: LinearCoordinates | None = P) -> tuple[torch.Tensor, float]:
                 return self.gram(P)
 
             if self._signs is None:
@@ -185,9 +184,9 @@ class LayerHessian(BlockHessian):
             conditions.append(unresolved(found) if deficient and self.captured.vanishing else found)
         return conditions
 
-    def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
+    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """All nonzero eigenvalues, descending."""
-        if isinstance(P, UnitPreconditioner):
+        if P is not None and not P.alike:
             return self.dense().eigenvalues(P)
         R, _ = self.triangular(P)
         condition = self.condition_number(P)
@@ -195,11 +194,11 @@ class LayerHessian(BlockHessian):
         values = signed_eigenvalues(R.T, self._signs, condition) if signed else factor_eigenvalues(R, condition)
         return torch.from_numpy(np.ascontiguousarray(values)).to(R.device)
 
-    def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues, descending, and their eigenvectors (k, r)."""
         return self.dense().eigenpairs(P)
 
-    def gram(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, float]:
+    def gram(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, float]:
         """FFᵀ (R J, R J), and a bound, in the 2-norm, of its rounding.
 
         An inner product of rows is off by at most c·eps times their lengths; the matrix of these products of lengths
@@ -221,7 +220,7 @@ class LayerHessian(BlockHessian):
         carried = float(self._rounding(P).norm())
         return K, max(16.0, growth) * EPS * trace + carried * (2 * trace**0.5 + carried)
 
-    def triangular(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, np.ndarray]:
+    def triangular(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, np.ndarray]:
         """R (R J, R J) with RᵀR = FFᵀ, by QR of Fᵀ panel by panel, and bounds of the error in each column.
 
         Each QR commits at most c·eps of a column's norm; the panels are decomposed side by side.
@@ -239,7 +238,7 @@ class LayerHessian(BlockHessian):
             error += error_factor(*self.captured.H_hat.shape) * EPS * square_norms.sqrt()
         return parts[0], (error + self._rounding(P)).cpu().numpy()
 
-    def _rounding(self, P: Preconditioner | None) -> torch.Tensor:
+    def _rounding(self, P: LinearCoordinates | None) -> torch.Tensor:
         """(R J,) bounds, in the 2-norm, of the rounding in the rows of FP; only sums over positions have any."""
         total = self._factor.B.new_zeros(self.count)
         for unit in range(self.captured.inputs.geometry.units):
@@ -249,18 +248,18 @@ class LayerHessian(BlockHessian):
             if P is None:
                 total += bounds.squared_rows()
             else:
-                total += (bounds.entries() @ P.matrix(bounds.lengths.shape[1], total.device).abs()).square().sum(1)
+                total += (bounds.entries() @ P.dense(1, bounds.lengths.shape[1], total.device).abs()).square().sum(1)
         return total.sqrt()
 
     @property
     def _one_position(self) -> bool:
         return self._factor.B.shape[3] == 1 and self.captured.inputs.geometry.groups == 1
 
-    def _rows(self, P: Preconditioner | None) -> torch.Tensor:
+    def _rows(self, P: LinearCoordinates | None) -> torch.Tensor:
         """ĤP (J, k)."""
-        return self.captured.H_hat if P is None else P.right_multiply(self.captured.H_hat)
+        return self.captured.H_hat if P is None else P.multiplied(self.captured.H_hat, 1)
 
-    def _panels(self, P: Preconditioner | None) -> Iterator[torch.Tensor]:
+    def _panels(self, P: LinearCoordinates | None) -> Iterator[torch.Tensor]:
         """Fᵀ in panels (·, R J); with one position a sample in the basis of Ĥ's row space, of N columns at most."""
         if not self._one_position:
             for panel in self._unit_panels(P):
@@ -275,7 +274,7 @@ class LayerHessian(BlockHessian):
             b = B[:, :, start : start + step, 0].permute(2, 0, 1)
             yield (b[:, None] * rows.T[None, :, None, :]).reshape(-1, passes * blocks)
 
-    def _unit_panels(self, P: Preconditioner | None) -> Iterator[torch.Tensor]:
+    def _unit_panels(self, P: LinearCoordinates | None) -> Iterator[torch.Tensor]:
         """F_iP of some units at a time, (u, R J, k)."""
         geometry = self.captured.inputs.geometry
         one = 8 * self.count * geometry.n_params
@@ -285,7 +284,7 @@ class LayerHessian(BlockHessian):
             for start in range(first, first + per_group, step):
                 chosen = range(start, min(start + step, first + per_group))
                 rows = self.captured.unit_rows(chosen, self.memory // 8)
-                yield rows if P is None else multiplied(rows.flatten(0, 1), P, 1).unflatten(0, rows.shape[:2])
+                yield rows if P is None else P.multiplied(rows.flatten(0, 1), 1).unflatten(0, rows.shape[:2])
 
     def _panel_rows(self, rows: int) -> int:
         """Rows of a panel: shares for every thread, as long as they are at least as long as wide and fit."""

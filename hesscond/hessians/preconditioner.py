@@ -1,169 +1,17 @@
-"""Linear changes of variables ŵ = P z of a layer's unit parameters."""
+"""Changes of variables that statistics of a layer's inputs define: centred and scaled features, group by group."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch.nn import functional
 
-from hesscond.errors import ConfigError, NotFiniteError
-
-
-class Preconditioner(ABC):
-    """P of ŵ = P z, known by what it does to the right of a matrix with one column a parameter of ŵ.
-
-    The Hessian in z is PᵀHP = (ĤP)ᵀ S (ĤP). Subclasses write `right_multiply` and carry `name`; the rest follows.
-    ``Q @ P`` is the change of variables ŵ = Q P z. One that is another for every unit is a `UnitPreconditioner`.
-    """
-
-    name: str
-
-    @abstractmethod
-    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (m, n̂) times P (n̂, k), in float64."""
-
-    def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
-        """P (n̂, k) times ``vectors`` (k, m), for n̂ = ``order``; float64.
-
-        By the derivative of row ↦ row P, transposed, so that P need not be formed.
-        """
-        rows = vectors.to(torch.float64).T
-        point = rows.new_zeros(len(rows), order, requires_grad=True)
-        with torch.enable_grad():
-            (found,) = torch.autograd.grad(self.right_multiply(point), point, rows)
-        return found.T
-
-    def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Pᵀ times ``vectors`` (n̂, m), float64; ``P.multiply(P.multiply_adjoint(g), len(g))`` is P Pᵀ g."""
-        return self.right_multiply(vectors.to(torch.float64).T).T
-
-    def matrix(self, order: int, device: torch.device | None = None) -> torch.Tensor:
-        """P as a dense (n̂, k) float64 tensor."""
-        return self.right_multiply(torch.eye(order, dtype=torch.float64, device=device))
-
-    def inverse(self, order: int, device: torch.device | None = None) -> DensePreconditioner:
-        """P⁻¹ of a square P.
-
-        Raises
-        ------
-        ConfigError
-            P is not square, or is singular.
-        """
-        P = self.matrix(order, device)
-        if P.shape[0] != P.shape[1]:
-            raise ConfigError(f"{self.name} leaves out {order - P.shape[1]} of {order} parameters: it has no inverse")
-        found, info = torch.linalg.inv_ex(P)
-        if int(info) or not bool(torch.isfinite(found).all()):
-            raise ConfigError(f"{self.name} is singular: it has no inverse")
-        return DensePreconditioner(found, f"inverse of {self.name}")
-
-    def of_unit(self, unit: int) -> Preconditioner:
-        """That of one unit of the layer."""
-        return self
-
-    def matrices(self, units: int, order: int, device: torch.device | None = None) -> torch.Tensor:
-        """P of each unit, (units, n̂, k), or (1, n̂, k) if it is the same for all."""
-        return self.matrix(order, device)[None]
-
-    def __matmul__(self, other: Preconditioner) -> Preconditioner:
-        """ŵ = P Q z."""
-        if isinstance(self, UnitPreconditioner) or isinstance(other, UnitPreconditioner):
-            return UnitProduct(self, other)
-        return Product(self, other)
-
-
-@dataclass(frozen=True)
-class DensePreconditioner(Preconditioner):
-    """P given as a matrix (n̂, k)."""
-
-    P: torch.Tensor
-    name: str = "P"
-
-    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (m, n̂) times P."""
-        return rows @ self.P.to(rows)
-
-
-@dataclass(frozen=True)
-class Scaling(Preconditioner):
-    """P = diag(d).
-
-    Attributes
-    ----------
-    d : (n̂,)
-    """
-
-    d: torch.Tensor
-    name: str = "diagonal"
-
-    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (m, n̂) times P."""
-        return rows * self.d.to(rows)
-
-
-class Product(Preconditioner):
-    """P Q, the change of variables ŵ = P Q z."""
-
-    def __init__(self, first: Preconditioner, second: Preconditioner) -> None:
-        self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
-
-    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (m, n̂) times P Q."""
-        return self.second.right_multiply(self.first.right_multiply(rows))
-
-
-class UnitPreconditioner(Preconditioner):
-    """A P that is another for every unit of the layer. Subclasses write `of_unit`."""
-
-    @abstractmethod
-    def of_unit(self, unit: int) -> Preconditioner:
-        """That of one unit."""
-
-    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """Not defined.
-
-        Raises
-        ------
-        ConfigError
-            Always.
-        """
-        raise ConfigError(f"{self.name} is another P for every unit: take of_unit(i)")
-
-    def matrices(self, units: int, order: int, device: torch.device | None = None) -> torch.Tensor:
-        """P of each unit, (units, n̂, k)."""
-        return torch.stack([self.of_unit(unit).matrix(order, device) for unit in range(units)])
-
-
-@dataclass(frozen=True)
-class UnitScaling(UnitPreconditioner):
-    """P_i = diag(d_i).
-
-    Attributes
-    ----------
-    d : (m, n̂)
-        One row a unit.
-    """
-
-    d: torch.Tensor
-    name: str = "diagonal, unit by unit"
-
-    def of_unit(self, unit: int) -> Scaling:
-        """diag(d_i)."""
-        return Scaling(self.d[unit].to(torch.float64), self.name)
-
-
-class UnitProduct(UnitPreconditioner):
-    """P_i Q_i."""
-
-    def __init__(self, first: Preconditioner, second: Preconditioner) -> None:
-        self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
-
-    def of_unit(self, unit: int) -> Preconditioner:
-        """P_i Q_i of one unit."""
-        return Product(self.first.of_unit(unit), self.second.of_unit(unit))
+from hesscond.errors import NotFiniteError
+from hesscond.hessians.coordinates import LinearCoordinates, Preconditioner, UnitPreconditioner
 
 
 @dataclass(frozen=True)
@@ -247,3 +95,50 @@ def scaling_condition(sigma: torch.Tensor, *, bias: bool) -> float:
     if bias:
         ends.append(1.0)
     return max(ends) / min(ends) if ends else math.nan
+
+
+def by_group(
+    parts: Sequence[Preconditioner], units: int, order: int, *, device: torch.device | None = None
+) -> LinearCoordinates:
+    """P of a layer with one P_g for each of its groups: a `GroupedPreconditioner`, unless there is only one."""
+    return parts[0] if len(parts) == 1 else GroupedPreconditioner(parts, units, order, device=device)
+
+
+class GroupedPreconditioner(UnitPreconditioner):
+    """P_g for the units of group g, which see the inputs of their group only.
+
+    Parameters
+    ----------
+    parts
+        P_1 … P_G. One that leaves out more parameters than another has columns of zeros in their place, at the end.
+    units
+        Number of units of the layer, a multiple of G.
+    order
+        n̂.
+    device
+        Where the parts are.
+    """
+
+    def __init__(
+        self, parts: Sequence[Preconditioner], units: int, order: int, *, device: torch.device | None = None
+    ) -> None:
+        row = torch.zeros(1, order, dtype=torch.float64, device=device)
+        widths = [P.right_multiply(row).shape[1] for P in parts]
+        self.parts = [P if k == max(widths) else Padded(P, max(widths)) for P, k in zip(parts, widths, strict=True)]
+        self.units, self.name = units, parts[0].name
+
+    def of_unit(self, unit: int) -> Preconditioner:
+        """P_g of its group."""
+        return self.parts[unit * len(self.parts) // self.units]
+
+
+class Padded(Preconditioner):
+    """[P, 0] (n̂, k): columns of zeros behind those of P."""
+
+    def __init__(self, P: Preconditioner, columns: int) -> None:
+        self.P, self.columns, self.name = P, columns, P.name
+
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (m, n̂) times [P, 0]."""
+        product = self.P.right_multiply(rows)
+        return functional.pad(product, (0, self.columns - product.shape[1]))

@@ -9,11 +9,11 @@ import torch
 
 from hesscond.capture import FeatureStatistics, LayerCapture, LayerInputs, channel_statistics
 from hesscond.errors import CaptureError
-from hesscond.hessians.block import BlockHessian
 from hesscond.hessians.build import layer_hessian, runs, unit_hessians
+from hesscond.hessians.coordinates import BlockHessian
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
-from hesscond.hessians.layer import LayerHessian, sums_to_zero
+from hesscond.hessians.layer import sums_to_zero
 from hesscond.spectra.factored import EPS, error_factor
 from hesscond.spectra.threads import side_by_side, threads_for
 
@@ -39,8 +39,7 @@ class StreamedBlock:
         ``shift``: it is known not to change if all units are shifted together.
         """
         self._shift &= shift
-        if isinstance(hessian, LayerHessian):
-            hessian = hessian.dense()
+        hessian = hessian.dense()
         if isinstance(hessian, FormedHessian):
             self._vanishing |= hessian.vanishing
             self._add_formed(FormedHessian(hessian.H * weight, hessian.spread * weight**0.5, hessian.terms, self.units))

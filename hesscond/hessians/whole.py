@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from hesscond.errors import CaptureError
-from hesscond.hessians.block import BlockHessian
+from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates
 from hesscond.hessians.null_spaces import NullDirections
-from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.operators import SymmetricOperator
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.lanczos import lanczos
@@ -56,7 +55,7 @@ class NetworkHessian(BlockHessian):
         """What is known of it beforehand."""
         return self._known()
 
-    def matrix(self, P: Preconditioner | None = None) -> torch.Tensor:
+    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """The dense Hessian (n, n), float64.
 
         Raises
@@ -67,7 +66,7 @@ class NetworkHessian(BlockHessian):
         refuse_coordinates(P)
         return self._formed
 
-    def product(self, vectors: torch.Tensor, P: Preconditioner | None = None) -> torch.Tensor:
+    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
         """H V (n, c)."""
         refuse_coordinates(P)
         return (self.operator @ vectors.to(self.operator.dtype)).to(torch.float64)
@@ -88,7 +87,7 @@ class NetworkHessian(BlockHessian):
         return (H + H.T) / 2
 
     def condition_numbers(
-        self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
+        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in the operator's own coordinates."""
         for P in coordinates:
@@ -96,14 +95,14 @@ class NetworkHessian(BlockHessian):
         kappa = operator_condition(self.operator, known=lambda: self.known[1], rtol=rtol, effort=self.effort)
         return [kappa] * len(coordinates)
 
-    def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues, descending, and their eigenvectors."""
         values, vectors = torch.linalg.eigh(self.matrix(P))
         largest = values.abs().argsort(descending=True)[: self.condition_number().rank]
         kept = largest[values[largest].argsort(descending=True)]
         return values[kept], vectors[:, kept]
 
-    def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
+    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """All nonzero eigenvalues, descending."""
         return self.eigenpairs(P)[0]
 
@@ -118,7 +117,7 @@ class NetworkHessian(BlockHessian):
         return found.eigenvectors[:, [0, -1]]
 
 
-def refuse_coordinates(P: Preconditioner | None) -> None:
+def refuse_coordinates(P: LinearCoordinates | None) -> None:
     """Raise an error for a P of one layer's units: that of a network belongs into its operator."""
     if P is not None:
         raise CaptureError("a network's Hessian is measured in the coordinates of its operator: use Congruence(H, P)")

@@ -5,7 +5,7 @@ Importing a method's module registers it; add yours to the list below. `parse` r
 
 from hesscond.methods.adam import Adam, AdamW
 from hesscond.methods.adaptive import AdaGrad, RMSProp
-from hesscond.methods.base import Coordinates, Method
+from hesscond.methods.base import Method
 from hesscond.methods.batchnorm import BatchNormalization
 from hesscond.methods.batchrenorm import BatchRenormalization
 from hesscond.methods.bnp import BNP
@@ -15,8 +15,9 @@ from hesscond.methods.four_things import FourThings
 from hesscond.methods.normalization import GroupNormalization, InstanceNormalization, LayerNormalization
 from hesscond.methods.optimal_diagonal import OptimalDiagonal
 from hesscond.methods.preprocessing import MinMax, Standardization
-from hesscond.methods.registry import Spec, method_class, options, parse, register, registered
+from hesscond.methods.registry import method_class, register, registered
 from hesscond.methods.regularization import L2, GradientRegularization
+from hesscond.methods.spec import Spec, options, parse
 from hesscond.methods.sphere import Sphere
 from hesscond.methods.vanilla import Vanilla
 from hesscond.methods.weight_normalization import CentredWeightNormalization, WeightNormalization
@@ -33,7 +34,6 @@ __all__ = [
     "BatchRenormalization",
     "CentredWeightNormalization",
     "Composed",
-    "Coordinates",
     "Equilibration",
     "FourThings",
     "GradientRegularization",

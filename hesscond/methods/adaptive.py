@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from hesscond.capture import chosen_layers
 from hesscond.capture.layers import unit_weights
 from hesscond.errors import ConfigError
-from hesscond.hessians import Jacobi, UnitScaling
-from hesscond.methods.base import Coordinates, Method, no_step
+from hesscond.hessians import Coordinates, Jacobi, UnitScaling
+from hesscond.methods.base import Method, no_step
 from hesscond.methods.registry import register
 
 JACOBI = Jacobi()
@@ -178,7 +178,7 @@ class Adaptive(Method):
             d = torch.cat([roots[1].detach()[:, None], d], 1)
         return UnitScaling(d, f"{self.name}, M^1/2")
 
-    def probed(self, layer: str) -> Coordinates:
+    def probed(self, layer: str) -> Coordinates | None:
         """P = M^½ of the last step.
 
         Raises
@@ -201,7 +201,7 @@ class Adaptive(Method):
             for name, g in gradients.items()
         }
 
-    def readings(self, layer: str) -> Mapping[str, Coordinates]:
+    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
         """Jacobi's D = diag(H)^−½, for comparison."""
         return {JACOBI.name: JACOBI}
 

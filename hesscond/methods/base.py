@@ -10,12 +10,9 @@ from torch import nn
 
 from hesscond.capture import Geometry, LayerInputs, eligible_layers
 from hesscond.errors import ConfigError
-from hesscond.hessians import Chart, Preconditioner, Reparametrized, UnitCoordinates
+from hesscond.hessians import Coordinates, LinearCoordinates, Reparametrized, UnitCoordinates
 from hesscond.hessians.parameters import UnitLayout
 from hesscond.methods.wrapping import place_of
-
-#: Coordinates of a layer: ŵ = P z, a chart (a tangent space, a reparametrization), or None for the plain parameters.
-Coordinates = Preconditioner | Chart | None
 
 
 class Method:
@@ -139,7 +136,7 @@ class Method:
 
     # -- the coordinates ----------------------------------------------------------------------------------------------
 
-    def preconditioner(self, layer: str) -> Preconditioner | None:
+    def preconditioner(self, layer: str) -> LinearCoordinates | None:
         """P of the layer's units as the last step used it; None: plain coordinates (P = I).
 
         Raises
@@ -149,8 +146,8 @@ class Method:
         """
         return None
 
-    def coordinates(self, layer: str) -> Coordinates:
-        """The coordinates in which the Hessian of the layer decides the method's convergence.
+    def coordinates(self, layer: str) -> Coordinates | None:
+        """The coordinates in which the Hessian of the layer decides the method's convergence; None: the plain ones.
 
         Raises
         ------
@@ -159,7 +156,7 @@ class Method:
         """
         return self.preconditioner(layer)
 
-    def probed(self, layer: str) -> Coordinates:
+    def probed(self, layer: str) -> Coordinates | None:
         """What a probe measures the layer in: `coordinates`, with the Hessian of the penalty if the method adds one.
 
         Raises
@@ -196,7 +193,7 @@ class Method:
             own = self.coordinates(name)
             if own is None or isinstance(own, Reparametrized):
                 continue
-            if isinstance(own, Chart):
+            if not isinstance(own, LinearCoordinates):
                 raise ConfigError(f"{self.name}: layer {name!r} is measured in {own.name}, which have no M = P Pᵀ")
             layout = UnitLayout(self.model, {name: module}, None)
             # a parameter that is not differentiated does not move
@@ -208,7 +205,7 @@ class Method:
             found |= {at: part for at, part in zip(layout.names, parts, strict=True) if at in gradients}
         return found
 
-    def readings(self, layer: str) -> Mapping[str, Coordinates]:
+    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
         """Further coordinates in which the method's Hessian has been read, by name; logged beside its own."""
         return {}
 
@@ -227,7 +224,7 @@ class Method:
         raise ConfigError(f"method {cls.name!r} has no coordinates that the data define: give the method at work")
 
     @classmethod
-    def data_preconditioner(cls, statistics: Any, geometry: Geometry, **options: Any) -> Preconditioner | None:
+    def data_preconditioner(cls, statistics: Any, geometry: Geometry, **options: Any) -> LinearCoordinates | None:
         """P from the `data_statistics` of a layer alone, if the method ``needs_statistics``; else None."""
         return None
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
-from hesscond.hessians import Penalized, Preconditioner
-from hesscond.methods.base import Coordinates, Method
-from hesscond.methods.registry import Spec
+from hesscond.hessians import Coordinates, LinearCoordinates
+from hesscond.methods.base import Method
+from hesscond.methods.regularization import Penalized
 
 
 class Composed(Method):
@@ -24,7 +24,9 @@ class Composed(Method):
     ----------
     model
         The model.
-    spec
+    name
+        What ``--method`` said.
+    parts
         The methods and their options.
 
     Raises
@@ -35,13 +37,13 @@ class Composed(Method):
 
     source = "-"
 
-    def __init__(self, model: nn.Module, spec: Spec) -> None:
+    def __init__(self, model: nn.Module, name: str, parts: Sequence[tuple[type[Method], dict[str, Any]]]) -> None:
         super().__init__(model)
-        self.name, self.summary = spec.text, " and ".join(method.summary for method, _ in spec.parts)  # type: ignore[misc]
-        optimizers = [m.name for m, _ in spec.parts if m.optimizer is not Method.optimizer]
+        self.name, self.summary = name, " and ".join(method.summary for method, _ in parts)  # type: ignore[misc]
+        optimizers = [m.name for m, _ in parts if m.optimizer is not Method.optimizer]
         if len(optimizers) > 1:
             raise ConfigError(f"{' and '.join(optimizers)} both choose the optimizer: take one of them")
-        self.parts = [method(model, **options) for method, options in spec.parts]
+        self.parts = [method(model, **options) for method, options in parts]
         for part in self.parts:
             part.whole = self
 
@@ -94,12 +96,12 @@ class Composed(Method):
         for part in self.parts:
             part.after_step()
 
-    def preconditioner(self, layer: str) -> Preconditioner | None:
+    def preconditioner(self, layer: str) -> LinearCoordinates | None:
         """Of the one that has one."""
         own = self.coordinates(layer)
-        return own if isinstance(own, Preconditioner) else None
+        return own if isinstance(own, LinearCoordinates) else None
 
-    def coordinates(self, layer: str) -> Coordinates:
+    def coordinates(self, layer: str) -> Coordinates | None:
         """Of the one that has some.
 
         Raises
@@ -115,7 +117,7 @@ class Composed(Method):
             )
         return found[0][1] if found else None
 
-    def probed(self, layer: str) -> Coordinates:
+    def probed(self, layer: str) -> Coordinates | None:
         """That of a penalty, which has those of the others in it; else `coordinates`."""
         found = [part.probed(layer) for part in self.parts]
         return next((own for own in found if isinstance(own, Penalized)), self.coordinates(layer))
@@ -130,7 +132,7 @@ class Composed(Method):
         own = [part for part in self.parts if part.preconditions]
         return own[0].preconditioned(gradients) if own else super().preconditioned(gradients)
 
-    def readings(self, layer: str) -> Mapping[str, Coordinates]:
+    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
         """Of all."""
         return {name: own for part in self.parts for name, own in part.readings(layer).items()}
 

@@ -15,8 +15,7 @@ from torch import nn
 
 from hesscond.capture import Layer, chosen_layers
 from hesscond.errors import ConfigError
-from hesscond.hessians import HessianMaker, Preconditioner, Reparametrized, Scaling, UnitScaling
-from hesscond.methods.base import Coordinates
+from hesscond.hessians import Coordinates, HessianMaker, LinearCoordinates, Reparametrized, Scaling, UnitScaling
 from hesscond.methods.registry import register
 from hesscond.methods.reparametrization import Reparametrization, WeightParametrization, refuse_units
 from hesscond.operators import SymmetricOperator
@@ -179,7 +178,7 @@ class Equilibration(Reparametrization):
             refuse_units(self.name, name, (A.diagonal(dim1=1, dim2=2) == 0).flatten(), "a zero on W's diagonal")
         return own
 
-    def coordinates(self, layer: str) -> Coordinates:
+    def coordinates(self, layer: str) -> Coordinates | None:
         """W of a layer that is equilibrated, or diag(1, e) with E frozen; None of another.
 
         Raises
@@ -189,7 +188,7 @@ class Equilibration(Reparametrization):
         """
         return self.frozen_coordinates(layer) if self.frozen else super().coordinates(layer)
 
-    def probed(self, layer: str) -> Coordinates:
+    def probed(self, layer: str) -> Coordinates | None:
         """`coordinates`; with E frozen by products with W itself, which training takes E for a constant in too.
 
         Raises
@@ -198,9 +197,9 @@ class Equilibration(Reparametrization):
             No such layer.
         """
         own = self.coordinates(layer)
-        return Reparametrized(self.model, own.name) if isinstance(own, Preconditioner) else own
+        return Reparametrized(self.model, own.name) if isinstance(own, LinearCoordinates) else own
 
-    def readings(self, layer: str) -> Mapping[str, Coordinates]:
+    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
         """The three readings of the Hessian of a layer that is equilibrated."""
         if self.parametrization_of(layer) is None:
             return {}
@@ -210,7 +209,7 @@ class Equilibration(Reparametrization):
             "E frozen": self.frozen_coordinates(layer),
         }
 
-    def frozen_coordinates(self, layer: str) -> Preconditioner | None:
+    def frozen_coordinates(self, layer: str) -> LinearCoordinates | None:
         """P_i = diag(1, e_i) of the units of a layer (no 1 without bias), e_i (n,); None: it is not equilibrated.
 
         Raises

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from hesscond.errors import ConfigError
-from hesscond.methods.base import Coordinates
+from hesscond.hessians import Coordinates
 from hesscond.methods.batchnorm import checked_momentum, over_samples, refuse_single_samples
 from hesscond.methods.normalization import (
     EPS,
@@ -198,7 +198,7 @@ class FourThings(Normalization):
             self.weight_decay / 2
         )
 
-    def probed(self, layer: str) -> Coordinates:
+    def probed(self, layer: str) -> Coordinates | None:
         """The plain coordinates: γ and β, which the penalty is on, belong to no layer."""
         return self.coordinates(layer)
 

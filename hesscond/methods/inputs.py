@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar, Generic, TypeVar
@@ -14,14 +14,15 @@ from torch import nn
 from hesscond.capture import Geometry, Layer, LayerInputs, eligible_layers, inputs_of
 from hesscond.capture.layers import TRANSPOSED, windows
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.methods.base import Coordinates, Method, no_step
-from hesscond.methods.wrapping import layers_of
+from hesscond.hessians import Coordinates, LinearCoordinates, Preconditioner, by_group
+from hesscond.methods.base import Method, no_step
+from hesscond.methods.wrapping import layers_of, place_of
 
 #: Training inputs in one forward pass of a survey.
 CHUNK = 2000
 
 State = TypeVar("State", bound="LayerState")
-Found = TypeVar("Found")
+Statistics = TypeVar("Statistics")
 
 
 @dataclass
@@ -74,6 +75,41 @@ class LayerState(ABC):
             width = self.geometry.groups * self.geometry.fan_in
             parts = [windows(layer, h, shape).reshape(-1, width) for h, shape in self.inputs]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class OfInputs:
+    """Coordinates that the inputs of the layers define, by a method that does not train the model; known when resolved.
+
+    Attributes
+    ----------
+    part
+        The method.
+    options
+        Its options.
+    name
+        What was asked for.
+    """
+
+    part: type[Method]
+    options: Mapping[str, Any]
+    name: str
+
+    def placed(self, model: nn.Module) -> OfInputs:
+        """The same for layers as they are in a model that others have put something around."""
+        layers = self.options.get("layers")
+        if layers is None:
+            return OfInputs(self.part, self.options, self.part.name)
+        places = tuple(place_of(model, name) for name in layers)
+        return OfInputs(self.part, {**self.options, "layers": places}, self.part.name)
+
+    def collect(self, layer: str, inputs: LayerInputs) -> Any:
+        """The method's statistics."""
+        return self.part.data_statistics(layer, inputs, **self.options)
+
+    def resolved(self, seen: Any, geometry: Geometry) -> LinearCoordinates | None:
+        """P; None: the layer is not one of the method's."""
+        return None if seen is None else self.part.data_preconditioner(seen, geometry, **self.options)
 
 
 class InputMethod(Method, Generic[State]):
@@ -134,6 +170,35 @@ class InputMethod(Method, Generic[State]):
     def update(self, states: list[State]) -> None:
         """Take over the inputs of the layers of this step."""
 
+    @abstractmethod
+    def of_groups(self, state: State) -> Sequence[Preconditioner]:
+        """P of each group of a layer, as the last step used it."""
+
+    @classmethod
+    @abstractmethod
+    def of_data(cls, statistics: Any, geometry: Geometry) -> Sequence[Preconditioner]:
+        """P of each group of a layer from what was collected of its inputs alone: no damping, no factor q."""
+
+    def preconditioner(self, layer: str) -> LinearCoordinates | None:
+        """P as the last step used it; None: the layer is not preconditioned.
+
+        Raises
+        ------
+        ConfigError
+            No such layer.
+        """
+        state = self.find(layer)
+        if state is None:
+            return None
+        geometry, device = state.geometry, state.module.weight.device
+        return by_group(self.of_groups(state), geometry.units, geometry.n_params, device=device)
+
+    @classmethod
+    def data_preconditioner(cls, statistics: Any, geometry: Geometry, **options: Any) -> LinearCoordinates:
+        """P of what `data_statistics` collected."""
+        parts = cls.of_data(statistics, geometry)
+        return by_group(parts, geometry.units, geometry.n_params, device=statistics.device)
+
     def _refuse(self, layers: Mapping[str, Layer]) -> None:
         owners: dict[int, str] = {}
         for name, layer in layers.items():
@@ -188,7 +253,7 @@ class InputMethod(Method, Generic[State]):
             state.inputs.clear()
         self.steps += 1
 
-    def probed(self, layer: str) -> Coordinates:
+    def probed(self, layer: str) -> Coordinates | None:
         """P of the last step.
 
         Raises
@@ -265,9 +330,9 @@ def surveyed(
     model: nn.Module,
     layers: Mapping[str, Layer],
     inputs: torch.Tensor,
-    statistics: Callable[[LayerInputs], Found],
-    merge: Callable[[Found, Found], Found],
-) -> dict[str, Found]:
+    statistics: Callable[[LayerInputs], Statistics],
+    merge: Callable[[Statistics, Statistics], Statistics],
+) -> dict[str, Statistics]:
     """Statistics of what the layers are given over all ``inputs``, in evaluation mode; the model is left as it was."""
     calls: dict[str, list[tuple[torch.Tensor, torch.Size]]] = {name: [] for name in layers}
 
@@ -276,7 +341,7 @@ def surveyed(
 
     modes = [(module, module.training) for module in model.modules()]
     handles = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
-    found: dict[str, Found] = {}
+    found: dict[str, Statistics] = {}
     try:
         model.eval()
         for part in inputs.split(CHUNK):

@@ -15,10 +15,10 @@ from torch import nn
 from hesscond.capture import Geometry, Layer, LayerInputs, RowFactor, row_factor
 from hesscond.capture.statistics import triangular
 from hesscond.errors import ConfigError
-from hesscond.hessians import Preconditioner, Scaling, by_group
-from hesscond.hessians.whitening import CUTOFF
+from hesscond.hessians import Scaling
 from hesscond.methods.inputs import InputMethod, LayerState
 from hesscond.methods.registry import register
+from hesscond.methods.whitening import CUTOFF
 from hesscond.scaling import optimal_diagonal_scaling
 
 #: Parameters of a unit up to which the scaling is searched for without being asked: some seconds each time.
@@ -169,18 +169,10 @@ class OptimalDiagonal(InputMethod[OptimalDiagonalState]):
             if due:
                 state.search(self.epsilon, self.rtol)
 
-    def preconditioner(self, layer: str) -> Preconditioner | None:
-        """P = D/q with the D that the last step used; None: the layer is not preconditioned.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
-        state = self.find(layer)
-        if state is None:
-            return None
-        return scalings(state.d / state.q_squared**0.5, state.geometry, "optimal diagonal, running second moments")
+    def of_groups(self, state: OptimalDiagonalState) -> list[Scaling]:
+        """P = D/q with the D that the last step used."""
+        d = state.d / state.q_squared**0.5
+        return [Scaling(own, "optimal diagonal, running second moments") for own in d]
 
     def certified_gap(self, layer: str) -> float | None:
         """How far κ(ĤD) was from the optimum at most when D was found: κ over a lower bound, the largest of the groups.
@@ -213,10 +205,10 @@ class OptimalDiagonal(InputMethod[OptimalDiagonalState]):
         return row_factor(inputs)
 
     @classmethod
-    def data_preconditioner(cls, statistics: RowFactor, geometry: Geometry, **options: Any) -> Preconditioner:
-        """P = D of the raw second moments: no damping, q = 1."""
-        found = [optimum(F) for F in extended_factors(statistics, bias=geometry.bias)]
-        return scalings(torch.stack(found), geometry, "optimal diagonal, raw second moments of the data")
+    def of_data(cls, statistics: RowFactor, geometry: Geometry) -> list[Scaling]:
+        """P = D of the raw second moments."""
+        factors = extended_factors(statistics, bias=geometry.bias)
+        return [Scaling(optimum(F), "optimal diagonal, raw second moments of the data") for F in factors]
 
 
 def refuse_wide(layer: str, order: int, widest: int) -> None:
@@ -258,9 +250,3 @@ def optimum(F: torch.Tensor) -> torch.Tensor:
     d = found.max() * torch.ones_like(norms)
     d[live] = found
     return d
-
-
-def scalings(d: torch.Tensor, geometry: Geometry, name: str) -> Preconditioner:
-    """diag(d) of every group, from d (G, n̂)."""
-    parts: list[Preconditioner] = [Scaling(own, name) for own in d]
-    return by_group(parts, geometry.units, geometry.n_params, device=d.device)

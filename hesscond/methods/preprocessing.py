@@ -23,8 +23,8 @@ from hesscond.capture import dense_layers
 from hesscond.capture.evaluation import tensors_of
 from hesscond.capture.forward import run_forward
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians import CentringScaling
-from hesscond.methods.base import Coordinates, Method
+from hesscond.hessians import CentringScaling, Coordinates
+from hesscond.methods.base import Method
 from hesscond.methods.registry import register
 
 #: Inputs are read in float64 in parts of so many samples.
@@ -159,7 +159,7 @@ class Preprocessing(Method):
                 return name
         return None
 
-    def readings(self, layer: str) -> Mapping[str, Coordinates]:
+    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
         """P⁻¹ for the layer that sees the inputs: its Hessian as if they had not been transformed."""
         if layer != self.first_layer or dense_layers(self.model)[layer].bias is None:
             return {}

@@ -23,13 +23,59 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hesscond.errors import ConfigError
-from hesscond.hessians import Chart, Penalized
-from hesscond.methods.base import Coordinates, Method
+from hesscond.hessians import Chart, Coordinates, HessianMaker, LinearCoordinates, UnitCoordinates, unit_layout
+from hesscond.methods.base import Method
 from hesscond.methods.registry import register
+from hesscond.operators import Congruence, Gram, Shifted, Sum, SymmetricOperator
 
 STRENGTH = 1e-4
 
 Space = Literal["p", "z"]
+
+
+class Penalized(Chart):
+    """The Hessian in z, p = P z, of L + λ‖p‖² or of L + λ‖z‖²: PᵀHP + 2λPᵀP or PᵀHP + 2λI, H that of L.
+
+    Parameters
+    ----------
+    P
+        Of the units of the layer; None: I, and the two are the same.
+    strength
+        λ.
+    in_z
+        Whether it is λ‖z‖².
+    name
+        What the log calls it.
+    """
+
+    def __init__(self, P: LinearCoordinates | None, strength: float, *, in_z: bool, name: str) -> None:
+        self.P, self.strength, self.in_z, self.name = P, strength, in_z, name
+
+    def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
+        """That of a unit of the layer, or of all of it."""
+        H = hessian(layers=[layer], unit=unit)
+        if self.P is None:
+            return Shifted(H, -2 * self.strength)
+        layout = unit_layout(H)
+        n_params = layout.geometries[layer].n_params
+        P = UnitCoordinates(self.P, layout.units[layer], n_params, dtype=H.dtype, device=H.device)
+        inner = Congruence(H, P)
+        if self.in_z:
+            return Shifted(inner, -2 * self.strength)
+        return Sum([(1.0, inner), (2 * self.strength, Gram(P))])
+
+    def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
+        """That of all parameters, in plain coordinates.
+
+        Raises
+        ------
+        ConfigError
+            There is a P, which is that of one layer.
+        """
+        if self.P is not None:
+            raise ConfigError(f"{self.name}: P is that of one layer: measure by layer or by unit")
+        H = hessian()
+        return Shifted(H, -2 * self.strength), H.parts
 
 
 class Regularization(Method):
@@ -107,7 +153,7 @@ class L2(Regularization):
             self._optimizer = optimizer
             self._handles.append(optimizer.register_step_pre_hook(self._decay))
 
-    def probed(self, layer: str) -> Coordinates:
+    def probed(self, layer: str) -> Coordinates | None:
         """The Hessian with the penalty.
 
         Raises
@@ -115,23 +161,23 @@ class L2(Regularization):
         ConfigError
             No such layer; the coordinates of the whole method are not linear.
         """
-        found = self._penalized(layer)
-        if isinstance(found, Penalized):
-            return found
-        raise ConfigError(
-            f"layer {layer!r} is measured in {found.name}, which {self.name} has no Hessian in: leave it out"
-        )
-
-    def readings(self, layer: str) -> Mapping[str, Coordinates]:
-        """The Hessian with the penalty, where the coordinates of the whole method are linear."""
-        found = self._penalized(layer)
-        return {found.name: found} if isinstance(found, Penalized) else {}
-
-    def _penalized(self, layer: str) -> Chart:
-        """The Hessian with the penalty in the coordinates z of the whole method; these, if they are not linear."""
         own = self.whole.coordinates(layer)
-        if isinstance(own, Chart):
-            return own
+        if own is not None and not isinstance(own, LinearCoordinates):
+            raise ConfigError(
+                f"layer {layer!r} is measured in {own.name}, which {self.name} has no Hessian in: leave it out"
+            )
+        return self._penalized(own)
+
+    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
+        """The Hessian with the penalty, where the coordinates of the whole method are linear."""
+        own = self.whole.coordinates(layer)
+        if own is not None and not isinstance(own, LinearCoordinates):
+            return {}
+        found = self._penalized(own)
+        return {found.name: found}
+
+    def _penalized(self, own: LinearCoordinates | None) -> Penalized:
+        """The Hessian with the penalty in the coordinates z of the whole method."""
         name = f"{'plain' if own is None else own.name}, with L2 in {self.space}"
         return Penalized(own, self.strength, in_z=self.space == "z", name=name)
 
@@ -170,7 +216,7 @@ class GradientRegularization(Regularization):
     name = "gradient-regularization"
     summary = "the squared norm of the gradient, in p or in z, added to the loss"
 
-    def probed(self, layer: str) -> Coordinates:
+    def probed(self, layer: str) -> Coordinates | None:
         """Those of the whole method, if λ = 0.
 
         Raises

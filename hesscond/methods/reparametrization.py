@@ -12,8 +12,8 @@ from torch.nn.utils import parametrize
 from hesscond.capture import Layer, chosen_layers
 from hesscond.capture.layers import TRANSPOSED, Geometry
 from hesscond.errors import ConfigError
-from hesscond.hessians import Reparametrized
-from hesscond.methods.base import Coordinates, Method
+from hesscond.hessians import Coordinates, Reparametrized
+from hesscond.methods.base import Method
 from hesscond.methods.wrapping import layers_of
 
 
@@ -88,7 +88,7 @@ class Reparametrization(Method):
             It is not defined for the layer or its weight.
         """
 
-    def coordinates(self, layer: str) -> Coordinates:
+    def coordinates(self, layer: str) -> Coordinates | None:
         """θ of a layer that was chosen, None (plain coordinates) of another.
 
         Raises

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import nn
 
-from hesscond.capture.layers import Geometry, Layer, from_unit_weights, unit_weights
+from hesscond.capture.layers import Geometry, Layer, chosen_layers, from_unit_weights, unit_weights
 from hesscond.errors import ConfigError
-from hesscond.hessians import SphereChart
-from hesscond.methods.base import Coordinates, Method
+from hesscond.hessians import Chart, Coordinates, HessianMaker, SphereTangentOperator
+from hesscond.methods.base import Method
 from hesscond.methods.channelwise import Affine, Noise
 from hesscond.methods.registry import register
 from hesscond.methods.wrapping import dimensions, layers_of, wrap
+from hesscond.operators import SymmetricOperator
 
 Constraint = Literal["sphere", "centred", "both"]
 #: ‖w‖² of n weights of variance 2/n, as He's initialization has them.
@@ -39,6 +41,73 @@ def projected(weights: torch.Tensor, constraint: Constraint, c: float = C) -> to
     if constraint != "centred":
         weights = weights * (math.sqrt(c) / weights.norm(dim=1, keepdim=True))
     return weights
+
+
+class SphereChart(Chart):
+    """The tangent space of {‖w_i‖² = c_i}, {1ᵀw_i = 0} or both, for the units of some layers of a model.
+
+    The Hessian is the Riemannian one, `SphereTangentOperator`, in as many coordinates as there are parameters: the
+    normals are null directions, and count as nullity. All other parameters of the model, biases too, are free.
+
+    Parameters
+    ----------
+    model
+        The model.
+    layers
+        Its constrained layers.
+    sphere
+        Whether the norms of their units' weights are constrained.
+    centred
+        Whether the sums of these are.
+    curved
+        Whether the curvature of the spheres counts, see `SphereTangentOperator`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Iterable[Layer],
+        *,
+        sphere: bool = True,
+        centred: bool = False,
+        curved: bool = True,
+    ) -> None:
+        self.model, self.layers = model, tuple(layers)
+        self._tangent = partial(SphereTangentOperator, sphere=sphere, centred=centred, curved=curved)
+        what = {(True, False): "sphere", (False, True): "centred weights", (True, True): "centred sphere"}
+        self.name = f"tangent space, {what[sphere, centred]}{'' if curved else ', without its curvature'}"
+
+    def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
+        """The Riemannian Hessian of a unit or a layer; the plain one if the layer is not constrained.
+
+        Raises
+        ------
+        ConfigError
+            No such layer or unit; weights off the constraints.
+        """
+        module = chosen_layers(self.model, [layer])[layer]
+        H = hessian(layers=[layer], unit=unit)
+        if module not in self.layers:
+            return H
+        return self._tangent(H)
+
+    def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
+        """The Riemannian Hessian on the product of all units' tangent spaces and the space of the free parameters.
+
+        Raises
+        ------
+        ConfigError
+            Weights off the constraints.
+        """
+        H = hessian()
+        rows = torch.arange(H.order, device=H.device)
+        owners = {id(layer.weight): layer for layer in self.layers}
+        positions = {}
+        for name, parameter in self.model.named_parameters():
+            if name in H.parts and id(parameter) in owners:
+                where = rows[H.parts[name]].view(1, *parameter.shape)
+                positions[name] = unit_weights(owners[id(parameter)], where)[0]
+        return self._tangent(H, positions=positions), H.parts
 
 
 @register
@@ -163,7 +232,7 @@ class Sphere(Method):
         for noise in self.noises:
             noise.step += 1
 
-    def coordinates(self, layer: str) -> Coordinates:
+    def coordinates(self, layer: str) -> Coordinates | None:
         """The tangent space of a constrained layer; None for the others.
 
         Raises
@@ -176,7 +245,7 @@ class Sphere(Method):
             raise ConfigError(f"no dense or convolutional layer {layer!r} in the model: it has {', '.join(known)}")
         return self.chart if known[layer] in self.constrained else None
 
-    def readings(self, layer: str) -> Mapping[str, Coordinates]:
+    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
         """Of a constrained layer: the ambient Hessian, and on spheres its projection without the curvature term."""
         if self.coordinates(layer) is None:
             return {}

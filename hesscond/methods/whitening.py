@@ -15,9 +15,13 @@ from torch import nn
 
 from hesscond.capture import Geometry, Layer, LayerInputs, RowFactor, row_factor
 from hesscond.errors import ConfigError
-from hesscond.hessians import CentringScaling, DensePreconditioner, Preconditioner, by_group, whitening
+from hesscond.hessians import CentringScaling, DensePreconditioner, Preconditioner, Product
 from hesscond.methods.inputs import InputMethod, LayerState
 from hesscond.methods.registry import register
+
+#: Directions of the scaled features shorter than this, relative to the longest, are left out: to working precision the
+#: features are collinear along them. What is kept is orthonormal up to about eps / CUTOFF.
+CUTOFF = 1e-8
 
 
 @dataclass
@@ -89,8 +93,8 @@ class Whitening(InputMethod[WhiteningState]):
     """Whitened inputs: G ← G P Pᵀ for every layer, P = (1/q) U diag(1, C̃^{-½}) with the covariance C of its inputs.
 
     What BNP is with the variances alone, this is with the whole covariance. In the coordinates of the data themselves,
-    ``probe(method="whitening")``, the columns of ĤP are orthogonal and of length √N (see
-    `hesscond.hessians.whitening`), so that κ(PᵀHP) ≤ κ(S) where S > 0. It costs n³ for a layer with n inputs.
+    ``probe(method="whitening")``, the columns of ĤP are orthogonal and of length √N, so that
+    κ(PᵀHP) ≤ κ(S) where S > 0. It costs n³ for a layer with n inputs.
 
     Parameters
     ----------
@@ -157,25 +161,13 @@ class Whitening(InputMethod[WhiteningState]):
             if self.steps % self.update_every == 0:
                 state.decompose(self.epsilon)
 
-    def preconditioner(self, layer: str) -> Preconditioner | None:
-        """P with the mean and the decomposition that the last step used; None: the layer is not preconditioned.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
-        state = self.find(layer)
-        if state is None:
-            return None
-        geometry, name = state.geometry, "whitening, running covariance"
-        parts: list[Preconditioner] = []
-        for mu, W in zip(state.mu.to(torch.float64), state.root, strict=True):
-            centring = CentringScaling(mu, torch.ones_like(mu), geometry.bias, state.q_squared**0.5)
-            P = centring @ DensePreconditioner(torch.block_diag(W.new_ones(1, 1), W) if geometry.bias else W)
-            P.name = name
-            parts.append(P)
-        return by_group(parts, geometry.units, geometry.n_params, device=state.mu.device)
+    def of_groups(self, state: WhiteningState) -> list[Preconditioner]:
+        """P with the mean and the decomposition that the last step used."""
+        bias, q, name = state.geometry.bias, state.q_squared**0.5, "whitening, running covariance"
+        return [
+            composed(CentringScaling(mu, torch.ones_like(mu), bias, q, name), W)
+            for mu, W in zip(state.mu.to(torch.float64), state.root, strict=True)
+        ]
 
     @classmethod
     def collect(cls, layer: str, inputs: LayerInputs, **options: Any) -> RowFactor:
@@ -183,6 +175,33 @@ class Whitening(InputMethod[WhiteningState]):
         return row_factor(inputs)
 
     @classmethod
-    def data_preconditioner(cls, statistics: RowFactor, geometry: Geometry, **options: Any) -> Preconditioner:
-        """P from the raw covariance: no damping, q = 1, dead and collinear directions left out."""
-        return whitening(statistics, geometry)
+    def of_data(cls, statistics: RowFactor, geometry: Geometry) -> list[Preconditioner]:
+        r"""P = U C^{-½} from the centred rows, such that (ĤP)ᵀ(ĤP) = N·I.
+
+        U = [[1, −μᵀ], [0, I]] centres, C^{-½} = diag(1, D⁻¹ V Σ⁻¹ √N) with D the standard deviations of the features
+        and R D⁻¹ = Q Σ Vᵀ: a singular value decomposition, not one of the squared matrix. Without bias there is nothing
+        to centre with: then N C = Σ_j h_j h_jᵀ and D are root mean squares. Dead features, and directions with
+        Σ_ii ≤ CUTOFF · Σ_11, are left out.
+        """
+        parts: list[Preconditioner] = []
+        features = statistics.features
+        split = (part.view(geometry.groups, -1) for part in (features.mu, features.sigma, features.dead))
+        for R, mu, sigma, dead in zip(statistics.R, *split, strict=True):
+            scale = sigma
+            if not geometry.bias:
+                R = torch.cat([R, mu[None] * features.count**0.5])
+                scale = (sigma.square() + mu.square()).sqrt().masked_fill(dead & (mu == 0), 0.0)
+            live = scale != 0
+            _, lengths, Vt = torch.linalg.svd(R[:, live] / scale[live], full_matrices=False)
+            kept = lengths > CUTOFF * lengths.amax() if len(lengths) else lengths > 0
+            W = Vt[kept].T * (features.count**0.5 / lengths[kept])
+            name = "whitening, raw covariance of the data"
+            parts.append(composed(CentringScaling(mu, scale, geometry.bias, name=name), W))
+        return parts
+
+
+def composed(first: CentringScaling, W: torch.Tensor) -> Preconditioner:
+    """The P of ``first``, then diag(1, W), or W of a layer without bias; it has the name of ``first``."""
+    P = Product(first, DensePreconditioner(torch.block_diag(W.new_ones(1, 1), W) if first.bias else W))
+    P.name = first.name
+    return P

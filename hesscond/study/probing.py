@@ -37,19 +37,20 @@ from hesscond.data import Samples, Stream
 from hesscond.errors import CaptureError, MatrixError, RunError
 from hesscond.hessians import (
     BlockHessian,
+    BlockSource,
     Chart,
+    Coordinates,
     HessianMaker,
     HessianOperator,
-    NetworkHessian,
-    Preconditioner,
+    LinearCoordinates,
     scaling_condition,
     stream,
     unit_hessian,
 )
 from hesscond.hessians.parameters import UnitLayout
-from hesscond.methods import Coordinates, Method
+from hesscond.methods import Method
 from hesscond.methods.bnp import from_statistics, regularized
-from hesscond.spectra import ConditionNumber, Effort, Known
+from hesscond.spectra import ConditionNumber
 from hesscond.study.config import ProbeConfig
 from hesscond.theorems import LayerStatement, Observation, Outcome
 
@@ -228,7 +229,7 @@ class Prober:
                 direction = Direction.of(block, layout, whole, unit)
                 witness = Witness(self.model, self.loss_fn, dict(named), dtype, lift_casts=True)
                 witness.add(batch, [direction])
-                verdict = witness.verdict(direction, block, None)
+                verdict = witness.verdict(direction, block)
             refuse_failed(self.names[place], verdict, "the capture does not hold for this layer")
             found[place] = direction
         return found
@@ -239,7 +240,7 @@ class Prober:
         geometry = Geometry.of(self.recorder.layers[place])
         raw = from_statistics(of_group(inputs.statistics, geometry, unit), bias=geometry.bias)
         own = self.method.coordinates(place)
-        systems: dict[str, Coordinates] = {"plain": None, "raw": raw, "own": own}
+        systems: dict[str, Coordinates | None] = {"plain": None, "raw": raw, "own": own}
         further = self.method.readings(place)
         found = self._conditions(systems | dict(further), data, place, unit, hessian)
         plain, preconditioned, in_own = found["plain"], found["raw"], found["own"]
@@ -282,31 +283,33 @@ class Prober:
         return ProbeRow(row | self.method.diagnostics(place), readings, checked)
 
     def _conditions(
-        self, systems: Mapping[str, Coordinates], data: Measured, place: str, unit: int, hessian: BlockHessian
+        self, systems: Mapping[str, Coordinates | None], data: Measured, place: str, unit: int, hessian: BlockHessian
     ) -> dict[str, ConditionNumber]:
         """κ in each of the coordinates; linear ones all at once."""
         rtol = self.config.rtol
-        linear: dict[str, Preconditioner | None] = {}
+        captured = BlockSource(data.hessian, MEMORY, lambda layer, unit: hessian)
+        linear: dict[str, LinearCoordinates | None] = {}
         found: dict[str, ConditionNumber] = {}
         charts: dict[int, ConditionNumber] = {}
         for name, own in systems.items():
-            P = own.at(hessian) if isinstance(own, Chart) else own
-            if isinstance(own, Chart) and P is None:
+            if isinstance(own, Chart):
                 if id(own) not in charts:
-                    block = NetworkHessian(own.operator(data.hessian, place, unit), lambda: ((), Known()), Effort())
-                    charts[id(own)] = block.condition_number(rtol=rtol)
+                    source = BlockSource(data.hessian, MEMORY)
+                    charts[id(own)] = source.block(own, place, unit).condition_number(rtol=rtol)
                 found[name] = charts[id(own)]
             else:
-                linear[name] = None if P is None else P.of_unit(unit)
-        if (direction := data.checks.get(place)) is not None and direction.unit == unit:
-            for name, P in linear.items():
-                if in_coordinates(hessian, P, direction) > TOLERANCE:
-                    raise CaptureError(
-                        f"layer {self.names[place]!r}: the Hessian in the coordinates {name!r} is not PᵀHP"
-                    )
+                block = captured.block(own, place, unit)
+                linear[name] = block.P
+                if (direction := data.checks.get(place)) is not None and direction.unit == unit:
+                    self._refuse_differing(block, direction, place, name)
         distinct = {id(P): P for P in linear.values()}
         kappas = dict(zip(distinct, hessian.condition_numbers(list(distinct.values()), rtol=rtol), strict=True))
         return found | {name: kappas[id(P)] for name, P in linear.items()}
+
+    def _refuse_differing(self, block: BlockHessian, direction: Direction, place: str, name: str) -> None:
+        """Raise a CaptureError where PᵀHP is not what P and H give."""
+        if in_coordinates(block, direction) > TOLERANCE:
+            raise CaptureError(f"layer {self.names[place]!r}: the Hessian in the coordinates {name!r} is not PᵀHP")
 
 
 def inputs_of(captured: LayerCapture, statements: Sequence[LayerStatement]) -> Inputs:

@@ -14,7 +14,7 @@ from hesscond.errors import ConfigError
 from hesscond.expectations.intervals import Interval, Truth, less, less_equal, shown
 from hesscond.testing.decisions import Assertion, Finding, checked_share, conclude, policy_of
 from hesscond.testing.measured import (
-    Coordinates,
+    Measure,
     cells_of,
     evidence,
     interval,
@@ -36,7 +36,7 @@ def assert_condition_number(
     above: float | None = None,
     unit: int | Sequence[int] | None = None,
     level: str = "unit",
-    method: Coordinates = None,
+    method: Measure = None,
     share: float = 1.0,
     unresolved: str | None = None,
     **options: Any,
@@ -113,7 +113,7 @@ def assert_preconditioner_improves(
     model: nn.Module,
     loss_fn: LossFunction,
     batch: Batch | Iterable[Batch],
-    method: Coordinates,
+    method: Measure,
     *,
     factor: float = 1.0,
     layer: str | Sequence[str] | None = None,

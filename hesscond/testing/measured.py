@@ -11,16 +11,15 @@ from torch import nn
 from hesscond.capture import Batch, LossFunction
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.expectations.intervals import Interval, shown
-from hesscond.hessians import Chart, Preconditioner
-from hesscond.hessians.preconditioner import DensePreconditioner
+from hesscond.hessians import Coordinates, DensePreconditioner
 from hesscond.methods import Method
 from hesscond.probe import probe
 from hesscond.spectra import ConditionNumber
 
 #: Layer and unit (None: all of the layer, or of the network).
 Place = tuple[str, int | None]
-#: In what coordinates.
-Coordinates = str | Method | Preconditioner | Chart | torch.Tensor | None
+#: In what it is measured.
+Measure = str | Method | Coordinates | torch.Tensor | None
 
 
 def measured(
@@ -30,7 +29,7 @@ def measured(
     layer: str | Sequence[str] | None,
     unit: int | Sequence[int] | None,
     level: str,
-    method: Coordinates,
+    method: Measure,
     options: Mapping[str, Any],
 ) -> dict[Place, ConditionNumber]:
     """κ of every Hessian named.
@@ -65,7 +64,7 @@ def iter_once(batch: object) -> bool:
     return hasattr(batch, "__next__")
 
 
-def name_of(method: Coordinates) -> str:
+def name_of(method: Measure) -> str:
     """Coordinates in a word."""
     if method is None:
         return "plain"

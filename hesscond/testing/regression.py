@@ -26,7 +26,7 @@ from hesscond.testing.decisions import (
     policy_of,
     record,
 )
-from hesscond.testing.measured import Coordinates, Place, cells_of, measured, name_of, said_of, told, where
+from hesscond.testing.measured import Measure, Place, cells_of, measured, name_of, said_of, told, where
 
 
 def assert_no_regression(
@@ -39,7 +39,7 @@ def assert_no_regression(
     layer: str | Sequence[str] | None = None,
     unit: int | Sequence[int] | None = None,
     level: str = "unit",
-    method: Coordinates = None,
+    method: Measure = None,
     share: float = 1.0,
     create: bool = False,
     unresolved: str | None = None,

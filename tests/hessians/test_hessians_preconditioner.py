@@ -16,8 +16,10 @@ from hesscond.hessians import (
     DensePreconditioner,
     GroupedPreconditioner,
     HessianOperator,
+    Kronecker,
     Preconditioner,
     Scaling,
+    UnitCoordinates,
     UnitPreconditioner,
     UnitScaling,
     by_group,
@@ -193,8 +195,8 @@ def test_unit_by_unit_algebra(kind):
     for unit in range(UNITS):
         assert close(P.of_unit(unit).matrix(ORDER), dense(unit))
     assert close(P.matrices(UNITS, ORDER), np.stack([dense(unit) for unit in range(UNITS)]))
-    with pytest.raises(ConfigError, match="another P for every unit"):
-        P.right_multiply(torch.eye(ORDER, dtype=torch.float64))
+    big = torch.block_diag(*(torch.from_numpy(dense(unit)) for unit in range(UNITS))).numpy()
+    assert close(P.multiplied(torch.eye(UNITS * ORDER, dtype=torch.float64), UNITS), big)
 
 
 # -- what they do to Hessians ------------------------------------------------------------------------------------------
@@ -263,3 +265,85 @@ def test_hessians_of_units_layers_and_networks(kind, bend):
     assert same(Congruence(operator, change).multiply(identity), truth)
     assert same(change.multiply(identity), whole)
     assert same(change.multiply_adjoint(torch.eye(len(whole), dtype=torch.float64)), whole.T)
+
+
+# -- across units --------------------------------------------------------------------------------------------------------
+
+
+def left(kind):
+    generator = np.random.default_rng(7)
+    L = {
+        "full": generator.standard_normal((UNITS, UNITS)),
+        "fewer": generator.standard_normal((UNITS, UNITS - 1)),
+        "diagonal": np.diag(generator.uniform(0.5, 2, UNITS)),
+    }
+    return torch.from_numpy(L[kind])
+
+
+#: R of L ⊗ R, and of R_1 … R_m.
+RIGHT = {
+    "dense": shared,
+    "bnp with a dead feature": lambda: CentringScaling(tensor([1, 2, 3, 4]), tensor([1, 2, 0, 4])),
+    "another for each": unit_scaling,
+}
+
+
+def kronecker(L, R):
+    """The matrix (L ⊗ I) diag(R_1 … R_m'); torch.kron(L, R) where all R_i are the same."""
+    inner = torch.block_diag(*(R.of_unit(i).matrix(ORDER) for i in range(L.shape[1])))
+    return torch.kron(L, torch.eye(ORDER, dtype=torch.float64)) @ inner
+
+
+@pytest.mark.parametrize("right", RIGHT)
+@pytest.mark.parametrize("kind", ["full", "fewer", "diagonal"])
+def test_kronecker_products_are_those_of_the_matrix(kind, right):
+    L, R = left(kind), RIGHT[right]()
+    P, truth = Kronecker(L, R), kronecker(L, R)
+    if right != "another for each":
+        assert torch.allclose(truth, torch.kron(L, R.of_unit(0).matrix(ORDER)), rtol=1e-13)
+    rows, z = (torch.randn(s, dtype=torch.float64) for s in ((3, UNITS * ORDER), (truth.shape[1], 2)))
+    assert close(P.multiplied(rows, UNITS), (rows @ truth).numpy())
+    assert close(P.dense(UNITS, ORDER), truth.numpy())
+    assert bool((P.carried(rows.abs(), UNITS) >= (rows.abs() @ truth.abs()) * (1 - 1e-12)).all())
+    scales = torch.rand(UNITS * ORDER, dtype=torch.float64)
+    if right != "another for each":
+        assert P.scaled_norm(scales, UNITS) == pytest.approx(float((scales[:, None] * truth).square().sum()))
+    change = UnitCoordinates(P, range(UNITS), ORDER)
+    assert close(change @ z, (truth @ z).numpy())
+    assert close(change.T @ rows.T, (truth.T @ rows.T).numpy())
+    Q = DensePreconditioner(torch.randn(R.of_unit(0).matrix(ORDER).shape[1], 2, dtype=torch.float64))
+    assert close((P @ Q).dense(UNITS, ORDER), (truth @ torch.kron(torch.eye(L.shape[1]).double(), Q.P)).numpy())
+
+
+@pytest.mark.parametrize("bend", [nn.ReLU, nn.Tanh])
+@pytest.mark.parametrize("right", RIGHT)
+@pytest.mark.parametrize("kind", ["full", "fewer"])
+def test_hessians_in_coordinates_that_act_across_units(kind, right, bend):
+    L, R = left(kind), RIGHT[right]()
+    model, loss, (x, y) = problem(bend)
+    H, whole = dense_layer(model, loss, (x, y)), kronecker(L, R).numpy()
+    truth = whole.T @ H @ whole
+    P = Kronecker(L, R, "mine")
+    for data in ((x, y), [(x[:3], y[:3]), (x[3:], y[3:])]):
+        found = hesscond.probe(model, loss, data, ["0"], level="layer", method=P)["0"]
+        assert np.allclose(found.hessian().numpy(), truth, rtol=1e-9, atol=1e-11 * np.abs(truth).max())
+        values = np.sort(np.abs(np.linalg.eigvalsh(truth)))[::-1]
+        rank = found.kappa.rank
+        assert rank == (values > 1e-11 * values[0]).sum()
+        assert float(found.kappa) == pytest.approx(values[0] / values[rank - 1], rel=1e-5)
+    network = hesscond.probe(model, loss, (x, y), ["0"], level="network", method=P)["network"]
+    assert np.allclose(network.hessian().numpy(), truth, rtol=1e-9, atol=1e-11 * np.abs(truth).max())
+
+
+def test_one_unit_has_no_coordinates_across_units():
+    model, loss, batch = problem(nn.ReLU)
+    with pytest.raises(ConfigError, match="'mine' acts across the units.*level='layer' or level='network'"):
+        hesscond.probe(model, loss, batch, ["0"], method=Kronecker(left("full"), shared(), "mine"))
+    diagonal = Kronecker(left("diagonal"), shared())
+    found = hesscond.probe(model, loss, batch, ["0"], method=diagonal)["0"]
+    whole = hesscond.probe(model, loss, batch, ["0"], level="layer", method=diagonal)["0"].hessian()
+    for unit in range(UNITS):
+        part = slice(unit * ORDER, (unit + 1) * ORDER)
+        assert torch.allclose(found.hessian(unit), whole[part, part], rtol=1e-10, atol=1e-14)
+    with pytest.raises(ConfigError, match="acts across units"):
+        shared() @ diagonal

@@ -14,8 +14,9 @@ from torch import nn
 from hesscond.capture import eligible_layers
 from hesscond.data import load
 from hesscond.errors import ConfigError
-from hesscond.hessians import Penalized, Preconditioner, Reparametrized
+from hesscond.hessians import LinearCoordinates, Reparametrized
 from hesscond.methods import parse
+from hesscond.methods.regularization import Penalized
 from hesscond.methods.wrapping import hooks_of
 from hesscond.models import MLP
 from hesscond.probe import probe
@@ -191,7 +192,7 @@ def dense_truth(model, method, name, unit, x, y):
         return P.T @ H @ P + 2 * own.strength * (torch.eye(P.shape[1]).to(H) if own.in_z else P.T @ P)
     if own is None:
         return dense_unit_hessian(model, name, unit, x, y)
-    if isinstance(own, Preconditioner):
+    if isinstance(own, LinearCoordinates):
         H = dense_unit_hessian(model, name, unit, x, y)
         P = own.of_unit(unit).matrix(len(H))
         return P.T @ H @ P

@@ -14,9 +14,9 @@ from truth import unit_truth
 from hesscond import HessianOperator, probe
 from hesscond.data import load
 from hesscond.errors import ConfigError
-from hesscond.hessians import SphereChart, SphereTangentOperator
+from hesscond.hessians import SphereTangentOperator
 from hesscond.methods import parse
-from hesscond.methods.sphere import projected
+from hesscond.methods.sphere import SphereChart, projected
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 
 CONSTRAINTS = ("sphere", "centred", "both")

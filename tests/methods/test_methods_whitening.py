@@ -9,8 +9,7 @@ from torch import nn
 import hesscond
 from hesscond.capture import RowFactor, capture, row_factor
 from hesscond.errors import ConfigError
-from hesscond.hessians import whitening
-from hesscond.methods import parse
+from hesscond.methods import Whitening, parse
 from hesscond.results import NETWORK
 
 
@@ -112,7 +111,7 @@ def test_in_the_coordinates_of_the_data_the_columns_are_orthonormal(case, sample
     make, data = CASES[case]
     own = captured(make(), *data(samples))
     geometry = own.inputs.geometry
-    P = whitening(row_factor(own.inputs), geometry)
+    P = Whitening.data_preconditioner(row_factor(own.inputs), geometry)
     rows = own.inputs.slice(0, own.inputs.blocks).flatten(0, 1)
     for unit in range(geometry.units):
         H_hat = rows[:, geometry.group(unit)]
@@ -129,14 +128,14 @@ def test_dead_and_collinear_features_are_left_out():
     h = torch.cat([x, x[:, :2] @ torch.tensor([[2.0], [1.0]], dtype=torch.float64), torch.full((30, 1), 3.0)], 1)
     model = nn.Sequential(nn.Linear(7, 3)).double()
     own = captured(model, h, torch.zeros(30, dtype=torch.int64))
-    P = whitening(row_factor(own.inputs), own.inputs.geometry)
+    P = Whitening.data_preconditioner(row_factor(own.inputs), own.inputs.geometry)
     assert P.matrix(8).shape == (8, 6)
     assert not P.matrix(8)[7].any()
     # a feature of another scale is no reason to leave it out
     scaled = row_factor(
         captured(model, h * torch.logspace(-9, 9, 7, dtype=torch.float64), torch.zeros(30, dtype=torch.int64)).inputs
     )
-    assert whitening(scaled, own.inputs.geometry).matrix(8).shape == (8, 6)
+    assert Whitening.data_preconditioner(scaled, own.inputs.geometry).matrix(8).shape == (8, 6)
 
 
 @pytest.mark.parametrize("parts", [(30, 1, 9), (2, 2, 36), (20, 20)])
@@ -162,7 +161,7 @@ def test_probe_by_name_on_batch_stream_layer_and_network(case):
     model, (x, y) = make(), data(25)
     loss = nn.CrossEntropyLoss()
     own = captured(model, x, y)
-    P = whitening(row_factor(own.inputs), own.inputs.geometry)
+    P = Whitening.data_preconditioner(row_factor(own.inputs), own.inputs.geometry)
     units, order = own.inputs.geometry.units, own.inputs.geometry.n_params
     stream = [(x[:4], y[:4]), (x[4:], y[4:])]
     plain = hesscond.probe(model, loss, (x, y), ["0"])["0"]

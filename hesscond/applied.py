@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hesscond.capture import Batch, Geometry, LayerInputs, LossFunction, chosen_layers, eligible_layers, inputs_of
+from hesscond.capture import Batch, Geometry, LossFunction, chosen_layers, eligible_layers, inputs_of
 from hesscond.capture.batches import Batches, is_batch
 from hesscond.capture.evaluation import tensors_of
 from hesscond.capture.forward import run_forward
 from hesscond.capture.randomness import gpus_of
 from hesscond.errors import ConfigError
-from hesscond.hessians import Chart, Preconditioner
+from hesscond.hessians import Coordinates, LinearCoordinates
 from hesscond.methods import Method, Spec, Vanilla, parse
 from hesscond.methods.base import no_step
+from hesscond.methods.inputs import OfInputs
 from hesscond.methods.regularization import Regularization
 from hesscond.methods.wrapping import place_of
 from hesscond.operators.parallel import Team
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
     from hesscond.results import ProbeResult
 
 #: What `hesscond.probe` takes as a method, and the methods named whose coordinates the data define.
-ProbeMethod = str | Spec | Method | Preconditioner | Chart | None
+ProbeMethod = str | Spec | Method | Coordinates | None
+#: What is left of it to measure the layers of a network in.
+Measured = Method | OfInputs | Coordinates | None
 
 #: How to apply a method to a model itself.
 BY_HAND = "method=hesscond.methods.parse({!r}).create(model)"
-#: Statistics of a layer's inputs, from its name and inputs.
-Collector = Callable[[str, LayerInputs], Any]
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ class Applied:
     model
         The model that was given, or a copy that the method was applied to.
     method
-        What to measure the layers in: a method at work on that model, one whose coordinates the data define, a
-        `Preconditioner` or chart, or None: the plain coordinates.
+        What to measure the layers in: a method at work on that model, coordinates, or None: the plain ones.
     data
         Those given; where the method read them all, in memory.
     what
@@ -56,7 +56,7 @@ class Applied:
     """
 
     model: nn.Module
-    method: ProbeMethod
+    method: Measured
     data: Batch | Iterable[Batch]
     what: str
     given: nn.Module
@@ -118,7 +118,7 @@ def applied(
         spec = parse(method) if isinstance(method, str) else method
         chosen, building = from_data(spec), spec.without(lambda part: part.needs_statistics or part is Vanilla)
         if building is None:
-            return work(model, spec if chosen else None, what=said(None, chosen))
+            return work(model, chosen, what=said(None, chosen))
         if any(part.preconditions_in_step for part, _ in building.parts):
             raise no_step(spec.text)
         at_work, data = rebuilt(model, building, data, alone=alone)
@@ -128,16 +128,14 @@ def applied(
         built = replace(found, given=model, what=f"{changed}, {found.what}")
         if chosen is None:
             return built
-        part, options = chosen
         if found.method is not None:
             together = f", or give both at work, {BY_HAND.format(spec.text)}, after steps with them"
             raise ConfigError(
-                f"{part.name} and {building.text} both have coordinates of their own: name one of them"
+                f"{chosen.part.name} and {building.text} both have coordinates of their own: name one of them"
                 + ("" if any(other.constrains for other, _ in building.parts) else together)
             )
-        if options.get("layers") is not None:
-            options = options | {"layers": tuple(place_of(built.model, name) for name in options["layers"])}
-        return replace(built, method=Spec(part.name, ((part, options),)), what=f"{changed}, {said(None, chosen)}")
+        placed = chosen.placed(built.model)
+        return replace(built, method=placed, what=f"{changed}, {said(None, placed)}")
     if isinstance(method, Method):
         if not {id(p) for p in method.model.parameters()} & {id(p) for p in model.parameters()}:
             raise ConfigError(f"method {method.name!r} is at work on another model than the one to probe")
@@ -148,15 +146,15 @@ def applied(
             raise no_step(method.whole.name)
         names = dict.fromkeys(own.name for own in measured)
         return work(model, method if measured else None, what=said(" and ".join(names), None))
-    if method is None or isinstance(method, (Preconditioner, Chart)):
+    if method is None or isinstance(method, Coordinates):
         return work(model, method, what=said(None if method is None else method.name, None))
     raise ConfigError(f"method must be a name, a Method, a Preconditioner or a Chart, not {type(method).__name__}")
 
 
-def said(name: str | None, chosen: tuple[type[Method], dict[str, Any]] | None) -> str:
+def said(name: str | None, chosen: OfInputs | None) -> str:
     """Coordinates in words."""
     if chosen is not None:
-        return f"coordinates of {chosen[0].name}, from the statistics of the data"
+        return f"coordinates of {chosen.part.name}, from the statistics of the data"
     return f"coordinates: {name}" if name else "plain coordinates"
 
 
@@ -262,64 +260,28 @@ def shared_function(copied: nn.Module, model: nn.Module) -> str | None:
     return None
 
 
-def coordinates(
-    method: ProbeMethod,
-    layer: str,
-    geometry: Geometry,
-    seen: Any,
-) -> Preconditioner | Chart | None:
-    """What ``method``, as `applied` leaves it, stands for at a layer, from what `collector` collected of its inputs.
+def coordinates_at(method: Measured, layer: str) -> Coordinates | OfInputs | None:
+    """What a layer is measured in by ``method``, as `applied` leaves it."""
+    return method.probed(layer) if isinstance(method, Method) else method
+
+
+def from_data(spec: Spec) -> OfInputs | None:
+    """The coordinates of the one of the methods named whose coordinates the data define.
 
     Raises
     ------
     ConfigError
-        It measures the layer in coordinates where its Hessian is known by products only.
+        Several have such coordinates.
     """
-    own = method.probed(layer) if isinstance(method, Method) else method
-    if isinstance(own, Chart) and not own.local:
-        raise ConfigError(f"layer {layer!r} is measured in {own.name}, not in coordinates w = P z")
-    if own is None or isinstance(own, (Preconditioner, Chart)):
-        return own
-    chosen = from_data(method)
-    if chosen is None or seen is None:
-        return None
-    return chosen[0].data_preconditioner(seen, geometry, **chosen[1])
-
-
-def collector(method: ProbeMethod) -> Collector | None:
-    """What collects the statistics of a layer's inputs that ``method`` needs; None: it needs none.
-
-    Raises
-    ------
-    ConfigError
-        As for `from_data`.
-    """
-    chosen = from_data(method)
-    if chosen is None:
-        return None
-    part, options = chosen
-    return lambda layer, inputs: part.data_statistics(layer, inputs, **options)
-
-
-def from_data(method: ProbeMethod) -> tuple[type[Method], dict[str, Any]] | None:
-    """The one of the methods named whose coordinates the data define, and its options.
-
-    Raises
-    ------
-    ConfigError
-        No such method; several have such coordinates.
-    """
-    if not isinstance(method, Spec):
-        return None
-    found = [part for part in method.parts if part[0].needs_statistics]
+    found = [part for part in spec.parts if part[0].needs_statistics]
     if len(found) > 1:
         names = " and ".join(part.name for part, _ in found)
         raise ConfigError(f"{names} both have coordinates of their own: name one of them")
-    return found[0] if found else None
+    return OfInputs(*found[0], spec.text) if found else None
 
 
 def layer_coordinates(
-    method: ProbeMethod,
+    method: Measured,
     model: nn.Module,
     loss_fn: LossFunction,
     data: Batch | Iterable[Batch],
@@ -328,32 +290,32 @@ def layer_coordinates(
     dtype: torch.dtype | None,
     memory: int,
     team: Team | None = None,
-) -> Mapping[str, Preconditioner | None]:
+) -> Mapping[str, LinearCoordinates | None]:
     """The P of each layer, from the statistics of its inputs over all the data (of all processes).
 
     Raises
     ------
     ConfigError
-        As for `coordinates`; a layer that the data do not reach.
+        Coordinates that are no P known beforehand; a layer that the data do not reach.
     """
     chosen = chosen_layers(model, layers)
-    geometries = {name: Geometry.of(layer) for name, layer in chosen.items()}
+    systems = {name: coordinates_at(method, name) for name in chosen}
     seen: dict[str, Any] = {}
-    collect = collector(method)
-    if collect is not None:
+    if isinstance(method, OfInputs):
         for drawn in Batches(data, gpus_of(list(model.parameters())), memory):
             calls = run_forward(model, loss_fn, drawn.batch, chosen, dtype=dtype, optional=False).calls
             for name, layer in chosen.items():
-                own = collect(name, inputs_of(layer, [(call.inputs, call.delta.shape) for call in calls[name]]))
+                own = method.collect(name, inputs_of(layer, [(call.inputs, call.delta.shape) for call in calls[name]]))
                 if own is not None:
                     seen[name] = seen[name].merged(own) if name in seen else own
         if team is not None:
             everyone = team.gathered(seen)
             seen = {name: reduce(lambda a, b: a.merged(b), [own[name] for own in everyone]) for name in seen}
-    found: dict[str, Preconditioner | None] = {}
-    for name, geometry in geometries.items():
-        P = coordinates(method, name, geometry, seen.get(name))
-        if isinstance(P, Chart):
+    found: dict[str, LinearCoordinates | None] = {}
+    for name, layer in chosen.items():
+        system = systems[name]
+        P = None if system is None else system.resolved(seen.get(name), Geometry.of(layer))
+        if P is not None and not isinstance(P, LinearCoordinates):
             raise ConfigError(f"{P.name} belongs to the Hessian of one layer: it is no P of a whole network")
         found[name] = P
     return found

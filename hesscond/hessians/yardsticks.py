@@ -1,4 +1,4 @@
-"""The coordinates in which the Hessian has a unit diagonal."""
+"""Yardsticks: the diagonal scalings that a Hessian itself defines, Jacobi's and the one that no other beats."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Mapping
 
 import torch
 
-from hesscond.hessians.block import BlockHessian
-from hesscond.hessians.charts import Chart, HessianMaker
-from hesscond.hessians.preconditioner import Scaling, UnitScaling
+from hesscond.errors import ConfigError
+from hesscond.hessians.coordinates import BlockHessian, HessianMaker, Scaling, UnitScaling, Yardstick
+from hesscond.hessians.factored import FactoredHessian
 from hesscond.operators import Congruence, Diagonal, SymmetricOperator
+from hesscond.scaling import optimal_diagonal_scaling
 
 #: Columns of the identity that are multiplied at once.
 CHUNK = 256
 
 
-class Jacobi(Chart):
+class Jacobi(Yardstick):
     """ŵ = D z with D = diag(|H|)^−½, and 1 where H has a zero on its diagonal, as it has for dead features.
 
     For positive definite H (n, n), κ(DHD) ≤ n · min over all diagonal D: Van der Sluis, Numer. Math. 14 (1969),
@@ -23,20 +24,45 @@ class Jacobi(Chart):
     """
 
     name = "Jacobi, diag(H)^-1/2"
-    local = True
 
     def at(self, hessian: BlockHessian) -> Scaling | UnitScaling:
         """D, from the diagonal of this Hessian."""
         return diagonal(scaling(hessian.diagonal()), hessian.units, self.name)
 
-    def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
-        """D H D of a unit of a layer, or of all of it; as many products as there are parameters give the diagonal."""
-        return scaled(hessian(layers=[layer], unit=unit))
-
     def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
-        """D H D in all parameters."""
+        """D H D in all parameters; as many products as there are give the diagonal."""
         H = hessian()
         return scaled(H), H.parts
+
+
+class OptimalDiagonal(Yardstick):
+    """ŵ = D z with the diagonal D > 0 for which κ(DHD) is smallest, to a certified gap: a yardstick for every other D.
+
+    From the factor of H = FᵀF, whose columns D scales: κ(DHD) = κ(FD)². The Hessian must be positive semidefinite, as
+    behind piecewise linear layers and a convex loss; `hesscond.optimal_diagonal_scaling` gives the bounds.
+    """
+
+    name = "optimal diagonal"
+
+    def at(self, hessian: BlockHessian) -> Scaling | UnitScaling:
+        """D for the Hessian of a unit or a layer; 1 where it is zero, as that of a dead unit is.
+
+        Raises
+        ------
+        ConfigError
+            It has negative eigenvalues, or no factor is known.
+        """
+        factored = hessian.dense()
+        if not isinstance(factored, FactoredHessian) or factored.sign is not None:
+            raise ConfigError(
+                "the optimal diagonal scaling is defined for positive semidefinite Hessians that come as a factor: "
+                "behind this layer there is something smooth, or the loss is not convex"
+            )
+        factor = factored.factor()
+        if not factor.any():
+            return diagonal(torch.ones_like(factor[0]), factored.units, self.name)
+        best = optimal_diagonal_scaling(factor, side="column")
+        return diagonal(torch.from_numpy(best.column).to(factored.rows.device), factored.units, self.name)
 
 
 def diagonal(d: torch.Tensor, units: int, name: str) -> Scaling | UnitScaling:

@@ -1,72 +1,16 @@
-"""Coordinates that are not ŵ = P z with a fixed P: the parameters behind a weight, and tangent spaces."""
+"""The parameters of a module as coordinates: those behind a weight that is computed, or those of any module."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
-from hesscond.capture.layers import (
-    ELIGIBLE,
-    TRANSPOSED,
-    Geometry,
-    checked_units,
-    chosen_layers,
-    chosen_modules,
-)
+from hesscond.capture.layers import ELIGIBLE, TRANSPOSED, Geometry, chosen_modules
 from hesscond.errors import ConfigError
-from hesscond.hessians.block import BlockHessian
-from hesscond.hessians.network import HessianOperator
-from hesscond.hessians.preconditioner import Preconditioner
+from hesscond.hessians.coordinates import Chart, HessianMaker
 from hesscond.operators import Congruence, LinearOperator, SymmetricOperator
-
-#: Makes the Hessian of the loss at hand from ``layers=``, ``unit=`` or ``parameters=``, as `HessianOperator` does.
-HessianMaker = Callable[..., HessianOperator]
-
-
-class Chart(ABC):
-    """Coordinates of a layer in which a Hessian is known by its products.
-
-    Attributes
-    ----------
-    name
-        What the log calls them.
-    """
-
-    name: str
-    #: Whether the Hessian itself tells the coordinates: then they are a P, see `at`.
-    local: ClassVar[bool] = False
-
-    def at(self, hessian: BlockHessian) -> Preconditioner | None:
-        """The P that local coordinates are for the Hessian of a unit or layer at hand; None: they are not local."""
-        return None
-
-    def units(self, model: nn.Module, layer: str, units: Sequence[int] | None) -> tuple[int, ...]:
-        """The units of a layer that were asked for (None: all).
-
-        Raises
-        ------
-        ConfigError
-            No such layer or unit.
-        """
-        return checked_units(layer, chosen_layers(model, [layer])[layer], units)
-
-    @abstractmethod
-    def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
-        """The Hessian in these coordinates of a unit of a layer, or of all of it (``unit`` None).
-
-        Raises
-        ------
-        ConfigError
-            The layer has no such coordinates.
-        """
-
-    @abstractmethod
-    def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
-        """The Hessian in all parameters of the model, and which rows belong to which parameter or layer."""
 
 
 class Selection(LinearOperator):
@@ -117,7 +61,7 @@ class Reparametrized(Chart):
         # False sorts first
         return {name: found[name] for name in sorted(found, key=lambda name: not name.endswith("bias"))}
 
-    def units(self, model: nn.Module, layer: str, units: Sequence[int] | None) -> tuple[int, ...]:
+    def chosen_units(self, model: nn.Module, layer: str, units: Sequence[int] | None) -> tuple[int, ...]:
         """The units that were asked for (None: all): those of a dense or convolutional layer, or rows of the first θ.
 
         Raises
@@ -162,7 +106,7 @@ class Reparametrized(Chart):
         H = hessian(parameters=list(parameters))
         if unit is None:
             return H
-        self.units(self.model, layer, [unit])
+        self.chosen_units(self.model, layer, [unit])
         count, chosen = self._count(layer), []
         for name, parameter in parameters.items():
             where = torch.arange(H.parts[name].start, H.parts[name].stop, device=H.device)
