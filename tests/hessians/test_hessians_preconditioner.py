@@ -267,7 +267,7 @@ def test_hessians_of_units_layers_and_networks(kind, bend):
     assert same(change.multiply_adjoint(torch.eye(len(whole), dtype=torch.float64)), whole.T)
 
 
-# -- across units --------------------------------------------------------------------------------------------------------
+# -- across units ------------------------------------------------------------------------------------------------------
 
 
 def left(kind):
@@ -337,7 +337,7 @@ def test_hessians_in_coordinates_that_act_across_units(kind, right, bend):
 
 def test_one_unit_has_no_coordinates_across_units():
     model, loss, batch = problem(nn.ReLU)
-    with pytest.raises(ConfigError, match="'mine' acts across the units.*level='layer' or level='network'"):
+    with pytest.raises(ConfigError, match=r"'mine' acts across the units.*level='layer' or level='network'"):
         hesscond.probe(model, loss, batch, ["0"], method=Kronecker(left("full"), shared(), "mine"))
     diagonal = Kronecker(left("diagonal"), shared())
     found = hesscond.probe(model, loss, batch, ["0"], method=diagonal)["0"]
