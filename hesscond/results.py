@@ -65,6 +65,10 @@ class LayerResult:
         self.uncertainty = 0.0
         self.block, self._rtol, self._conditions = block, rtol, conditions
 
+    def rename(self, name_of: Callable[[str], str]) -> None:
+        """Call the layer by another name."""
+        self.name = name_of(self.name)
+
     def _checked(self, unit: int | None) -> int | None:
         if self.level != "unit":
             if unit is not None:
@@ -178,6 +182,11 @@ class NetworkResult(LayerResult):
         self._block, self.parts = block, dict(parts)
         self.operator = block.operator
 
+    def rename(self, name_of: Callable[[str], str]) -> None:
+        """Call the parts by other names."""
+        super().rename(name_of)
+        self.parts = {name_of(part): where for part, where in self.parts.items()}
+
     @property
     def null_directions(self) -> Sequence[NullDirections]:
         """What is known of the null space beforehand, each with its reason."""
@@ -227,9 +236,7 @@ class ProbeResult(Mapping[str, LayerResult]):
     def rename(self, name_of: Callable[[str], str]) -> None:
         """Call the layers, and the parts of a network, by other names."""
         for layer in self._layers.values():
-            layer.name = name_of(layer.name)
-            if isinstance(layer, NetworkResult):
-                layer.parts = {name_of(part): where for part, where in layer.parts.items()}
+            layer.rename(name_of)
         self._layers = {layer.name: layer for layer in self._layers.values()}
         self.skipped = {name_of(name): why for name, why in self.skipped.items()}
 
