@@ -335,6 +335,20 @@ def test_hessians_in_coordinates_that_act_across_units(kind, right, bend):
     assert np.allclose(network.hessian().numpy(), truth, rtol=1e-9, atol=1e-11 * np.abs(truth).max())
 
 
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_coordinates_within_coordinates(level):
+    model, loss, batch = problem(nn.ReLU)
+    P, Q = shared(), CentringScaling(tensor([1, 2, 3, 4]), tensor([1, 2, 0, 4]))
+    unit = 2 if level == "unit" else None
+    inside = hesscond.probe(model, loss, batch, ["0"], level, P)["0"].block(unit)
+    truth = hesscond.probe(model, loss, batch, ["0"], level, P @ Q)["0"].block(unit)
+    assert torch.equal(inside.matrix(Q), truth.matrix())
+    assert inside.in_coordinates(Q).condition_number() == truth.condition_number() == inside.condition_number(Q)
+    z = torch.ones(len(truth.matrix()), 1, dtype=torch.float64)
+    assert torch.equal(inside.product(z, Q), truth.product(z))
+    assert torch.allclose(inside.eigenpairs(Q)[0], truth.eigenvalues(), rtol=1e-9)
+
+
 def test_one_unit_has_no_coordinates_across_units():
     model, loss, batch = problem(nn.ReLU)
     with pytest.raises(ConfigError, match=r"'mine' acts across the units.*level='layer' or level='network'"):

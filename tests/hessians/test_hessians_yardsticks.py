@@ -1,4 +1,4 @@
-"""Coordinates that the Hessian itself tells: Jacobi, and the optimal diagonal scaling."""
+"""Yardsticks, the coordinates that the Hessian itself defines: Jacobi, and the optimal diagonal scaling."""
 
 import pytest
 import torch
