@@ -11,6 +11,7 @@ import hesscond
 
 PACKAGE = Path(hesscond.__file__).parent
 ORDER = [
+    "lazy",
     "errors",
     "operators",
     "capture",
@@ -23,7 +24,7 @@ ORDER = [
     "coordinates",
     "network_probe",
     "layer_probe",
-    "probe",
+    "probing",
     "target",
     "theorems",
     "models",

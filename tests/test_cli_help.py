@@ -13,9 +13,8 @@ import typer.main
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hesscond.cli import app
+from hesscond.cli import SECTIONS, app
 from hesscond.commands import completion, doctor
-from hesscond.commands.sections import SECTIONS
 from hesscond.doctor import Check
 
 ROOT = typer.main.get_command(app)

@@ -10,7 +10,7 @@ from scipy.linalg import hadamard
 from torch import nn
 
 from hesscond.doctor.check import Check, failed, ok
-from hesscond.probe import probe
+from hesscond.probing import probe
 from hesscond.spectra import condition_number
 
 #: κ(FᵀF) = 4^k of the graded matrices, up to 4^48 = 8e28.
