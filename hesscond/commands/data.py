@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hesscond.commands import completion
-from hesscond.commands.printing import stdout
+from hesscond.commands.printing import sign_of_life, stdout
 from hesscond.data import fetch, names
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -33,4 +33,6 @@ def fetch_data(
 
     Example: hesscond data fetch cifar10
     """
-    stdout.print(str(fetch(name, data_dir)), soft_wrap=True)
+    with sign_of_life(f"fetching {name}"):
+        folder = fetch(name, data_dir)
+    stdout.print(str(folder), soft_wrap=True)

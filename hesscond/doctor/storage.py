@@ -11,8 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 from hesscond.data import locate
-from hesscond.data.catalogue import SOURCES
 from hesscond.data.loading import ENVIRONMENT
+from hesscond.data.published import SOURCES
 from hesscond.doctor.check import Check, failed, ok, warning
 from hesscond.errors import CorruptDataError
 
