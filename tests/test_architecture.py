@@ -34,7 +34,7 @@ ORDER = [
     "testing",
     "report",
 ]
-ORDER += ["export", "progress", "doctor", "commands", "cli"]
+ORDER += ["export", "progress", "commands", "cli"]
 #: spectra is numbers only, models and data know nothing of Hessians, targets only what a batch is
 FORBIDDEN = {
     "operators": set(ORDER) - {"errors", "operators"},
