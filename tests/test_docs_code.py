@@ -112,6 +112,9 @@ def test_every_page_is_in_a_table_of_contents():
         ("a …", "a b c", True),
         ("a b", "a", False),
         ("0 / 20", "1 / 20", False),
+        ("checked: 7e-16 (bound 1e-08)", "checked: 2.3e-15 (bound 1e-08)", True),
+        ("checked: 7e-16 (bound 1e-08)", "checked: 0 (bound 1e-08)", True),
+        ("checked: 7e-16 (bound 1e-08)", "checked: 7e-10 (bound 1e-08)", False),
     ],
 )
 def test_what_is_printed_is_compared(said, printed, agree):
