@@ -1,6 +1,7 @@
-"""The generated pages are those of this version: every method and statement has one, with what it says of itself."""
+"""What is generated for the site: pages of methods and statements with what these say of themselves, the reference; links."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -34,26 +35,45 @@ def reference_pages(generate):
 
 @pytest.mark.parametrize("method", list(registered()), ids=lambda m: m.name)
 def test_the_page_of_a_method_is_its_docstring(generate, method):
-    page = (DOCS / "methods" / f"{method.name}.md").read_text(encoding="utf-8")
-    assert page == generate.method_page(method), "run docs/generate.py"
-    assert method.source in page
+    page = generate.method_page(method)
+    assert generate.linked(method.source) in page
+    assert method.summary in page
     assert "``" not in page
-    assert f"[{method.name}]({method.name}.md)" in (DOCS / "methods" / "index.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("one", list(statements()), ids=lambda s: s.id)
-def test_the_page_of_a_statement_has_its_claims(one):
-    page = (DOCS / "statements" / f"{one.id}.md").read_text(encoding="utf-8")
+def test_the_page_of_a_statement_has_its_claims(generate, one):
+    page = generate.statement_page(one, verify(one, trials=1, counterexamples=False))
     assert one.text in page
     for claim in one.claims:
-        assert claim.text.replace("|", "\\|") in page, "run docs/generate.py"
-    assert (DOCS / "statements" / f"{one.id}.png").stat().st_size > 5000
-    assert f"[{one.id}]({one.id}.md)" in (DOCS / "statements" / "index.md").read_text(encoding="utf-8")
+        assert claim.text.replace("|", "\\|") in page
 
 
-def test_no_page_is_left_over():
-    assert {p.stem for p in (DOCS / "methods").glob("*.md")} == {m.name for m in registered()} | {"index"}
-    assert {p.stem for p in (DOCS / "statements").glob("*.md")} == {s.id for s in statements()} | {"index"}
+@pytest.mark.parametrize("one", [*registered(), *statements()], ids=lambda one: getattr(one, "id", None) or one.name)
+def test_every_source_is_a_paper(generate, one):
+    assert one.source == "-" or "](../papers.md#" in generate.linked(one.source), "name it in docs/papers.md"
+
+
+def test_all_pages_are_written_and_none_is_left_over(generate, tmp_path, monkeypatch):
+    one = next(s for s in statements() if s.id == "wc-proposition-1")
+    monkeypatch.setattr(generate, "statements", lambda: [one])
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "gone.md").write_text("")
+    generate.write(tmp_path, trials=5)
+    assert {p.stem for p in (tmp_path / "methods").iterdir()} == {m.name for m in registered()} | {"index"}
+    assert {p.name for p in (tmp_path / "statements").iterdir()} == {f"{one.id}.md", f"{one.id}.png", "index.md"}
+    assert (tmp_path / "statements" / f"{one.id}.png").stat().st_size > 5000
+    assert f"[{one.id}]({one.id}.md)" in (tmp_path / "statements" / "index.md").read_text(encoding="utf-8")
+
+
+def test_links_lead_to_pages_that_are_there_or_generated():
+    written = {DOCS / "methods" / f"{one.name}.md" for one in registered()}
+    written |= {DOCS / "statements" / f"{one.id}.md" for one in statements()}
+    written |= {DOCS / "methods" / "index.md", DOCS / "statements" / "index.md"}
+    for page in set(DOCS.rglob("*.md")) - written:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            there = (page.parent / target).resolve()
+            assert there in written or there.exists(), f"{page.relative_to(DOCS)}: {target}"
 
 
 def test_a_statement_page_is_made_of_its_verdict(generate):
