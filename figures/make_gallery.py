@@ -27,7 +27,8 @@ SCRIPTS = (
 HEAD = """# Gallery
 
 Every figure is drawn by one script of [figures/](..), here from runs of seconds on scikit-learn's digits; give the
-script your run folders to draw yours. The first is the real run of docs/experiments.md. `make gallery` draws all others again.
+script your run folders to draw yours. The first is the real run of docs/experiments.md. `make gallery` draws all others
+again.
 
 ## conditioning
 

@@ -1,4 +1,4 @@
-"""What is generated for the site: pages of methods and statements with what these say of themselves, the reference; links."""
+"""What the site generates: pages of methods and statements with what these say of themselves, the reference; links."""
 
 import importlib.util
 import re
@@ -12,7 +12,8 @@ from hesscond.methods import registered
 from hesscond.study.config import StudyConfig
 from hesscond.theorems import statements, verify
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 
 
 def module_of(name):
@@ -152,3 +153,26 @@ def test_links_of_the_site_are_checked(tmp_path, page, complaint):
     (tmp_path / "searchindex.js").write_text("", encoding="utf-8")
     found = module_of("check_site").complaints(tmp_path)
     assert found == [] if complaint is None else complaint in found[0]
+
+
+@pytest.mark.parametrize("page", ["docs/contributing.md", "tests/README.md"])
+def test_every_path_on_the_map_exists(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    paths = set(
+        re.findall(r"`((?:hesscond|_hesscond_pytest|tests|docs|studies|figures|benchmarks)(?:/[\w./*-]*)?)`", text)
+    )
+    assert len(paths) > 15
+    for path in paths:
+        assert list(ROOT.glob(path.rstrip("/"))), f"{page}: there is no {path}"
+
+
+def test_every_room_is_on_the_map():
+    text = (DOCS / "contributing.md").read_text(encoding="utf-8")
+    for room in Path(hesscond.__file__).parent.glob("*/__init__.py"):
+        assert f"`hesscond/{room.parent.name}`" in text, room.parent.name
+
+
+def test_the_smallest_method_is_that_of_the_package():
+    page = (DOCS / "contributing.md").read_text(encoding="utf-8")
+    source = (Path(hesscond.__file__).parent / "methods" / "vanilla.py").read_text(encoding="utf-8")
+    assert f"```python\n# hesscond/methods/vanilla.py\n{source}```" in page

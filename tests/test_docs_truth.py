@@ -1,4 +1,4 @@
-"""The numbers that README and docs/howto/from-python.md print, against the model's own second derivatives and LAPACK."""
+"""The numbers that README and docs/howto/from-python.md print, against second derivatives of the model and LAPACK."""
 
 import contextlib
 import copy
