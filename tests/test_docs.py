@@ -1,8 +1,10 @@
 """What the site generates: pages of methods and statements with what these say of themselves, the reference; links."""
 
 import importlib.util
+import inspect
 import re
 import sys
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,25 @@ def test_every_public_name_is_in_the_reference():
     assert public - {"capture", "doctor", "export"} <= rooms
 
 
+def public_methods():
+    """Methods and properties of the classes that rooms offer."""
+    for room in ["hesscond", *(f"hesscond.{p.stem}" for p in (DOCS / "reference" / "python").glob("*.md"))]:
+        module = importlib.import_module(room)
+        for name in getattr(module, "__all__", ()):
+            one = getattr(module, name)
+            for attribute, value in vars(one).items() if inspect.isclass(one) else ():
+                if not attribute.startswith("_") and (
+                    callable(value) or isinstance(value, (property, cached_property))
+                ):
+                    yield f"{room}.{name}.{attribute}", getattr(one, attribute)
+
+
+def test_every_public_method_is_explained_there_or_in_a_base_class():
+    methods = list(public_methods())
+    assert len(methods) > 100
+    assert [name for name, one in methods if not inspect.getdoc(one)] == []
+
+
 def test_marks_are_replaced_and_nothing_else(reference_pages):
     page = reference_pages.filled_in("a\n<!-- generated: room hesscond.errors -->\n<!-- a comment -->")
     assert "autoclass:: hesscond.errors.ConfigError" in page
@@ -158,9 +179,8 @@ def test_links_of_the_site_are_checked(tmp_path, page, complaint):
 @pytest.mark.parametrize("page", ["docs/contributing.md", "tests/README.md"])
 def test_every_path_on_the_map_exists(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    paths = set(
-        re.findall(r"`((?:hesscond|_hesscond_pytest|tests|docs|studies|figures|benchmarks)(?:/[\w./*-]*)?)`", text)
-    )
+    tops = "hesscond|_hesscond_pytest|tests|docs|studies|figures|benchmarks"
+    paths = set(re.findall(rf"`((?:{tops})(?:/[\w./*-]*)?)`", text))
     assert len(paths) > 15
     for path in paths:
         assert list(ROOT.glob(path.rstrip("/"))), f"{page}: there is no {path}"
