@@ -13,7 +13,7 @@ from hesscond.errors import ConfigError, HesscondError
 from hesscond.expectations.intervals import Interval, shown
 from hesscond.hessians import Coordinates, DensePreconditioner
 from hesscond.methods import Method
-from hesscond.probe import probe
+from hesscond.probing import probe
 from hesscond.spectra import ConditionNumber
 
 #: Layer and unit (None: all of the layer, or of the network).

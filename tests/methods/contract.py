@@ -19,7 +19,7 @@ from hesscond.methods import parse
 from hesscond.methods.regularization import Penalized
 from hesscond.methods.wrapping import hooks_of
 from hesscond.models import MLP
-from hesscond.probe import probe
+from hesscond.probing import probe
 
 NETWORKS = ("mlp", "cnn")
 DTYPES = (torch.float32, torch.float64)
