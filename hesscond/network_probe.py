@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from hesscond.capture.weighting import BatchWeight, share_of_mass
 from hesscond.check import check_operator, refuse_failed
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import (
+    BlockSource,
     Coordinates,
     HessianOperator,
     LinearCoordinates,
@@ -68,18 +70,16 @@ def probe_network(
     if chart is not None:
         if team is not None:
             raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
-        made: list[HessianOperator] = []
-
-        def make(**wanted: Any) -> HessianOperator:
-            made.append(HessianOperator(model, loss_fn, data, **options, **wanted))
-            return made[-1]
-
-        in_chart, rows = chart.network(make)
-        block = NetworkHessian(in_chart, lambda: ((), Known()), Effort(memory=memory))
+        source = BlockSource(partial(HessianOperator, model, loss_fn, data, **options), memory)
+        in_chart, rows = chart.network(source.operator)
         result = NetworkResult(
-            block, {name: [where] for name, where in rows.items()}, made[-1].names, f"products, in {chart.name}", rtol
+            source.products(in_chart),
+            {name: [where] for name, where in rows.items()},
+            source.latest.names,
+            f"products, in {chart.name}",
+            rtol,
         )
-        return checked(result, made[-1], check)
+        return checked(result, source.latest, check)
     names = layers
     if method is not None and layers is None:
         names = layers_with_everything(model)

@@ -64,6 +64,6 @@ class BlockSource:
         self.latest = self._operators[key]
         return self.latest
 
-    def products(self, operator: SymmetricOperator) -> BlockHessian:
+    def products(self, operator: SymmetricOperator) -> NetworkHessian:
         """The block of an operator of which nothing is known beforehand, within the memory."""
         return NetworkHessian(operator, lambda: ((), Known()), Effort(memory=self.memory))
