@@ -11,7 +11,6 @@ from hesscond.spectra.dual import dual_condition, dual_signed_condition
 from hesscond.spectra.eigen import EigenResult
 from hesscond.spectra.factored import factor_condition, factor_conditions, factor_eigenvalues
 from hesscond.spectra.given import condition_number
-from hesscond.spectra.inertia import Inertia, inertia
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.matrix_free import Effort, Known, operator_condition
 from hesscond.spectra.pairs import factor_eigenpairs, signed_eigenpairs
@@ -24,7 +23,6 @@ __all__ = [
     "Density",
     "Effort",
     "EigenResult",
-    "Inertia",
     "Known",
     "Rank",
     "condition_number",
@@ -35,7 +33,6 @@ __all__ = [
     "factor_conditions",
     "factor_eigenpairs",
     "factor_eigenvalues",
-    "inertia",
     "lanczos",
     "operator_condition",
     "rank",

@@ -143,11 +143,6 @@ class Basis:
             for target, new in zip(targets, rotated.split([len(part) for part in targets]), strict=True):
                 target[:, columns] = new
 
-    def gram(self, stop: int) -> torch.Tensor:
-        """Inner products (stop, stop) of the first ``stop`` rows, float64 on the host."""
-        parts = self.parts(0, stop)
-        return torch.cat([torch.cat([a @ b.T for b in parts], 1) for a in parts]).double().cpu()
-
     def release(self, kept: int) -> torch.Tensor:
         """The first ``kept`` rows as columns (n, kept). All other rows are given up, and the basis with them."""
         if kept <= len(self._pieces[0]):
