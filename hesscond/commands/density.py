@@ -35,8 +35,8 @@ from hesscond.operators.parallel import Team
 from hesscond.report import density_figure, save_figure
 from hesscond.report.density import percent, with_error
 from hesscond.report.saving import METADATA
+from hesscond.spectra.density import Density
 from hesscond.spectra.density import density as spectral_density
-from hesscond.spectra.measure import Density
 from hesscond.study import resolve_device
 from hesscond.study.sections import LARGEST
 from hesscond.target import Target, load_target

@@ -11,7 +11,7 @@ from hesscond.hessians.block import LOST_IN_SQUARE, BlockHessian
 from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import unresolved
-from hesscond.spectra.factored import as_array, as_matrix
+from hesscond.spectra.matrices import as_array, as_matrix
 from hesscond.spectra.symmetric import rounded_condition
 
 

@@ -17,8 +17,7 @@ from hesscond.report.axes import label_figure, logarithmic
 from hesscond.report.legends import add_legend
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
-from hesscond.spectra.measure import Density, Share
-from hesscond.spectra.smoothing import Curve
+from hesscond.spectra.density import Curve, Density, Share
 
 #: Where eigenvalues are positive, and where they are negative.
 POSITIVE, NEGATIVE, NULL = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"], "0.1"
@@ -51,7 +50,7 @@ def density_figure(density: Density, title: str | None = None, *, page: Page = C
     Parameters
     ----------
     density
-        What `hesscond.spectra.density.density` returned.
+        What `hesscond.density` returned.
     title
         Above the figure.
     page

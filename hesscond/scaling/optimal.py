@@ -15,8 +15,8 @@ from hesscond.scaling.reduction import diagonal_blocks, powers, rescaled, thin_f
 from hesscond.scaling.result import Certificate, OptimalScaling, Side
 from hesscond.scaling.row_generation import optimum_of_many
 from hesscond.spectra.condition import ConditionNumber
-from hesscond.spectra.factored import as_matrix, factor_condition
-from hesscond.spectra.given import dense
+from hesscond.spectra.factored import factor_condition
+from hesscond.spectra.matrices import as_matrix, dense
 from hesscond.spectra.threads import one_thread
 
 #: Binary orders of magnitude between successive diagonal blocks of a reducible matrix, and in all.

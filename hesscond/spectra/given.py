@@ -12,7 +12,8 @@ from scipy.sparse import issparse
 from hesscond.errors import MatrixError
 from hesscond.operators import as_operator
 from hesscond.spectra.condition import ConditionNumber
-from hesscond.spectra.factored import as_matrix, dense, factor_condition
+from hesscond.spectra.factored import factor_condition
+from hesscond.spectra.matrices import as_matrix, dense
 from hesscond.spectra.matrix_free import operator_condition
 from hesscond.spectra.symmetric import general_condition, symmetric_condition
 

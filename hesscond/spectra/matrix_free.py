@@ -13,8 +13,9 @@ from hesscond.operators import ApproximateInverse, Congruence, LinearOperator, S
 from hesscond.operators.parallel import led
 from hesscond.spectra.condition import GAP, NOISE, ConditionNumber, conclude, zero_matrix
 from hesscond.spectra.eigen import EigenResult
-from hesscond.spectra.factored import EPS, EQUILIBRATION_STEPS, as_matrix, scaled_core
+from hesscond.spectra.factored import EPS, EQUILIBRATION_STEPS
 from hesscond.spectra.lanczos import lanczos
+from hesscond.spectra.matrices import as_matrix, scaled_core
 from hesscond.spectra.smallest import smallest_nonzero
 from hesscond.spectra.symmetric import eigenvalue_values, symmetric_condition
 

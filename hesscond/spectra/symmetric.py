@@ -13,18 +13,17 @@ from hesscond.spectra.condition import NOISE, ConditionNumber, Values, resolve, 
 from hesscond.spectra.factored import (
     EPS,
     error_factor,
-    exact_rank,
     graded_errors,
     jacobi_svd,
     jacobi_values,
     roundoff_of_entries,
-    scaled_core,
     svd_values,
     uniform,
     weighted,
     within_range,
 )
-from hesscond.spectra.structure import rank_bound as structural_rank_bound
+from hesscond.spectra.matrices import scaled_core
+from hesscond.spectra.rank import exact_rank, structural_rank_bound
 
 #: Jacobi is tried on a matrix known up to rounding if that of one diagonal entry is this much larger than another's.
 GRADED = 100.0
