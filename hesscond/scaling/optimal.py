@@ -15,7 +15,7 @@ from hesscond.scaling.reduction import diagonal_blocks, powers, rescaled, thin_f
 from hesscond.scaling.result import Certificate, OptimalScaling, Side
 from hesscond.scaling.row_generation import optimum_of_many
 from hesscond.spectra.condition import ConditionNumber
-from hesscond.spectra.factored import factor_condition
+from hesscond.spectra.forms import FactorForm
 from hesscond.spectra.matrices import as_matrix, dense
 from hesscond.spectra.threads import one_thread
 
@@ -93,7 +93,7 @@ def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-
     p, q = powers(core, columns=side == "both")
     B = rescaled(core, p, q)
     with one_thread():
-        condition = factor_condition(B)
+        condition = FactorForm(B).condition()
         rank = condition.rank
         if rank == 1 and condition.resolved:
             rows, columns = 1 / np.linalg.norm(B, axis=1), np.ones(B.shape[1])
@@ -109,10 +109,9 @@ def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-
         norm = float(np.linalg.norm(result, 2))
         result = result / norm
         # ten roundings at most between the scaling that is returned and this product
-        after = factor_condition(
-            result, rank_bound=(lambda: rank) if condition.resolved else None, error=10 * EPS * np.abs(result)
-        )
-        before = factor_condition(core)
+        bound = (lambda: rank) if condition.resolved else None
+        after = FactorForm(result, error=10 * EPS * np.abs(result), rank_bound=bound).condition()
+        before = FactorForm(core).condition()
     rows = np.ldexp(found.rows / norm, p) if side != "both" else np.ldexp(found.rows / math.sqrt(norm), p)
     columns = found.columns if side != "both" else np.ldexp(found.columns / math.sqrt(norm), q)
     for scaling in (rows, columns):
@@ -219,6 +218,6 @@ def van_der_sluis_bound(B: np.ndarray) -> float:
     Source: Van der Sluis, Numerische Mathematik 14 (1969), 14-23.
     """
     EB = B / np.linalg.norm(B, axis=1)[:, None]
-    condition = factor_condition(EB, error=4 * EPS * np.abs(EB))
+    condition = FactorForm(EB, error=4 * EPS * np.abs(EB)).condition()
     # σ_min ≤ σ_max / κ, and both ends are known up to their error bounds
     return max(1.0, math.sqrt(condition.lower) / float(np.linalg.norm(EB, 2)) * (1 - 1e-9))

@@ -342,9 +342,9 @@ def factor_condition(
 def factor_conditions(
     factors: Sequence[object],
     *,
-    rank_bound: Callable[[], int] | None = None,
+    rank_bounds: Sequence[Callable[[], int] | None],
     rtol: float = 1e-8,
-    error: Sequence[float | np.ndarray] | None = None,
+    errors: Sequence[float | np.ndarray],
 ) -> list[ConditionNumber]:
     """κ of FᵀF for several factors with the same number m of rows: one Hessian in several coordinates.
 
@@ -354,18 +354,17 @@ def factor_conditions(
     Parameters
     ----------
     factors : arrays or tensors (m, n_i)
-    rank_bound
-        Finds an upper bound of the rank that all share.
+    rank_bounds, errors
+        For each factor, as in `factor_condition`.
     rtol
         Relative width of κ's intervals that is good enough.
-    error
-        For each factor, as in `factor_condition`.
     """
-    errors = [0.0] * len(factors) if error is None else list(error)
     matrices = [as_array(factor) for factor in factors]
     found: list[ConditionNumber | None] = [None] * len(matrices)
     rows = len(matrices[0])
-    if rtol >= GRAM_RTOL and all(matrix.ndim == 2 and matrix.shape[1] >= rows > 0 for matrix in matrices):
+    if rtol >= GRAM_RTOL and all(
+        matrix.ndim == 2 and matrix.shape[1] >= len(matrix) == rows > 0 for matrix in matrices
+    ):
         grams = np.empty((len(matrices), rows, rows))
         with np.errstate(over="ignore", invalid="ignore"):
             for gram, matrix in zip(grams, matrices, strict=True):
@@ -380,8 +379,8 @@ def factor_conditions(
                 if is_good_enough(result, rtol):
                     found[i] = result
     return [
-        factor_condition(matrix, rank_bound=rank_bound, rtol=rtol, error=e) if done is None else done
-        for matrix, e, done in zip(matrices, errors, found, strict=True)
+        factor_condition(matrix, rank_bound=bound, rtol=rtol, error=error) if done is None else done
+        for matrix, bound, error, done in zip(matrices, rank_bounds, errors, found, strict=True)
     ]
 
 

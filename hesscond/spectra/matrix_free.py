@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from hesscond.operators import ApproximateInverse, Congruence, LinearOperator, Subspace, SymmetricOperator
 from hesscond.operators.parallel import led
-from hesscond.spectra.condition import GAP, NOISE, ConditionNumber, conclude, zero_matrix
+from hesscond.spectra.condition import GAP, NOISE, ConditionNumber, conclude, unresolved, zero_matrix
 from hesscond.spectra.eigen import EigenResult
 from hesscond.spectra.factored import EPS, EQUILIBRATION_STEPS
 from hesscond.spectra.lanczos import lanczos
@@ -160,7 +161,8 @@ def dense_condition(matrix: torch.Tensor, known: Subspace | None, rounding: floa
     bound = None if known is None else len(H) - known.dimension
     given, H = H, (H + H.T) / 2
     if len(H) <= JACOBI_ORDER:
-        found = symmetric_condition(H, rank_bound=bound, rtol=rtol, error=error, floor=error)
+        rank_bound = None if bound is None else partial(int, bound)
+        found = symmetric_condition(H, rank_bound=rank_bound, rtol=rtol, error=error, floor=error)
     else:
         core, exponent, *_ = scaled_core(H)
         if core.size == 0:
@@ -168,7 +170,7 @@ def dense_condition(matrix: torch.Tensor, known: Subspace | None, rounding: floa
         values = eigenvalue_values(core, *(float(np.ldexp(error, -exponent)) for _ in range(2)))
         found = conclude(values, order=len(H), limit=len(H) if bound is None else bound, scale=exponent)
     if found.rank_decision == "numerical" and told_in_own_units(given) > found.rank:
-        return replace(found, value=math.inf, upper=math.inf, resolved=False, rank_decision="unresolved")
+        return unresolved(found)
     return found
 
 

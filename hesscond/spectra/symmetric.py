@@ -32,7 +32,7 @@ GRADED = 100.0
 def general_condition(
     matrix: np.ndarray,
     *,
-    rank_bound: int | None = None,
+    rank_bound: Callable[[], int] | None = None,
     rtol: float = 1e-8,
     error: float = 0.0,
     exact: bool = False,
@@ -59,7 +59,7 @@ def general_condition(
 def symmetric_condition(
     matrix: np.ndarray,
     *,
-    rank_bound: int | None = None,
+    rank_bound: Callable[[], int] | None = None,
     rtol: float = 1e-8,
     error: float = 0.0,
     floor: float = 0.0,
@@ -92,10 +92,10 @@ def symmetric_condition(
     return within_range(found, matrix, core)
 
 
-def rank_bounds(core: np.ndarray, known: int | None) -> list[Callable[[], int]]:
-    """The given bound of the rank, if any, and the structural one, as functions."""
+def rank_bounds(core: np.ndarray, known: Callable[[], int] | None) -> list[Callable[[], int]]:
+    """The given bound of the rank, if any, and the structural one."""
     structural = partial(structural_rank_bound, core)
-    return [structural] if known is None else [partial(int, known), structural]
+    return [structural] if known is None else [known, structural]
 
 
 def eigenvalue_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:
