@@ -101,15 +101,8 @@ def plan_density(
     ConfigError
         Arguments that make no sense, or one probe that does not fit into ``memory``.
     """
-    if method not in METHODS:
-        raise ConfigError(f"method is one of {', '.join(METHODS)}, not {method!r}")
-    if probes < 1 or steps < 1:
-        raise ConfigError(f"the density takes at least one probe and one step, not {probes} and {steps}")
-    if memory is not None and not memory > 0:
-        raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
     order, null = operator.order, operator.null_space if null_space is None else null_space
-    if null is not None and null.order != order:
-        raise ConfigError(f"a subspace of R^{null.order} is no null space of an operator of order {order}")
+    refuse_misfits(order, probes=probes, steps=steps, method=method, memory=memory, null=null)
     steps = min(steps, order - (null.dimension if null is not None else 0))
     dtype = operator.dtype if dtype is None else dtype
     bytes_of_one = order * dtype.itemsize
@@ -127,6 +120,20 @@ def plan_density(
         )
     block = max(1, min(probes, int(MEMORY if memory is None else memory) // (one * bytes_of_one)))
     return DensityPlan("lanczos", steps, block, block * one, block * one * bytes_of_one, probes * steps)
+
+
+def refuse_misfits(
+    order: int, *, probes: int, steps: int, method: str, memory: float | None, null: Subspace | None
+) -> None:
+    """Raise the error of arguments that make no sense for an operator of that order."""
+    if method not in METHODS:
+        raise ConfigError(f"method is one of {', '.join(METHODS)}, not {method!r}")
+    if probes < 1 or steps < 1:
+        raise ConfigError(f"the density takes at least one probe and one step, not {probes} and {steps}")
+    if memory is not None and not memory > 0:
+        raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
+    if null is not None and null.order != order:
+        raise ConfigError(f"a subspace of R^{null.order} is no null space of an operator of order {order}")
 
 
 def density(
@@ -209,7 +216,7 @@ def lanczos_density(
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None] | None,
 ) -> Density:
-    """The density by a plan."""
+    """The density by stochastic Lanczos quadrature, in blocks of probes as planned."""
     found: list[Recurrence] = []
     done = 0
     vectors = unit_vectors(A.order, probes, seed, known, A.device)
@@ -240,7 +247,7 @@ def lanczos_density(
 
 
 def dense_density(A: SymmetricOperator, known: Subspace | None) -> Density:
-    """The density from all eigenvalues."""
+    """The density of the formed matrix: all eigenvalues off the known null space."""
     null = 0 if known is None else known.dimension
     values = np.zeros(0)
     if null < A.order:
@@ -311,7 +318,7 @@ class Share:
 
     @property
     def count(self) -> float:
-        """The number of eigenvalues: n·``value``."""
+        """The number n·``value`` of eigenvalues in the interval."""
         return self.order * self.value
 
     @property
@@ -395,7 +402,7 @@ class Density:
 
     @property
     def steps(self) -> int:
-        """Nodes of a probe."""
+        """Lanczos steps of the longest recurrence: the number of its nodes."""
         return self.nodes.shape[1]
 
     @property
@@ -484,7 +491,7 @@ class Density:
         return self.expectation(lambda values: values**power)
 
     def trace(self) -> Estimate[float]:
-        """The trace."""
+        """The trace tr A: n times the first moment."""
         mean = self.moment(1)
         return Estimate(self.order * mean.value, self.order * mean.error, mean.probes, mean.products)
 

@@ -121,7 +121,7 @@ def expansions(products: Products, excluded: Excluded, inverse: ApproximateInver
 
 
 class Solved(NamedTuple):
-    """What an inner iteration found.
+    """An approximate solution of a symmetric system.
 
     ``solution`` (n,); ``steps``: products made; ``reduction``: the residual norm over that of the right side, in the
     norm of the preconditioner, as the recurrence has it; ``definite``: whether the preconditioner proved positive.

@@ -154,7 +154,7 @@ class FactorStack(Sequence[FactorForm]):
         )
 
     def conditions(self, rtol: float) -> list[ConditionNumber]:
-        """κ of each."""
+        """κ of each form, decomposed in batches."""
         if self.roots is None:
             return stacked_conditions(self.rows, rtol=rtol, rank_bounds=self.rank_bounds, errors=self.errors)
         return scaled_gram_conditions(

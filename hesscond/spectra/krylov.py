@@ -81,7 +81,7 @@ class Krylov:
         return self.size + len(self.next) > self.basis.capacity
 
     def random(self) -> torch.Tensor:
-        """A random block (p, n)."""
+        """Independent normal entries (p, n) of a new block."""
         shape = (self.width, self.operator.order)
         return torch.randn(shape, generator=self.fresh, dtype=self.dtype, device=self.operator.device)
 

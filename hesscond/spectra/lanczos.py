@@ -286,7 +286,7 @@ class Run:
             process.seed(summed(vectors, process))
 
     def finish(self) -> EigenResult:
-        """Run to the end."""
+        """Iterate, measure and search until the result is settled, or something stops the run."""
         rest, best, attempts = None, math.inf, 0
         left, pairs = self.process.next, list[int]()
         while self.stopped is None:
@@ -452,7 +452,7 @@ class Run:
         return values * 2.0**half * 2.0 ** (exponent - half)
 
     def result(self, rest: Interval | None) -> EigenResult:
-        """What was found."""
+        """The result in the scale of the operator; the basis is given up."""
         process = self.process
         order = self.values.argsort(descending=True, stable=True)
         values, residuals = self.values[order], self.residuals[order]
@@ -481,7 +481,7 @@ class Run:
         )
 
     def message(self, rest: Interval | None, settled: bool) -> str:
-        """What became of the run."""
+        """In words how the run ended, and what to do if it did not converge."""
         if self.stopped is not None:
             return self.stopped
         if not settled:

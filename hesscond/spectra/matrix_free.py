@@ -210,15 +210,11 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
         return zero_matrix(order)
     smallest, result, index = min(nonzero, key=lambda item: item[0])
     least, most = magnitude_interval(result, index)
-    high_of_bottom = (
-        max(magnitude_interval(bottom, i)[1] for i in range(len(bottom.eigenvalues)))
-        if len(bottom.eigenvalues)
-        else math.inf
-    )
     resolved = bottom.converged and ends.converged and result is bottom
     # the same eigenvalue may have been found from both ends
     counts = [int((found.upper < 0).sum()) for found in (ends, bottom)]
-    apart = resolved and high_of_bottom < low
+    reached = [magnitude_interval(bottom, i)[1] for i in range(len(bottom.eigenvalues))]
+    apart = resolved and max(reached, default=math.inf) < low
     seen_negative = sum(counts) if apart else max(counts)
     uncertain = max(1.0, low / most)
     return ConditionNumber(

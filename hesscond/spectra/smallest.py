@@ -163,17 +163,8 @@ def smallest_nonzero(
             return nothing(products, excluded, vectors)
         kind = RitzSpace if operator.psd else HarmonicSpace
         fresh = torch.Generator(operator.device).manual_seed(seed)
-        search = Davidson(
-            products,
-            kind(capacity, operator.order, dtype, operator.device),
-            excluded,
-            k=k,
-            tol=tol,
-            inverse=inverse,
-            fresh=fresh,
-            max_products=max_products,
-            callback=callback,
-        )
+        space = kind(capacity, operator.order, dtype, operator.device)
+        search = Davidson(products, space, excluded, inverse, fresh, max_products, k=k, tol=tol, callback=callback)
         search.run(initial)
         return conclusion(search, vectors)
 
@@ -275,13 +266,13 @@ def set_scale(products: Products, norm: float | None) -> bool:
 def conclusion(search: Davidson, vectors: int) -> EigenResult:
     """Rayleigh–Ritz with the wanted vectors, true residuals, intervals and a verdict."""
     products, excluded = search.products, search.excluded
-    count = min(search.k, len(search.values))
+    count = min(search.k, len(search.found.values))
     if count == 0:
         return nothing(products, excluded, vectors, search.stopped)
-    U, images, values = rayleigh_ritz(products, search.vectors[:count])
+    U, images, values = rayleigh_ritz(products, search.found.vectors[:count])
     residuals = torch.linalg.vector_norm(images - U * values.to(U), dim=0).double().cpu()
     noise, null, least = products.error, len(excluded.found), float(values.abs().min())
-    drift = float(residuals.max()) > 2 * float(search.residuals[:count].max()) + 4 * noise
+    drift = float(residuals.max()) > 2 * float(search.found.residuals[:count].max()) + 4 * noise
     reason = search.stopped
     if reason is None and search.dubious:
         reason = f"{search.dubious} eigenvalues of the size of round-off can be told neither from zero nor from nonzero"
@@ -302,8 +293,8 @@ def conclusion(search: Davidson, vectors: int) -> EigenResult:
     settled = torch.tensor([*search.settled, *[False] * count][:count])[place] & (not drift)
     how = f"{', then '.join(search.used)}; {products.count} products"
     if converged:
-        sizes = search.values.abs().tolist()
-        error = max(error / size for error, size in zip(search.errors.absolute[:count], sizes, strict=False))
+        sizes = search.found.values.abs().tolist()
+        error = max(error / size for error, size in zip(search.estimates.errors.absolute[:count], sizes, strict=False))
         message = (
             f"converged: {how}; relative error estimated at {error:.1e}, "
             f"and at most {noise / least:.1e} by the rounding of a product"
@@ -365,7 +356,7 @@ def bounds(
 
 
 def advice(search: Davidson) -> str:
-    """What to do about it."""
+    """What to change after a search that did not converge."""
     if search.dubious or search.excluded.dimension:
         return "give the exact null space, or products in a wider precision"
     if search.inverse is None:
