@@ -5,6 +5,6 @@ matches what is compared, `evaluation` and `outcomes` decide. Nothing in an expr
 """
 
 from hesscond.expectations.outcomes import Expectation, Outcome, outcomes
-from hesscond.expectations.syntax import ExpressionError
+from hesscond.expectations.parser import ExpressionError
 
 __all__ = ["Expectation", "ExpressionError", "Outcome", "outcomes"]

@@ -9,11 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from hesscond.errors import ConfigError
-from hesscond.expectations.evaluation import Evaluation
+from hesscond.expectations.evaluation import Evaluation, Log, RowValues, keys
 from hesscond.expectations.intervals import Interval, Truth, shown
-from hesscond.expectations.parser import methods_of, parse_expectation
-from hesscond.expectations.rows import Found, Log, keys
-from hesscond.expectations.syntax import Call, Logic, Node, did_you_mean
+from hesscond.expectations.parser import Call, Node, Operation, did_you_mean, methods_of, parse_expectation
 from hesscond.study.store import OVER, StoredRun
 
 Status = Literal["met", "failed", "unresolved"]
@@ -170,9 +168,9 @@ def outcome(expectation: Expectation, label: str, group: dict[str | None, Log]) 
 
 def conjuncts(node: Node) -> Iterator[Node]:
     """What must all hold, in all rows."""
-    if isinstance(node, Logic) and node.word == "and":
-        yield from conjuncts(node.a)
-        yield from conjuncts(node.b)
+    if isinstance(node, Operation) and node.sign == "and":
+        for part in node.parts:
+            yield from conjuncts(part)
     elif isinstance(node, Call) and node.name == "all":
         yield from conjuncts(node.a)
     else:
@@ -196,7 +194,7 @@ def of_part(text: str, node: Node, label: str, group: dict[str | None, Log]) -> 
     return Outcome(text, label, status, sentence(status, counts, place, values), *counts, place, values)
 
 
-def at_place(found: Found, place: dict[str, Any]) -> tuple[float, float] | None:
+def at_place(found: RowValues, place: dict[str, Any]) -> tuple[float, float] | None:
     """A value in a row, as an interval: true is 1, false 0."""
     where = 0
     if found.rows is not None:
