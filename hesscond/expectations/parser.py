@@ -436,11 +436,10 @@ class Reader:
             return Call(start, end, name, a)
         if len(args) == 1:
             self.fail(end - 1, end, "',' is missing: quantile takes a number, too, as in quantile(kappa, 0.9)")
-        q = args[1]
-        if len(args) > 2 or not isinstance(q, ast.Constant) or type(q.value) not in (int, float) or not q.value <= 1:
-            complaint = "quantile takes a number from 0 to 1 behind the comma, as in quantile(kappa, 0.9)"
-            self.fail(q.col_offset + self.indent, end, complaint)
-        return Call(start, end, name, a, float(q.value))
+        at, q = args[1].col_offset + self.indent, self.source(args[1])
+        if len(args) > 2 or not re.fullmatch(NUMBER, q) or not float(q) <= 1:
+            self.fail(at, end, "quantile takes a number from 0 to 1 behind the comma, as in quantile(kappa, 0.9)")
+        return Call(start, end, name, a, float(q))
 
     def filtered(self, start: int, end: int, inner: Node, at: int) -> Filtered:
         """An expression with a filter, whose conditions begin somewhere."""
