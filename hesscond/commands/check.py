@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 from rich import box
@@ -15,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from hesscond.commands import completion
-from hesscond.commands.annotations import annotate, on_github
 from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
 from hesscond.commands.options import check_file, choice, collect
@@ -116,10 +116,35 @@ def refuse(found: Sequence[Outcome], unresolved: str, *, github: bool | None, qu
         It is not.
     """
     refused = [one for one in found if not passes(one, unresolved)]
-    if on_github(github):
+    if os.environ.get("GITHUB_ACTIONS") == "true" if github is None else github:
         annotate(found, refused, sys.stderr if quiet else sys.stdout)
     if refused:
         raise typer.Exit(UNMET)
+
+
+def annotate(found: Sequence[Outcome], refused: Sequence[Outcome], stream: IO[str]) -> None:
+    """A line that GitHub shows at the pull request for what is not met: an error if it is refused, else a warning."""
+    for one in found:
+        if one.status != "met":
+            command = "error" if one in refused else "warning"
+            title = f"{one.status}: {one.expectation} ({one.runs})"
+            stream.write(f"::{command} title={escaped_property(title)}::{escaped(one.reason)}\n")
+
+
+def escaped(text: str) -> str:
+    """As GitHub asks for in a message.
+
+    Examples
+    --------
+    >>> escaped("50 % of 2")
+    '50 %25 of 2'
+    """
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def escaped_property(text: str) -> str:
+    """As GitHub asks for in a property, which ends at a comma and at a colon."""
+    return escaped(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def show(found: Sequence[Outcome]) -> None:
