@@ -16,7 +16,7 @@ from hesscond.report.legends import add_heading
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
 from hesscond.theorems import statement
-from hesscond.theorems.verification import one_trial
+from hesscond.theorems.base import one_trial
 
 if TYPE_CHECKING:
     import pandas as pd
