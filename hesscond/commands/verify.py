@@ -129,7 +129,7 @@ def list_statements(
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("id", "known to", "title", "source"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=column in ("id", "known to"))
     for one in statements():
         table.add_row(one.id, expectation(one), one.title, one.source)
     if not long:
@@ -137,7 +137,8 @@ def list_statements(
         return
     for one in statements():
         stdout.print(Text(f"{one.id}  ({one.source})", style="bold"))
-        stdout.print(textwrap.fill(one.text, 100, initial_indent="  ", subsequent_indent="  "))
+        width = min(100, stdout.width)
+        stdout.print(textwrap.fill(one.text, width, initial_indent="  ", subsequent_indent="  "), soft_wrap=True)
         for claim in one.claims:
             stdout.print(f"  {known(claim)}:  {claim.name}: {claim.text}", soft_wrap=True)
         stdout.print(f"  if {'; '.join(one.hypotheses) or 'always'}\n", soft_wrap=True)
@@ -169,33 +170,35 @@ def described(one: Statement) -> dict[str, Any]:
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    """A row for each claim."""
+    """A row for each claim below its statement, in 80 columns."""
     table = Table(
         caption=Text(
-            "violated: of the trials that were decided; n/a: a hypothesis fails; unres.: the bounds do not decide; "
-            "used: the most of what the claim allows, violated above 1"
+            "known: what is; * not claimed by the source. violated: of the trials that were decided; n/a: a hypothesis "
+            "fails; open: the bounds do not decide; used: the most of what the claim allows, violated above 1"
         ),
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
-        padding=(0, 1),
+        padding=0,
+        collapse_padding=True,
     )
-    for name in ("statement", "claim", "known", "status"):
-        table.add_column(name, no_wrap=name != "claim")
-    for name in ("violated", "n/a", "unres.", "used"):
+    table.add_column("claim", overflow="fold")
+    for name in ("known", "status"):
+        table.add_column(name, no_wrap=True)
+    for name in ("violated", "n/a", "open", "used"):
         table.add_column(name, justify="right", no_wrap=True)
     for verdict in verdicts:
-        for number, tally in enumerate(verdict.tallies):
+        table.add_row(Text(verdict.id, style="bold"))
+        for tally in verdict.tallies:
             status = status_of(verdict, tally)
             table.add_row(
-                verdict.id if number == 0 else "",
-                Text(tally.claim.name),
-                known(tally.claim),
+                Text(f"  {tally.claim.name}"),
+                f"{'true' if tally.claim.true else 'false'}{'' if tally.claim.published else ' *'}",
                 Text(status, style=STYLES[status]),
                 f"{tally.violated} / {tally.holds + tally.violated}",
                 str(tally.not_applicable),
                 str(tally.unresolved),
                 "–" if tally.worst == -math.inf else f"{tally.worst:.3g}",
-                end_section=number == len(verdict.tallies) - 1,
             )
     return table
 
