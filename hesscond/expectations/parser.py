@@ -312,7 +312,7 @@ class Reader:
         self.fail(node.start, node.end, complaint)
 
     def expectation(self) -> Node:
-        """All of the text."""
+        """The tree of all of the text."""
         if not self.text.strip():
             self.fail(0, 0, "there is nothing: write a comparison, as in kappa < 1e6")
         python = for_python(self.text)

@@ -127,7 +127,7 @@ class PreconditionedRate(Statement):
 
 
 def random_orthogonal(rng: np.random.Generator, size: int) -> Tensor:
-    """Of any orientation."""
+    """A random orthogonal matrix, of determinant 1 or −1."""
     return torch.linalg.qr(normal(rng, size, size)).Q
 
 

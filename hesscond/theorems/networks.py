@@ -99,7 +99,7 @@ class Network:
         return h
 
     def output(self) -> Tensor:
-        """(N, c)."""
+        """The network's output (N, c) for all samples."""
         return self.from_preactivation(0, self.features(0) @ self.weights[0].T)
 
     def loss(self, weights: Sequence[Tensor]) -> Tensor:
@@ -219,7 +219,7 @@ class ConvolutionLayer:
     criterion: str
 
     def preactivations(self, weight: Tensor) -> Tensor:
-        """(N, m, r s)."""
+        """The preactivations (N, m, r s) of all output positions."""
         w = weight[:, 1:].reshape(len(weight), self.inputs.shape[1], self.kernel, self.kernel)
         return conv2d(self.inputs, w, weight[:, 0]).flatten(2)
 

@@ -257,7 +257,7 @@ class Decay:
 
     @property
     def rate(self) -> float:
-        """In the middle."""
+        """The rate in the middle of the bounds."""
         return math.exp(-(self.lower + self.upper) / 2)
 
 

@@ -48,7 +48,7 @@ class VanDerSluis(LayerStatement):
         return [rows, self.side(seen.centred.T)]
 
     def side(self, A: np.ndarray) -> Outcome:
-        """Rows of A."""
+        """The claim for the rows of A."""
         return nearly_optimal(kappa(self.scaled(A)), A)
 
 

@@ -138,7 +138,7 @@ class WeightConditioningProposition1(LayerStatement):
         return self.check(seen.weight.T)
 
     def check(self, W: np.ndarray) -> Sequence[Outcome]:
-        """Both claims for W."""
+        """The outcomes of both claims for W."""
         bounds = kappa(equilibrated(W)) / kappa(W)
         return [decided(*bounds), decided(*bounds, len(W) ** 0.5)]
 
@@ -195,7 +195,7 @@ class LinearNetwork:
 
     @property
     def weights(self) -> tuple[np.ndarray, np.ndarray]:
-        """W and V."""
+        """W and V as arrays of fractions, for exact arithmetic."""
         return rational(self.W), rational(self.V)
 
     @property
@@ -224,7 +224,7 @@ class LinearNetwork:
         return gradient, H
 
     def hessian(self) -> np.ndarray:
-        """At W, V."""
+        """The exact Hessian of the loss at W, V."""
         return self.derivatives(*self.weights)[1]
 
     def hessian_at_equilibrated(self) -> np.ndarray:
