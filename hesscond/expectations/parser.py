@@ -159,11 +159,11 @@ class Operation(Node):
     parts: tuple[Node, ...]
 
     @property
-    def below(self) -> tuple[Node, ...]:  # noqa: D102
+    def below(self) -> tuple[Node, ...]:
         return self.parts
 
     @property
-    def truth(self) -> bool:  # noqa: D102
+    def truth(self) -> bool:
         return self.sign in COMPARISONS or self.sign in WORDS
 
 
@@ -176,11 +176,11 @@ class Call(Node):
     q: float = 0.5
 
     @property
-    def below(self) -> tuple[Node, ...]:  # noqa: D102
+    def below(self) -> tuple[Node, ...]:
         return (self.a,)
 
     @property
-    def truth(self) -> bool:  # noqa: D102
+    def truth(self) -> bool:
         return self.name in ("all", "any")
 
 
@@ -204,11 +204,11 @@ class Filtered(Node):
     conditions: tuple[Condition, ...]
 
     @property
-    def below(self) -> tuple[Node, ...]:  # noqa: D102
+    def below(self) -> tuple[Node, ...]:
         return (self.a,)
 
     @property
-    def truth(self) -> bool:  # noqa: D102
+    def truth(self) -> bool:
         return self.a.truth
 
 

@@ -16,7 +16,7 @@ from hesscond.expectations.intervals import Interval, Truth, less, less_equal, s
 from hesscond.hessians import Chart, Preconditioner
 from hesscond.hessians.preconditioner import DensePreconditioner
 from hesscond.methods import Method
-from hesscond.probe import probe
+from hesscond.probing import probe
 from hesscond.spectra import ConditionNumber
 from hesscond.testing.assertions import Assertion, Finding, conclude, policy_of, refuse_share
 
