@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hesscond.commands import completion
+from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
 from hesscond.commands.options import check_file
 from hesscond.commands.printing import print_table, sign_of_life, stderr, stdout
@@ -27,7 +28,6 @@ from hesscond.report.saving import METADATA
 from hesscond.study.sections import LARGEST
 from hesscond.theorems import Claim, Statement, Tally, Verdict, statement, statements, verify
 
-FAILED = 1
 #: Sizes of the matrices of ``--worst``.
 SIZES = (3, 4, 6, 8, 12)
 STYLES = {"holds": "green", "violated": "red", "unresolved": "yellow", "not-applicable": "dim"}
@@ -86,7 +86,7 @@ def verify_statements(
     if junit is not None:
         write_junit(junit, "hesscond verify", list(junit_cases(verdicts)))
     if not all(verdict.ok for verdict in verdicts):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(UNMET)
 
 
 def run_all(chosen: list[Statement], trials: int | None, seed: int) -> list[Verdict]:
@@ -127,7 +127,8 @@ def list_statements(
     if as_json:
         typer.echo(json.dumps([described(s) for s in statements()], indent=1))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    papers = Text("BNP, WC, PREC, CWO: papers, named in full in docs/papers.md")
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=papers, caption_justify="left")
     for column in ("id", "known to", "title", "source"):
         table.add_column(column, no_wrap=column in ("id", "known to"))
     for one in statements():
