@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from PIL import Image
 
 from hesscond.errors import HesscondError, RunError
 from hesscond.report import COLUMN, Page, save_figure, venue_page
@@ -89,6 +90,11 @@ def main(doc: str | None, draw: Draw, make: Callable[[Path], list[StoredRun]]) -
         with tempfile.TemporaryDirectory() as folder:
             named = [run for path in options.runs for run in find_runs(path)]
             save_figure(draw(named or make(Path(folder)), page), options.output)
+        if options.output.endswith(".png"):
+            # the repository keeps it, at a third of the size
+            Image.open(options.output).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(
+                options.output, optimize=True
+            )
     except HesscondError as error:
         print(error, file=sys.stderr)
         return 2
