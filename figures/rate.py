@@ -12,13 +12,13 @@ import sys
 
 from hesscond.errors import HesscondError
 from hesscond.report import save_figure
-from hesscond.report.rates import STATEMENTS, rate_figure, rate_trials
+from hesscond.report.margins import STATEMENTS, rate_figure, rate_trials
 
 
 def main() -> int:
     """Make the trials, draw the figure, return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help=".pdf, .svg, .pgf or .png")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help=".pdf, .svg or .png")
     parser.add_argument("--statement", default=STATEMENTS[0], choices=STATEMENTS)
     parser.add_argument("--trials", type=int, default=12)
     options = parser.parse_args()

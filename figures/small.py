@@ -82,7 +82,7 @@ def main(doc: str | None, draw: Draw, make: Callable[[Path], list[StoredRun]]) -
     """Draw the figure of the runs that are named, or of those that ``make`` makes; returns the exit code."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", help="run folders, or folders of run folders; a small run if none")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help=".pdf, .svg, .pgf or .png")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help=".pdf, .svg or .png")
     parser.add_argument("--preset", help="a venue: neurips2024, icml2024, jmlr2001, …")
     options = parser.parse_args()
     try:

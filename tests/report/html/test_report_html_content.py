@@ -2,16 +2,20 @@
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 from report_page import Page
 
-from hesscond.report.html import pictures, render_report
-from hesscond.report.html.configuration import configurations, differences, environment
-from hesscond.report.html.curves import affordable, charts
-from hesscond.report.html.findings import findings, unresolved
-from hesscond.report.html.naming import named_runs
-from hesscond.report.html.verdicts import verdicts
+from hesscond.report import html_report
+from hesscond.report.findings import (
+    configurations,
+    differences,
+    environment,
+    findings,
+    named_runs,
+    unresolved,
+    verdicts,
+)
+from hesscond.report.html_report import render_report
 from hesscond.theorems import statement
 
 
@@ -74,7 +78,7 @@ def test_a_run_that_did_not_finish_is_a_warning(make, status):
 def test_a_sound_run_has_no_warnings(make, monkeypatch):
     run = make.run("bnp", probes=[make.probe(samples=1437)] * 3)
     assert kinds([run]) == {}
-    monkeypatch.setattr(pictures, "FIGURES", {})
+    monkeypatch.setattr(html_report, "FIGURES", {})
     assert "None: every run finished" in Page(render_report([run])).words
 
 
@@ -143,19 +147,3 @@ def test_a_statement_of_a_later_version_is_shown_by_its_name(make):
     assert found.id == "theorem-9000"
     assert "does not know" in found.text
     assert found.rows[0].holds == 1
-
-
-def test_long_curves_keep_their_peaks_and_fit_in_the_budget(make):
-    run = make.run("bnp", probes=[make.probe()])
-    (loss, *_) = charts(named_runs([run]), None, None)
-    values = pd.Series([1.0] * 30_000, index=range(30_000))
-    values[17_123] = 9.0
-    values[29_999] = 0.1
-    curve = replace(loss.curves[0], values=values, measured=30_000)
-    (few,) = affordable([replace(loss, curves=(curve,), window=101)])
-    assert few.thinned
-    assert few.curves[0].values.max() == 9.0
-    assert few.curves[0].values.min() == 0.1
-    assert few.curves[0].values.idxmax() == 17_123
-    many = affordable([replace(loss, curves=(curve,) * 100, window=101)])
-    assert sum(len(c.points["x"]) + len(c.points["median"]["x"]) for c in many[0].curves) <= 40_000

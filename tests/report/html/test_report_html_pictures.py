@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from hesscond.report.html.pictures import LARGEST_SVG, picture, pictures
+from hesscond.report.html_report import LARGEST_SVG, picture, pictures
 
 
 def opened(source):

@@ -1,4 +1,4 @@
-"""Tables as text for the terminal, Markdown, LaTeX (booktabs), HTML and CSV.
+"""Tables for the terminal, and as Markdown, LaTeX (booktabs), HTML and CSV.
 
 A table is a frame with `Column`s, which say what of a row is shown as a `Cell`; a cell knows itself in every format.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -28,41 +29,43 @@ LONGEST_FIXED = 1e6
 #: What is written where there is nothing.
 DASH = "–"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+#: Formulas of the characters that text has in the place of them.
+FORMULAS = {
+    **{
+        "≥": r"\geq",
+        "≤": r"\leq",
+        "×": r"\times",
+        "−": "-",
+        "±": r"\pm",
+        "→": r"\rightarrow",
+        "‖": r"\Vert",
+        "∇": r"\nabla",
+    },
+    **{
+        "κ": r"\kappa",
+        "λ": r"\lambda",
+        "σ": r"\sigma",
+        "μ": r"\mu",
+        "ᵀ": r"^{\top}",
+        "²": "^{2}",
+        "*": "^{*}",
+        "½": r"\frac{1}{2}",
+    },
+}
+NAMED = {
+    "\\": "backslash",
+    "~": "asciitilde",
+    "^": "asciicircum",
+    "<": "less",
+    ">": "greater",
+    "|": "bar",
+    '"': "quotedbl",
+}
 LATEX_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "–": "--",
-    "—": "---",
-    "…": r"\ldots{}",
-    "·": r"\textperiodcentered{}",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "×": r"$\times$",
-    "−": "$-$",
-    "±": r"$\pm$",
-    "κ": r"$\kappa$",
-    "λ": r"$\lambda$",
-    "σ": r"$\sigma$",
-    "μ": r"$\mu$",
-    "ᵀ": r"$^{\top}$",
-    "²": r"$^{2}$",
-    "*": r"$^{*}$",
-    "½": r"$\frac{1}{2}$",
-    "→": r"$\rightarrow$",
-    "‖": r"$\Vert$",
-    "∇": r"$\nabla$",
+    **{c: f"\\{c}" for c in "{}&%$#_"},
+    **{c: rf"\text{name}{{}}" for c, name in NAMED.items()},
+    **{"–": "--", "—": "---", "…": r"\ldots{}", "·": r"\textperiodcentered{}"},
+    **{c: f"${formula}$" for c, formula in FORMULAS.items()},
 }
 #: Outside of these a character needs a package that a document may lack: its place is marked.
 PLAIN_LATEX = re.compile(r"[\x20-\x7e\u00a1-\u00ac\u00ae-\u00ff]")
@@ -308,19 +311,17 @@ def write_markdown(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], ca
 
 def write_latex(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], caption: str) -> str:
     """A booktabs table with its caption, no wider than the text."""
+    import pandas as pd
+
     titles = [column.latex or latex_escaped(column.title) for column in columns]
-    body = [[cell.latex for cell in row] for row in rows]
+    frame = pd.DataFrame([[cell.latex for cell in row] for row in rows], columns=titles)
+    tabular = frame.to_latex(index=False, column_format="".join("l" if column.left else "r" for column in columns))
     lines = [
         "% \\usepackage{booktabs,amsmath,graphicx}",
         r"\begin{table}",
         r"\centering\small",
         r"\sbox0{%",
-        rf"\begin{{tabular}}{{{''.join('l' if column.left else 'r' for column in columns)}}}",
-        r"\toprule",
-        " & ".join(titles) + r" \\",
-        r"\midrule",
-        *(" & ".join(row) + r" \\" for row in body),
-        r"\bottomrule",
+        *tabular.strip().splitlines()[:-1],
         r"\end{tabular}}%",
         "% smaller where it is wider than the text",
         r"\ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
@@ -331,16 +332,18 @@ def write_latex(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], capti
 
 
 def write_html(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], caption: str) -> str:
-    """A table element; numbers have the class ``number``."""
+    """A table element whose headers say what they head, which that of pandas does not; numbers have a class."""
     place = ["" if column.left else ' class="number"' for column in columns]
-    head = "".join(
-        f'<th scope="col"{where}>{html.escape(column.title)}</th>' for column, where in zip(columns, place, strict=True)
-    )
-    body = "".join(
-        "<tr>" + "".join(f"<td{where}>{cell.html}</td>" for cell, where in zip(row, place, strict=True)) + "</tr>\n"
+    tags = [("th", ' scope="row"'), *[("td", "")] * (len(columns) - 1)]
+    head = "".join(f'<th scope="col"{at}>{html.escape(c.title)}</th>' for c, at in zip(columns, place, strict=True))
+    lines = [
+        "".join(
+            f"<{tag}{scope}{at}>{cell.html}</{tag}>" for cell, at, (tag, scope) in zip(row, place, tags, strict=True)
+        )
         for row in rows
-    )
+    ]
     above = f"<caption>{html.escape(caption)}</caption>\n" if caption else ""
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
     return f"<table>\n{above}<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n{body}</tbody>\n</table>\n"
 
 
@@ -351,11 +354,125 @@ WRITERS: dict[str, Callable[[Sequence[Column], Sequence[Sequence[Cell]], str], s
 }
 
 
-def text_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str) -> Table:
+#: Where a cell may go on in the next line, a name and several numbers: never inside of a word or of digits.
+NAME_BREAKS = re.compile(r"\s+|(?<=[:=/_])(?=\S)|(?<=[.,])(?=[^\s\d])|(?<=[-+])(?=[^\W\d])")
+NUMBER_BREAKS = re.compile(r"\s+(?=[(…])")
+#: A longer word is written without its middle.
+LONGEST_WORD = 30
+
+
+class TextTable:
+    """A table for the terminal that breaks no word and no number.
+
+    Where it is wider than the terminal, names go on in the next line, at a blank or behind a sign between their parts;
+    where that is not enough, the columns that do not fit follow below, with the first repeated.
+
+    Parameters
+    ----------
+    columns
+        Titles; with ``">"`` in front for numbers, which are aligned to the right.
+    title, caption
+        Above and below it.
+    rule
+        Whether there is a line below the titles.
+    """
+
+    def __init__(self, columns: Sequence[str], *, title: str = "", caption: str = "", rule: bool = True) -> None:
+        self.titles = [column.removeprefix(">") for column in columns]
+        self.numeric = [column.startswith(">") for column in columns]
+        self.title, self.caption, self.box = title, caption, box.SIMPLE_HEAD if rule else None
+        self.rows: list[tuple[Sequence[str], bool]] = []
+
+    def add_row(self, *cells: str, end_section: bool = False) -> None:
+        """Add a row, with space below it if it ends a section; a cell may have several lines."""
+        self.rows.append((["\n".join(map(shown_line, cell.split("\n"))) for cell in cells], end_section))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, or its blocks of columns one below the other."""
+        for block in (blocks := self.blocks(options.max_width)):
+            loose = sum(block.values()) + 2 * (len(self.titles) - 1) <= options.max_width
+            yield self.drawn(block, gap=1 + loose, first=block is blocks[0], last=block is blocks[-1])
+
+    def drawn(self, block: Mapping[int, int], *, gap: int, first: bool, last: bool) -> Table:
+        """The columns of a block at their widths, with so many blanks between them."""
+        # a box has a blank between columns
+        right = (0, gap - 1 if self.box else gap, 0, 0)
+        table = Table(box=self.box, show_edge=False, pad_edge=False, padding=right, caption_justify="left")
+        table.title = Text(self.title) if self.title and first else None
+        table.caption = Text(self.caption) if self.caption and last else None
+        for place, width in block.items():
+            title = Text(wrapped(self.titles[place], width, NAME_BREAKS))
+            table.add_column(title, justify="right" if self.numeric[place] else "left", width=width, no_wrap=True)
+        for cells, ends in self.rows:
+            table.add_row(*(Text(wrapped(cells[k], w, self.breaks(k))) for k, w in block.items()), end_section=ends)
+        if not last:
+            table.add_row()
+        return table
+
+    def breaks(self, place: int) -> re.Pattern[str]:
+        """Where the cells of a column may be broken."""
+        return NUMBER_BREAKS if self.numeric[place] else NAME_BREAKS
+
+    def blocks(self, room: int) -> list[dict[int, int]]:
+        """Columns and their widths, block by block."""
+        least, most = [], []
+        for place, title in enumerate(self.titles):
+            cells = [cells[place] for cells, _ in self.rows]
+            parts = [*NAME_BREAKS.split(title), *(part for cell in cells for part in self.breaks(place).split(cell))]
+            least.append(max(len(line) for part in parts for line in part.split("\n")))
+            most.append(max(len(line) for text in [title, *cells] for line in text.split("\n")))
+        found = [[0]]
+        for place in range(1, len(least)):
+            # a blank between columns
+            if len(found[-1]) > 1 and sum(least[k] + 1 for k in found[-1]) + least[place] > room:
+                found.append([0])
+            found[-1].append(place)
+        return [shared(room - len(block) + 1, {k: (least[k], most[k]) for k in block}) for block in found]
+
+
+def shared(room: int, needs: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    """The width of each column that needs so much at least, and no more than the other: what is left goes round."""
+    widths = {place: least for place, (least, _) in needs.items()}
+    spare = room - sum(widths.values())
+    while spare > 0 and (wanting := [place for place, (_, most) in needs.items() if widths[place] < most]):
+        for place in wanting[:spare]:
+            widths[place] += 1
+        spare -= len(wanting)
+    return widths
+
+
+def wrapped(text: str, width: int, breaks: re.Pattern[str]) -> str:
+    """The text in lines no longer than a width, broken at these places only.
+
+    Examples
+    --------
+    >>> wrapped("four-things-batchnorm:rho=0.9", 16, NAME_BREAKS).split()
+    ['four-things-', 'batchnorm:', 'rho=0.9']
+    """
+    lines = []
+    for line in text.split("\n"):
+        start = end = resume = 0
+        for found in [*breaks.finditer(line), None]:
+            stop = len(line) if found is None else found.start()
+            if stop - start > width and end > start:
+                lines.append(line[start:end].rstrip())
+                start = resume
+            end, resume = stop, len(line) if found is None else found.end()
+        lines.append(line[start:])
+    return "\n".join(lines)
+
+
+def shown_line(text: str) -> str:
+    """A line without control characters, whose longest words lack their middle."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    half = LONGEST_WORD // 2
+    parts = re.split(f"({NAME_BREAKS.pattern})", line)
+    return "".join(part if len(part) <= LONGEST_WORD else f"{part[:half]}…{part[-half + 1 :]}" for part in parts)
+
+
+def text_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str) -> TextTable:
     """A table for the terminal."""
-    table = Table(caption=Text(caption), box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-    for column in columns:
-        table.add_column(Text(column.title), justify="left" if column.left else "right", overflow="fold")
+    table = TextTable([column.title if column.left else f">{column.title}" for column in columns], caption=caption)
     for row in frame.to_dict("records"):
-        table.add_row(*(Text(column.cell(row).text) for column in columns))
+        table.add_row(*(column.cell(row).text for column in columns))
     return table
