@@ -355,7 +355,7 @@ WRITERS: dict[str, Callable[[Sequence[Column], Sequence[Sequence[Cell]], str], s
 
 
 #: Where a cell may go on in the next line, a name and several numbers: never inside of a word or of digits.
-NAME_BREAKS = re.compile(r"\s+|(?<=[:=/_])(?=\S)|(?<=[.,])(?=[^\s\d])|(?<=[-+])(?=[^\W\d])")
+NAME_BREAKS = re.compile(r"\s+|(?<=[:/_])(?=\S)|(?<=[.,])(?=[^\s\d])|(?<=[-+])(?=[^\W\d])")
 NUMBER_BREAKS = re.compile(r"\s+(?=[(…])")
 #: A longer word is written without its middle.
 LONGEST_WORD = 30

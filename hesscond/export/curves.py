@@ -1,17 +1,21 @@
-"""The curves of a run: every number of its log under a name, with its iteration and the time it was logged."""
+"""The curves of runs: every number of a log under a name, and how they get to a sink, once or as they are logged."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hesscond.study import StoredRun
 from hesscond.study.reading import FROM_THE_START
 from hesscond.study.schema import TABLES
+from hesscond.study.stored import open_run
+
+if TYPE_CHECKING:
+    from hesscond.study.stored import StoredRun
 
 #: The columns that say where a row was measured.
 PLACE = ("iteration", "epoch", "data", "layer", "unit")
@@ -124,3 +128,91 @@ NAMES: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
     "readings": lambda quantity, row: measured(f"{quantity} in {row['coordinates']}", row),
     "statements": lambda quantity, row: measured(f"{quantity} by {row['statement']} {row['claim']}", row),
 }
+
+
+#: Seconds between two looks at the logs of runs that are still written.
+INTERVAL = 1.0
+
+
+class Sink(Protocol):
+    """Takes the points of one run."""
+
+    def cursors(self) -> Mapping[str, int]:
+        """Up to where the run has been taken before."""
+
+    def write(self, points: Sequence[Scalar], cursors: Mapping[str, int]) -> None:
+        """Take more points; with them the run is taken up to ``cursors``."""
+
+    def close(self, run: StoredRun) -> None:
+        """The end, with the run as it now stands."""
+
+
+def transfer(
+    runs: Sequence[StoredRun],
+    sink_of: Callable[[StoredRun], Sink],
+    *,
+    follow: bool = False,
+    wait: Callable[[float], None] = time.sleep,
+) -> int:
+    """Bring the curves of runs to a sink each.
+
+    Parameters
+    ----------
+    runs
+        In any state.
+    sink_of
+        Makes the sink of a run.
+    follow
+        Whether to go on until no run is being written any more.
+    wait
+        Called between two looks, with the seconds to wait.
+
+    Returns
+    -------
+    int
+        How many points were taken.
+
+    Raises
+    ------
+    RunError
+        A log is damaged.
+    """
+    points = 0
+    pairs = [(run, sink_of(run)) for run in runs]
+    readers = {id(sink): ScalarReader(run, sink.cursors()) for run, sink in pairs}
+    while pairs:
+        remaining = []
+        for run, sink in pairs:
+            # how the run stands before its rows: one that is over has no more after these
+            now = open_run(run.folder)
+            reader = readers[id(sink)]
+            new = reader.new()
+            points += len(new)
+            sink.write(new, reader.cursors)
+            if follow and now.status == "running":
+                remaining.append((run, sink))
+            else:
+                sink.close(now)
+        pairs = remaining
+        if pairs:
+            wait(INTERVAL)
+    return points
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """Names with dots, and values that are numbers or texts; a list as JSON writes it.
+
+    Examples
+    --------
+    >>> flat({"name": "mine", "model": {"hidden": [8, 8]}})
+    {'name': 'mine', 'model.hidden': '[8, 8]'}
+    """
+    found: dict[str, str | int | float | bool] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}": own for name, own in flat(value).items()}
+        elif isinstance(value, (str, int, float)):
+            found[key] = value
+        else:
+            found[key] = json.dumps(value, ensure_ascii=False, default=str)
+    return found

@@ -9,17 +9,14 @@ import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 from hesscond.errors import ConfigError
-from hesscond.export.flat import flat
-from hesscond.export.scalars import Scalar
-from hesscond.study import StoredRun
+from hesscond.export.curves import Scalar, flat
 from hesscond.study.reading import LOG, reading
-from hesscond.study.stored import moment
+from hesscond.study.stored import StoredRun, moment
 
 #: What MLflow takes in one request, and as a parameter's value.
 LARGEST_BATCH, LONGEST_VALUE = 1000, 500
@@ -131,23 +128,14 @@ class MLflowStore:
                 self._id, STATUS.get(run.status, "KILLED"), None if ended is None else int(1000 * ended)
             )
 
-    def _refusals(self) -> Refusals:
-        return Refusals(self._mlflow.exceptions.MlflowException, self._store)
-
-
-class Refusals:
-    """A context in which MLflow's complaints become one sentence of ours."""
-
-    def __init__(self, kind: type[Exception], store: str) -> None:
-        self.kind, self.store = kind, store
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (self.kind, OSError, sqlite3.Error)):
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """MLflow's complaints become one sentence of ours."""
+        try:
+            yield
+        except (self._mlflow.exceptions.MlflowException, OSError, sqlite3.Error) as error:
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise ConfigError(f"MLflow at {self.store}: {reason}") from None
+            raise ConfigError(f"MLflow at {self._store}: {reason}") from None
 
 
 def addresses(store: str) -> tuple[str, str | None]:
