@@ -57,7 +57,7 @@ pages: setup ## write the pages of methods and statements (docs/methods, docs/st
 	$(BIN)/python docs/generate.py
 
 gallery: setup ## draw figures/gallery with small runs
-	$(BIN)/python figures/make_gallery.py
+	$(BIN)/python figures/gallery.py
 
 # other libraries' models; what the benchmarks compare with needs a torchvision that these do not work with
 $(VENV)-support/.installed: pyproject.toml $(CONSTRAINTS)

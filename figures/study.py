@@ -1,32 +1,32 @@
 """The picture that the README begins with, from the run that ``make study`` makes: loss, and κ with and without P.
 
-::
-
-    python figures/study.py -o docs/images/study.png
+``python figures/study.py`` makes the run and draws docs/images/study.png; ``python figures/study.py RUN…`` draws yours.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
+from gallery import hesscond, shrink
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter
-from small import hesscond, main, methods
 
-from hesscond.report import Page, loss_axes, method_colors
+from hesscond.report import Page, loss_axes, method_colors, save_figure
 from hesscond.study import StoredRun, find_runs
 
+PICTURE = Path(__file__).parents[1] / "docs" / "images" / "study.png"
 #: At the 300 dots an inch of a PNG, twice the 800 pixels that a page shows.
 WIDTH = 5.35
 QUANTITIES = {"kappa": ("-", "o"), "kappa_preconditioned": ((0, (3, 1.5)), "s")}
 ABOVE, BELOW = r"$\kappa(H)$, the Hessian as it is", r"$\kappa(P^{\top}HP)$, preconditioned by BNP's $P$"
 
 
-def draw(runs: list[StoredRun], page: Page) -> Figure:
+def draw(runs: list[StoredRun]) -> Figure:
     """Training and test loss beside the condition numbers over the training set."""
-    page = Page(WIDTH, page.style)
+    page = Page(WIDTH)
     with page.styled():
         figure = page.figure(2.25)
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
@@ -63,11 +63,15 @@ def draw_kappas(ax: Axes, runs: list[StoredRun]) -> None:
     ax.text(0.97, 0.06, BELOW, transform=ax.transAxes, ha="right")
 
 
-def make(folder: Path) -> list[StoredRun]:
-    """The run of ``make study``: a minute."""
-    hesscond("study", "fc-digits", *methods("vanilla", "bnp"), "--out", folder / "runs")
-    return list(find_runs(folder / "runs"))
+def main(names: list[str]) -> None:
+    """Draw the runs, or those of ``make study``: a minute."""
+    with tempfile.TemporaryDirectory() as folder:
+        if not names:
+            hesscond("study", "fc-digits", "--method", "vanilla", "--method", "bnp", "--out", folder)
+        save_figure(draw([run for name in names or [folder] for run in find_runs(name)]), PICTURE)
+    shrink(PICTURE)
+    print(PICTURE)
 
 
 if __name__ == "__main__":
-    sys.exit(main(__doc__, draw, make))
+    main(sys.argv[1:])
