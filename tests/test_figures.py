@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ FOLDER = Path(__file__).parents[1] / "figures"
 SPEC = importlib.util.spec_from_file_location("gallery", FOLDER / "gallery.py")
 assert SPEC is not None
 gallery = importlib.util.module_from_spec(SPEC)
+sys.modules["gallery"] = gallery
+assert SPEC.loader is not None
 SPEC.loader.exec_module(gallery)
 
 
