@@ -13,8 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from hesscond.report.axes import label_figure, logarithmic
-from hesscond.report.legends import add_legend
+from hesscond.report.axes import add_legend, label_figure, logarithmic
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
 
