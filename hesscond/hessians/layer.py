@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 
 import numpy as np
@@ -15,14 +15,7 @@ from hesscond.capture.captured import MERGED
 from hesscond.errors import CaptureError
 from hesscond.hessians.coordinates import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.hessians.factored import FactoredHessian, noise_of
-from hesscond.spectra import (
-    ConditionNumber,
-    dual_condition,
-    dual_signed_condition,
-    factor_eigenvalues,
-    signed_eigenvalues,
-)
-from hesscond.spectra.condition import unresolved
+from hesscond.spectra import ConditionNumber, DualForm, FactorForm, conditions
 from hesscond.spectra.factored import EPS, error_factor
 from hesscond.spectra.threads import side_by_side, threads_for
 
@@ -157,32 +150,21 @@ class LayerHessian(BlockHessian):
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
-        conditions = []
-        for P in coordinates:
-            if P is not None and not P.alike:
-                conditions.append(self.dense().condition_number(P, rtol=rtol))
-                continue
+        return [conditions([self.form(P)], rtol=rtol)[0] for P in coordinates]
 
-            def triangular(P: LinearCoordinates | None = P) -> tuple[torch.Tensor, np.ndarray]:
-                return self.triangular(P)
-
-            def gram(P: LinearCoordinates | None = P) -> tuple[torch.Tensor, float]:
-                return self.gram(P)
-
-            if self._signs is None:
-                found = dual_condition(gram, triangular, order=self.order, rank_bound=self.rank_bound, rtol=rtol)
-            else:
-                found = dual_signed_condition(
-                    triangular,
-                    self._signs,
-                    order=self.order,
-                    rank_bound=self.rank_bound,
-                    rtol=rtol,
-                    noise=noise_of(self._spread, P, self.units),
-                )
-            deficient = found.resolved and found.rank < self.rank_bound()
-            conditions.append(unresolved(found) if deficient and self.captured.vanishing else found)
-        return conditions
+    def form(self, P: LinearCoordinates | None = None) -> DualForm | FactorForm:
+        """What is known of H or PᵀHP: the dual where P is one for all units, else F."""
+        if P is not None and not P.alike:
+            return self.dense().form(P)
+        return DualForm(
+            partial(self.gram, P),
+            partial(self.triangular, P),
+            self.order,
+            self.rank_bound,
+            signs=self._signs,
+            noise=noise_of(self._spread, P, self.units),
+            least_rank=self.rank_bound if self.captured.vanishing else None,
+        )
 
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """All nonzero eigenvalues, descending."""
@@ -190,8 +172,8 @@ class LayerHessian(BlockHessian):
             return self.dense().eigenvalues(P)
         R, _ = self.triangular(P)
         condition = self.condition_number(P)
-        signed = self._signs is not None
-        values = signed_eigenvalues(R.T, self._signs, condition) if signed else factor_eigenvalues(R, condition)
+        form = FactorForm(R) if self._signs is None else FactorForm(R.T, self._signs)
+        values = form.eigenvalues(condition)
         return torch.from_numpy(np.ascontiguousarray(values)).to(R.device)
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
