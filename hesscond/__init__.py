@@ -5,7 +5,7 @@ was decided) → `hessians` (what is built from these) → `check` (every answer
 `probe` → the rest. Each room imports only from those before it.
 """
 
-from hesscond.hessians import GGNOperator, HessianOperator, LayerOperator, Preconditioner, SphereTangentOperator
+from hesscond.hessians import GGNOperator, HessianOperator, Preconditioner, SphereTangentOperator
 from hesscond.methods import Method, register
 from hesscond.probe import probe
 from hesscond.results import ProbeResult
@@ -32,7 +32,6 @@ __all__ = [
     "EigenResult",
     "GGNOperator",
     "HessianOperator",
-    "LayerOperator",
     "Method",
     "OptimalScaling",
     "Preconditioner",

@@ -119,10 +119,9 @@ def probe_network(
             return (), Known()
         if team is not None:
             # what is null for the share of one process need not be so for that of another
-            inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory)
-            return (), Known(None, inverse)
-        found = network_null_directions(H, model, loss_fn, data, dtype=dtype, memory=memory)
-        inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory, null_space=combined(found))
+            return (), Known(None, network_inverse(H))
+        found = network_null_directions(H)
+        inverse = network_inverse(H, null_space=combined(found))
         Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
         return found, Known(null, PulledInverse(inverse, Z), Z)
 
@@ -199,7 +198,7 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
     operator, failure = None, None
     try:
         operator = make()
-        _ = operator.local_masses  # may be refused too
+        _ = operator.problem.masses  # may be refused too
     except HesscondError as error:
         failure = error
     all_or_none(team, None, failure)
@@ -214,5 +213,5 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
 
 def shared(operator: HessianOperator, team: Team) -> DataParallel:
     """The operator of the data of all processes, each of which has made its own."""
-    masses = operator.local_masses
+    masses = operator.problem.masses
     return DataParallel(operator, share_of_mass(masses, team.gathered(masses)), team)

@@ -68,7 +68,7 @@ def test_remaining_coordinates_lose_nothing(name):
     """The columns of Z are orthonormal, and H has nothing outside their span."""
     model, loss_fn, batch = case(name).make()
     H = HessianOperator(model, loss_fn, batch)
-    found = network_null_directions(H, model, loss_fn, batch)
+    found = network_null_directions(H)
     Z, left = remaining(found, H.order, dtype=H.dtype, device=H.device)
     dense, truth = Z.to_dense(), H.to_dense()
     torch.testing.assert_close(dense.T @ dense, torch.eye(Z.shape[1], dtype=H.dtype), rtol=0, atol=1e-12)
@@ -89,7 +89,7 @@ def test_dead_and_doubled_features_and_dead_units_are_taken_out(seed, features, 
     with torch.no_grad():
         model[0].bias[0] = -100.0
     H = HessianOperator(model, nn.CrossEntropyLoss(), (inputs, targets))
-    found = network_null_directions(H, model, nn.CrossEntropyLoss(), (inputs, targets))
+    found = network_null_directions(H)
     Z, left = remaining(found, H.order, dtype=H.dtype, device=H.device)
     dense, truth = Z.to_dense(), H.to_dense()
     torch.testing.assert_close(dense.T @ dense, torch.eye(Z.shape[1], dtype=H.dtype), rtol=0, atol=1e-12)

@@ -256,7 +256,7 @@ def test_the_gauss_newton_matrix_and_a_layer_without_forming_it():
     # the Gauss-Newton matrix of the last layer is its Hessian
     gauss_newton = GGNOperator(network, loss_fn, batches, parameters=PARAMETERS[2:]).to_dense()
     is_close(gauss_newton, truth[16:, 16:])
-    is_close(hesscond.LayerOperator.of(network, loss_fn, batches, "out").to_dense(), by_layer(truth, "out")[0])
+    is_close(hesscond.HessianOperator(network, loss_fn, batches, layers="out").to_dense(), by_layer(truth, "out")[0])
 
 
 def test_a_network_whose_outputs_are_all_the_same_is_decided_too():
@@ -391,7 +391,7 @@ def test_dropout_does_not_hide_what_the_model_averages():
     rules, count = {}, labels_counted(network)
     for mode in (True, False):
         H = HessianOperator(network.train(mode), inner, batches, parameters=PARAMETERS)
-        rules[mode] = H.local_masses
+        rules[mode] = H.problem.masses
     assert rules[True] == rules[False] == {Rule("entries", shifted=True, ignored=-100): sum(map(count, batches))}
     assert network.training is False
 
@@ -462,7 +462,7 @@ def test_processes_agree_on_what_they_count():
     network = model()
 
     def masses(batches):
-        return HessianOperator(network, LOSSES["lambda"][0], batches, parameters=PARAMETERS).local_masses
+        return HessianOperator(network, LOSSES["lambda"][0], batches, parameters=PARAMETERS).problem.masses
 
     decided = masses(sequences(-100))
     (mass,) = decided.values()

@@ -10,7 +10,7 @@ import torch
 
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates import unit_layout
-from hesscond.hessians.stream_operator import NetworkOperator
+from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.operators import DirectSum, Subspace, SymmetricOperator
 from hesscond.operators.algebra import amplified
 

@@ -15,7 +15,7 @@ from truth import in_double, same_random_numbers
 
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians.network import GGNOperator, HessianOperator
+from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
