@@ -11,7 +11,7 @@ from torch import nn
 
 from hesscond.capture import Batch, LossFunction, eligible_layers
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
-from hesscond.capture.weighting import BatchWeight, share_of_mass
+from hesscond.capture.weighting import BatchWeight, mass_of
 from hesscond.check import check_operator, refuse_failed
 from hesscond.coordinates import ProbeMethod, layer_coordinates
 from hesscond.errors import ConfigError, HesscondError
@@ -214,4 +214,4 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
 def shared(operator: HessianOperator, team: Team) -> DataParallel:
     """The operator of the data of all processes, each of which has made its own."""
     masses = operator.problem.masses
-    return DataParallel(operator, share_of_mass(masses, team.gathered(masses)), team)
+    return DataParallel(operator, mass_of(masses, team.gathered(masses)).share, team)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import hesscond
 from hesscond import GGNOperator, HessianOperator
-from hesscond.capture.weighting import Rule, Weights, share_of_mass
+from hesscond.capture.weighting import SUM, Rule, Weights, mass_of
 from hesscond.errors import ConfigError
 
 WORDS = 6
@@ -467,16 +467,16 @@ def test_processes_agree_on_what_they_count():
     decided = masses(sequences(-100))
     (mass,) = decided.values()
     short, long = masses(sequences(sizes=((3, 4), (2, 4)))), masses(sequences(sizes=((1, 4), (2, 4))))
-    assert share_of_mass(decided, [decided, short]) == mass
-    assert share_of_mass(short, [decided, short]) == 20
+    assert mass_of(decided, [decided, short]).value == mass
+    assert mass_of(short, [decided, short]).value == 20
     assert len(short) > 1
-    assert share_of_mass(short, [short, long]) in (5, 20, 15)
+    assert mass_of(short, [short, long]).value in (5, 20, 15)
     with pytest.raises(ConfigError, match="weight="):
-        share_of_mass(short, [short, masses(sequences(sizes=((3, 9),)))])
+        mass_of(short, [short, masses(sequences(sizes=((3, 9),)))])
 
 
 def test_a_plain_sum_has_no_mass():
     weights = Weights(model(), nn.CrossEntropyLoss(), None, "sum")
-    assert share_of_mass({Rule("sum"): float("nan")}, 2 * [{Rule("sum"): float("nan")}]) != 0
+    assert mass_of({SUM: 1.0}, 2 * [{SUM: 1.0}]).share == 1
     with pytest.raises(ConfigError, match="empty stream"):
         _ = weights.total
