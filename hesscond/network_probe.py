@@ -76,7 +76,7 @@ def probe_network(
         operator: SymmetricOperator, H: HessianOperator, parts: Mapping[str, Sequence[slice]], route: str, known: Facts
     ) -> ProbeResult:
         block = NetworkHessian(operator, known, Effort(memory=max(memory - H.held, memory // 2)))
-        return checked(NetworkResult(block, parts, H.names, route, rtol), H, check)
+        return with_check(NetworkResult(block, parts, H.names, route, rtol), H, check)
 
     chart = network_chart(method, layers, model)
     if chart is not None:
@@ -133,7 +133,7 @@ def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:
     return found, Known(null, PulledInverse(inverse, Z), Z)
 
 
-def checked(result: NetworkResult, H: HessianOperator, check: bool) -> ProbeResult:
+def with_check(result: NetworkResult, H: HessianOperator, check: bool) -> ProbeResult:
     """The result with the check of the operator that it is made of, on the data of this process, if that is wanted.
 
     Raises

@@ -19,7 +19,7 @@ from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 from hesscond.hessians.linearization import GGNLinearization, HessianLinearization, Linearization
 from hesscond.hessians.parameters import UnitLayout, layout_of, placements
 from hesscond.operators import SymmetricOperator
-from hesscond.operators.base import ROUNDING
+from hesscond.operators.operator import ROUNDING
 
 #: What the rounding of products in a measurement shows is taken so many times.
 MARGIN = 64.0

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from hesscond.errors import CaptureError, HesscondError
-from hesscond.operators.base import SymmetricOperator
+from hesscond.operators.operator import SymmetricOperator
 from hesscond.operators.subspace import Subspace
 
 Result = TypeVar("Result")

@@ -17,7 +17,7 @@ import torch
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Subspace, SymmetricOperator, as_operator
-from hesscond.operators.base import ROUNDING
+from hesscond.operators.operator import ROUNDING
 from hesscond.operators.parallel import led
 from hesscond.spectra.measure import Density
 from hesscond.spectra.quadrature import Recurrence

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hesscond.operators import Subspace, SymmetricOperator
-from hesscond.operators.base import ROUNDING
+from hesscond.operators.operator import ROUNDING
 from hesscond.spectra.quadrature import Recurrence
 
 #: Vectors beside each basis: the product, its copy in the layout of the basis, and what Gram-Schmidt takes off it.
