@@ -35,9 +35,19 @@ STUDIES = {
     "digits": ["fc-digits", "--method", "vanilla", "--method", "bnp", "--iterations", "60"],
     "weights": ["fc-digits", "--method", "sphere", "--method", "equilibration", "--iterations", "30"],
     "adaptive": ["fc-digits", "--method", "adam", "--method", "weightnorm", "--iterations", "30"],
-    "convolutions": ["cnn5-mnist", "--scale", "small", "--method", "bnp+groupnorm", "--iterations", "6"],
-    "points": ["dgcnn-shapes", "--scale", "small", "--method", "batchnorm", "--iterations", "4"],
-    "cifar": ["fc-cifar10", "--method", "whitening", "--method", "batchnorm", "--iterations", "20"],
+    "convolutions": [
+        "cnn5-mnist",
+        "--scale",
+        "small",
+        "--lr",
+        "0.01",
+        "--method",
+        "bnp+groupnorm",
+        "--iterations",
+        "6",
+    ],
+    "points": ["dgcnn-shapes", "--scale=small", "--lr=0.01", "--method", "batchnorm", "--iterations", "4"],
+    "cifar": ["fc-cifar10", "--lr=0.01", "--method", "whitening", "--method", "batchnorm", "--iterations", "20"],
 }
 
 
@@ -51,15 +61,16 @@ class Attention(nn.Module):
         self.out = nn.Linear(4, 3)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(n, 3) scores of (n, 5) tokens."""
         x = self.embedding(tokens)
         x = x + self.mix(self.norm(x), x, x, need_weights=False)[0]
         return self.out(x.mean(1))
 
 
 def normed() -> nn.Module:
-    """A network with weight normalization in front of its first layer."""
+    """A network with a parametrization in front of its first layer's weight."""
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    nn.utils.parametrizations.weight_norm(model[0])
+    nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Softplus())
     return model
 
 
@@ -83,13 +94,16 @@ METHODS: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "tanh": (("unit", "layer"), ("bnp", "whitening", "optimal-diagonal", "weightnorm", "sphere", Jacobi())),
     "relu": (("unit", "network"), ("bnp", "batchnorm", "equilibration")),
     "convolutions": (("unit",), ("bnp", "whitening")),
+    "silu": (("layer",), ("bnp", "whitening")),
 }
 
 
 def problems(shape: tuple[int, ...], source: str) -> Any:
     """A batch of 24 samples, or the same as a stream of four."""
     generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(24, *shape, generator=generator) if shape else torch.randint(0, 7, (24, 5), generator=generator)
+    inputs = (
+        torch.randn(24, *shape, generator=generator) if shape else torch.randint(0, 7, (24, 5), generator=generator)
+    )
     targets = torch.randint(0, 3, (24,), generator=generator)
     batch = (inputs, targets)
     return batch if source == "batch" else [(x, y) for x, y in zip(inputs.split(7), targets.split(7), strict=True)]

@@ -11,18 +11,12 @@ from pydantic import ValidationError
 
 from hesscond.errors import ConfigError
 from hesscond.study.config import StudyConfig
+from hesscond.study.listing import studies_folder
 from hesscond.study.sections import first_problem
 from hesscond.study.structure import Misfit, check_structure
 from hesscond.study.toml_lines import lines_of
 
 SCALES = ("paper", "small")
-
-
-def studies_folder() -> Path:
-    """Where the built-in studies lie: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "studies"
-    return inside if inside.is_dir() else package.parent / "studies"
 
 
 def built_in() -> Iterator[StudyConfig]:

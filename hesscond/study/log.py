@@ -15,7 +15,6 @@ import tomli_w
 
 from hesscond.errors import ConfigError, RunError
 from hesscond.study.checkpoint import LOCK
-from hesscond.study.config import completed
 from hesscond.study.reading import LOG, check_regular
 from hesscond.study.schema import TABLES, check_schema, create
 from hesscond.study.stored import open_run
@@ -214,6 +213,8 @@ def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> bool:
     RunError
         It holds a damaged one.
     """
+    from hesscond.study.config import completed  # readers of logs need no configuration, nor torch
+
     if not os.path.lexists(folder / LOG):
         return False
     there, wanted = completed(open_run(folder).config), completed({**config})

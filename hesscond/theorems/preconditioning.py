@@ -1,0 +1,273 @@
+"""PREC: L2 and gradient regularization, and adaptive methods, as preconditioners."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isqrt
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, hessian
+
+from hesscond.scaling import optimal_diagonal_scaling
+from hesscond.theorems import exact
+from hesscond.theorems.base import Claim, Counterexample, Outcome, Statement, decided, discrepancy, equal, register
+from hesscond.theorems.matrices import CLEAR, Kappa, kappa, random_matrix, random_size
+from hesscond.theorems.networks import random_network
+
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A loss, coordinates p = P z, and a step of gradient descent in z.
+
+    Attributes
+    ----------
+    loss
+        Of p.
+    P : (d, d)
+        Of full rank.
+    z : (d,)
+        Where the step starts.
+    alpha, penalty
+        Step size, and the factor λ of the penalty.
+    """
+
+    loss: Function
+    P: Tensor
+    z: Tensor
+    alpha: float
+    penalty: float
+
+    @property
+    def p(self) -> Tensor:
+        """P z."""
+        return self.P @ self.z
+
+    def in_z(self, p: Tensor) -> Tensor:
+        """P x for x = Pᵀ p: M p, M = P Pᵀ."""
+        return self.P @ (self.P.T @ p)
+
+
+def random_loss(rng: np.random.Generator) -> tuple[Function, int]:
+    """A positive definite quadratic, or the loss of a small network, and its number of parameters."""
+    if rng.random() < 0.5:
+        size = int(rng.integers(2, 101))
+        root = torch.from_numpy(rng.standard_normal((size, size)))
+        A, b = root @ root.T / size + torch.eye(size), torch.from_numpy(rng.standard_normal(size))
+        return lambda p: p @ A @ p / 2 - b @ p, size
+    sizes = rng.integers(2, 5, 3).tolist()
+    network = random_network(rng, sizes, 10, activation=str(rng.choice(["tanh", "sigmoid", "gelu"])))
+    return lambda p: network.loss(network.split(p)), len(network.parameters)
+
+
+def random_problem(rng: np.random.Generator) -> Problem:
+    """A random loss in random coordinates, graded over two decades."""
+    loss, size = random_loss(rng)
+    P = torch.from_numpy(rng.standard_normal((size, size)) * 10.0 ** rng.uniform(-1, 1, size)) / size**0.5
+    alpha, penalty = 10.0 ** rng.uniform(-2, 0, 2)
+    return Problem(loss, P, torch.from_numpy(rng.standard_normal(size)), float(alpha), float(penalty))
+
+
+class UpdateFormula(Statement):
+    """The step of gradient descent on a penalized loss in z, written in p."""
+
+    hypotheses: ClassVar[tuple[str, ...]] = ("P has full rank and is held fixed in the step",)
+
+    @abstractmethod
+    def objectives(self, problem: Problem) -> list[Function]:
+        """For each claim the loss with its penalty, of z."""
+
+    @abstractmethod
+    def updates(self, problem: Problem) -> list[list[Tensor]]:
+        """For each claim the terms of the change of p, −α left out."""
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """One step from a random point."""
+        problem = random_problem(rng)
+        outcomes = []
+        for objective, terms in zip(self.objectives(problem), self.updates(problem), strict=True):
+            stepped = problem.P @ (problem.z - problem.alpha * grad(objective)(problem.z))
+            found = problem.p - problem.alpha * torch.stack(terms).sum(0)
+            # every term is of the size of a product with P and Pᵀ
+            sizes = [problem.P.abs() @ problem.z.abs(), *(problem.alpha * term.abs() for term in terms)]
+            outcomes.append(equal(found.numpy(), stepped.numpy(), float(torch.stack(sizes).max())))
+        return outcomes
+
+
+@register
+class L2InZ(UpdateFormula):
+    """L2 regularization of the preconditioned variable."""
+
+    id = "prec-l2-z"
+    title = "L2 regularization in z"
+    source = "PREC, L2 regularization"
+    text = (
+        "A gradient step on L(Pz) + λ‖z‖² is p ← p − α (M ∇L + 2λ p) in p = P z, M = P Pᵀ: weight decay that is not "
+        "preconditioned. True."
+    )
+    claims = (Claim("update", "p ← p − α (M ∇L + 2λ p)", True),)
+
+    def objectives(self, problem: Problem) -> list[Function]:
+        """L(Pz) + λ‖z‖²."""
+        return [lambda z: problem.loss(problem.P @ z) + problem.penalty * z @ z]
+
+    def updates(self, problem: Problem) -> list[list[Tensor]]:
+        """M ∇L + 2λ p."""
+        return [[problem.in_z(grad(problem.loss)(problem.p)), 2 * problem.penalty * problem.p]]
+
+
+@register
+class L2InP(UpdateFormula):
+    """L2 regularization of the parameter."""
+
+    id = "prec-l2-p"
+    title = "L2 regularization in p"
+    source = "PREC, L2 regularization"
+    text = (
+        "A gradient step in z on L(Pz) + λ‖Pz‖² is p ← p − α M (∇L + 2λ p). True with the plus; the minus of the "
+        "text is an error of sign."
+    )
+    claims = (
+        Claim("plus", "p ← p − α M (∇L + 2λ p)", True),
+        Claim("minus", "p ← p − α M (∇L − 2λ p)", False, published=False),
+    )
+
+    def objectives(self, problem: Problem) -> list[Function]:
+        """L(Pz) + λ‖Pz‖², for both."""
+
+        def objective(z: Tensor) -> Tensor:
+            p = problem.P @ z
+            return problem.loss(p) + problem.penalty * p @ p
+
+        return [objective, objective]
+
+    def updates(self, problem: Problem) -> list[list[Tensor]]:
+        """M (∇L ± 2λ p)."""
+        step, decay = problem.in_z(grad(problem.loss)(problem.p)), 2 * problem.penalty * problem.in_z(problem.p)
+        return [[step, decay], [step, -decay]]
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """A linear loss gᵀp and diagonal P, with α = λ = 1: all integers."""
+        g, z, d = np.random.default_rng(seed).integers(1, 6, (3, 2))
+        p, M = d * z, d**2
+        # ∇_z (gᵀDz + zᵀD²z) = D g + 2 D² z
+        right = d * (z - d * g - 2 * d**2 * z)
+        wrong = p - M * (g - 2 * p)
+        text = f"p = {p.tolist()} becomes {right.tolist()}, with the minus {wrong.tolist()}: [g, z, diagonal of P]"
+        far = float(discrepancy(wrong.tolist(), right.tolist()))
+        yield Counterexample(self.claims[1].name, [g.tolist(), z.tolist(), d.tolist()], text, far)
+
+
+@register
+class GradientRegularization(UpdateFormula):
+    """A penalty on the gradient."""
+
+    id = "prec-gradient-regularization"
+    title = "regularization of the gradient's norm"
+    source = "PREC, gradient regularization"
+    text = (
+        "As we read it: a gradient step in z on L + λ‖∇_z L‖² is p ← p − α M (∇L + 2λ ∇²L M ∇L), and on L + λ‖∇_p L‖² "
+        "it is p ← p − α M (∇L + 2λ ∇²L ∇L), with the gradients and Hessians in p on the right. True."
+    )
+    hypotheses = ("P has full rank and is held fixed in the step", "the loss is twice differentiable")
+    claims = (
+        Claim("penalty in z", "p ← p − α M (∇L + 2λ ∇²L M ∇L)", True),
+        Claim("penalty in p", "p ← p − α M (∇L + 2λ ∇²L ∇L)", True),
+    )
+
+    def objectives(self, problem: Problem) -> list[Function]:
+        """L + λ‖∇_z L‖², L + λ‖∇_p L‖²."""
+
+        def in_z(z: Tensor) -> Tensor:
+            return problem.loss(problem.P @ z)
+
+        def penalized_in_z(z: Tensor) -> Tensor:
+            return in_z(z) + problem.penalty * grad(in_z)(z).square().sum()
+
+        def penalized_in_p(z: Tensor) -> Tensor:
+            return in_z(z) + problem.penalty * grad(problem.loss)(problem.P @ z).square().sum()
+
+        return [penalized_in_z, penalized_in_p]
+
+    def updates(self, problem: Problem) -> list[list[Tensor]]:
+        """M ∇L, and what comes of the penalty."""
+        gradient, H = grad(problem.loss)(problem.p), hessian(problem.loss)(problem.p)
+        step = problem.in_z(gradient)
+        return [[step, 2 * problem.penalty * problem.in_z(H @ direction)] for direction in (step, gradient)]
+
+
+#: Largest entries of the matrices that the search looks at.
+LARGEST = 200
+
+
+@register
+class AdaptivePreconditioning(Statement):
+    """Diagonal preconditioners that equilibrate the Hessian."""
+
+    id = "prec-adaptive"
+    title = "adaptive methods equilibrate the Hessian"
+    source = "PREC, AdaGrad, RMSProp and Adam"
+    text = (
+        "AdaGrad, RMSProp and Adam are gradient descent preconditioned by a diagonal M, as if they equilibrated the "
+        "rows of the Hessian. Row equilibration bounds κ(MH), which is no rate: the rate is that of κ(M^½HM^½), the "
+        "ratio of the eigenvalues of MH, which may exceed √n times its minimum over diagonal M. The right statement, "
+        "for positive definite H, is Van der Sluis's for a factor of H: with D = diag(H)^−½, κ(DHD) ≤ n times the "
+        "minimum over diagonal scalings from both sides."
+    )
+    hypotheses = ("H is positive definite",)
+    claims = (
+        Claim("Jacobi", "κ(DHD) ≤ n · min over diagonal of κ, D = diag(H)^−½", True),
+        Claim("row equilibration", "κ(M^½HM^½) ≤ √n · min over diagonal of κ, M = diag(1/‖h_i‖)", False),
+    )
+    trials = 80
+
+    def jacobi(self, diagonal: np.ndarray) -> np.ndarray:
+        """diag(H)^−½ from diag(H)."""
+        return diagonal**-0.5
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """H = FᵀF with a random square factor, so that κ(DHD) = κ(FD)²."""
+        n = random_size(rng, 60)
+        F = random_matrix(rng, n, n)
+        optimum = optimal_diagonal_scaling(F, side="column")
+        H = F.T @ F
+        by_row = kappa(F * np.linalg.norm(H, axis=1) ** -0.5)
+        if by_row.rank < n:
+            return [Outcome("not-applicable", reason="H is not certainly positive definite")] * 2
+        return [
+            compared(kappa(F * self.jacobi((F**2).sum(0))), optimum.lower, optimum.upper, n**0.5),
+            compared(by_row, optimum.lower, optimum.upper, n**0.25),
+        ]
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """A 2×2 matrix of integers whose rows have integer norms: κ(M^½HM^½) is that of the pencil (H, M⁻¹)."""
+        rng = np.random.default_rng(seed)
+        while True:
+            b = int(rng.integers(2, LARGEST))
+            legs = [a for a in range(1, b * b // 2 + 1) if isqrt(a * a + b * b) ** 2 == a * a + b * b]
+            if len(legs) < 2:
+                continue
+            a, c = sorted(int(leg) for leg in rng.choice(legs, 2, replace=False))
+            if a * c <= b * b:
+                continue
+            H = [[Fraction(a), Fraction(b)], [Fraction(b), Fraction(c)]]
+            norms = [Fraction(isqrt(x * x + b * b)) for x in (a, c)]
+            low = exact.kappa_squared(H, metric=norms)[0]
+            # Jacobi's scaling is one of those that the minimum is taken over
+            high = exact.kappa_squared(H, metric=[H[0][0], H[1][1]])[1]
+            if low**2 > 2 * high**2 * Fraction(CLEAR) ** 2:
+                text = f"κ(M^½HM^½) ≥ {float(low):.6f} > √2 · {float(high):.6f} ≥ √2 κ(DHD), D = diag(H)^−½"
+                yield Counterexample(self.claims[1].name, [[a, b], [b, c]], text, float(low / high) / 2**0.5)
+                return
+
+
+def compared(root: Kappa, lowest: float, reached: float, allowed: float) -> Outcome:
+    """κ(DHD) = ``root``² over the minimum, which is between ``lowest``² and ``reached``²."""
+    return decided((root.lower / reached) ** 2, (root.upper / lowest) ** 2, allowed**2)
