@@ -7,9 +7,7 @@ from hesscond.study.config import StudyConfig, resolve_device
 from hesscond.study.datasets import load_data
 from hesscond.study.files import built_in, load_study
 from hesscond.study.runner import Progress, RunPlan, check_plan, run
-from hesscond.study.stacking import obstacle
 from hesscond.study.store import StoredRun, find_runs, open_run
-from hesscond.study.together import run_together
 
 __all__ = [
     "Progress",
@@ -21,9 +19,7 @@ __all__ = [
     "find_runs",
     "load_data",
     "load_study",
-    "obstacle",
     "open_run",
     "resolve_device",
     "run",
-    "run_together",
 ]

@@ -36,8 +36,7 @@ class SweepConfig(Section):
 
     ``rates``: numbers; ``"grid"``, those that the study tries for each method at each batch size; ``"study"``, the
     one that it gives. ``settings``: dotted keys of the study's TOML, each with its values. ``threads``: of every run;
-    other numbers of threads add in another order, and change last digits. ``together``: runs that differ in seed only
-    are trained in one pass for all where that can be done; that changes last digits too.
+    other numbers of threads add in another order, and change last digits.
     """
 
     study: StudyConfig
@@ -47,7 +46,6 @@ class SweepConfig(Section):
     batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)]
     settings: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(default_factory=dict)]
     threads: PositiveInt = 1
-    together: bool = False
 
     @field_validator("methods", "seeds", "rates", "batch_sizes")
     @classmethod
@@ -252,7 +250,6 @@ def check_same_sweep(config: SweepConfig, folder: Path) -> None:
         for name, one, other in (
             ("study", there.study, config.study),
             ("threads", there.threads, config.threads),
-            (("begun with" if there.together else "begun without") + " --together", there.together, config.together),
         )
         if one != other
     ]

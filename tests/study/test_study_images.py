@@ -10,13 +10,13 @@ import pooch
 import pytest
 import tomli_w
 import torch
+from hesscond.study.worker import dataset
 
 from hesscond.data import Dataset, MappedImages, standardized
 from hesscond.data.dataset import images_from_bytes
 from hesscond.errors import ConfigError
 from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run, run_together
 from hesscond.study.checkpoint import Checkpoints
-from hesscond.study.worker import dataset
 
 CPU = torch.device("cpu")
 #: Of every table the columns that are no measurement of time.

@@ -3,6 +3,7 @@
 import pytest
 import tomli_w
 import torch
+from hesscond.study.together import run_together
 from pydantic import ValidationError
 from torch.optim import lr_scheduler
 
@@ -12,7 +13,6 @@ from hesscond.study.runner import Training
 from hesscond.study.schedule import factors
 from hesscond.study.sections import ScheduleConfig, sentence
 from hesscond.study.store import RunLog
-from hesscond.study.together import run_together
 
 PER_EPOCH, ITERATIONS = 10, 60
 
