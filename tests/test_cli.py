@@ -15,7 +15,8 @@ from hesscond.data.download import DownloadError
 from hesscond.methods import registered
 from hesscond.study import RunPlan, load_study, open_run, run
 from hesscond.study.batch import Overrides
-from hesscond.study.store import TABLES, RunLog
+from hesscond.study.log import RunLog
+from hesscond.study.store import TABLES
 
 STUDY = """
 name = "tiny"

@@ -17,7 +17,7 @@ from study.run_logs import CONFIG, row, written_run
 from hesscond.commands.follow import Screen
 from hesscond.commands.live_view import sparkline
 from hesscond.study import open_run
-from hesscond.study.store import RunLog
+from hesscond.study.log import RunLog
 from hesscond.study.watching import WatchedRun
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -77,7 +77,7 @@ def states(out):
     return found
 
 
-def wait_for(condition, process, seconds=500):
+def wait_for(condition, process, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hesscond.methods import registered
 from hesscond.study.files import studies_folder
-from hesscond.study.reading import LOG
+from hesscond.study.store import LOG
 from hesscond.theorems import statements
 
 

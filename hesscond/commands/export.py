@@ -17,7 +17,7 @@ from hesscond.commands.printing import stdout
 from hesscond.errors import ConfigError
 from hesscond.export import FORMATS, MLflowStore, Sink, TensorBoardFiles, joint_table, transfer, write_table
 from hesscond.study import StoredRun
-from hesscond.study.schema import TABLES
+from hesscond.study.store import TABLES
 
 #: Formats that take whole runs.
 CURVES = ("tensorboard", "mlflow")

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from hesscond.commands.runs import clock_time
 from hesscond.errors import RunError
-from hesscond.study.reading import LOG, printable
-from hesscond.study.store import open_run
+from hesscond.study.store import LOG, open_run, printable
 from hesscond.study.sweep import Outcome
 from hesscond.study.watching import UnitCurves, WatchedRun
 

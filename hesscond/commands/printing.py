@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hesscond.study.reading import printable
+from hesscond.study.store import printable
 
 # no markup: a path or a name from a file may contain square brackets
 stdout = Console(markup=False, highlight=False)

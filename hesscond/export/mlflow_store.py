@@ -18,8 +18,7 @@ from hesscond.errors import ConfigError
 from hesscond.export.flat import flat
 from hesscond.export.scalars import Scalar
 from hesscond.study import StoredRun
-from hesscond.study.reading import LOG, reading
-from hesscond.study.stored import moment
+from hesscond.study.store import LOG, moment, reading
 
 #: What MLflow takes in one request, and as a parameter's value.
 LARGEST_BATCH, LONGEST_VALUE = 1000, 500

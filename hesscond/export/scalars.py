@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from hesscond.study import StoredRun
-from hesscond.study.reading import FROM_THE_START
-from hesscond.study.schema import TABLES
+from hesscond.study.store import FROM_THE_START, TABLES
 
 #: The columns that say where a row was measured.
 PLACE = ("iteration", "epoch", "data", "layer", "unit")

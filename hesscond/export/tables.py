@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from hesscond.errors import ConfigError
 from hesscond.study import StoredRun
-from hesscond.study.reading import printable
+from hesscond.study.store import printable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
 from hesscond.study.config import StudyConfig
+from hesscond.study.log import check_free, check_no_run
 from hesscond.study.runner import RunPlan
 from hesscond.study.sections import LARGEST_RATE, sentence
-from hesscond.study.store import check_free, check_no_run
 
 
 @dataclass(frozen=True)

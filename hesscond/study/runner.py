@@ -28,10 +28,11 @@ from hesscond.models import build
 from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.config import StudyConfig
 from hesscond.study.datasets import Augmentation, check_data
+from hesscond.study.log import RunLog, can_be_resumed, check_free
 from hesscond.study.probing import Prober, ProbeRow
 from hesscond.study.schedule import scheduler
 from hesscond.study.sections import ModelConfig
-from hesscond.study.store import OVER, RunLog, can_be_resumed, check_free, open_run
+from hesscond.study.store import OVER, open_run
 from hesscond.study.structure import check_structure, probed_layers
 from hesscond.theorems import LayerStatement, statement
 

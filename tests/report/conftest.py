@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hesscond.methods import registered
-from hesscond.study.store import RunLog, StoredRun, open_run
+from hesscond.study.log import RunLog
+from hesscond.study.store import StoredRun, open_run
 
 
 def write_run(

@@ -9,10 +9,10 @@ from torch.optim import lr_scheduler
 
 from hesscond.data import load
 from hesscond.study import RunPlan, load_study, open_run, run
+from hesscond.study.log import RunLog
 from hesscond.study.runner import Training
 from hesscond.study.schedule import factors
 from hesscond.study.sections import ScheduleConfig, sentence
-from hesscond.study.store import RunLog
 
 PER_EPOCH, ITERATIONS = 10, 60
 

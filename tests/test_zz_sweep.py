@@ -1,0 +1,274 @@
+"""`hesscond sweep` as it is typed: what it prints and leaves behind, kills and signals, two at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from hesscond.commands.sweep import parse_ranges
+from hesscond.errors import RunError
+from hesscond.study import find_runs, open_run
+from hesscond.study.store import TABLES
+
+STUDY = """
+name = "tiny"
+description = "for the tests"
+[data]
+name = "digits"
+[model]
+hidden = [8]
+[training]
+batch_size = 60
+iterations = {iterations}
+checkpoint_seconds = {seconds}
+[probe]
+layers = ["fc2"]
+units = [3]
+every = {every}
+train_every_epochs = 0
+[[learning_rates]]
+batch_size = 60
+rate = {{ vanilla = 0.1, bnp = 0.2 }}
+grid = [0.05, 0.1, 0.2]
+"""
+
+
+def study(folder, iterations=12, seconds=30.0, every=4):
+    (folder / "tiny.toml").write_text(STUDY.format(iterations=iterations, seconds=seconds, every=every))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    study(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def started(*arguments, cwd):
+    return subprocess.Popen(
+        [sys.executable, "-m", "hesscond", "sweep", *map(str, arguments)],
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def states(out):
+    """How the runs of a sweep stand, by name, as their logs say."""
+    found = {}
+    for path in Path(out).glob("*/run.sqlite"):
+        with suppress(RunError):  # it is being made
+            run = open_run(path.parent)
+            sessions = run.rows("clock")[1]["session"]
+            found[path.parent.name] = {
+                "status": run.status,
+                "pid": int(run.facts["pid"]),
+                "iteration": run.iterations,
+                "starts": max(sessions, default=0),
+            }
+    return found
+
+
+def wait_for(condition, process, seconds=400):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the sweep makes no progress"
+        time.sleep(0.02)
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_for_workers(found, seconds=90):
+    """Those of a killed sweep end by themselves."""
+    deadline = time.monotonic() + seconds
+    while not all(gone(state["pid"]) for state in found.values()):
+        assert time.monotonic() < deadline, "workers outlive their sweep"
+        time.sleep(0.05)
+
+
+def same_logs(one, other):
+    for table in TABLES:
+        pd.testing.assert_frame_equal(open_run(one).table(table), open_run(other).table(table), check_exact=True)
+
+
+def test_a_grid_is_run_shown_and_not_repeated(folder, call_cli):
+    arguments = ("sweep", "tiny.toml", "-m", "vanilla", "-m", "bnp", "--seed", "0:2", "--lr", "grid", "-j", "2")
+    done = call_cli(*arguments)
+    assert done.code == 0, done.err
+    lines = done.err.splitlines()
+    assert lines[0].startswith("12 runs; 2 at a time on cpu, 1 thread each") or "threads each" in lines[0]
+    assert sum(": finished, 12 iterations, loss " in line for line in lines) == 12
+    assert lines[-1].startswith("[12/12] ")
+    runs = pd.read_csv("runs/sweep-tiny/runs.csv")
+    assert sorted(runs["run"]) == sorted(run.folder.name for run in find_runs("runs/sweep-tiny"))
+    assert set(runs["learning_rate"]) == {0.05, 0.1, 0.2}
+    assert (runs["seconds"] > 0).all()
+    best = pd.read_csv("runs/sweep-tiny/best.csv")
+    for row in best.to_dict("records"):
+        of_method = runs[runs["method"] == row["method"]]
+        means = of_method.groupby("learning_rate")["loss"].mean()
+        assert row["learning_rate"] == means.idxmin()
+        assert row["loss"] == pytest.approx(means.min(), rel=1e-12)
+        assert row["accuracy_max"] == of_method[of_method["learning_rate"] == means.idxmin()]["accuracy"].max()
+        edge = {0.05: "lowest", 0.2: "highest"}.get(means.idxmin())
+        assert row["edge"] == edge if edge else row["edge"] != row["edge"]
+        assert row["method"] in done.out
+    # the same command, and the folder: nothing is left to do
+    for again in (call_cli(*arguments), call_cli("sweep", "runs/sweep-tiny")):
+        assert (again.code, again.out) == (0, done.out)
+        assert again.err == "12 runs, 12 of them over before; nothing to do\n"
+    assert all(state["starts"] == 1 for state in states("runs/sweep-tiny").values())
+    assert call_cli("runs", "runs/sweep-tiny", "--json").out.count('"finished"') == 12
+
+
+def test_a_diverged_run_is_named_and_the_code_is_1(folder, call_cli):
+    arguments = ("sweep", "tiny.toml", "-m", "vanilla", "--lr", "0.1,1e30", "-j", "1", "--out", "o")
+    for _ in range(2):  # recorded, and not repeated
+        done = call_cli(*arguments)
+        assert done.code == 1
+        assert "error: vanilla-b60-lr1e+30-seed0 diverged: the loss is " in done.err
+        assert "0.1" in done.out
+    assert states("o")["vanilla-b60-lr1e+30-seed0"]["starts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tiny.toml",), "name at least one method"),
+        (("tiny.toml", "-m", "nonsense"), "unknown method 'nonsense'"),
+        (("tiny.toml", "-m", "vanilla", "-m", "vanilla"), "methods: each may be given only once"),
+        (("tiny.toml", "-m", "vanilla", "--seed", "5:5"), "--seed 5:5"),
+        (("tiny.toml", "-m", "vanilla", "--seed", "x"), "--seed takes integers"),
+        (("tiny.toml", "-m", "vanilla", "--seed", "0:2,1"), "seeds: each may be given only once"),
+        (("tiny.toml", "-m", "vanilla", "--lr", "fast"), "--lr takes numbers"),
+        (("tiny.toml", "-m", "vanilla", "--lr", "-1"), "rates"),
+        (("tiny.toml", "-m", "vanilla", "--batch-size", "0"), "--batch-size must be"),
+        (("tiny.toml", "-m", "vanilla", "--batch-size", "5000", "--lr", "0.1"), "exceeds the 1437 training samples"),
+        (("tiny.toml", "-m", "vanilla", "--batch-size", "6"), "no learning rate for method 'vanilla' at batch size 6"),
+        (("tiny.toml", "-m", "vanilla", "--set", "training.momentun=0"), "unknown key 'momentun'"),
+        (("tiny.toml", "-m", "vanilla", "--jobs", "0"), "--jobs must be at least 1"),
+        (("tiny.toml", "-m", "vanilla", "--threads", "0"), "threads: "),
+        (("tiny.toml", "-m", "vanilla", "--device", "tpu"), "unknown device 'tpu'"),
+        (("tiny.toml", "-m", "vanilla", "--dask", "a:1", "--jobs", "2"), "the number of Dask's workers"),
+        (("tiny.toml", "-m", "vanilla", "--dask", "a:1", "--device", "cuda:1"), "the cluster says which GPU"),
+        (("tiny.toml", "-m", "vanilla", "--slurm", "time=1"), "No such option: --slurm"),
+        (("tiny.toml", "-m", "vanilla", "--together"), "No such option: --together"),
+        ((".",), "is not the folder of a sweep"),
+        ((".", "-m", "vanilla"), "leave the other options out"),
+    ],
+)
+def test_bad_use_is_one_sentence(folder, call_cli, arguments, words):
+    done = call_cli("sweep", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+    assert words in done.err
+    assert [path.name for path in folder.iterdir()] == ["tiny.toml"]
+
+
+def test_a_missing_extra_is_said_with_the_command_that_brings_it(folder, call_cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    done = call_cli("sweep", "tiny.toml", "-m", "vanilla", "--dask", "a:1")
+    assert done.code == 2
+    assert done.err.splitlines()[-1].endswith("pip install 'hesscond[dask]'")
+
+
+def test_ranges_of_seeds():
+    assert parse_ranges("3") == [3]
+    assert parse_ranges("0:3,7, 9:11") == [0, 1, 2, 7, 9, 10]
+
+
+# long enough to be met while it runs, on a fast machine too
+LONG = 2500
+
+
+@pytest.fixture
+def long(tmp_path):
+    """A sweep of three runs that takes a while; its arguments."""
+    study(tmp_path, LONG, seconds=0.2, every=100)
+    return tmp_path, ("tiny.toml", "-m", "vanilla", "--seed", "0:3", "-j", "2", "--out", "o")
+
+
+def check_against_unbroken_runs(folder):
+    """What the sweep came to in the end is what one process that nobody disturbs comes to."""
+    command = [sys.executable, "-m", "hesscond", "study", "tiny.toml", "-m", "vanilla", "--seed", "0,1,2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, "--out", "alone"], cwd=folder, env=environment, check=True, capture_output=True)
+    for seed in range(3):
+        same_logs(folder / "o" / f"vanilla-b60-lr0.1-seed{seed}", folder / "alone" / f"vanilla-seed{seed}")
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_sweep_and_of_a_worker_loses_only_what_was_in_flight(long):
+    folder, arguments = long
+    out = folder / "o"
+    sweep = started(*arguments, cwd=folder)
+    wait_for(lambda: sum(s["iteration"] > 0 for s in states(out).values()) >= 2, sweep)
+    before = states(out)
+    sweep.kill()
+    sweep.communicate()
+    wait_for_workers(before)
+    # started again, one of its workers is killed
+    sweep = started(*arguments, cwd=folder)
+
+    def gone_on():
+        return [n for n, s in states(out).items() if s["starts"] == 2 and s["status"] == "running"]
+
+    wait_for(gone_on, sweep)
+    victim = gone_on()[0]
+    os.kill(states(out)[victim]["pid"], signal.SIGKILL)
+    _, error = sweep.communicate(timeout=300)
+    assert sweep.returncode == 0, error
+    assert f"{victim}: its worker broke down (" in error
+    after = states(out)
+    starts = {name: state["starts"] for name, state in after.items()}
+    # those in flight were gone on with, the killed one once more, and what had not begun was begun once
+    assert starts == {name: 1 + (name in before) + (name == victim) for name in after}
+    assert {state["status"] for state in after.values()} == {"finished"}
+    check_against_unbroken_runs(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_it_cleanly_and_it_goes_on(long, sent, code):
+    folder, arguments = long
+    out = folder / "o"
+    sweep = started(*arguments, cwd=folder)
+    wait_for(lambda: sum(s["iteration"] > 0 for s in states(out).values()) >= 2, sweep)
+    sweep.send_signal(sent)
+    said, error = sweep.communicate(timeout=200)
+    assert (sweep.returncode, said) == (code, "")
+    assert error.splitlines()[-1] == "interrupted: hesscond sweep o goes on"
+    before = states(out)
+    assert all(gone(state["pid"]) for state in before.values())
+    assert {state["status"] for state in before.values()} <= {"interrupted", "finished"}
+    assert sorted(path.name for path in out.iterdir()) == sorted([*before, "sweep.toml"])
+    again = started("o", "-j", "2", cwd=folder)
+    _, error = again.communicate(timeout=300)
+    assert again.returncode == 0, error
+    check_against_unbroken_runs(folder)
+
+
+@pytest.mark.slow
+def test_two_sweeps_at_once_share_the_work(long):
+    folder, arguments = long
+    both = [started(*arguments, cwd=folder) for _ in range(2)]
+    for sweep in both:
+        _, error = sweep.communicate(timeout=300)
+        assert sweep.returncode == 0, error
+    assert {(s["starts"], s["status"]) for s in states(folder / "o").values()} == {(1, "finished")}
+    check_against_unbroken_runs(folder)
