@@ -25,8 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from hesscond.data import Dataset
 from hesscond.study import RunPlan, load_data, load_study, open_run, run
-from hesscond.study.batch import Overrides
-from hesscond.study.grid import SweepConfig, check_config, plan_sweep
+from hesscond.study.grid import Overrides, SweepConfig, check_config, plan_sweep
 from hesscond.study.sweep import Outcome, data_key, prepare, shared_files, sweep
 from hesscond.study.workers import WorkerProcesses
 

@@ -14,7 +14,7 @@ from hesscond.data import load
 from hesscond.data.download import DownloadError
 from hesscond.methods import registered
 from hesscond.study import RunPlan, load_study, open_run, run
-from hesscond.study.batch import Overrides
+from hesscond.study.grid import Overrides
 from hesscond.study.log import RunLog
 from hesscond.study.store import TABLES
 

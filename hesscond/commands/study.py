@@ -31,7 +31,7 @@ from hesscond.study import (
     resolve_device,
     run,
 )
-from hesscond.study.batch import Overrides, plan_runs
+from hesscond.study.grid import Overrides, plan_runs
 from hesscond.study.sections import LARGEST
 
 

@@ -24,8 +24,7 @@ from hesscond.errors import ConfigError
 from hesscond.progress import loading_bar
 from hesscond.report.sweeps import best_frame, best_table, sweep_frame
 from hesscond.study import RunPlan, load_data, load_study, open_run, resolve_device
-from hesscond.study.batch import Overrides
-from hesscond.study.grid import FILE, SweepConfig, check_config, parse_settings, plan_sweep, read_sweep
+from hesscond.study.grid import FILE, Overrides, SweepConfig, check_config, parse_settings, plan_sweep, read_sweep
 from hesscond.study.sections import LARGEST
 from hesscond.study.sweep import DataKey, Outcome, data_key, prepare, shared_files
 from hesscond.study.sweep import sweep as run_sweep

@@ -178,13 +178,6 @@ ENDLESS = "WITH RECURSIVE n(k) AS (SELECT 0 UNION ALL SELECT k + 1 FROM n)"
             ["DROP TABLE training", f"CREATE VIEW training AS {ENDLESS} SELECT k iteration, 0 epoch, 1.0 loss FROM n"],
             "no table training",
         ),
-        (
-            [
-                "DROP TABLE clock",
-                "CREATE TABLE clock (session INTEGER, time REAL, iterations INTEGER AS (abs(-9223372036854775808)))",
-            ],
-            "integer overflow",
-        ),
         (["UPDATE sqlite_master SET sql = 'CREATE TABLE probe (' WHERE name = 'probe'"], "malformed"),
         (["UPDATE sqlite_master SET rootpage = 2 WHERE name = 'probe'"], ""),
     ],

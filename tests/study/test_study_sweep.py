@@ -17,9 +17,16 @@ from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.report.sweeps import best_frame
 from hesscond.study import load_study, open_run, run
-from hesscond.study.batch import Overrides
 from hesscond.study.checkpoint import Checkpoints
-from hesscond.study.grid import check_config, parse_settings, plan_sweep, read_sweep, with_settings, write_sweep
+from hesscond.study.grid import (
+    Overrides,
+    check_config,
+    parse_settings,
+    plan_sweep,
+    read_sweep,
+    with_settings,
+    write_sweep,
+)
 from hesscond.study.store import TABLES
 from hesscond.study.sweep import ATTEMPTS, Outcome, prepare, shared_files, sweep, work
 from hesscond.study.workers import WorkerProcesses

@@ -17,8 +17,7 @@ from threadpoolctl import threadpool_limits
 from hesscond.data import load
 from hesscond.errors import ConfigError, DivergedError, RunError
 from hesscond.study import load_study, open_run, run
-from hesscond.study.batch import Overrides
-from hesscond.study.grid import check_config, plan_sweep, with_settings
+from hesscond.study.grid import Overrides, check_config, plan_sweep, with_settings
 from hesscond.study.store import TABLES
 from hesscond.study.sweep import prepare, sweep
 from hesscond.study.workers import dask_workers
