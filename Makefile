@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test test-slow lint types bench docs pages gallery support support-page clean
+.PHONY: help setup study test test-slow lint types bench docs gallery support support-page clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/' | expand -t 18
@@ -53,9 +53,6 @@ docs: $(VENV)/.docs ## build the documentation into build/docs, without warnings
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs build/docs
 	$(BIN)/python docs/check_site.py build/docs
 
-pages: setup ## write the pages of methods and statements (docs/methods, docs/statements)
-	$(BIN)/python docs/generate.py
-
 gallery: setup ## draw figures/gallery with small runs
 	$(BIN)/python figures/make_gallery.py
 
@@ -72,5 +69,5 @@ support-page: $(VENV)-support/.installed ## write the support table (docs/suppor
 	OMP_NUM_THREADS=1 $(VENV)-support/bin/python tests/support/page.py
 
 clean: ## remove what the others made (runs/ stays)
-	rm -rf $(VENV) $(VENV)-support build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VENV)-support build docs/methods docs/statements dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,6 +7,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import generate  # noqa: E402
 import reference_pages  # noqa: E402
 
 import hesscond  # noqa: E402
@@ -37,6 +38,10 @@ html_show_sourcelink = False
 
 #: Lists that are read on a code host too: what Sphinx needs of them is added here.
 CONTENTS = {"methods/index": "*", "statements/index": "*", "reference/python": "python/*"}
+
+
+if generate.outdated():
+    generate.write(HERE)
 
 
 def complete(app, docname, source):

@@ -1,5 +1,7 @@
 """Write the pages of methods and statements from what the command line shows: ``python docs/generate.py [FOLDER]``.
 
+`conf.py` does it where they are missing or older than the program.
+
 One page for each method (its docstring), one for each statement (its text, claims, verdicts and counterexamples with a
 figure of the margins), and the two lists. Everything comes from seed 0, so that the same version writes the same pages
 up to the last digits of a figure.
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 
 from hesscond.commands.verify import known, status_of
@@ -19,6 +22,10 @@ from hesscond.report import margin_figure, save_figure
 from hesscond.theorems import Statement, Verdict, statements, verify
 
 HERE = Path(__file__).parent
+#: What the pages are made of.
+SOURCES = [HERE / "generate.py", HERE / "papers.md", *(HERE.parent / "hesscond").rglob("*.py")]
+#: A paper of papers.md: its heading, and the words in code with which it is cited.
+PAPER = re.compile(r"^### (.+)\n\n((?:.+\n)+)", re.MULTILINE)
 #: A word that is underlined, as numpydoc has its sections.
 SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
 #: A name on a line of its own, with an indented text below.
@@ -29,13 +36,32 @@ def method_page(method: type[Method]) -> str:
     """Source, options and docstring of a method."""
     text = inspect.getdoc(method) or ""
     head, *rest = SECTION.split(text)
-    parts = [f"# {method.name}\n\n{method.summary}.\n\n**Source:** {method.source}\n"]
+    parts = [f"# {method.name}\n\n{method.summary}.\n\n**Source:** {linked(method.source)}\n"]
     parts.append(f"**Options:** `{shown_options(method) or 'none'}`\n")
     parts.append(prose(head))
     for title, body in zip(rest[::2], rest[1::2], strict=True):
         if title not in ("Raises", "Examples"):
             parts.append(f"## {title}\n\n{entries(body) if title in ('Parameters', 'Attributes') else prose(body)}")
     return "\n".join(parts).rstrip() + "\n"
+
+
+def linked(source: str) -> str:
+    """A source whose papers are links to papers.md."""
+    for words, anchor in sorted(cited().items(), key=lambda item: -len(item[0])):
+        if re.search(rf"(?<!\[)\b{re.escape(words)}(?!\w|\])", source):
+            source = source.replace(words, f"[{words}](../papers.md#{anchor})", 1)
+    return source
+
+
+@cache
+def cited() -> dict[str, str]:
+    """The words with which each paper is cited, and its anchor in papers.md."""
+    papers = PAPER.findall((HERE / "papers.md").read_text(encoding="utf-8"))
+    return {
+        words: heading.lower().replace(" ", "-")
+        for heading, text in papers
+        for words in re.findall(r"`([^`/]+)`(?!\])", text.replace("\n", " "))
+    }
 
 
 def prose(text: str) -> str:
@@ -57,7 +83,7 @@ def entries(text: str) -> str:
 
 def statement_page(one: Statement, verdict: Verdict) -> str:
     """Text, claims, verdicts and counterexamples of a statement."""
-    lines = [f"# {one.id}: {one.title}\n", f"**Source:** {one.source}\n", f"{one.text}\n"]
+    lines = [f"# {one.id}: {one.title}\n", f"**Source:** {linked(one.source)}\n", f"{one.text}\n"]
     lines.append(f"**If** {'; '.join(one.hypotheses) or 'always'}.\n")
     lines.append(f"`hesscond verify {one.id} --trials {verdict.trials}`:\n")
     lines.append("| claim | | known to be | status | violated | n/a | unresolved | used at most |")
@@ -83,21 +109,29 @@ def index(title: str, rows: list[tuple[str, str, str]]) -> str:
     return "\n".join(lines + [f"| [{name}]({name}.md) | {text} | {source} |" for name, text, source in rows]) + "\n"
 
 
-def write(folder: Path, trials: int | None) -> None:
-    """All pages."""
+def outdated() -> bool:
+    """Whether the pages beside this file are missing, or older than what they are made of."""
+    index = HERE / "statements" / "index.md"
+    return not index.is_file() or index.stat().st_mtime < max(path.stat().st_mtime for path in SOURCES)
+
+
+def write(folder: Path, trials: int | None = None) -> None:
+    """All pages, in place of those that are there."""
     for name in ("methods", "statements"):
         (folder / name).mkdir(parents=True, exist_ok=True)
+        for page in (folder / name).glob("*.*"):
+            page.unlink()
     methods = list(registered())
     for method in methods:
         (folder / "methods" / f"{method.name}.md").write_text(method_page(method), encoding="utf-8")
-    rows = [(m.name, m.summary, m.source) for m in methods]
+    rows = [(m.name, m.summary, linked(m.source)) for m in methods]
     (folder / "methods" / "index.md").write_text(index("Methods", rows), encoding="utf-8")
     listed = []
     for one in statements():
         verdict = verify(one, trials=trials)
         (folder / "statements" / f"{one.id}.md").write_text(statement_page(one, verdict), encoding="utf-8")
         save_figure(margin_figure(verdict), folder / "statements" / f"{one.id}.png")
-        listed.append((one.id, f"{one.title}: **{verdict.status}**", one.source))
+        listed.append((one.id, f"{one.title}: **{verdict.status}**", linked(one.source)))
     (folder / "statements" / "index.md").write_text(index("Statements", listed), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Print the README's table of the gain κ(H)/κ(PᵀHP) against κ(D)²: ``python figures/gain.py RUN…``.
+"""Print the table of the gain κ(H)/κ(PᵀHP) against κ(D)²: ``python figures/gain.py RUN…``.
 
 P = U D from the raw statistics of the same samples, whatever the method; unresolved κ are left out.
 """

@@ -1,6 +1,6 @@
 """Draw the gallery, figures/gallery/, with small runs on scikit-learn's digits: ``python figures/make_gallery.py``.
 
-fc-cifar10.png in it is drawn from the README's real run.
+fc-cifar10.png in it is drawn from the real run of docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ SCRIPTS = (
 HEAD = """# Gallery
 
 Every figure is drawn by one script of [figures/](..), here from runs of seconds on scikit-learn's digits; give the
-script your run folders to draw yours. The first is the real run of the README. `make gallery` draws all others again.
+script your run folders to draw yours. The first is the real run of docs/experiments.md. `make gallery` draws all others
+again.
 
 ## conditioning
 

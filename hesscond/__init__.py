@@ -2,27 +2,34 @@
 
 Reading order: `operators` (matrices known by their products) → `capture` (what a layer sees) → `spectra` (κ and how it
 was decided) → `hessians` (what is built from these) → `check` (every answer against the model itself) → `methods` →
-`probe` → the rest. Each room imports only from those before it.
+`probing` → the rest. Each room imports only from those before it. Names are imported when they are first used.
 """
 
-from hesscond.hessians import GGNOperator, HessianOperator, LayerOperator, Preconditioner, SphereTangentOperator
-from hesscond.methods import Method, register
-from hesscond.probe import probe
-from hesscond.results import ProbeResult
-from hesscond.scaling import OptimalScaling, optimal_diagonal_scaling
-from hesscond.spectra import (
-    ConditionNumber,
-    Density,
-    EigenResult,
-    Rank,
-    condition_number,
-    density,
-    inertia,
-    lanczos,
-    rank,
-    smallest_nonzero,
-)
-from hesscond.theorems import Verdict, verify
+from typing import TYPE_CHECKING
+
+from hesscond.lazy import attach
+
+if TYPE_CHECKING:
+    from hesscond.hessians import GGNOperator, HessianOperator, LayerOperator, Preconditioner, SphereTangentOperator
+    from hesscond.methods import Method, register
+    from hesscond.probing import probe
+    from hesscond.results import ProbeResult
+    from hesscond.scaling import OptimalScaling, optimal_diagonal_scaling
+    from hesscond.spectra import (
+        ConditionNumber,
+        Density,
+        EigenResult,
+        Rank,
+        condition_number,
+        density,
+        inertia,
+        lanczos,
+        rank,
+        smallest_nonzero,
+    )
+    from hesscond.theorems import Verdict, verify
+else:
+    __getattr__, __dir__ = attach(__name__)
 
 __version__ = "0.1.0"
 

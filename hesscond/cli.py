@@ -1,35 +1,22 @@
-"""The command line: parses, calls, prints."""
+"""The command line: the commands by what one wants to do, each imported when it is called."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import logging
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import hesscond
-from hesscond.commands import completion
-from hesscond.commands.check import check
-from hesscond.commands.compare import compare_methods
-from hesscond.commands.density import density
-from hesscond.commands.doctor import doctor
-from hesscond.commands.drawing import figure, table
 from hesscond.commands.exits import BAD_USE, INTERRUPTED
-from hesscond.commands.export import export
-from hesscond.commands.follow import follow
-from hesscond.commands.listings import methods, studies
-from hesscond.commands.printing import complain, stderr, stdout
-from hesscond.commands.probe import probe
-from hesscond.commands.report import report
-from hesscond.commands.runs import runs
-from hesscond.commands.sections import LIST, MACHINE, MEASURE, SHOW, TRAIN, SectionedGroup
-from hesscond.commands.study import study
-from hesscond.commands.sweep import sweep
-from hesscond.commands.verify import list_statements, verify_statements
-from hesscond.data import fetch, names
+from hesscond.commands.printing import complain, stderr
 from hesscond.errors import HesscondError
 
 HELP = """Exact per-layer Hessian condition numbers of neural networks, and studies of the methods that claim to improve
@@ -43,6 +30,84 @@ Example: hesscond probe mymodel.py:make
 Example: hesscond study fc-digits --method vanilla --method bnp
 """
 
+#: The sections of ``hesscond --help`` with their commands: the module in `hesscond.commands`, and the function in it.
+SECTIONS = {
+    "Measure and prove": {"probe": "probe:probe", "density": "density:density", "verify": "verify:verify_statements"},
+    "Train and compare methods": {"study": "study:study", "sweep": "sweep:sweep", "compare": "compare:compare_methods"},
+    "Look at runs": {
+        "check": "check:check",
+        "figure": "drawing:figure",
+        "table": "drawing:table",
+        "report": "report:report",
+        "runs": "runs:runs",
+        "follow": "follow:follow",
+        "export": "export:export",
+    },
+    "What there is": {
+        "studies": "listings:studies",
+        "methods": "listings:methods",
+        "statements": "verify:list_statements",
+    },
+    "This machine": {"doctor": "doctor:doctor", "data": "data:data"},
+}
+#: Characters of a summary in a list of commands; it may take two lines.
+LONGEST = 160
+
+
+class Imported(TyperCommand):
+    """A command that is imported when it is called; lists have its docstring from the file of its function.
+
+    A module that has an ``app`` is a group of commands, and the function is the callback of that group.
+
+    Parameters
+    ----------
+    name
+        What is typed.
+    place
+        ``"MODULE:FUNCTION"`` in `hesscond.commands`.
+    """
+
+    def __init__(self, name: str, place: str) -> None:
+        self.module, _, self.function = place.partition(":")
+        tree = ast.parse((Path(__file__).parent / "commands" / f"{self.module}.py").read_text(encoding="utf-8"))
+        (found,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == self.function)
+        super().__init__(name=name, help=inspect.cleandoc(ast.get_docstring(found) or ""))
+        del self.params  # so that `__getattr__` gives those of the command
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.imported(), name)
+
+    def imported(self) -> Any:
+        """The command, or group of commands."""
+        module = import_module(f"hesscond.commands.{self.module}")
+        app = getattr(module, "app", None)
+        if app is None:
+            app = typer.Typer(add_completion=False, rich_markup_mode=None)
+            app.command(self.name)(getattr(module, self.function))
+        return typer.main.get_command(app)
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """The context of the command, which is imported now."""
+        return self.imported().make_context(*args, **options)
+
+
+class SectionedGroup(TyperGroup):
+    """The commands below the headline of their section."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: Imported(name, place) for own in SECTIONS.values() for name, place in own.items()}
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write all sections."""
+        longest = max(map(len, self.commands))
+        for section, own in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl(
+                    [(name.ljust(longest), self.commands[name].get_short_help_str(LONGEST)) for name in own]
+                )
+
+
 app = typer.Typer(
     name="hesscond",
     cls=SectionedGroup,
@@ -52,27 +117,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(
-    help="Get data sets.\n\nExample: hesscond data fetch mnist", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(data_app, name="data", rich_help_panel=MACHINE)
-app.command(rich_help_panel=MEASURE)(probe)
-app.command(rich_help_panel=MEASURE)(density)
-app.command("verify", rich_help_panel=MEASURE)(verify_statements)
-app.command(rich_help_panel=TRAIN)(study)
-app.command(rich_help_panel=TRAIN)(sweep)
-app.command("compare", rich_help_panel=TRAIN)(compare_methods)
-app.command(rich_help_panel=SHOW)(check)
-app.command(rich_help_panel=SHOW)(figure)
-app.command(rich_help_panel=SHOW)(table)
-app.command(rich_help_panel=SHOW)(report)
-app.command(rich_help_panel=SHOW)(runs)
-app.command(rich_help_panel=SHOW)(follow)
-app.command(rich_help_panel=SHOW)(export)
-app.command(rich_help_panel=LIST)(studies)
-app.command(rich_help_panel=LIST)(methods)
-app.command("statements", rich_help_panel=LIST)(list_statements)
-app.command(rich_help_panel=MACHINE)(doctor)
 
 #: Base of the errors that the option parser raises (typer brings its own copy of click, or imports it).
 ParserError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -124,20 +168,6 @@ def common(
 ) -> None:
     """Options before the command."""
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
-
-
-@data_app.command("fetch")
-def data_fetch(
-    name: Annotated[
-        str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100", autocompletion=completion.among(names()))
-    ],
-    data_dir: Annotated[Path | None, typer.Option(help="Where to put it; the cache if absent.")] = None,
-) -> None:
-    """Download a data set and check it.
-
-    Example: hesscond data fetch cifar10
-    """
-    stdout.print(str(fetch(name, data_dir)), soft_wrap=True)
 
 
 if __name__ == "__main__":

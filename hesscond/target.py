@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from hesscond.capture.batches import is_batch
 from hesscond.capture.evaluation import Batch, checked_batch, kind, leading_dimension
 from hesscond.capture.weighting import BatchWeight, check_weighting
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, HesscondError
 
 FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
 #: A package that does not exist, of which the loaded file and its siblings are modules: ``from .sibling import x``
@@ -286,6 +286,45 @@ def moved(value: Any, device: torch.device | None, done: dict[int, Any] | None =
         # the value itself is kept too, so that no other one gets its number
         return done.setdefault(id(value), (value.to(device), value))[0]
     return value
+
+
+@contextmanager
+def one_sentence(spec: str) -> Iterator[None]:
+    """Turn what the user's code raises into a ConfigError."""
+    try:
+        yield
+    except HesscondError:
+        raise
+    except Exception as error:
+        sentence = explained(error, spec)
+        if sentence is None:
+            raise
+        raise ConfigError(sentence) from error
+
+
+@contextmanager
+def causes_shown(wanted: bool) -> Iterator[None]:
+    """If wanted, show where the exception behind a ConfigError came from."""
+    try:
+        yield
+    except ConfigError as error:
+        if wanted and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        raise
+
+
+def explained(error: Exception, spec: str) -> str | None:
+    """The sentence for an exception during a probe; None for a fault of hesscond."""
+    # hesscond watches the operations of the model: those frames are on the way to the operation that failed
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if f.name not in ("__torch_function__", "in_float64")
+    ]
+    where = user_failure(error, Path(spec.rpartition(":")[0]))
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+        return f"out of memory: take fewer samples, --layers or --units, or set --memory ({one_line(error)})"
+    if where is None and not Path(frames[-1].filename).is_relative_to(Path(__file__).parent):
+        return f"the model, loss or data of {spec} raised {one_line(error)} (--traceback shows where)"
+    return where
 
 
 def user_failure(error: BaseException, path: Path) -> str | None:

@@ -11,6 +11,7 @@ import hesscond
 
 PACKAGE = Path(hesscond.__file__).parent
 ORDER = [
+    "lazy",
     "errors",
     "operators",
     "capture",
@@ -23,7 +24,7 @@ ORDER = [
     "coordinates",
     "network_probe",
     "layer_probe",
-    "probe",
+    "probing",
     "target",
     "theorems",
     "models",
@@ -33,7 +34,7 @@ ORDER = [
     "testing",
     "report",
 ]
-ORDER += ["export", "progress", "doctor", "commands", "cli"]
+ORDER += ["export", "progress", "commands", "cli"]
 #: spectra is numbers only, models and data know nothing of Hessians, targets only what a batch is
 FORBIDDEN = {
     "operators": set(ORDER) - {"errors", "operators"},

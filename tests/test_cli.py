@@ -11,7 +11,7 @@ import torch
 
 import hesscond.commands.study as study_command
 from hesscond.data import load
-from hesscond.data.download import DownloadError
+from hesscond.data.files import DownloadError
 from hesscond.methods import registered
 from hesscond.study import RunPlan, load_study, open_run, run
 from hesscond.study.grid import Overrides

@@ -13,10 +13,9 @@ import typer.main
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hesscond.cli import app
+from hesscond.cli import SECTIONS, app
 from hesscond.commands import completion, doctor
-from hesscond.commands.sections import SECTIONS
-from hesscond.doctor import Check
+from hesscond.commands.doctor import Check
 
 ROOT = typer.main.get_command(app)
 LISTINGS = ("studies", "methods", "statements", "runs", "doctor")
@@ -194,6 +193,6 @@ def test_colours_are_off_where_nobody_wants_them(terminal, no_color, seen, monke
     written = io.StringIO()
     console = Console(file=written, force_terminal=terminal or None, markup=False, highlight=False)
     monkeypatch.setattr(doctor, "stdout", console)
-    doctor.show([Check("group", "name", "warning", "found", "advice")], 0.1)
+    doctor.show([Check("warning", "found", "advice", "group", "name")], 0.1)
     assert bool(COLOUR.search(written.getvalue())) is seen
     assert ("\x1b" in written.getvalue()) is terminal

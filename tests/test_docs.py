@@ -1,7 +1,10 @@
-"""The generated pages are those of this version: every method and statement has one, with what it says of itself."""
+"""What the site generates: pages of methods and statements with what these say of themselves, the reference; links."""
 
 import importlib.util
+import inspect
+import re
 import sys
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,8 @@ from hesscond.methods import registered
 from hesscond.study.config import StudyConfig
 from hesscond.theorems import statements, verify
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 
 
 def module_of(name):
@@ -34,26 +38,45 @@ def reference_pages(generate):
 
 @pytest.mark.parametrize("method", list(registered()), ids=lambda m: m.name)
 def test_the_page_of_a_method_is_its_docstring(generate, method):
-    page = (DOCS / "methods" / f"{method.name}.md").read_text(encoding="utf-8")
-    assert page == generate.method_page(method), "run docs/generate.py"
-    assert method.source in page
+    page = generate.method_page(method)
+    assert generate.linked(method.source) in page
+    assert method.summary in page
     assert "``" not in page
-    assert f"[{method.name}]({method.name}.md)" in (DOCS / "methods" / "index.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("one", list(statements()), ids=lambda s: s.id)
-def test_the_page_of_a_statement_has_its_claims(one):
-    page = (DOCS / "statements" / f"{one.id}.md").read_text(encoding="utf-8")
+def test_the_page_of_a_statement_has_its_claims(generate, one):
+    page = generate.statement_page(one, verify(one, trials=1, counterexamples=False))
     assert one.text in page
     for claim in one.claims:
-        assert claim.text.replace("|", "\\|") in page, "run docs/generate.py"
-    assert (DOCS / "statements" / f"{one.id}.png").stat().st_size > 5000
-    assert f"[{one.id}]({one.id}.md)" in (DOCS / "statements" / "index.md").read_text(encoding="utf-8")
+        assert claim.text.replace("|", "\\|") in page
 
 
-def test_no_page_is_left_over():
-    assert {p.stem for p in (DOCS / "methods").glob("*.md")} == {m.name for m in registered()} | {"index"}
-    assert {p.stem for p in (DOCS / "statements").glob("*.md")} == {s.id for s in statements()} | {"index"}
+@pytest.mark.parametrize("one", [*registered(), *statements()], ids=lambda one: getattr(one, "id", None) or one.name)
+def test_every_source_is_a_paper(generate, one):
+    assert one.source == "-" or "](../papers.md#" in generate.linked(one.source), "name it in docs/papers.md"
+
+
+def test_all_pages_are_written_and_none_is_left_over(generate, tmp_path, monkeypatch):
+    one = next(s for s in statements() if s.id == "wc-proposition-1")
+    monkeypatch.setattr(generate, "statements", lambda: [one])
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "gone.md").write_text("")
+    generate.write(tmp_path, trials=5)
+    assert {p.stem for p in (tmp_path / "methods").iterdir()} == {m.name for m in registered()} | {"index"}
+    assert {p.name for p in (tmp_path / "statements").iterdir()} == {f"{one.id}.md", f"{one.id}.png", "index.md"}
+    assert (tmp_path / "statements" / f"{one.id}.png").stat().st_size > 5000
+    assert f"[{one.id}]({one.id}.md)" in (tmp_path / "statements" / "index.md").read_text(encoding="utf-8")
+
+
+def test_links_lead_to_pages_that_are_there_or_generated():
+    written = {DOCS / "methods" / f"{one.name}.md" for one in registered()}
+    written |= {DOCS / "statements" / f"{one.id}.md" for one in statements()}
+    written |= {DOCS / "methods" / "index.md", DOCS / "statements" / "index.md"}
+    for page in set(DOCS.rglob("*.md")) - written:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            there = (page.parent / target).resolve()
+            assert there in written or there.exists(), f"{page.relative_to(DOCS)}: {target}"
 
 
 def test_a_statement_page_is_made_of_its_verdict(generate):
@@ -103,7 +126,26 @@ def test_every_public_name_is_in_the_reference():
     package = Path(hesscond.__file__).parent
     public = {p.parent.name for p in package.glob("*/__init__.py") if "__all__" in p.read_text(encoding="utf-8")}
     # what a layer sees, and what two commands are made of, is not public
-    assert public - {"capture", "doctor", "export"} <= rooms
+    assert public - {"capture", "export"} <= rooms
+
+
+def public_methods():
+    """Methods and properties of the classes that rooms offer."""
+    for room in ["hesscond", *(f"hesscond.{p.stem}" for p in (DOCS / "reference" / "python").glob("*.md"))]:
+        module = importlib.import_module(room)
+        for name in getattr(module, "__all__", ()):
+            one = getattr(module, name)
+            for attribute, value in vars(one).items() if inspect.isclass(one) else ():
+                if not attribute.startswith("_") and (
+                    callable(value) or isinstance(value, (property, cached_property))
+                ):
+                    yield f"{room}.{name}.{attribute}", getattr(one, attribute)
+
+
+def test_every_public_method_is_explained_there_or_in_a_base_class():
+    methods = list(public_methods())
+    assert len(methods) > 100
+    assert [name for name, one in methods if not inspect.getdoc(one)] == []
 
 
 def test_marks_are_replaced_and_nothing_else(reference_pages):
@@ -132,3 +174,25 @@ def test_links_of_the_site_are_checked(tmp_path, page, complaint):
     (tmp_path / "searchindex.js").write_text("", encoding="utf-8")
     found = module_of("check_site").complaints(tmp_path)
     assert found == [] if complaint is None else complaint in found[0]
+
+
+@pytest.mark.parametrize("page", ["docs/contributing.md", "tests/README.md"])
+def test_every_path_on_the_map_exists(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    tops = "hesscond|_hesscond_pytest|tests|docs|studies|figures|benchmarks"
+    paths = set(re.findall(rf"`((?:{tops})(?:/[\w./*-]*)?)`", text))
+    assert len(paths) > 15
+    for path in paths:
+        assert list(ROOT.glob(path.rstrip("/"))), f"{page}: there is no {path}"
+
+
+def test_every_room_is_on_the_map():
+    text = (DOCS / "contributing.md").read_text(encoding="utf-8")
+    for room in Path(hesscond.__file__).parent.glob("*/__init__.py"):
+        assert f"`hesscond/{room.parent.name}`" in text, room.parent.name
+
+
+def test_the_smallest_method_is_that_of_the_package():
+    page = (DOCS / "contributing.md").read_text(encoding="utf-8")
+    source = (Path(hesscond.__file__).parent / "methods" / "vanilla.py").read_text(encoding="utf-8")
+    assert f"```python\n# hesscond/methods/vanilla.py\n{source}```" in page

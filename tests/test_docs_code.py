@@ -14,15 +14,17 @@ import typer.main
 from hesscond.cli import app
 from hesscond.study import StudyConfig
 
-DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted(
-    path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in ("methods", "statements", "_build")
-)
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    *sorted(p for p in DOCS.rglob("*.md") if p.relative_to(DOCS).parts[0] not in ("methods", "statements", "_build")),
+]
 SHELL = [path for path in PAGES if any(b.language == "console" for b in documented.blocks(path.read_text("utf-8")))]
 
 
 def name(path):
-    return path.relative_to(DOCS).with_suffix("").as_posix()
+    return path.relative_to(ROOT).with_suffix("").as_posix()
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p not in SHELL], ids=name)
@@ -64,7 +66,7 @@ def parse(command, given):
 
 
 def test_every_language_of_a_block_is_one_that_is_checked():
-    known = {"python", "output", "console", "sh", "toml", "yaml", "text"}
+    known = {"python", "output", "console", "sh", "toml", "yaml", "text", "bibtex"}
     for page in PAGES:
         for block in documented.blocks(page.read_text(encoding="utf-8")):
             assert block.language in known, f"{name(page)}, line {block.line}: {block.language}"
@@ -83,7 +85,7 @@ def test_every_study_on_the_pages_is_one():
 
 
 def test_make_targets_on_the_pages_exist():
-    makefile = (DOCS.parent / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for page in PAGES:
         for block in documented.blocks(page.read_text(encoding="utf-8")):
             if block.language == "sh":
@@ -93,7 +95,7 @@ def test_make_targets_on_the_pages_exist():
 
 def test_every_page_is_in_a_table_of_contents():
     contents = (DOCS / "index.md").read_text(encoding="utf-8")
-    listed = {name(p) for p in PAGES if p.parent.name != "python"}
+    listed = {p.relative_to(DOCS).with_suffix("").as_posix() for p in PAGES[1:] if p.parent.name != "python"}
     assert listed - {"index"} <= set(contents.split())
 
 
@@ -112,6 +114,9 @@ def test_every_page_is_in_a_table_of_contents():
         ("a …", "a b c", True),
         ("a b", "a", False),
         ("0 / 20", "1 / 20", False),
+        ("checked: 7e-16 (bound 1e-08)", "checked: 2.3e-15 (bound 1e-08)", True),
+        ("checked: 7e-16 (bound 1e-08)", "checked: 0 (bound 1e-08)", True),
+        ("checked: 7e-16 (bound 1e-08)", "checked: 7e-10 (bound 1e-08)", False),
     ],
 )
 def test_what_is_printed_is_compared(said, printed, agree):

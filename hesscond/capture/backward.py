@@ -61,7 +61,7 @@ class Budget:
 
 
 def readable(size: float) -> str:
-    """Bytes in words."""
+    """A number of bytes as people write it, 1.5 GB."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.3g} {unit}"

@@ -52,12 +52,11 @@ class LayerInputs:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
         return device_of(self.layer)
 
     @cached_property
     def positions(self) -> int:
-        """Q."""
+        """Q, the positions of a block."""
         units = self.geometry.units
         return sum(shape.numel() for _, shape in self.calls) // units // self.blocks
 

@@ -47,7 +47,6 @@ class CurvedNode(ABC):
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of z."""
         return shape_of(self.edge.node, self.edge.output_nr)
 
     @property
@@ -220,7 +219,7 @@ class ElementwiseNode(CurvedNode):
         return None if sign is None else sign.reshape(blocks, size).T
 
     def entry_roots(self) -> torch.Tensor:
-        """(*shape) √|d|."""
+        """(*shape) √|d|, whatever the signs of d."""
         return self.signed_root.abs()
 
     def entry_signs(self) -> torch.Tensor | None:

@@ -62,7 +62,7 @@ class Geometry:
         return self.fan_in + self.bias
 
     def group(self, unit: int) -> int:
-        """g(unit)."""
+        """g(unit), the group of the convolution whose inputs the unit sees."""
         return unit * self.groups // self.units
 
 

@@ -58,7 +58,7 @@ class Request:
         return all(call.inputs.ndim > 1 and call.delta.shape[0] % samples == 0 for call in self.calls)
 
     def inputs(self, blocks: int) -> LayerInputs:
-        """Ĥ."""
+        """Ĥ of all calls, block by block."""
         return LayerInputs(self.layer, tuple((call.inputs, call.delta.shape) for call in self.calls), blocks)
 
     def positions(self, values: Sequence[torch.Tensor | None], blocks: int) -> torch.Tensor:

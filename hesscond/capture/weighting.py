@@ -84,7 +84,7 @@ class Part:
         return tensor.ndim > 0 and len(tensor) > 0 and len(tensor) % self.samples == 0
 
     def rows(self, index: torch.Tensor) -> Part:
-        """Some of the samples."""
+        """The part that has the samples of these indices."""
 
         def taken(tensor: torch.Tensor) -> torch.Tensor:
             if not self.by_sample(tensor):

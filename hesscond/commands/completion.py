@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hesscond.methods import registered
-from hesscond.study.files import studies_folder
+from hesscond.study.listing import studies_folder
 from hesscond.study.store import LOG
-from hesscond.theorems import statements
 
 
 def among(names: Iterable[str]) -> Callable[[str], list[str]]:
@@ -32,6 +30,8 @@ def studies(incomplete: str) -> list[str]:
 
 def methods(incomplete: str) -> list[str]:
     """Methods; behind a plus sign those that are not there yet."""
+    from hesscond.methods import registered
+
     before, plus, last = incomplete.rpartition("+")
     there = before.split("+")
     return [before + plus + m.name for m in registered() if m.name.startswith(last) and m.name not in there]
@@ -39,6 +39,8 @@ def methods(incomplete: str) -> list[str]:
 
 def statement_ids(incomplete: str) -> list[str]:
     """Statements."""
+    from hesscond.theorems import statements
+
     return among(one.id for one in statements())(incomplete)
 
 

@@ -17,12 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hesscond.commands.options import (
-    DTYPES,
-    causes_shown,
     check_file,
-    choice,
+    forward_precision,
     names_of,
-    one_sentence,
     parse_size,
 )
 from hesscond.commands.printing import sign_of_life, stdout
@@ -39,7 +36,7 @@ from hesscond.spectra.density import density as spectral_density
 from hesscond.spectra.measure import Density
 from hesscond.study import resolve_device
 from hesscond.study.sections import LARGEST
-from hesscond.target import Target, load_target
+from hesscond.target import Target, causes_shown, load_target, one_sentence
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -81,7 +78,7 @@ def density(
         probes=probes,
         steps=steps,
         seed=seed,
-        dtype=DTYPES[choice("--dtype", dtype, DTYPES)],
+        dtype=forward_precision(dtype),
         memory=None if memory is None else parse_size(memory),
     )
     check_file("--figure", figure, METADATA)

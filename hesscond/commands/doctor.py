@@ -1,46 +1,79 @@
-"""``hesscond doctor``: whether all is well on this machine."""
+"""``hesscond doctor``: versions, threads, devices, and one condition number whose truth is known."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import platform
+import re
 import time
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+import torch
 import typer
 from rich.text import Text
+from scipy.linalg import hadamard
 
+import hesscond
 from hesscond.commands.exits import UNMET
 from hesscond.commands.printing import sign_of_life, stdout
-from hesscond.doctor import Check, examine
+from hesscond.spectra import condition_number
 
 STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+#: Processor time that a container may use: "quota period" in microseconds, or "max period".
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+#: There where a driver of NVIDIA is loaded.
+DRIVER = Path("/proc/driver/nvidia/version")
+#: κ(FᵀF) of the graded matrix, far beyond 1/eps, and the relative error that is passed.
+TRUTH, TOLERANCE = 4.0**48, 1e-10
 
 
-def doctor(
-    runs: Annotated[Path, typer.Option(help="Where runs will be kept; need not exist.")] = Path("runs"),
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the data sets (else $HESSCOND_DATA_DIR, the cache).")
-    ] = None,
-    checksums: Annotated[
-        bool, typer.Option("--checksums", help="Read every file of the data sets and compare its md5.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False,
-) -> None:
-    """Check versions, threads, devices, arithmetic, data and storage on this machine, in seconds.
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
 
-    The self-test compares condition numbers, a Hessian and a training run with what is known to be true. Exit code 1
-    if a check failed; warnings do not count.
+    Attributes
+    ----------
+    status
+        ``"failed"``: hesscond cannot be used like this, or its numbers are wrong; ``"warning"``: slower than it could
+        be; ``"ok"``.
+    found
+        What is there.
+    advice
+        One sentence; empty if there is nothing to do.
+    group, name
+        Where it belongs, what it is.
+    seconds
+        How long it took.
+    """
+
+    status: str
+    found: str
+    advice: str = ""
+    group: str = ""
+    name: str = ""
+    seconds: float = 0.0
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False) -> None:
+    """Check versions, threads, devices and a condition number that is known on this machine, in seconds.
+
+    Exit code 1 if a check failed; warnings do not count. Data sets are checked by hesscond data fetch.
 
     Example: hesscond doctor
 
-    Example: hesscond doctor --checksums --json
+    Example: hesscond doctor --json
     """
     start = time.perf_counter()
     checks = []
     with sign_of_life("looking") as say:
-        for check in examine(runs, data_dir, checksums=checksums):
+        for check in examine():
             say(f"{check.group}: {check.name}")
             checks.append(check)
     if as_json:
@@ -49,6 +82,108 @@ def doctor(
         show(checks, time.perf_counter() - start)
     if any(check.status == "failed" for check in checks):
         raise typer.Exit(UNMET)
+
+
+def examine() -> Iterator[Check]:
+    """Every check as soon as it is done; an exception is a failed one with its sentence."""
+    tests: list[tuple[str, str, Callable[[], Check]]] = [
+        ("versions", "hesscond", lambda: Check("ok", f"{hesscond.__version__}, Python {platform.python_version()}")),
+        ("versions", "packages", packages),
+        ("threads", "threads", threads),
+    ]
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    tests += [("devices", f"cuda:{n}", lambda n=n: gpu(torch.device("cuda", n))) for n in range(count)]  # type: ignore[misc]
+    tests += [("devices", "CUDA", no_gpu)] if not count else []
+    tests += [("self-test", "κ", known_condition_number)]
+    for group, name, test in tests:
+        start = time.perf_counter()
+        try:
+            found = test()
+        except Exception as error:
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            found = Check("failed", said, "this should not happen: report it")
+        yield replace(found, group=group, name=name, seconds=round(time.perf_counter() - start, 4))
+
+
+def packages() -> Check:
+    """What hesscond needs, in the versions that it needs."""
+    try:
+        stated = [text for text in requires("hesscond") or [] if "extra ==" not in text]
+    except PackageNotFoundError:
+        return Check("warning", "hesscond runs from its source folder, not installed", "install it: pip install .")
+    return required(stated)
+
+
+def required(stated: list[str]) -> Check:
+    """Whether requirements of the form ``NAME>=VERSION`` are there."""
+    problems = []
+    for text in stated:
+        name, _, least = re.sub(r"[;\s].*", "", text).partition(">=")
+        try:
+            if numbers(version(name)) < numbers(least):
+                problems.append(f"{name} {version(name)} is not >={least}")
+        except PackageNotFoundError:
+            problems.append(f"{name} is missing")
+    if problems:
+        return Check("failed", "; ".join(problems), "install hesscond again: pip install --upgrade hesscond")
+    shown = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy"))
+    return Check("ok", f"{shown} and {len(stated) - 3} more, all as required")
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers of a version."""
+    return [int(number) for number in re.findall(r"\d+", text.partition("+")[0])]
+
+
+def threads() -> Check:
+    """Threads of torch against the processors that this process may use."""
+    there, given = processors(), os.environ.get("OMP_NUM_THREADS")
+    found = f"torch {torch.get_num_threads()}, processors {there}, OMP_NUM_THREADS {given or 'not set'}"
+    if torch.get_num_threads() > there:
+        advice = f"more threads than processors slow each other down: set OMP_NUM_THREADS={there} before starting"
+        return Check("warning", found, advice)
+    return Check("ok", found)
+
+
+def processors() -> int:
+    """How many this process may use: by affinity, and by the quota of its container."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = QUOTA.read_text(encoding="ascii").split()
+        return there if quota == "max" else max(1, min(there, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return there
+
+
+def no_gpu() -> Check:
+    """Everything runs on the processor, and whether it has to."""
+    if not DRIVER.exists():
+        return Check("ok", "no GPU: all is computed on the processor, which every study allows for")
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    found = f"torch {torch.__version__}, {built}, sees no GPU, but a driver of NVIDIA is loaded"
+    return Check("warning", found, "install a torch that fits the driver (pytorch.org), or check CUDA_VISIBLE_DEVICES")
+
+
+def gpu(device: torch.device) -> Check:
+    """Name and memory of a GPU, and a product in float64 against the processor's."""
+    free, total = torch.cuda.mem_get_info(device)
+    found = f"{torch.cuda.get_device_name(device)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+    A = torch.linspace(0, 1, 200 * 200, dtype=torch.float64).reshape(200, 200).sin()
+    truth = A @ A
+    error = float(((A.to(device) @ A.to(device)).cpu() - truth).abs().max() / truth.abs().max())
+    if not error < 1e-13:
+        return Check("failed", f"{found}; float64 is off by {error:.1e}", "run with --device cpu")
+    return Check("ok", f"{found}, float64 right to {error:.0e}")
+
+
+def known_condition_number() -> Check:
+    """F = H diag(2^-i…) with a Hadamard matrix H: all entries and all singular values are known exactly."""
+    found = condition_number(factor=hadamard(8) * 2.0 ** -np.rint(np.linspace(0, 48, 8)))
+    error = abs(found.value / TRUTH - 1)
+    if found.resolved and found.rank == 8 and found.lower <= TRUTH <= found.upper and error <= TOLERANCE:
+        return Check("ok", f"{TRUTH:.0e} found, relative error {error:.0e}")
+    advice = "numbers on this machine cannot be trusted: install torch, numpy and scipy again, and report it"
+    return Check("failed", f"κ = {TRUTH:.3g} came out as {found}", advice)
 
 
 def show(checks: list[Check], seconds: float) -> None:
@@ -60,11 +195,8 @@ def show(checks: list[Check], seconds: float) -> None:
             group = check.group
             stdout.print(Text(group, style="bold"))
         line = Text("  ").append(f"{check.status:8}", STYLES[check.status]).append(f"{check.name:{widest}}  ")
-        line.append(check.found)
-        if check.advice and check.status == "ok":
-            line.append(f" · {check.advice}", "dim")
-        stdout.print(line, soft_wrap=True)
-        if check.advice and check.status != "ok":
+        stdout.print(line.append(check.found), soft_wrap=True)
+        if check.advice:
             stdout.print(f"{'':10}{'':{widest}}  → {check.advice}", soft_wrap=True)
     counts = {status: sum(check.status == status for check in checks) for status in STYLES}
     text = f"{counts['ok']} ok, {counts['warning']} warnings, {counts['failed']} failed, in {seconds:.1f} s"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hesscond.commands import completion
 from hesscond.commands.printing import AsJson, listing, stdout
-from hesscond.methods import Method, method_class, registered
-from hesscond.methods.listing import shown_options
-from hesscond.study import built_in
+from hesscond.study.listing import described
+
+if TYPE_CHECKING:
+    from hesscond.methods import Method
 
 
 def studies(as_json: AsJson = False) -> None:
@@ -19,7 +20,7 @@ def studies(as_json: AsJson = False) -> None:
 
     Example: hesscond studies --json
     """
-    listing([{"name": s.name, "data": s.data.name, "description": s.description} for s in built_in()], as_json)
+    listing(described(), as_json)
 
 
 def methods(
@@ -32,6 +33,9 @@ def methods(
 
     Example: hesscond methods bnp
     """
+    from hesscond.methods import method_class, registered
+    from hesscond.methods.listing import shown_options
+
     if name is None:
         listing([method_row(m) for m in registered()], as_json)
         return
@@ -47,6 +51,8 @@ def methods(
 
 def method_row(method: type[Method]) -> dict[str, str]:
     """A method in a listing."""
+    from hesscond.methods.listing import shown_options
+
     return {
         "name": method.name,
         "options": shown_options(method),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,8 +18,10 @@ from rich.text import Text
 from hesscond.commands.runs import clock_time
 from hesscond.errors import RunError
 from hesscond.study.store import LOG, open_run, printable
-from hesscond.study.sweep import Outcome
 from hesscond.study.watching import UnitCurves, WatchedRun
+
+if TYPE_CHECKING:
+    from hesscond.study.sweep import Outcome
 
 BARS = "▁▂▃▄▅▆▇█"
 #: In a sparkline where κ is unresolved, and where nothing was measured.

@@ -1,69 +1,26 @@
-"""What the commands that take FILE.py:FUNCTION share: options, and one sentence for what goes wrong in that file."""
+"""Options that several commands have, and what they check of them."""
 
 from __future__ import annotations
 
 import re
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-import hesscond
-from hesscond.errors import ConfigError, HesscondError
+from hesscond.errors import ConfigError
 from hesscond.study import StoredRun, find_runs, open_run
-from hesscond.target import one_line, user_failure
 
-#: Precision of the forward pass.
-DTYPES = {"float64": torch.float64, "as-is": None}
+if TYPE_CHECKING:
+    import torch
+
 #: Which version of a study is run.
 Scale = Annotated[
     str | None,
     typer.Option(help="paper, or small: with the changes of the study's table [small], for minutes on a CPU."),
 ]
 BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-
-
-@contextmanager
-def one_sentence(spec: str) -> Iterator[None]:
-    """Turn what the user's code raises into a ConfigError."""
-    try:
-        yield
-    except HesscondError:
-        raise
-    except Exception as error:
-        sentence = explained(error, spec)
-        if sentence is None:
-            raise
-        raise ConfigError(sentence) from error
-
-
-@contextmanager
-def causes_shown(wanted: bool) -> Iterator[None]:
-    """If wanted, show where the exception behind a ConfigError came from."""
-    try:
-        yield
-    except ConfigError as error:
-        if wanted and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
-        raise
-
-
-def explained(error: Exception, spec: str) -> str | None:
-    """The sentence for an exception during a probe; None for a fault of hesscond."""
-    # hesscond watches the operations of the model: those frames are on the way to the operation that failed
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if f.name not in ("__torch_function__", "in_float64")
-    ]
-    where = user_failure(error, Path(spec.rpartition(":")[0]))
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
-        return f"out of memory: take fewer samples, --layers or --units, or set --memory ({one_line(error)})"
-    if where is None and not Path(frames[-1].filename).is_relative_to(Path(hesscond.__file__).parent):
-        return f"the model, loss or data of {spec} raised {one_line(error)} (--traceback shows where)"
-    return where
 
 
 def check_file(option: str, path: Path | None, suffixes: Any) -> None:
@@ -81,6 +38,13 @@ def choice(option: str, given: str, known: Any) -> str:
     if given not in known:
         raise ConfigError(f"{option} is one of {', '.join(known)}, not {given!r}")
     return given
+
+
+def forward_precision(given: str) -> torch.dtype | None:
+    """What ``--dtype`` says: None for the precision of the model itself."""
+    import torch
+
+    return torch.float64 if choice("--dtype", given, ("float64", "as-is")) == "float64" else None
 
 
 def names_of(texts: Sequence[str] | None) -> list[str] | None:

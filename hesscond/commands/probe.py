@@ -19,12 +19,10 @@ from torch import nn
 import hesscond
 from hesscond.commands import completion
 from hesscond.commands.options import (
-    DTYPES,
-    causes_shown,
     check_file,
     choice,
+    forward_precision,
     names_of,
-    one_sentence,
     parse_size,
 )
 from hesscond.commands.printing import sign_of_life, stdout
@@ -37,7 +35,7 @@ from hesscond.report.saving import METADATA
 from hesscond.results import NETWORK, NetworkResult
 from hesscond.study import resolve_device
 from hesscond.study.sections import LARGEST
-from hesscond.target import Target, load_target
+from hesscond.target import Target, causes_shown, load_target, one_sentence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +94,7 @@ def probe(
         level=choice("--level", level, LEVELS),
         units=None if units is None else parse_units(units),
         method=None if method is None else parse(method).text,
-        dtype=DTYPES[choice("--dtype", dtype, DTYPES)],
+        dtype=forward_precision(dtype),
         rtol=rtol,
         memory=None if memory is None else parse_size(memory),
         lift_casts=lift_casts,

@@ -2,34 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 
-from hesscond.data.form import Form
-from hesscond.data.mapped import Samples
+from hesscond.data.pictures import Pictures
+
+#: Samples of a data set.
+Samples: TypeAlias = torch.Tensor | Pictures
+#: By the number of dimensions of one input.
+KINDS: dict[int, Literal["coordinates", "points", "image"]] = {1: "coordinates", 2: "points", 3: "image"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """Shapes of inputs and targets, known before anything is loaded.
+
+    Attributes
+    ----------
+    input_shape
+        Of one input: (channels, height, width), (points, d) or (d,).
+    outputs
+        Classes, or values to predict.
+    classes
+        The number of classes; 0: the targets are values.
+    """
+
+    input_shape: tuple[int, ...]
+    outputs: int
+    classes: int
+
+    @property
+    def kind(self) -> Literal["coordinates", "points", "image"]:
+        """What the inputs are."""
+        return KINDS[len(self.input_shape)]
 
 
 # No generated ==: comparing tensors elementwise has no single truth value, so it would only ever raise.
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set in memory, or images that stay on disk.
+    """A data set in memory, or pictures that stay on disk.
 
     Attributes
     ----------
-    name : str
+    name
         The name `load` was given.
-    train_inputs, test_inputs : torch.Tensor or MappedImages
+    train_inputs, test_inputs
         float32: images (N, C, H, W) in [0, 1], clouds of points (N, P, d), or coordinates (N, d).
-    train_targets, test_targets : torch.Tensor
+    train_targets, test_targets
         Class numbers 0 … classes − 1, int64 (N,); or values, float32 (N, outputs).
-    classes : int
+    classes
         The number of classes; 0: the targets are values.
-    source : str
+    source
         Where it was read from: the path of a folder or archive, or ``"scikit-learn"``.
-    preparation : tuple of str
+    preparation
         What was asked of the loader and done to the samples since, as a study says it.
     """
 
@@ -49,18 +78,7 @@ class Dataset:
         return Form(tuple(self.train_inputs.shape[1:]), outputs, self.classes)
 
     def to(self, device: torch.device | str) -> Dataset:
-        """Return the same data set with its four tensors on `device`.
-
-        Parameters
-        ----------
-        device : torch.device or str
-            Where the tensors should lie.
-
-        Returns
-        -------
-        Dataset
-            Tensors already there are shared, not copied; images on disk become tensors there when they are read.
-        """
+        """The same on `device`; tensors already there are shared, pictures go there when they are read."""
         return replace(
             self,
             train_inputs=self.train_inputs.to(device),
@@ -70,14 +88,31 @@ class Dataset:
         )
 
 
+def selected(inputs: Samples, index: torch.Tensor) -> Samples:
+    """The samples of indices (n,): copies in memory, or on disk where they are."""
+    return inputs.selected(index) if isinstance(inputs, Pictures) else inputs[index]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """(inputs, targets) of parts of the samples, read anew every time it is gone through."""
+
+    inputs: Samples
+    targets: torch.Tensor
+    parts: Sequence[slice]
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return ((self.inputs[part], self.targets[part]) for part in self.parts)
+
+
 def images_from_bytes(blocks: Sequence[np.ndarray], shape: tuple[int, int, int]) -> torch.Tensor:
     """Join blocks of 8-bit images into one tensor scaled to [0, 1].
 
     Parameters
     ----------
-    blocks : sequence of numpy.ndarray
+    blocks
         Each uint8, of shape (n, C·H·W) or anything that reshapes to it; joined in order.
-    shape : tuple of int
+    shape
         (C, H, W).
 
     Returns

@@ -1,26 +1,130 @@
-"""The table of the data sets that are computed or taken from one photograph: points, coordinates, point clouds."""
+"""Data sets that need no files: scikit-learn's digits and photographs, solids as functions, clouds of points."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from hesscond.data.dataset import Dataset
-from hesscond.data.form import Form
-from hesscond.data.image_regression import NAME as IMAGE_REGRESSION
-from hesscond.data.image_regression import load_image_regression
-from hesscond.data.occupancy import NAME as OCCUPANCY
+import numpy as np
+import torch
+
+from hesscond.data.dataset import Dataset, Form, images_from_bytes
 from hesscond.data.occupancy import load_occupancy
-from hesscond.data.options import checked
-from hesscond.data.shapes import NAME as SHAPES
 from hesscond.data.shapes import SURFACES, load_shapes
+from hesscond.errors import ConfigError
+
+DIGITS, IMAGE_REGRESSION = "digits", "image-regression"
+#: Of the 1,797 digits.
+DIGITS_TEST = 360
+PHOTOGRAPHS = ("china", "flower")
+
+
+def checked(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """All options: the given ones, and the defaults of the others.
+
+    Raises
+    ------
+    ConfigError
+        An option that is not there, or a value of another kind.
+    """
+    for option, value in given.items():
+        if option not in known:
+            raise ConfigError(f"there is no option {option!r}: choose from {', '.join(known)}.")
+        if expected := misfit(option, value, known[option]):
+            raise ConfigError(f"{option} must be {expected}, not {value!r}.")
+    return {**known, **given}
+
+
+def misfit(option: str, value: Any, like: Any) -> str | None:
+    """What the value of an option must be, if it is not: words, numbers from 0, integers from 1 (a seed: from 0)."""
+    if isinstance(like, str):
+        return None if isinstance(value, str) else "a word"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(like, float):
+        return None if number and 0 <= value < math.inf else "a number that is not negative"
+    least = 0 if option == "seed" else 1
+    return None if number and isinstance(value, int) and value >= least else f"an integer from {least}"
+
+
+def load_digits() -> Dataset:
+    """Return scikit-learn's digits in a fixed split.
+
+    The set has no published split. Ours is stratified and fixed, with 1,437 training and 360 test images:
+    ``train_test_split(range(1797), test_size=360, random_state=0, stratify=targets)``.
+
+    Returns
+    -------
+    Dataset
+        Images (N, 1, 8, 8), the 17 grey levels 0 … 16 divided by 16.
+    """
+    from sklearn.datasets import load_digits as load_from_sklearn
+    from sklearn.model_selection import train_test_split
+
+    bunch = load_from_sklearn()
+    inputs = torch.from_numpy((bunch.images / 16).astype(np.float32)).unsqueeze(1)
+    targets = torch.from_numpy(bunch.target.astype(np.int64))
+    train, test = (
+        torch.from_numpy(indices)
+        for indices in train_test_split(
+            np.arange(len(targets)), test_size=DIGITS_TEST, random_state=0, stratify=bunch.target
+        )
+    )
+    return Dataset(DIGITS, inputs[train], targets[train], inputs[test], targets[test], 10, "scikit-learn")
+
+
+def digits_folder() -> Path:
+    """Return the folder in which scikit-learn keeps the digits."""
+    import sklearn.datasets
+
+    return Path(sklearn.datasets.__file__).parent / "data"
+
+
+def load_image_regression(*, photograph: str = "china", every: int = 4) -> Dataset:
+    """Return the pixels of a photograph: their coordinates, and their colours to predict.
+
+    As on a chessboard, the pixels of one colour are for training and those of the other for testing.
+
+    Parameters
+    ----------
+    photograph : str
+        ``"china"`` or ``"flower"``, of 427 × 640 pixels.
+    every : int
+        Every so many rows and columns are taken.
+
+    Returns
+    -------
+    Dataset
+        Coordinates (N, 2) of the pixels' centres, (row, column) in (0, 1); the targets are red, green and blue,
+        float32 (N, 3) in [0, 1]. ``classes`` is 0: this is no classification.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such photograph, or nothing is left of it.
+    """
+    from sklearn.datasets import load_sample_image
+
+    if photograph not in PHOTOGRAPHS:
+        raise ConfigError(f"there is no photograph {photograph!r}: choose one of {', '.join(PHOTOGRAPHS)}.")
+    if not 1 <= every <= 100:
+        raise ConfigError(f"every must be a number of pixels from 1 to 100, not {every}.")
+    pixels = load_sample_image(f"{photograph}.jpg")[::every, ::every]
+    rows, columns, _ = pixels.shape
+    colours = images_from_bytes([pixels[None]], (rows, columns, 3)).flatten(0, 2)
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    centres = torch.stack([(row + 0.5) / rows, (column + 0.5) / columns], -1).flatten(0, 1)
+    train = ((row + column) % 2 == 0).flatten()
+    source = f"scikit-learn ({photograph}.jpg)"
+    return Dataset(IMAGE_REGRESSION, centres[train], colours[train], centres[~train], colours[~train], 0, source)
 
 
 @dataclass(frozen=True)
 class Generated:
-    """A data set that is nowhere on disk; calling it makes one.
+    """A data set without files; calling it makes one.
 
     Attributes
     ----------
@@ -49,12 +153,13 @@ class Generated:
         return self.make(**self.checked(options))
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All options, see `hesscond.data.options.checked`."""
+        """All options, see `checked`."""
         return checked(given, self.options)
 
 
 GENERATED: dict[str, Generated] = {
+    DIGITS: Generated(load_digits, lambda options: Form((1, 8, 8), 10, 10)),
     IMAGE_REGRESSION: Generated(load_image_regression, lambda options: Form((2,), 3, 0)),
-    OCCUPANCY: Generated(load_occupancy, lambda options: Form((3,), 2, 2)),
-    SHAPES: Generated(load_shapes, lambda options: Form((options["points"], 3), len(SURFACES), len(SURFACES))),
+    "occupancy": Generated(load_occupancy, lambda options: Form((3,), 2, 2)),
+    "shapes": Generated(load_shapes, lambda options: Form((options["points"], 3), len(SURFACES), len(SURFACES))),
 }

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from hesscond.data.dataset import Dataset
-from hesscond.data.decoding import OnDecoded, Pictures, decoded
-from hesscond.data.form import Form
-from hesscond.data.options import checked
+from hesscond.data.dataset import Dataset, Form
+from hesscond.data.generated import checked
+from hesscond.data.pictures import Pictures
 from hesscond.data.preparation import rows_of
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
@@ -22,7 +21,7 @@ NAME = "image-folder"
 OPTIONS: Mapping[str, Any] = {"folder": "imagenet", "size": 224, "resize": 256, "classes": 1000}
 #: As torchvision's ``ImageFolder`` has them, in any case; other files are no pictures.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-#: Of the names of decoded files in what a run says of its data.
+#: Of the fingerprints of pictures in what a run says of its data.
 DIGITS = 12
 #: The two splits, and what they are in a `Dataset`.
 SPLITS = {"train": "train", "val": "test"}
@@ -61,9 +60,8 @@ def load_image_folder(
     *,
     train_samples: int | None = None,
     test_samples: int | None = None,
-    on_decoded: OnDecoded | None = None,
 ) -> Dataset:
-    """Return the pictures of a folder; they are decoded now, unless they have been, and stay on disk.
+    """Return the pictures of a folder, which stay on disk and are decoded when they are indexed.
 
     Classes are numbered in the order of their names, those of ``val`` as those of ``train``. The test set is ``val``.
 
@@ -74,19 +72,21 @@ def load_image_folder(
     directories
         Where a folder that is no absolute path is looked for.
     train_samples, test_samples
-        A part of them, see `hesscond.data.part`; the others are not decoded. None: all.
-    on_decoded
-        Called with the number of pictures decoded, and of all.
+        A part of them, see `hesscond.data.part`; None: all.
 
     Raises
     ------
     ConfigError
-        An option that does not fit; another number of classes; fewer samples than wanted; a disk without room.
+        An option that does not fit; another number of classes; fewer samples than wanted; Pillow is not installed.
     DataNotFoundError
         There is no such folder, or a file cannot be read.
     CorruptDataError
-        A class without pictures, or one in ``val`` that ``train`` has not; a picture that is damaged.
+        A class without pictures, or one in ``val`` that ``train`` has not.
     """
+    try:
+        import PIL  # noqa: F401  (before an hour of training)
+    except ImportError:
+        raise ConfigError("image-folder needs Pillow: pip install 'hesscond[images]'") from None
     options = options_of(given)
     folder = find(options["folder"], directories)
     if folder is None:
@@ -109,11 +109,10 @@ def load_image_folder(
         if samples is not None:
             rows = rows_of(NAME, name, targets[split], samples)
             files[split], targets[split] = [files[split][row] for row in rows.tolist()], targets[split][rows]
-    pictures = [Pictures(folder / split, files[split], options["resize"], options["size"]) for split in SPLITS]
-    train, val = decoded(pictures, on_decoded)
+    train, val = (Pictures(folder / split, files[split], options["resize"], options["size"]) for split in SPLITS)
     # other pictures are another source
-    source = f"{folder} (decoded as {train.file.stem[:DIGITS]}, {val.file.stem[:DIGITS]})"
-    return Dataset(NAME, train, targets["train"], val, targets["val"], len(classes), source)
+    names = ", ".join(one.fingerprint()[:DIGITS] for one in (train, val))
+    return Dataset(NAME, train, targets["train"], val, targets["val"], len(classes), f"{folder} (pictures {names})")
 
 
 def what_to_bring(directories: Sequence[Path]) -> str:

@@ -7,20 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hesscond.data.catalogue import SOURCES
-from hesscond.data.dataset import Dataset
-from hesscond.data.decoding import OnDecoded
-from hesscond.data.digits import FORM as DIGITS_FORM
-from hesscond.data.digits import NAME as DIGITS
-from hesscond.data.digits import digits_folder, load_digits
-from hesscond.data.download import DownloadError, download_files
-from hesscond.data.form import Form
-from hesscond.data.generated import GENERATED
+from hesscond.data.dataset import Dataset, Form
+from hesscond.data.files import DownloadError, download_files
+from hesscond.data.generated import DIGITS, GENERATED, digits_folder
 from hesscond.data.image_folder import NAME as IMAGE_FOLDER
 from hesscond.data.image_folder import OPTIONS as IMAGE_FOLDER_OPTIONS
 from hesscond.data.image_folder import find, form_of, load_image_folder, what_to_bring
 from hesscond.data.preparation import part
-from hesscond.data.source import Source
+from hesscond.data.published import SOURCES, Source
 from hesscond.errors import ConfigError, DataNotFoundError
 
 ENVIRONMENT = "HESSCOND_DATA_DIR"
@@ -39,7 +33,7 @@ def names() -> tuple[str, ...]:
     >>> names()[:6]
     ('cifar10', 'cifar100', 'digits', 'fashion-mnist', 'image-folder', 'image-regression')
     """
-    return tuple(sorted((*SOURCES, DIGITS, *GENERATED, IMAGE_FOLDER)))
+    return tuple(sorted((*SOURCES, *GENERATED, IMAGE_FOLDER)))
 
 
 def options(name: str) -> dict[str, Any]:
@@ -90,12 +84,10 @@ def form(name: str, **given: Any) -> Form:
     >>> form("shapes", points=64)
     Form(input_shape=(64, 3), outputs=5, classes=5)
     """
-    if name in GENERATED:
-        return GENERATED[name].form(GENERATED[name].checked(given))
     if name == IMAGE_FOLDER:
         return form_of(given)
     refuse_options(name, given)
-    return DIGITS_FORM if name == DIGITS else _source(name).form
+    return GENERATED[name].form(GENERATED[name].checked(given)) if name in GENERATED else _source(name).form
 
 
 def load(
@@ -105,7 +97,6 @@ def load(
     download: bool = True,
     train_samples: int | None = None,
     test_samples: int | None = None,
-    on_decoded: OnDecoded | None = None,
     **given: Any,
 ) -> Dataset:
     """Load a data set into memory, every file checked against its published md5 first.
@@ -113,8 +104,7 @@ def load(
     Looked for in `data_dir` alone if given, else in ``$HESSCOND_DATA_DIR`` and then in the cache
     (``pooch.os_cache("hesscond")``); in torchvision's layout or as the published archive (for the MNIST
     family also the four ``.gz`` files lying loose). A copy that is found but corrupt is an error, never
-    passed over. ``image-folder`` has no published files: its pictures are decoded once, into the cache, and
-    stay there.
+    passed over. The pictures of an ``image-folder`` stay on disk, and are decoded when they are indexed.
 
     Parameters
     ----------
@@ -126,8 +116,6 @@ def load(
         Whether a data set that is not on disk may be downloaded: into `data_dir` if given, else the cache.
     train_samples, test_samples : int, optional
         A fixed part of it, see `part`; by default all.
-    on_decoded : callable, optional
-        Called with the number of pictures decoded and of all, while ``image-folder`` decodes them.
     **given
         Its `options`.
 
@@ -143,7 +131,7 @@ def load(
     DataNotFoundError
         If it is neither on disk nor downloadable, or `data_dir` is no folder.
     CorruptDataError
-        If a file is not the published one, or a picture damaged.
+        If a file is not the published one, or pictures lie in no class.
 
     Examples
     --------
@@ -156,25 +144,16 @@ def load(
             f"the data directory {data_dir} does not exist: make it, or give the folder that holds {name}."
         )
     if name == IMAGE_FOLDER:
-        return load_image_folder(
-            given,
-            _directories(data_dir),
-            train_samples=train_samples,
-            test_samples=test_samples,
-            on_decoded=on_decoded,
-        )
-    return part(_load_all(name, data_dir, download, given), train=train_samples, test=test_samples)
-
-
-def _load_all(name: str, data_dir: Path | str | None, download: bool, given: Mapping[str, Any]) -> Dataset:
-    if name in GENERATED:
-        return GENERATED[name](**given)
+        directories = _directories(data_dir)
+        return load_image_folder(given, directories, train_samples=train_samples, test_samples=test_samples)
     refuse_options(name, given)
-    if name == DIGITS:
-        return load_digits()
-    source = _source(name)
-    _, place = _locate(source, _directories(data_dir), may_download=download)
-    return source.read(place)
+    if name in GENERATED:
+        data = GENERATED[name](**given)
+    else:
+        source = _source(name)
+        _, place = _locate(source, _directories(data_dir), may_download=download)
+        data = source.read(place)
+    return part(data, train=train_samples, test=test_samples)
 
 
 def fetch(name: str, data_dir: Path | str | None = None) -> Path:
@@ -248,7 +227,7 @@ def refuse_options(name: str, given: Mapping[str, Any]) -> None:
     ConfigError
         If there are any.
     """
-    if given:
+    if given and name in names() and not options(name):
         raise ConfigError(f"the data set {name!r} has no option {next(iter(given))!r}: it has none.")
 
 

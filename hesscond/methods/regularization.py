@@ -50,7 +50,7 @@ class Regularization(Method):
         λ is negative or not finite.
     """
 
-    source = "the preconditioning-theory paper, with the sign of L2 in p corrected to plus"
+    source = "Ye, Preconditioning for Accelerated Gradient Descent, 2024, with the sign of L2 in p corrected to plus"
 
     def __init__(self, model: nn.Module, *, space: Space = "p", strength: float = STRENGTH) -> None:
         super().__init__(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,8 +17,10 @@ from hesscond.report.axes import label_figure, logarithmic
 from hesscond.report.legends import add_legend
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
-from hesscond.spectra.measure import Density, Share
-from hesscond.spectra.smoothing import Curve
+
+if TYPE_CHECKING:
+    from hesscond.spectra.measure import Density, Share
+    from hesscond.spectra.smoothing import Curve
 
 #: Where eigenvalues are positive, and where they are negative.
 POSITIVE, NEGATIVE, NULL = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"], "0.1"
@@ -183,6 +185,7 @@ def percent(share: Share) -> str:
 
     Examples
     --------
+    >>> from hesscond.spectra.measure import Share
     >>> percent(Share(0.12345, 0.0123, 0.12, 0.13, 9)), percent(Share(0.5, 0.01, 0.33, 0.65, 9))
     ('12.3 ± 1.2 %', '32–66 %')
     """

@@ -14,12 +14,10 @@ from hesscond.errors import ConfigError
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
 from hesscond.report.probed import logarithmic_x
-from hesscond.theorems import Tally
-from hesscond.theorems.base import Claim, Outcome
 
 if TYPE_CHECKING:
     from hesscond.study.store import StoredRun
-    from hesscond.theorems import Verdict
+    from hesscond.theorems import Tally, Verdict
 
 #: Claims that are known to hold, and to be false.
 TRUE, FALSE = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"]
@@ -82,6 +80,8 @@ def stored_tallies(runs: Sequence[StoredRun]) -> tuple[Tally, ...]:
     ConfigError
         There were none, or there is no run.
     """
+    from hesscond.theorems import Claim, Outcome, Tally
+
     if not runs:
         raise ConfigError("no runs given: name at least one run folder")
     found: dict[tuple[str, str], Tally] = {}

@@ -14,10 +14,11 @@ from hesscond.report.axes import say_empty
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
 from hesscond.report.probed_table import layer_frame, span
-from hesscond.results import ProbeResult
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from hesscond.results import ProbeResult
 
 #: Positive semidefinite blocks, and blocks with negative eigenvalues.
 PLAIN, INDEFINITE, MEDIAN = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"], "0.1"
@@ -60,7 +61,9 @@ def probe_figure(found: ProbeResult | pd.DataFrame, *, page: Page = COLUMN) -> F
     matplotlib.figure.Figure
         Save it with `save_figure`.
     """
-    frame: pd.DataFrame = found.to_frame() if isinstance(found, ProbeResult) else found
+    import pandas as pd
+
+    frame: pd.DataFrame = found if isinstance(found, pd.DataFrame) else found.to_frame()
     layers = layer_frame(frame)
     whole = bool(frame["unit"].isna().all())
     count = len(layers)

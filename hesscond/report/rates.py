@@ -15,8 +15,6 @@ from hesscond.report.axes import label_figure
 from hesscond.report.legends import add_heading
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
-from hesscond.theorems import statement
-from hesscond.theorems.verification import one_trial
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +54,9 @@ def rate_trials(
         There is no such statement; no claim of it compares rates.
     """
     import pandas as pd
+
+    from hesscond.theorems import statement
+    from hesscond.theorems.verification import one_trial
 
     checked = statement(id)
     rows = []

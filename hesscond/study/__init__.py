@@ -3,11 +3,18 @@
 A new study is one TOML file in the folder ``studies``; nothing here needs to change for it.
 """
 
-from hesscond.study.config import StudyConfig, resolve_device
-from hesscond.study.datasets import load_data
-from hesscond.study.files import built_in, load_study
-from hesscond.study.runner import Progress, RunPlan, check_plan, run
-from hesscond.study.store import StoredRun, find_runs, open_run
+from typing import TYPE_CHECKING
+
+from hesscond.lazy import attach
+
+if TYPE_CHECKING:
+    from hesscond.study.config import StudyConfig, resolve_device
+    from hesscond.study.datasets import load_data
+    from hesscond.study.files import built_in, load_study
+    from hesscond.study.runner import Progress, RunPlan, check_plan, run
+    from hesscond.study.store import StoredRun, find_runs, open_run
+else:
+    __getattr__, __dir__ = attach(__name__)
 
 __all__ = [
     "Progress",

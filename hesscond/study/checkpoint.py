@@ -9,12 +9,14 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from filelock import FileLock, Timeout
 
 from hesscond.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("hesscond")
 
@@ -75,6 +77,8 @@ class Checkpoints:
         RunError
             It cannot be written (the disk is full), or does not read back as it was written.
         """
+        import torch
+
         buffer = io.BytesIO()
         torch.save(state, buffer)
         content = buffer.getvalue()
@@ -107,6 +111,8 @@ class Checkpoints:
         RunError
             All of them are damaged.
         """
+        import torch
+
         files = self.files()
         for path in reversed(files):
             content = checked(path)

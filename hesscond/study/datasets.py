@@ -26,8 +26,10 @@ def load_data(
     ----------
     config
         The study's ``data``.
-    data_dir, on_decoded
+    data_dir
         As for `hesscond.data.load`.
+    on_decoded
+        As for `hesscond.data.standardized`.
 
     Raises
     ------
@@ -36,18 +38,17 @@ def load_data(
     DataNotFoundError
         It is neither on disk nor downloadable.
     CorruptDataError
-        A file is not the published one, or a picture is damaged.
+        A file is not the published one, or a picture that is standardized is damaged.
     """
     data = load(
         config.name,
         data_dir,
         train_samples=config.train_samples,
         test_samples=config.test_samples,
-        on_decoded=on_decoded,
         **config.options,
     )
     if config.standardize:
-        data = standardized(data)
+        data = standardized(data, on_decoded)
     return replace(data, preparation=config.preparation)
 
 

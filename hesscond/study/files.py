@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from hesscond.errors import ConfigError
 from hesscond.study.config import StudyConfig
+from hesscond.study.listing import studies_folder
 from hesscond.study.sections import first_problem
 from hesscond.study.structure import Misfit, check_structure
 
@@ -20,13 +21,6 @@ SCALES = ("paper", "small")
 #: Lines of a TOML file that begin a table, one of several tables, or the value of a key.
 HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z_][\w.-]*)\s*\]")
 KEY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=")
-
-
-def studies_folder() -> Path:
-    """Where the built-in studies lie: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "studies"
-    return inside if inside.is_dir() else package.parent / "studies"
 
 
 def built_in() -> Iterator[StudyConfig]:

@@ -14,7 +14,7 @@ from hesscond.expectations.intervals import Interval, shown
 from hesscond.hessians import Chart, Preconditioner
 from hesscond.hessians.preconditioner import DensePreconditioner
 from hesscond.methods import Method
-from hesscond.probe import probe
+from hesscond.probing import probe
 from hesscond.spectra import ConditionNumber
 
 #: Layer and unit (None: all of the layer, or of the network).

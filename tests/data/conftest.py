@@ -17,7 +17,7 @@ import pooch
 import pytest
 import requests
 
-from hesscond.data import catalogue, idx
+from hesscond.data import published
 
 # Taken before the wall below removes it.
 REAL_DATA = os.environ.get("HESSCOND_DATA_DIR")
@@ -53,7 +53,7 @@ def real_data():
     """Return the folder with a real data set, or skip."""
 
     def folder_with(name: str) -> Path:
-        if REAL_DATA is None or catalogue.SOURCES[name].find(Path(REAL_DATA)) is None:
+        if REAL_DATA is None or published.SOURCES[name].find(Path(REAL_DATA)) is None:
             pytest.skip(f"set HESSCOND_DATA_DIR to a folder that holds the real {name}")
         return Path(REAL_DATA)
 
@@ -64,7 +64,7 @@ class SmallCifar:
     """A data set in CIFAR-10's format with 3 images a batch, and the places it can be written to."""
 
     def __init__(self, name: str):
-        source = catalogue.SOURCES[name]
+        source = published.SOURCES[name]
         rng = np.random.default_rng(0)
         self.pixels, self.labels, self.content = {}, {}, {}
         for batch in (*source.train, *source.test):
@@ -106,7 +106,7 @@ class SmallCifar:
 @pytest.fixture(params=["cifar10", "cifar100"])
 def small_cifar(request, monkeypatch):
     small = SmallCifar(request.param)
-    monkeypatch.setitem(catalogue.SOURCES, request.param, small.source)
+    monkeypatch.setitem(published.SOURCES, request.param, small.source)
     return small
 
 
@@ -117,15 +117,15 @@ class SmallIdx:
         rng = np.random.default_rng(seed)
         self.arrays = {
             file: rng.integers(0, 10 if len(shape) == 1 else 256, size=shape, dtype=np.uint8)
-            for file, shape in idx.SHAPES.items()
+            for file, shape in published.IDX_SHAPES.items()
         }
         self.raw = {
             file: struct.pack(f">HBB{a.ndim}I", 0, 8, a.ndim, *a.shape) + a.tobytes() for file, a in self.arrays.items()
         }
         self.gz = {file: gzip.compress(content, mtime=0) for file, content in self.raw.items()}
         self.source = replace(
-            catalogue.SOURCES[name],
-            md5={file: idx.IdxMd5(md5(self.gz[file]), md5(self.raw[file])) for file in self.raw},
+            published.SOURCES[name],
+            md5={file: published.IdxMd5(md5(self.gz[file]), md5(self.raw[file])) for file in self.raw},
         )
 
     def write_gz(self, folder: Path) -> Path:
@@ -144,11 +144,11 @@ class SmallIdx:
 @pytest.fixture
 def small_idx(monkeypatch):
     """Small stand-ins for MNIST and Fashion-MNIST, by name; they know each other's labels."""
-    for file, (count, *rest) in list(idx.SHAPES.items()):
-        monkeypatch.setitem(idx.SHAPES, file, (5 if count == 60_000 else 2, *rest))
+    for file, (count, *rest) in list(published.IDX_SHAPES.items()):
+        monkeypatch.setitem(published.IDX_SHAPES, file, (5 if count == 60_000 else 2, *rest))
     small = {"mnist": SmallIdx("mnist", 1), "fashion-mnist": SmallIdx("fashion-mnist", 2)}
     for name, other in (("mnist", "fashion-mnist"), ("fashion-mnist", "mnist")):
-        namesakes = frozenset({small[other].source.md5[idx.TRAIN_LABELS].gz})
+        namesakes = frozenset({small[other].source.md5[published.TRAIN_LABELS].gz})
         small[name].source = replace(small[name].source, namesakes=namesakes)
-        monkeypatch.setitem(catalogue.SOURCES, name, small[name].source)
+        monkeypatch.setitem(published.SOURCES, name, small[name].source)
     return small

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hesscond.data import catalogue, fetch, load
+from hesscond.data import fetch, load, published
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
 
@@ -121,7 +121,7 @@ def test_an_unreadable_file_is_one_sentence(small_cifar, tmp_path, monkeypatch, 
 
 
 def test_the_catalogue_has_the_published_archives():
-    sources = catalogue.SOURCES
+    sources = published.SOURCES
     assert sources["cifar10"].archive.url == "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
     assert list(sources["cifar10"].train) == [f"data_batch_{i}" for i in range(1, 6)]
     assert sources["cifar100"].label_key == b"fine_labels"

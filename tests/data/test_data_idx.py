@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from hesscond.data import idx, load
-from hesscond.data.idx import parse_idx
+from hesscond.data import load, published
+from hesscond.data.published import parse_idx
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
 
 def assert_is(data, small):
     for images, labels, inputs, targets in (
-        (idx.TRAIN_IMAGES, idx.TRAIN_LABELS, data.train_inputs, data.train_targets),
-        (idx.TEST_IMAGES, idx.TEST_LABELS, data.test_inputs, data.test_targets),
+        (published.TRAIN_IMAGES, published.TRAIN_LABELS, data.train_inputs, data.train_targets),
+        (published.TEST_IMAGES, published.TEST_LABELS, data.test_inputs, data.test_targets),
     ):
         assert torch.equal(inputs, torch.tensor(small.arrays[images]).float().unsqueeze(1) / 255)
         assert targets.tolist() == small.arrays[labels].tolist()
@@ -31,8 +31,8 @@ def test_torchvisions_layout_gzipped_and_unpacked(small_idx, tmp_path, name, wri
 def test_a_mixture_of_gzipped_and_unpacked_files(small_idx, tmp_path):
     small = small_idx["mnist"]
     folder = small.write_gz(tmp_path / small.source.folder)
-    (folder / f"{idx.TEST_IMAGES}.gz").unlink()
-    (folder / idx.TEST_IMAGES).write_bytes(small.raw[idx.TEST_IMAGES])
+    (folder / f"{published.TEST_IMAGES}.gz").unlink()
+    (folder / published.TEST_IMAGES).write_bytes(small.raw[published.TEST_IMAGES])
     assert_is(load("mnist", tmp_path), small)
 
 
@@ -49,7 +49,7 @@ def test_loose_unpacked_files_are_not_taken(small_idx, tmp_path):
         load("mnist", tmp_path, download=False)
 
 
-@pytest.mark.parametrize("file", list(idx.SHAPES))
+@pytest.mark.parametrize("file", list(published.IDX_SHAPES))
 @pytest.mark.parametrize("write", ["write_gz", "write_raw"])
 def test_truncated_files(small_idx, tmp_path, file, write):
     small = small_idx["mnist"]

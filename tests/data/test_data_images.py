@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
-from collections import namedtuple
 from dataclasses import replace
 
 import image_folders
@@ -18,9 +16,8 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from hesscond.data import Dataset, MappedImages, Stream, fetch, form, load, locate, options, part, standardized
+from hesscond.data import Dataset, Pictures, Stream, fetch, form, load, locate, options, part, standardized
 from hesscond.data.dataset import images_from_bytes
-from hesscond.data.decoding import Pictures
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
 SMALL = {"size": 10, "resize": 12, "classes": 3}
@@ -53,10 +50,6 @@ def same(one, other):
     return one.dtype == other.dtype and torch.equal(one, other)
 
 
-def decoded_files(cache):
-    return sorted(path.name for path in (cache / "images").glob("*") if path.name != "lock")
-
-
 # -- what is read -----------------------------------------------------------------------------------------------------
 
 
@@ -64,7 +57,7 @@ def test_the_pixels_and_classes_are_those_of_the_files(folder, written):
     (folder / "train" / "cat" / "notes.txt").write_text("no picture")
     (folder / "train" / "README").write_text("no class")
     data, expected = loaded(folder), in_memory(written)
-    assert isinstance(data.train_inputs, MappedImages)
+    assert isinstance(data.train_inputs, Pictures)
     for name in ("train_inputs", "test_inputs"):
         assert same(getattr(data, name)[:], getattr(expected, name))
     for name in ("train_targets", "test_targets"):
@@ -176,7 +169,7 @@ def test_standardized_by_the_moments_of_the_training_set(folder, written):
     np.testing.assert_allclose(variance, pixels.var((0, 2, 3)), rtol=1e-6)
 
 
-def test_processes_share_the_file(folder, written):
+def test_they_are_pickled_as_paths(folder, written):
     images = standardized(loaded(folder)).train_inputs
     before = images[:]
     pickled = pickle.dumps(images)
@@ -193,53 +186,29 @@ def test_a_stream_is_read_anew_every_time(folder, written):
         assert same(torch.cat(targets), data.train_targets)
 
 
-# -- decoded once -----------------------------------------------------------------------------------------------------
+# -- what is decoded ---------------------------------------------------------------------------------------------------
 
 
 def test_only_what_is_taken_is_decoded(folder, written):
     (folder / "train" / "cat" / "005.png").write_bytes(b"damaged, but not taken")
     told = []
-    own = loaded(folder, train_samples=8, test_samples=5, on_decoded=lambda done, total: told.append((done, total)))
+    own = loaded(folder, train_samples=8, test_samples=5)
     wanted = part(in_memory(written), train=8, test=5)
     for name in ("train_inputs", "test_inputs"):
         assert same(getattr(own, name)[:], getattr(wanted, name))
     for name in ("train_targets", "test_targets"):
         assert same(getattr(own, name), getattr(wanted, name))
-    assert {total for _, total in told} == {13}
-    assert told[-1] == (13, 13)
+    standardized(own, lambda done, total: told.append((done, total)))
+    assert told == [(8, 8)]
     with pytest.raises(ConfigError, match="train_samples = 19 exceeds the 18 train samples of image-folder"):
         loaded(folder, train_samples=19)
 
 
-def test_what_did_not_change_is_not_decoded_again(folder, written, cache):
-    told = []
-
-    def tell(done, total):
-        told.append(total)
-
-    loaded(folder, on_decoded=tell)
-    assert set(told) == {30}
-    before = decoded_files(cache)
-    assert {name.partition(".")[2] for name in before} == {"uint8", "json"}
-    assert len(before) == 4
-    told.clear()
-    moved = folder.rename(folder.with_name("elsewhere"))
-    data = loaded(moved, on_decoded=tell)
-    assert (told, decoded_files(cache)) == ([], before)
-
-    # other pixels in a file of another time: the training set is decoded anew, the test set is not
-    path = moved / "train" / "Dog" / "000.png"
-    other = np.zeros((12, 12, 3), np.uint8)
-    Image.fromarray(other).save(path)
-    new = loaded(moved, on_decoded=tell)
-    assert set(told) == {18}
-    assert new.source != data.source
-    assert not new.train_inputs[:1].any()
-    assert data.train_inputs[:1].any()
-    for changes in ({"size": 8}, {"resize": 13}):
-        told.clear()
-        loaded(moved, on_decoded=tell, **changes)
-        assert set(told) == {30}
+def test_other_pictures_are_another_source(folder, written):
+    source = loaded(folder).source
+    assert loaded(folder).source == source
+    Image.fromarray(np.zeros((12, 12, 3), np.uint8)).save(folder / "train" / "Dog" / "000.png")
+    assert len({source, loaded(folder).source, loaded(folder, size=8).source, loaded(folder, resize=13).source}) == 4
 
 
 def test_the_fingerprint_knows_names_sizes_and_times(folder, written):
@@ -252,33 +221,6 @@ def test_the_fingerprint_knows_names_sizes_and_times(folder, written):
     os.utime(path, ns=(1, 1))
     found |= {pictures.fingerprint(), replace(pictures, files=pictures.files[::-1]).fingerprint()}
     assert len(found) == 4
-
-
-def test_a_killed_decode_leaves_nothing_half(folder, written, cache, tmp_path):
-    code = (
-        "import os, sys, signal\n"
-        "from hesscond.data import load\n"
-        "kill = lambda done, total: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "load('image-folder', folder=sys.argv[1], size=10, resize=12, classes=3, on_decoded=kill)\n"
-    )
-    home = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], env=home, check=False)
-    assert done.returncode == -signal.SIGKILL
-    own = tmp_path / "home" / "hesscond"
-    (left,) = decoded_files(own)
-    assert left.endswith(".partial")
-    own.rename(cache)
-    assert same(loaded(folder).train_inputs[:], in_memory(written).train_inputs)
-    assert not [name for name in decoded_files(cache) if name.endswith(".partial")]
-
-
-def test_an_interrupted_decode_leaves_nothing(folder, written, cache):
-    def interrupt(done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        loaded(folder, on_decoded=interrupt)
-    assert decoded_files(cache) == []
 
 
 def test_memory_stays_bounded(tmp_path):
@@ -294,8 +236,9 @@ def test_memory_stays_bounded(tmp_path):
         "from hesscond.data import load\n"
         "for name in ('few', 'many'):\n"
         "    data = load('image-folder', sys.argv[1], folder=name, classes=1)\n"
+        "    moment = data.train_inputs.moments()[0].sum().item()\n"
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
-        "print(data.train_inputs.moments()[0].sum().item())\n"
+        "print(moment)\n"
     )
     home = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home")}
     done = subprocess.run(
@@ -386,12 +329,18 @@ def dangling(folder):
         (dangling, DataNotFoundError, "train/cat/003.png cannot be read: No such file"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(folder, written, cache, damage, error, words):
+def test_what_is_wrong_is_one_sentence(folder, written, damage, error, words):
     damage(folder)
     with pytest.raises(error, match=words) as caught:
-        loaded(folder)
+        loaded(folder).train_inputs[:]
     assert "\n" not in str(caught.value)
-    assert decoded_files(cache) == []
+
+
+def test_a_picture_that_went_away(folder, written):
+    images = loaded(folder).train_inputs
+    (folder / "train" / "cat" / "003.png").unlink()
+    with pytest.raises(DataNotFoundError, match=r"train/cat/003\.png cannot be read: No such file"):
+        images[:]
 
 
 def test_options():
@@ -422,8 +371,8 @@ def test_where_a_folder_is_looked_for(tmp_path, cache, monkeypatch):
         assert locate("image-folder", explicit) is None
         image_folders.write(place / "imagenet", seed=seed)
         found = place if place != explicit else environment
-        assert load("image-folder", **SMALL).source.startswith(f"{found / 'imagenet'} (decoded as ")
-    assert load("image-folder", explicit, **SMALL).source.startswith(f"{explicit / 'imagenet'} (decoded as ")
+        assert load("image-folder", **SMALL).source.startswith(f"{found / 'imagenet'} (pictures ")
+    assert load("image-folder", explicit, **SMALL).source.startswith(f"{explicit / 'imagenet'} (pictures ")
     assert locate("image-folder") == environment / "imagenet"
 
 
@@ -433,46 +382,7 @@ def test_there_is_nothing_to_fetch(requested_urls):
     assert requested_urls == []
 
 
-def test_a_disk_without_room_is_found_before_anything_is_decoded(folder, written, cache, monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(10, 2, 30 * 300 - 1))
-    words = (
-        "30 decoded pictures need 9e-06 GB in .*images, where .* GB are free: make room, or take fewer by train_samp"
-    )
-    with pytest.raises(ConfigError, match=words):
-        loaded(folder)
-    assert decoded_files(cache) == []
-    loaded(folder, train_samples=17)
-
-
-def test_a_cache_that_cannot_be_written(folder, written, cache):
-    cache.write_text("a file")
-    with pytest.raises(DataNotFoundError, match=r"cannot be written to .*cache/images"):
-        loaded(folder)
-
-
-def test_pillow_is_asked_for_only_to_decode(folder, written, monkeypatch):
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "PIL", None)
-        with pytest.raises(ConfigError, match=r"image-folder needs Pillow: pip install 'hesscond\[images\]'"):
-            loaded(folder)
-    before = loaded(folder).train_inputs[:]
+def test_pillow_is_asked_for(folder, written, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    assert same(loaded(folder).train_inputs[:], before)
-
-
-def test_a_cache_that_was_damaged(folder, written, cache):
-    data = loaded(folder)
-    # what is open stays readable; what opens it anew says so
-    moved = data.to("cpu")
-    file = data.train_inputs.file
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CorruptDataError, match=r"\.uint8 have 5399 bytes instead of 5400: delete the file"):
-        moved.train_inputs[:]
-    file.unlink()
-    with pytest.raises(DataNotFoundError, match=r"\.uint8 are gone: load the data set once more"):
-        moved.train_inputs[:]
-    assert same(loaded(folder).train_inputs[:], in_memory(written).train_inputs)
-    file.with_suffix(".json").write_text("{")
-    with pytest.raises(CorruptDataError, match=r"\.json is damaged: delete it"):
+    with pytest.raises(ConfigError, match=r"image-folder needs Pillow: pip install 'hesscond\[images\]'"):
         loaded(folder)

@@ -216,21 +216,6 @@ def test_a_wrong_delivery_is_not_kept(small_cifar, served, cache):
     assert list(cache.iterdir()) == []
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_progress_bar_is_for_terminals(monkeypatch, terminal):
-    shown = []
-
-    def note(self, url, output_file, pooch, check_only=False):
-        shown.append(self.progressbar)
-        raise requests.ConnectionError
-
-    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", note)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    with pytest.raises(DataNotFoundError):
-        fetch("cifar10")
-    assert shown == [terminal]
-
-
 def test_a_download_is_logged(small_cifar, served, caplog):
     served[small_cifar.source.archive.url] = small_cifar.archive
     with caplog.at_level(logging.INFO, logger="hesscond.data"):

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hesscond.data import augmentation, load, part, standardized
-from hesscond.data.augmentation import AUGMENTATIONS, PADDING, boxes, crop, flip, resized_crop
-from hesscond.data.preparation import chosen
+from hesscond.data import load, part, preparation, standardized
+from hesscond.data.preparation import AUGMENTATIONS, PADDING, boxes, chosen, crop, flip, resized_crop
 from hesscond.errors import ConfigError
 
 
@@ -150,7 +149,7 @@ def test_where_crops_are():
 
 
 def test_a_crop_of_all_is_the_image(monkeypatch):
-    monkeypatch.setattr(augmentation, "AREA", (1.0, 1.0))
-    monkeypatch.setattr(augmentation, "ASPECT", (1.0, 1.0))
+    monkeypatch.setattr(preparation, "AREA", (1.0, 1.0))
+    monkeypatch.setattr(preparation, "ASPECT", (1.0, 1.0))
     x = torch.rand(3, 2, 9, 9, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(resized_crop(x, torch.Generator()), x, rtol=0, atol=1e-6)

@@ -47,7 +47,7 @@ def test_another_seed_is_another_set(name):
     assert not torch.equal(first.train_inputs, other.train_inputs)
 
 
-@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize("name", [name for name in GENERATED if name != "digits"])
 def test_they_are_listed_and_there_is_nothing_to_fetch(name):
     assert name in names()
     with pytest.raises(ConfigError, match=f"the data set '{name}' is generated: there is nothing to fetch"):

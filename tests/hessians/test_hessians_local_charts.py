@@ -6,7 +6,7 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Jacobi, OptimalDiagonal, UnitScaling
-from hesscond.probe import probe
+from hesscond.probing import probe
 from hesscond.scaling import optimal_diagonal_scaling
 
 

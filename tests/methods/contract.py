@@ -18,7 +18,7 @@ from hesscond.hessians import Penalized, Preconditioner, Reparametrized
 from hesscond.methods import parse
 from hesscond.methods.wrapping import hooks_of
 from hesscond.models import MLP
-from hesscond.probe import probe
+from hesscond.probing import probe
 
 NETWORKS = ("mlp", "cnn")
 DTYPES = (torch.float32, torch.float64)

@@ -12,7 +12,7 @@ from hesscond.capture import eligible_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, Jacobi
 from hesscond.methods import BNP, Adam, RMSProp, Vanilla, parse
-from hesscond.probe import probe
+from hesscond.probing import probe
 
 
 class TestVariants(MethodContract):

@@ -7,7 +7,7 @@ from torch import nn
 
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.methods import BNP
-from hesscond.probe import probe
+from hesscond.probing import probe
 
 
 def model_of(dtype=torch.float64, bias=True, seed=0):

@@ -17,7 +17,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, Reparametrized, Scaling, UnitScaling, unit_hessian
 from hesscond.methods import Equilibration, parse
 from hesscond.methods.wrapping import wrap
-from hesscond.probe import probe
+from hesscond.probing import probe
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 
 READINGS = ["through W -> E(W) W", "at the point EW", "E frozen"]

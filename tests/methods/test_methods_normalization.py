@@ -16,7 +16,7 @@ from hesscond.methods.four_things import GhostNorm
 from hesscond.methods.normalization import FeaturesLast
 from hesscond.methods.wrapping import Wrapped
 from hesscond.models import MLP
-from hesscond.probe import probe
+from hesscond.probing import probe
 
 NAMES = ("batchnorm", "batchrenorm", "four-things-batchnorm", "layernorm", "groupnorm", "instancenorm")
 #: Activations of a dense layer, of one with tokens behind it, and of a convolution.

@@ -12,7 +12,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator
 from hesscond.methods import MinMax, Standardization, parse
 from hesscond.models import MLP
-from hesscond.probe import probe
+from hesscond.probing import probe
 from hesscond.study import open_run
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator
 from hesscond.methods import BNP, GradientRegularization, parse
-from hesscond.probe import probe
+from hesscond.probing import probe
 from hesscond.study import open_run
 
 STRENGTH, LR = 0.03, 0.1

@@ -13,7 +13,7 @@ from hesscond.capture.layers import unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, Reparametrized, SphereTangentOperator
 from hesscond.methods import parse
-from hesscond.probe import probe
+from hesscond.probing import probe
 
 LAYERS = {
     "dense": lambda: nn.Linear(5, 4),

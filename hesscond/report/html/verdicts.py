@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from hesscond.errors import ConfigError
 from hesscond.report.html.naming import NamedRun
 from hesscond.report.html.text import count
-from hesscond.theorems import Claim, Statement, statement
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from hesscond.theorems import Claim, Statement
 
 #: Reasons shown for one claim, the most frequent first.
 REASONS = 3
@@ -132,6 +133,8 @@ def verdict(id: str, rows: pd.DataFrame) -> StatementVerdict:
 
 def known_statement(id: str) -> Statement | None:
     """The statement, if there is one of that id."""
+    from hesscond.theorems import statement
+
     try:
         return statement(id)
     except ConfigError:

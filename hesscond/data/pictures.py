@@ -1,0 +1,186 @@
+"""Pictures that stay in their files, and are decoded where a tensor of samples is indexed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hesscond.errors import CorruptDataError, DataNotFoundError
+
+#: Called with the number of pictures decoded, and of all.
+OnDecoded = Callable[[int, int], None]
+#: Pictures decoded at a time to count their values.
+CHUNK = 64
+#: Pillow's modes of at most 8 bits a channel: others would be cut off when they become RGB.
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """What a study does with a tensor of images, float32 (N, 3, size, size) in [0, 1]; only what is indexed is decoded.
+
+    Each becomes RGB, its shorter side ``resize`` pixels (bilinear), of which the centre is taken.
+
+    Attributes
+    ----------
+    folder
+        Where the files are.
+    files
+        Their paths below it, with ``/``.
+    resize, size
+        In pixels; ``size`` is not larger.
+    device
+        Where tensors are made.
+    flat
+        Whether images are vectors (3·size²,).
+    shift, scale
+        float32 (3, 1, 1): (x − shift) / scale is given in place of x; None: x.
+    """
+
+    folder: Path
+    files: Sequence[str]
+    resize: int
+    size: int
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - it cannot be changed
+    flat: bool = False
+    shift: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def shape(self) -> torch.Size:
+        """(N, 3, size, size), or (N, 3·size²)."""
+        return torch.Size([len(self), 3 * self.size**2] if self.flat else [len(self), 3, self.size, self.size])
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is read: float32."""
+        return torch.float32
+
+    def __getitem__(self, index: slice | torch.Tensor) -> torch.Tensor:
+        """The images of a slice, or of indices (n,), as a tensor.
+
+        Raises
+        ------
+        DataNotFoundError
+            A file is gone.
+        CorruptDataError
+            One is no picture, damaged, or of more than 8 bits a channel.
+        """
+        # 8-bit pixels are what goes to the device; quotients of the device's own numbers are those of the CPU
+        images = torch.from_numpy(self._bytes(index)).to(self.device).to(torch.float32)
+        images.div_(torch.tensor(255.0, device=self.device))
+        if self.shift is not None and self.scale is not None:
+            images.sub_(self.shift.to(self.device)).div_(self.scale.to(self.device))
+        return images.flatten(1) if self.flat else images
+
+    def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
+        """As that of a tensor, of samples: along ``dim`` 0."""
+        if dim != 0:
+            raise IndexError(f"only samples (dim 0) of images on disk can be selected, not dim {dim}")
+        return self[index]
+
+    def flatten(self, start_dim: int) -> Pictures:
+        """As vectors (N, 3·size²); ``start_dim`` is 1."""
+        if start_dim != 1:
+            raise IndexError(f"images on disk are flattened from dim 1, not from dim {start_dim}")
+        return replace(self, flat=True)
+
+    def to(self, device: torch.device | str) -> Pictures:
+        """The same, tensors being made on ``device``."""
+        return replace(self, device=torch.device(device))
+
+    def selected(self, index: torch.Tensor) -> Pictures:
+        """The images of indices (n,), still on disk."""
+        return replace(self, files=[self.files[row] for row in index.tolist()])
+
+    def standardized(self, mean: torch.Tensor, deviation: torch.Tensor) -> Pictures:
+        """(x − mean) / deviation in place of x; both float32 (3, 1, 1)."""
+        return replace(self, shift=mean, scale=deviation)
+
+    def moments(self, on_decoded: OnDecoded | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and variance (1/N) of the channels of x in [0, 1], float64 (3,): from counts, without rounding sums."""
+        counts = np.zeros((3, 256), np.int64)
+        for start in range(0, len(self), CHUNK):
+            channels = self._bytes(slice(start, start + CHUNK)).swapaxes(0, 1)
+            counts += [np.bincount(channel.reshape(-1), minlength=256) for channel in channels]
+            if on_decoded is not None:
+                on_decoded(min(start + CHUNK, len(self)), len(self))
+        # the very numbers that tensors hold
+        values = (np.arange(256, dtype=np.float32) / np.float32(255)).astype(np.float64)
+        means, variances = [], []
+        for own in counts:
+            total = int(own.sum())
+            means.append(math.fsum(own * values) / total)
+            variances.append(math.fsum(own * (values - means[-1]) ** 2) / total)
+        return torch.tensor(means, dtype=torch.float64), torch.tensor(variances, dtype=torch.float64)
+
+    def fingerprint(self) -> str:
+        """A name for the pixels, from names, sizes and times of change of the files, and both lengths.
+
+        Raises
+        ------
+        DataNotFoundError
+            A file cannot be read.
+        """
+        found = hashlib.sha256(f"{self.resize} {self.size}\n".encode())
+        for name in self.files:
+            try:
+                there = os.stat(self.folder / name)
+            except OSError as error:
+                raise DataNotFoundError(f"{self.folder / name} cannot be read: {error.strerror}.") from None
+            found.update(f"{name}\0{there.st_size}\0{there.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        return found.hexdigest()
+
+    def _bytes(self, index: slice | torch.Tensor) -> np.ndarray:
+        """The pixels, uint8 (n, 3, size, size)."""
+        from PIL import Image
+
+        files = self.files[index] if isinstance(index, slice) else [self.files[row] for row in index.tolist()]
+        pixels = np.empty((len(files), 3, self.size, self.size), np.uint8)
+        Image.init()  # once: not by all threads at the same time
+        with warnings.catch_warnings(), ThreadPoolExecutor() as threads:
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # about metadata that nobody reads
+            # Pillow lets other threads run while it works
+            for own, found in zip(pixels, threads.map(self._decoded, files), strict=True):
+                own[:] = found
+        return pixels
+
+    def _decoded(self, file: str) -> np.ndarray:
+        """One of them, uint8 (3, size, size), with torchvision's arithmetic."""
+        from PIL import Image, UnidentifiedImageError
+
+        path = self.folder / file
+        try:
+            with Image.open(path) as opened:
+                if opened.mode not in MODES:
+                    raise ValueError(f"its mode {opened.mode} has more than 8 bits a channel")
+                image = opened.convert("RGB")
+        except FileNotFoundError as error:
+            raise DataNotFoundError(f"{path} cannot be read: {error.strerror}.") from None
+        except UnidentifiedImageError:
+            raise CorruptDataError(f"{path} is no picture: replace or delete it.") from None
+        except Exception as error:  # whatever decoders make of damaged bytes
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise CorruptDataError(f"{path} cannot be decoded ({reason}): replace or delete it.") from None
+        short, long = sorted(image.size)
+        sides = [self.resize if side == short else int(self.resize * long / short) for side in image.size]
+        image = image.resize((sides[0], sides[1]), Image.Resampling.BILINEAR)
+        left, top = (round((side - self.size) / 2) for side in sides)
+        return np.asarray(image.crop((left, top, left + self.size, top + self.size))).transpose(2, 0, 1)

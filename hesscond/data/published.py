@@ -1,0 +1,370 @@
+"""Data sets that come as files, CIFAR and the MNIST family: their layout, addresses and checksums.
+
+The checksums of archives, CIFAR batches and gzipped idx files are those torchvision publishes. A further data
+set is a further entry of `SOURCES`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hesscond.data.dataset import Dataset, Form, images_from_bytes
+from hesscond.data.files import Download, exists, file_md5, read_verified, read_verified_members
+from hesscond.errors import CorruptDataError
+
+CIFAR_SHAPE = (3, 32, 32)
+# Every data set of this family has the same four files of the same shapes.
+TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+IDX_SHAPES: dict[str, tuple[int, ...]] = {
+    TRAIN_IMAGES: (60_000, 28, 28),
+    TRAIN_LABELS: (60_000,),
+    TEST_IMAGES: (10_000, 28, 28),
+    TEST_LABELS: (10_000,),
+}
+
+
+class Source(ABC):
+    """Where the files of a data set lie and what they must be.
+
+    Attributes
+    ----------
+    name : str
+        The data set's name.
+    folder : str
+        The folder of its files below a data directory, as torchvision has it.
+    """
+
+    name: str
+    folder: str
+
+    @property
+    @abstractmethod
+    def form(self) -> Form:
+        """What its samples are."""
+
+    @property
+    @abstractmethod
+    def downloads(self) -> tuple[Download, ...]:
+        """The files to download for a full copy."""
+
+    @abstractmethod
+    def find(self, directory: Path) -> Path | None:
+        """Return the full copy in `directory`, or None."""
+
+    @abstractmethod
+    def lacking(self, directory: Path) -> list[str]:
+        """Return the names of the files that are not in the folder below `directory`."""
+
+    @abstractmethod
+    def verified_files(self, place: Path) -> dict[str, bytes]:
+        """Return the content of every file of the copy `place` by its name, each with its published md5.
+
+        Parameters
+        ----------
+        place : Path
+            What `find` returned.
+
+        Raises
+        ------
+        DataNotFoundError
+            If a file cannot be read.
+        CorruptDataError
+            If a checksum is not the published one.
+        """
+
+    @abstractmethod
+    def read(self, place: Path) -> Dataset:
+        """Return the data set from the copy `place`.
+
+        Parameters
+        ----------
+        place : Path
+            What `find` returned.
+
+        Raises
+        ------
+        DataNotFoundError
+            If a file cannot be read.
+        CorruptDataError
+            If a checksum or the layout of a file is not the published one.
+        """
+
+
+@dataclass(frozen=True)
+class CifarSource(Source):
+    """Where the files of a CIFAR data set lie and what they must be.
+
+    Attributes
+    ----------
+    name : str
+        The data set's name.
+    classes : int
+        The number of classes.
+    folder : str
+        The folder of the batches below a data directory, the same as inside the archive.
+    archive : Download
+        The published archive.
+    train, test : mapping
+        The published md5 of each batch, by its file name, in order.
+    label_key : bytes
+        The key of the class numbers in a batch.
+    """
+
+    name: str
+    classes: int
+    folder: str
+    archive: Download
+    train: Mapping[str, str]
+    test: Mapping[str, str]
+    label_key: bytes
+
+    @property
+    def form(self) -> Form:
+        """Colour images of 32 × 32."""
+        return Form(CIFAR_SHAPE, self.classes, self.classes)
+
+    @property
+    def downloads(self) -> tuple[Download, ...]:
+        """The files to download for a full copy."""
+        return (self.archive,)
+
+    def find(self, directory: Path) -> Path | None:
+        """Return the full copy in `directory`: the folder of batches, else the archive, else None."""
+        folder, archive = directory / self.folder, directory / self.archive.path
+        if folder.is_dir() and not self.lacking(directory):
+            return folder
+        return archive if exists(archive) else None
+
+    def lacking(self, directory: Path) -> list[str]:
+        """Return the names of the batches that are not in the folder below `directory`."""
+        return [batch for batch in self._batches if not exists(directory / self.folder / batch)]
+
+    def verified_files(self, place: Path) -> dict[str, bytes]:
+        """Return the content of every batch of the copy `place` (see `find`), each with its published md5."""
+        if place.is_dir():
+            return {batch: read_verified(place / batch, md5, dataset=self.name) for batch, md5 in self._batches.items()}
+        members = {f"{self.folder}/{batch}": md5 for batch, md5 in self._batches.items()}
+        contents = read_verified_members(place, self.archive.md5, members, dataset=self.name)
+        return {batch: contents[f"{self.folder}/{batch}"] for batch in self._batches}
+
+    def read(self, place: Path) -> Dataset:
+        """Return the data set from the copy `place`; images are (N, 3, 32, 32)."""
+        contents = self.verified_files(place)
+        train_inputs, train_targets = self._decode(contents[batch] for batch in self.train)
+        test_inputs, test_targets = self._decode(contents[batch] for batch in self.test)
+        return Dataset(self.name, train_inputs, train_targets, test_inputs, test_targets, self.classes, str(place))
+
+    @property
+    def _batches(self) -> dict[str, str]:
+        return {**self.train, **self.test}
+
+    def _decode(self, contents: Iterable[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
+        # A pickle runs code when loaded; these are bytes whose published md5 has just been checked.
+        batches: list[dict[bytes, Any]] = [pickle.loads(content, encoding="bytes") for content in contents]
+        inputs = images_from_bytes([batch[b"data"] for batch in batches], CIFAR_SHAPE)
+        labels = np.concatenate([np.asarray(batch[self.label_key], dtype=np.int64) for batch in batches])
+        return inputs, torch.from_numpy(labels)
+
+
+class IdxMd5(NamedTuple):
+    """The md5 of an idx file as published (gzipped), and unpacked."""
+
+    gz: str
+    raw: str
+
+
+@dataclass(frozen=True)
+class IdxSource(Source):
+    """Where the four idx files of a data set lie and what they must be.
+
+    Attributes
+    ----------
+    name : str
+        The data set's name.
+    folder : str
+        Their folder below a data directory.
+    url : str
+        The folder they are published in, with a slash at its end.
+    md5 : mapping
+        The checksums by the name of the unpacked file.
+    namesakes : frozenset of str
+        Checksums of the gzipped training labels of other data sets whose files have the same names.
+    classes : int
+        The number of classes.
+    """
+
+    name: str
+    folder: str
+    url: str
+    md5: Mapping[str, IdxMd5]
+    namesakes: frozenset[str] = field(default=frozenset())
+    classes: int = 10
+
+    @property
+    def form(self) -> Form:
+        """Grey images of 28 × 28."""
+        return Form((1, *IDX_SHAPES[TRAIN_IMAGES][1:]), self.classes, self.classes)
+
+    @property
+    def downloads(self) -> tuple[Download, ...]:
+        """The files to download for a full copy."""
+        return tuple(
+            Download(f"{self.url}{file}.gz", md5.gz, f"{self.folder}/{file}.gz") for file, md5 in self.md5.items()
+        )
+
+    def find(self, directory: Path) -> Path | None:
+        """Return the folder with the full copy: torchvision's in `directory`, else `directory`, else None."""
+        if not self.lacking(directory):
+            return directory / self.folder
+        if all(exists(directory / f"{file}.gz") for file in self.md5) and not self._is_namesake(directory):
+            return directory
+        return None
+
+    def lacking(self, directory: Path) -> list[str]:
+        """Return the names of the files that are not in the folder below `directory`, gzipped or unpacked."""
+        folder = directory / self.folder
+        return [file for file in self.md5 if not (exists(folder / f"{file}.gz") or exists(folder / file))]
+
+    def verified_files(self, place: Path) -> dict[str, bytes]:
+        """Return the unpacked content of the four files in the folder `place`, each with its published md5."""
+        contents = {}
+        for file, md5 in self.md5.items():
+            if exists(place / f"{file}.gz"):
+                packed = read_verified(place / f"{file}.gz", md5.gz, dataset=self.name)
+                contents[file] = gzip.decompress(packed)
+            else:
+                contents[file] = read_verified(place / file, md5.raw, dataset=self.name)
+        return contents
+
+    def read(self, place: Path) -> Dataset:
+        """Return the data set from the folder `place`; images are (N, 1, 28, 28)."""
+        arrays = {
+            file: parse_idx(content, IDX_SHAPES[file], file=str(place / file))
+            for file, content in self.verified_files(place).items()
+        }
+        return Dataset(
+            self.name,
+            images_from_bytes([arrays[TRAIN_IMAGES]], (1, 28, 28)),
+            torch.from_numpy(arrays[TRAIN_LABELS].astype(np.int64)),
+            images_from_bytes([arrays[TEST_IMAGES]], (1, 28, 28)),
+            torch.from_numpy(arrays[TEST_LABELS].astype(np.int64)),
+            self.classes,
+            str(place),
+        )
+
+    def _is_namesake(self, directory: Path) -> bool:
+        # In torchvision's layout the folder says whose files they are; lying loose, only their content does.
+        return file_md5(directory / f"{TRAIN_LABELS}.gz") in self.namesakes
+
+
+def parse_idx(content: bytes, shape: tuple[int, ...], *, file: str) -> np.ndarray:
+    """Return the array of 8-bit numbers that an idx file holds.
+
+    The format: two zero bytes, the type (8 is unsigned byte), the number of dimensions, each dimension as a
+    big-endian 32-bit integer, then the numbers in C order.
+
+    Parameters
+    ----------
+    content : bytes
+        The whole unpacked file.
+    shape : tuple of int
+        The shape it must have.
+    file : str
+        How to name it in the message.
+
+    Returns
+    -------
+    numpy.ndarray
+        uint8, of shape `shape`, read-only.
+
+    Raises
+    ------
+    CorruptDataError
+        If header or length are any other than those of an unsigned byte array of this shape.
+    """
+    header = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape)
+    if content[: len(header)] != header or len(content) != len(header) + prod(shape):
+        raise CorruptDataError(
+            f"{file} is not an idx file of unsigned bytes of shape {shape} (its header is "
+            f"{content[: len(header)].hex()} instead of {header.hex()}, its length {len(content)} bytes "
+            f"instead of {len(header) + prod(shape)}): delete it and fetch it again."
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=len(header)).reshape(shape)
+
+
+_MNIST = {
+    TRAIN_IMAGES: IdxMd5("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
+    TRAIN_LABELS: IdxMd5("d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
+    TEST_IMAGES: IdxMd5("9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
+    TEST_LABELS: IdxMd5("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
+}
+_FASHION = {
+    TRAIN_IMAGES: IdxMd5("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
+    TRAIN_LABELS: IdxMd5("25c81989df183df01b3e8a0aad5dffbe", "9018921c3c673c538a1fc5bad174d6f9"),
+    TEST_IMAGES: IdxMd5("bef4ecab320f06d8554ea6380940ec79", "8181f5470baa50b63fa0f6fddb340f0a"),
+    TEST_LABELS: IdxMd5("bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
+}
+
+_ALL = (
+    CifarSource(
+        name="cifar10",
+        classes=10,
+        folder="cifar-10-batches-py",
+        archive=Download(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+            "cifar-10-python.tar.gz",
+        ),
+        train={
+            "data_batch_1": "c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "634d18415352ddfa80567beed471001a",
+            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        },
+        test={"test_batch": "40351d587109b95175f43aff81a1287e"},
+        label_key=b"labels",
+    ),
+    CifarSource(
+        name="cifar100",
+        classes=100,
+        folder="cifar-100-python",
+        archive=Download(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
+            "cifar-100-python.tar.gz",
+        ),
+        train={"train": "16019d7e3df5f24257cddd939b257f8d"},
+        test={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        label_key=b"fine_labels",
+    ),
+    IdxSource(
+        name="fashion-mnist",
+        folder="FashionMNIST/raw",
+        # The only address of the publisher that serves these files, without https; the md5 check covers that.
+        url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        md5=_FASHION,
+        namesakes=frozenset({_MNIST[TRAIN_LABELS].gz}),
+    ),
+    IdxSource(
+        name="mnist",
+        folder="MNIST/raw",
+        url="https://ossci-datasets.s3.amazonaws.com/mnist/",
+        md5=_MNIST,
+        namesakes=frozenset({_FASHION[TRAIN_LABELS].gz}),
+    ),
+)
+
+SOURCES: dict[str, Source] = {source.name: source for source in _ALL}

@@ -1,0 +1,48 @@
+"""Packages whose names are imported when they are first used."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package that has its imports below ``if TYPE_CHECKING``, for type checkers.
+
+    A name is what those imports say, any other one the module of that name in the package.
+
+    Parameters
+    ----------
+    package
+        Its ``__name__``.
+    """
+
+    @cache
+    def homes() -> dict[str, str]:
+        tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        return {alias.name: str(one.module) for one in imports for alias in one.names}
+
+    def get(name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name in homes():
+            found = getattr(import_module(homes()[name]), name)
+            setattr(sys.modules[package], name, found)
+            return found
+        try:
+            return import_module(f"{package}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{package}.{name}":
+                raise
+            raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes()})
+
+    return get, names

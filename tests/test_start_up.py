@@ -1,0 +1,81 @@
+"""What is imported, and what is not: the commands that only read files answer before torch would have been imported."""
+
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import hesscond
+
+#: Packages that only some parts of hesscond use.
+SOMETIMES = ("pandas", "matplotlib", "rich", "typer", "pydantic", "sklearn", "jinja2", "sqlite3", "PIL")
+
+
+def imported(code, *arguments):
+    """The modules that are there after the code was run in a new interpreter."""
+    code += "\nimport sys\nprint('modules:', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("modules:")[2].split())
+
+
+def imported_by(*arguments):
+    """The same for a command."""
+    return imported(
+        "from hesscond.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code",
+        *arguments,
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with statements checked, made in another process."""
+    folder = tmp_path_factory.mktemp("started") / "run"
+    code = "from hesscond.cli import main; main()"
+    options = ["--method", "bnp", "--iterations", "2", "--probe-every", "1", "--out", str(folder)]
+    subprocess.run([sys.executable, "-c", code, "study", "fc-digits", *options], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--help",
+        "--version",
+        "studies",
+        "runs RUN",
+        "table summary RUN",
+        "table seeds RUN --format csv",
+        "figure --help",
+        "figure conditioning RUN -o FILE.png",
+        "export RUN",
+        "export RUN --table training --format json",
+        "check RUN --expect loss>0",
+        "follow --help",
+    ],
+)
+def test_commands_that_read_files_do_not_import_torch(line, run, tmp_path):
+    words = [word.replace("RUN", str(run)).replace("FILE", str(tmp_path / "file")) for word in line.split()]
+    assert "torch" not in imported_by(*words)
+
+
+def test_the_package_imports_the_rest_when_it_is_used():
+    assert not imported("import hesscond").intersection(SOMETIMES)
+    data = "(torch.ones(4, 3), torch.ones(4, 2))"
+    probed = f"import hesscond, torch\nhesscond.probe(torch.nn.Linear(3, 2), torch.nn.MSELoss(), {data})"
+    assert not imported(probed).intersection(SOMETIMES)
+
+
+def test_every_public_name_is_there():
+    for name in hesscond.__all__:
+        assert name in dir(hesscond)
+        assert callable(getattr(hesscond, name))
+    assert hesscond.testing.__name__ == "hesscond.testing"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hesscond.nothing  # noqa: B018
+
+
+def test_no_module_has_the_name_of_a_public_name():
+    """It would take its place as soon as it is imported."""
+    assert not {module.name for module in pkgutil.iter_modules(hesscond.__path__)}.intersection(hesscond.__all__)
