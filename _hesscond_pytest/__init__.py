@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 #: What an assertion can do that the bounds do not decide.
 POLICIES = ("fail", "warn", "skip", "pass")
@@ -18,7 +17,7 @@ PROPERTY = "hesscond"
 
 @dataclass
 class Running:
-    """A test.
+    """The test that is running.
 
     Attributes
     ----------
@@ -34,10 +33,10 @@ class Running:
     update: bool
     properties: list[tuple[str, object]]
 
-    def record(self, entry: dict[str, Any]) -> None:
-        """Keep what was asserted for the summary."""
+    def record(self, entry: dict[str, str]) -> None:
+        """Keep what an assertion came to."""
         self.properties.append((PROPERTY, json.dumps(entry)))
 
 
-#: The test that is running; None outside of pytest.
+#: None outside of pytest.
 running: Running | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "hesscond(unresolved): the policy of this test for assertions that the bounds of κ do not decide"
     )
-    checked(config.getini("hesscond_unresolved"), "the ini option hesscond_unresolved")
+    known(config.getini("hesscond_unresolved"), "the ini option hesscond_unresolved")
     config.pluginmanager.register(Summary(config), "hesscond-summary")
 
 
-def checked(policy: str, where: str) -> str:
+def known(policy: str, where: str) -> str:
     """The policy, if there is such a one."""
     if policy not in POLICIES:
         raise pytest.UsageError(f"{where} is one of {', '.join(POLICIES)}, not {policy!r}")
@@ -60,7 +60,7 @@ def policy_of(item: pytest.Item) -> str:
         unknown = [*marker.args, *(name for name in marker.kwargs if name != "unresolved")]
         if unknown or not marker.kwargs:
             raise pytest.UsageError(f"{item.nodeid}: write the marker as @pytest.mark.hesscond(unresolved='skip')")
-        return checked(marker.kwargs["unresolved"], f"unresolved of the marker of {item.nodeid}")
+        return known(marker.kwargs["unresolved"], f"unresolved of the marker of {item.nodeid}")
     return item.config.getoption("--hesscond-unresolved") or item.config.getini("hesscond_unresolved")
 
 
@@ -80,6 +80,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         _hesscond_pytest.running = before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Record the assertion that ends a test; one whose error the test catches, or expects, is not a failure."""
+    error = None if call.excinfo is None else call.excinfo.value
+    record = getattr(getattr(error, "assertion", None), "record", None)
+    report = yield
+    if record is not None and not hasattr(report, "wasxfail"):
+        entry = (PROPERTY, json.dumps(record))
+        item.user_properties.append(entry)
+        report.user_properties.append(entry)
+    return report
 
 
 @pytest.fixture
@@ -102,33 +115,31 @@ def hesscond_baseline(request: pytest.FixtureRequest) -> Callable[..., Path]:
 
 
 class Summary:
-    """Collects what was asserted, and says it at the end."""
+    """Says at the end which assertions did not pass: those that ended a test, were let go, or wrote a baseline."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.verbosity = config.get_verbosity()
-        self.found: list[tuple[str, dict[str, Any]]] = []
+        self.found: list[tuple[str, dict[str, str]]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Read the records off the last report of a test; with xdist this is where they come together."""
         if report.when == "teardown":
-            for name, value in report.user_properties:
-                if name == PROPERTY:
-                    self.found.append((report.nodeid, json.loads(str(value))))
+            entries = [json.loads(str(value)) for name, value in report.user_properties if name == PROPERTY]
+            self.found += [(report.nodeid, entry) for entry in entries if entry["outcome"] != "passed"]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """A line for each assertion: failed and unresolved ones first."""
+        """A line for each assertion, failed ones first; nothing where all passed."""
         if not self.found or self.verbosity < -1:
             return
-        order = ("failed", "unresolved", "written", "passed")
-        ranked = sorted(self.found, key=lambda one: order.index(one[1]["outcome"]))
+        order = {"failed": "red", "unresolved": "yellow", "written": "green"}
+        ranked = sorted(self.found, key=lambda one: list(order).index(one[1]["outcome"]))
         terminalreporter.section("condition numbers", sep="-")
         shown = ranked if self.verbosity > 0 else ranked[:LINES]
         for nodeid, entry in shown:
-            colour = {"failed": "red", "unresolved": "yellow"}.get(entry["outcome"], "green")
-            terminalreporter.write(f"{entry['outcome']:<10} ", **{colour: True})
+            terminalreporter.write(f"{entry['outcome']:<10} ", **{order[entry["outcome"]]: True})
             terminalreporter.line(f"{nodeid}: {entry['claim']}: {entry['summary']}")
         if len(shown) < len(ranked):
-            terminalreporter.line(f"… and {len(ranked) - len(shown)} more that hold less to say (-v shows all)")
-        counts = [sum(entry["outcome"] == outcome for _, entry in ranked) for outcome in order]
-        said = ", ".join(f"{count} {outcome}" for count, outcome in zip(counts, order, strict=True) if count)
-        terminalreporter.line(f"{len(ranked)} assertions about condition numbers: {said}")
+            terminalreporter.line(f"… and {len(ranked) - len(shown)} more (-v shows all)")
+        outcomes = [entry["outcome"] for _, entry in ranked]
+        said = ", ".join(f"{outcomes.count(one)} {one}" for one in order if one in outcomes)
+        terminalreporter.line(f"assertions about condition numbers: {said}")

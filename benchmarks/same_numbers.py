@@ -94,6 +94,7 @@ METHODS: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "tanh": (("unit", "layer"), ("bnp", "whitening", "optimal-diagonal", "weightnorm", "sphere", Jacobi())),
     "relu": (("unit", "network"), ("bnp", "batchnorm", "equilibration")),
     "convolutions": (("unit",), ("bnp", "whitening")),
+    "silu": (("layer",), ("bnp", "whitening")),
 }
 
 

@@ -24,7 +24,7 @@ from pydantic_core import PydanticUndefined
 import hesscond
 from hesscond import data
 from hesscond.cli import app
-from hesscond.expectations import parser, syntax
+from hesscond.expectations import parser
 from hesscond.models import MODELS
 from hesscond.report import FIGURES
 from hesscond.report import TABLES as TABLE_KINDS
@@ -303,14 +303,14 @@ def expressions() -> str:
         f"## Grammar\n\n```text\n{inspect.cleandoc(grammar)}\n```\n",
         "## Columns\n\n| table | columns |\n|---|---|",
     ]
-    for table in syntax.READ:
-        names = ", ".join(f"`{name}`" for name, own in syntax.COLUMNS.items() if own == table)
+    for table in parser.READ:
+        names = ", ".join(f"`{name}`" for name, own in parser.COLUMNS.items() if own == table)
         parts.append(f"| `{table}` | {names} |")
     parts.append("\n## Functions\n\n| | |\n|---|---|")
     for names, meaning in (
-        (syntax.AGGREGATES, "one value for all rows; `last` and `first`: for each layer, unit and kind of data"),
-        (syntax.POINTWISE, "row by row"),
-        (syntax.OF_TRUTHS, "take a comparison, the others a number"),
+        (parser.AGGREGATES, "one value for all rows; `last` and `first`: for each layer, unit and kind of data"),
+        (parser.POINTWISE, "row by row"),
+        (parser.OF_TRUTHS, "take a comparison, the others a number"),
     ):
         parts.append(f"| {', '.join(f'`{name}`' for name in names)} | {meaning} |")
     return "\n".join(parts) + "\n"

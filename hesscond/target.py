@@ -156,7 +156,7 @@ def load_target(spec: str, *, seed: int | None = None) -> Target:
     with importable(path.resolve().parent):
         try:
             function = named(executed(source, path), name, path)
-            return checked(function(), spec)
+            return as_target(function(), spec)
         except ConfigError:
             raise
         except (Exception, SystemExit) as error:
@@ -228,7 +228,7 @@ def suggestion(name: str, there: list[str]) -> str:
     return f": there is {', '.join(there[:8])}{', …' if len(there) > 8 else ''}" if there else ""
 
 
-def checked(returned: Any, spec: str) -> Target:
+def as_target(returned: Any, spec: str) -> Target:
     """What FUNCTION returned as a `Target`, or a ConfigError."""
     if not isinstance(returned, (tuple, list)) or len(returned) not in (3, 4):
         raise ConfigError(

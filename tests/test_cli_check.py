@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from expectations.expectation_runs import probe_row
 
-from hesscond.commands.annotations import escaped, escaped_property
+from hesscond.commands.check import escaped, escaped_property
 from hesscond.commands.junit import Case, junit_report
 from hesscond.study.log import RunLog
 

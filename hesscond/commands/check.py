@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 from rich import box
@@ -15,13 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hesscond.commands import completion
-from hesscond.commands.annotations import annotate, on_github
 from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
 from hesscond.commands.options import check_file, choice, collect
 from hesscond.commands.printing import print_table, stdout
 from hesscond.errors import ConfigError
-from hesscond.expectations import Expectation, Outcome, outcomes
+from hesscond.expectations import Decision, Expectation, decisions
 from hesscond.study import StoredRun
 
 POLICIES = ("fail", "pass")
@@ -79,7 +80,7 @@ def check(
     check_file("--junit", junit, None)
     choice("--unresolved", unresolved, POLICIES)
     expectations = [Expectation.of(text) for text in expect]
-    found = outcomes(expectations, collect(runs))
+    found = decisions(expectations, collect(runs))
     if as_json:
         typer.echo(json.dumps([as_dict(one, unresolved) for one in found], indent=1))
     else:
@@ -97,17 +98,17 @@ def meet(expectations: Sequence[Expectation], runs: Sequence[StoredRun], unresol
     typer.Exit
         Something is not met.
     """
-    found = outcomes(expectations, runs)
+    found = decisions(expectations, runs)
     show(found)
     refuse(found, unresolved, github=None, quiet=False)
 
 
-def passes(one: Outcome, unresolved: str) -> bool:
-    """Whether an outcome lets the job go on."""
+def passes(one: Decision, unresolved: str) -> bool:
+    """Whether a decision lets the job go on."""
     return one.status == "met" or (one.status == "unresolved" and unresolved == "pass")
 
 
-def refuse(found: Sequence[Outcome], unresolved: str, *, github: bool | None, quiet: bool) -> None:
+def refuse(found: Sequence[Decision], unresolved: str, *, github: bool | None, quiet: bool) -> None:
     """Annotate and leave with exit code 1 if something is not met.
 
     Raises
@@ -116,14 +117,39 @@ def refuse(found: Sequence[Outcome], unresolved: str, *, github: bool | None, qu
         It is not.
     """
     refused = [one for one in found if not passes(one, unresolved)]
-    if on_github(github):
+    if os.environ.get("GITHUB_ACTIONS") == "true" if github is None else github:
         annotate(found, refused, sys.stderr if quiet else sys.stdout)
     if refused:
         raise typer.Exit(UNMET)
 
 
-def show(found: Sequence[Outcome]) -> None:
-    """A row for each outcome, and what was found below it."""
+def annotate(found: Sequence[Decision], refused: Sequence[Decision], stream: IO[str]) -> None:
+    """A line that GitHub shows at the pull request for what is not met: an error if it is refused, else a warning."""
+    for one in found:
+        if one.status != "met":
+            command = "error" if one in refused else "warning"
+            title = f"{one.status}: {one.expectation} ({one.runs})"
+            stream.write(f"::{command} title={escaped_property(title)}::{escaped(one.reason)}\n")
+
+
+def escaped(text: str) -> str:
+    """As GitHub asks for in a message.
+
+    Examples
+    --------
+    >>> escaped("50 % of 2")
+    '50 %25 of 2'
+    """
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def escaped_property(text: str) -> str:
+    """As GitHub asks for in a property, which ends at a comma and at a colon."""
+    return escaped(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def show(found: Sequence[Decision]) -> None:
+    """A row for each decision, and what was found below it."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("runs", overflow="fold")
@@ -137,26 +163,14 @@ def show(found: Sequence[Outcome]) -> None:
     stdout.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
 
 
-def as_case(one: Outcome, unresolved: str) -> Case:
-    """For JUnit: an unresolved outcome that passes is a skipped case."""
+def as_case(one: Decision, unresolved: str) -> Case:
+    """For JUnit: an unresolved decision that passes is a skipped case."""
     if passes(one, unresolved):
         return Case(one.runs, one.expectation, skipped=one.reason if one.status == "unresolved" else None)
     return Case(one.runs, one.expectation, failure=f"{one.status}: {one.reason}", kind=one.status)
 
 
-def as_dict(one: Outcome, unresolved: str) -> dict[str, Any]:
+def as_dict(one: Decision, unresolved: str) -> dict[str, Any]:
     """For JSON; an end that is not known is null."""
-    return {
-        "expectation": one.expectation,
-        "runs": one.runs,
-        "status": one.status,
-        "ok": passes(one, unresolved),
-        "reason": one.reason,
-        "rows": one.rows,
-        "met": one.met,
-        "failed": one.failed,
-        "unresolved": one.unresolved,
-        "unmatched": one.unmatched,
-        "worst": one.worst,
-        "values": {name: [end if math.isfinite(end) else None for end in ends] for name, ends in one.values.items()},
-    }
+    values = {name: [end if math.isfinite(end) else None for end in ends] for name, ends in one.values.items()}
+    return asdict(one) | {"ok": passes(one, unresolved), "values": values}

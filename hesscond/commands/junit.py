@@ -21,17 +21,11 @@ class Case:
     Attributes
     ----------
     group
-        Of cases: a statement, a run.
+        A statement, a run.
     name
         In the group.
-    seconds
-        It took.
-    failure
-        A sentence, if it failed.
-    kind
-        Of failure, in a word.
-    details
-        What else there is to say of a failure.
+    failure, kind, details
+        If it failed: a sentence, a word for it, and what else there is to say.
     skipped
         A sentence, if it was left out or not decided.
     """
@@ -46,31 +40,23 @@ class Case:
 
 
 def junit_report(suite: str, cases: Sequence[Case]) -> ElementTree.ElementTree:
-    """The report: a suite with its cases, and how many failed or were skipped.
-
-    Parameters
-    ----------
-    suite
-        Its name.
-    cases
-        In their order.
-    """
-    failures = sum(case.failure is not None for case in cases)
-    skipped = sum(case.skipped is not None for case in cases)
+    """The report: a suite with its cases, and how many failed or were skipped."""
+    failures, skipped = (sum(getattr(case, kind) is not None for case in cases) for kind in ("failure", "skipped"))
     counts = {"tests": len(cases), "failures": failures, "errors": 0, "skipped": skipped}
-    attributes = {name: str(count) for name, count in counts.items()}
-    seconds = f"{sum(case.seconds for case in cases):.3f}"
-    root = ElementTree.Element("testsuite", name=clean(suite), time=seconds, **attributes)  # type: ignore[arg-type]
+    root = new(None, "testsuite", name=suite, time=f"{sum(case.seconds for case in cases):.3f}", **counts)
     for case in cases:
-        element = ElementTree.SubElement(
-            root, "testcase", classname=clean(case.group), name=clean(case.name), time=f"{case.seconds:.3f}"
-        )
+        element = new(root, "testcase", classname=case.group, name=case.name, time=f"{case.seconds:.3f}")
         if case.failure is not None:
-            found = ElementTree.SubElement(element, "failure", message=clean(case.failure), type=case.kind)
-            found.text = clean(case.details or case.failure)
+            new(element, "failure", message=case.failure, type=case.kind).text = clean(case.details or case.failure)
         elif case.skipped is not None:
-            ElementTree.SubElement(element, "skipped", message=clean(case.skipped))
+            new(element, "skipped", message=case.skipped)
     return ElementTree.ElementTree(root)
+
+
+def new(parent: ElementTree.Element | None, tag: str, **attributes: object) -> ElementTree.Element:
+    """An element, below another if there is one."""
+    texts = {name: clean(str(value)) for name, value in attributes.items()}
+    return ElementTree.Element(tag, texts) if parent is None else ElementTree.SubElement(parent, tag, texts)
 
 
 def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:

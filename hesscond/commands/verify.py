@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hesscond.commands import completion
+from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
 from hesscond.commands.options import check_file
 from hesscond.commands.printing import print_table, sign_of_life, stderr, stdout
@@ -27,7 +28,6 @@ from hesscond.report.saving import METADATA
 from hesscond.study.sections import LARGEST
 from hesscond.theorems import Claim, Statement, Tally, Verdict, statement, statements, verify
 
-FAILED = 1
 #: Sizes of the matrices of ``--worst``.
 SIZES = (3, 4, 6, 8, 12)
 STYLES = {"holds": "green", "violated": "red", "unresolved": "yellow", "not-applicable": "dim"}
@@ -86,7 +86,7 @@ def verify_statements(
     if junit is not None:
         write_junit(junit, "hesscond verify", list(junit_cases(verdicts)))
     if not all(verdict.ok for verdict in verdicts):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(UNMET)
 
 
 def run_all(chosen: list[Statement], trials: int | None, seed: int) -> list[Verdict]:
@@ -127,9 +127,10 @@ def list_statements(
     if as_json:
         typer.echo(json.dumps([described(s) for s in statements()], indent=1))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    papers = Text("BNP, WC, PREC, CWO: papers, named in full in docs/papers.md")
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=papers, caption_justify="left")
     for column in ("id", "known to", "title", "source"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=column in ("id", "known to"))
     for one in statements():
         table.add_row(one.id, expectation(one), one.title, one.source)
     if not long:
@@ -137,7 +138,8 @@ def list_statements(
         return
     for one in statements():
         stdout.print(Text(f"{one.id}  ({one.source})", style="bold"))
-        stdout.print(textwrap.fill(one.text, 100, initial_indent="  ", subsequent_indent="  "))
+        width = min(100, stdout.width)
+        stdout.print(textwrap.fill(one.text, width, initial_indent="  ", subsequent_indent="  "), soft_wrap=True)
         for claim in one.claims:
             stdout.print(f"  {known(claim)}:  {claim.name}: {claim.text}", soft_wrap=True)
         stdout.print(f"  if {'; '.join(one.hypotheses) or 'always'}\n", soft_wrap=True)
@@ -169,33 +171,35 @@ def described(one: Statement) -> dict[str, Any]:
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    """A row for each claim."""
+    """A row for each claim below its statement, in 80 columns."""
     table = Table(
         caption=Text(
-            "violated: of the trials that were decided; n/a: a hypothesis fails; unres.: the bounds do not decide; "
-            "used: the most of what the claim allows, violated above 1"
+            "known: what is; * not claimed by the source. violated: of the trials that were decided; n/a: a hypothesis "
+            "fails; open: the bounds do not decide; used: the most of what the claim allows, violated above 1"
         ),
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
-        padding=(0, 1),
+        padding=0,
+        collapse_padding=True,
     )
-    for name in ("statement", "claim", "known", "status"):
-        table.add_column(name, no_wrap=name != "claim")
-    for name in ("violated", "n/a", "unres.", "used"):
+    table.add_column("claim", overflow="fold")
+    for name in ("known", "status"):
+        table.add_column(name, no_wrap=True)
+    for name in ("violated", "n/a", "open", "used"):
         table.add_column(name, justify="right", no_wrap=True)
     for verdict in verdicts:
-        for number, tally in enumerate(verdict.tallies):
+        table.add_row(Text(verdict.id, style="bold"))
+        for tally in verdict.tallies:
             status = status_of(verdict, tally)
             table.add_row(
-                verdict.id if number == 0 else "",
-                Text(tally.claim.name),
-                known(tally.claim),
+                Text(f"  {tally.claim.name}"),
+                f"{'true' if tally.claim.true else 'false'}{'' if tally.claim.published else ' *'}",
                 Text(status, style=STYLES[status]),
                 f"{tally.violated} / {tally.holds + tally.violated}",
                 str(tally.not_applicable),
                 str(tally.unresolved),
                 "–" if tally.worst == -math.inf else f"{tally.worst:.3g}",
-                end_section=number == len(verdict.tallies) - 1,
             )
     return table
 

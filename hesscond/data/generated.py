@@ -23,7 +23,7 @@ DIGITS_TEST = 360
 PHOTOGRAPHS = ("china", "flower")
 
 
-def checked(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def checked_options(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """All options: the given ones, and the defaults of the others.
 
     Raises
@@ -153,8 +153,8 @@ class Generated:
         return self.make(**self.checked(options))
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All options, see `checked`."""
-        return checked(given, self.options)
+        """All options, see `checked_options`."""
+        return checked_options(given, self.options)
 
 
 GENERATED: dict[str, Generated] = {

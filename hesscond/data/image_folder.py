@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hesscond.data.dataset import Dataset, Form
-from hesscond.data.generated import checked
+from hesscond.data.generated import checked_options
 from hesscond.data.pictures import Pictures
 from hesscond.data.preparation import rows_of
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
@@ -35,7 +35,7 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     ConfigError
         One that is not there, or does not fit.
     """
-    options = checked(given, OPTIONS)
+    options = checked_options(given, OPTIONS)
     if options["size"] > options["resize"]:
         raise ConfigError(f"size = {options['size']} exceeds resize = {options['resize']}: the centre is no larger.")
     return options

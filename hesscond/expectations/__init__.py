@@ -1,10 +1,10 @@
 """Expectations of runs: expressions over the columns of their logs, decided by the bounds of κ.
 
-`parser` reads them (the grammar is there), `syntax` says what they may name, `intervals` computes with bounds, `rows`
-matches what is compared, `evaluation` and `outcomes` decide. Nothing in an expression is ever executed as code.
+`parser` reads them (what they may say is there), `intervals` computes with bounds, `evaluation` goes through the rows,
+`decisions` says which are met. Nothing in an expression is ever executed as code.
 """
 
-from hesscond.expectations.outcomes import Expectation, Outcome, outcomes
-from hesscond.expectations.syntax import ExpressionError
+from hesscond.expectations.decisions import Decision, Expectation, decisions
+from hesscond.expectations.parser import ExpressionError
 
-__all__ = ["Expectation", "ExpressionError", "Outcome", "outcomes"]
+__all__ = ["Decision", "Expectation", "ExpressionError", "decisions"]

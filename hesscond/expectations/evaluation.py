@@ -1,30 +1,202 @@
-"""The value of an expression over the rows of runs, with what it was computed from."""
+"""Values of expressions over the rows of runs: where they come from, how two sides are matched, what they come to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+import numpy as np
+
+from hesscond.errors import ConfigError
 from hesscond.expectations.intervals import COMPARISONS, Interval, Truth
-from hesscond.expectations.rows import Found, Log, at_end, matched
-from hesscond.expectations.syntax import (
-    Arithmetic,
+from hesscond.expectations.parser import (
+    COLUMNS,
     Call,
     Column,
-    Comparison,
     Condition,
     Filtered,
-    Logic,
-    Negative,
     Node,
-    Not,
     Number,
+    Operation,
+    did_you_mean,
 )
+from hesscond.study.store import TABLES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hesscond.study.store import StoredRun
+
+ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow}
+#: What makes a row of a table the same in another one, or in another run.
+KEYS = ("iteration", "data", "layer", "unit")
+
+Values = TypeVar("Values", Interval, Truth)
+
+
+@dataclass(frozen=True)
+class RowValues(Generic[Values]):
+    """Values, and the rows that they belong to.
+
+    Attributes
+    ----------
+    values
+        One a row, or a single one (of no row).
+    rows
+        Columns iteration, data, layer, unit, as far as the table has them; None: a single value.
+    unmatched
+        How many rows had no partner.
+    """
+
+    values: Values
+    rows: pd.DataFrame | None = None
+    unmatched: int = 0
+
+    def replaced(self, values: Interval | Truth) -> RowValues:
+        """Other values of the same rows."""
+        return RowValues(values, self.rows, self.unmatched)
+
+
+class Log:
+    """The tables of a run, read once."""
+
+    def __init__(self, run: StoredRun) -> None:
+        self.run = run
+        self._tables: dict[str, pd.DataFrame] = {}
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A table; rows that are there twice, once."""
+        if name not in self._tables:
+            table = self.run.table(name)
+            self._tables[name] = table.drop_duplicates([k for k in KEYS if k in table], keep="last")
+        return self._tables[name]
+
+    def column(self, name: str, conditions: Sequence[Condition]) -> RowValues[Interval]:
+        """The values of a column in the rows that fulfil the conditions, with their bounds.
+
+        Raises
+        ------
+        ConfigError
+            There are no such rows.
+        """
+        table = self.table(COLUMNS[name])
+        if table.empty:
+            raise ConfigError(f"{self.run.folder} has no rows in the table {COLUMNS[name]}, where {name} is")
+        for number, condition in enumerate(conditions):
+            there = table
+            table = table[fulfilled(table, condition)]
+            if table.empty:
+                before = ", ".join(map(str, conditions[:number]))
+                raise ConfigError(
+                    f"no row of the table {COLUMNS[name]} of {self.run.folder} fulfils {condition}"
+                    f"{f' where {before}' if before else ''}: {available(there, condition)}"
+                )
+        rows = table[[k for k in KEYS if k in table]].reset_index(drop=True)
+        return RowValues(bounded(table, name), rows)
+
+
+def bounded(table: pd.DataFrame, name: str) -> Interval:
+    """A column's values: its interval where the log has one, else the numbers as they are."""
+    if f"{name}_lower" in TABLES[COLUMNS[name]]:
+        return Interval.between(table[f"{name}_lower"], table[f"{name}_upper"])
+    return Interval.point(table[name].astype(float).to_numpy(dtype=float, na_value=np.nan))
+
+
+def fulfilled(table: pd.DataFrame, condition: Condition) -> pd.Series:
+    """Which rows a condition holds for; a missing value fulfils none."""
+    column = table[condition.column]
+    if isinstance(condition.value, str):
+        same = column.astype("string") == condition.value
+        return (same if condition.sign == "==" else ~same).fillna(False).astype(bool)
+    compare = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}[condition.sign]
+    numbers = column.astype("Float64")
+    return getattr(numbers, compare)(condition.value).fillna(False).astype(bool)
+
+
+def available(table: pd.DataFrame, condition: Condition) -> str:
+    """What the column does hold."""
+    known = table[condition.column].dropna().unique()
+    if isinstance(condition.value, str):
+        names = sorted(map(str, known))
+        shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+        return did_you_mean(condition.value, names, otherwise=f"there are {shown}")
+    return f"its values are from {min(known)} to {max(known)}" if len(known) else "it is empty"
+
+
+def matched(a: RowValues, b: RowValues, sign: str) -> tuple[RowValues, RowValues]:
+    """Both, in the same rows: those that agree in all the columns that both have.
+
+    A single value goes with every row. Values of fewer columns (the training loss has no layer, a last κ no
+    iteration) go with every row that agrees in these.
+
+    Raises
+    ------
+    ConfigError
+        They have no row in common.
+    """
+    if a.rows is None or b.rows is None:
+        rows = a.rows if b.rows is None else b.rows
+        count = () if rows is None else (len(rows),)
+        return tuple(RowValues(broadcast(one.values, count), rows, one.unmatched) for one in (a, b))  # type: ignore[return-value]
+    if a.rows is b.rows:
+        return a, b
+    if len(b.rows.columns) > len(a.rows.columns):
+        second, first = matched(b, a, sign)
+        return first, second
+    common = [name for name in a.rows if name in b.rows]
+    if len(common) < len(b.rows.columns):
+        raise ConfigError(
+            f"the two sides of {sign} belong to different rows ({', '.join(a.rows)} and {', '.join(b.rows)}): "
+            "take one value of one of them, as median(…) does"
+        )
+    where = keys(b.rows, common).get_indexer(keys(a.rows, common))
+    kept = np.flatnonzero(where >= 0)
+    if not len(kept):
+        raise ConfigError(
+            f"the two sides of {sign} have no row in common ({', '.join(common)} agree in none): put a filter around "
+            "the whole comparison, or take one value of one side, as median(…) does"
+        )
+    rows = a.rows if len(kept) == len(a.rows) else a.rows.iloc[kept].reset_index(drop=True)
+    lost = len(a.rows) - len(kept) + (len(b.rows) - len(set(where[kept])) if len(common) == len(a.rows.columns) else 0)
+    unmatched = max(a.unmatched, b.unmatched, lost)
+    return RowValues(a.values.take(kept), rows, unmatched), RowValues(b.values.take(where[kept]), rows, unmatched)
+
+
+def keys(rows: pd.DataFrame, names: list[str]) -> pd.Index:
+    """An index of the rows by some columns."""
+    import pandas as pd
+
+    # as texts: a missing layer or unit equals another
+    return pd.MultiIndex.from_frame(rows[names].astype("string").fillna(""))
+
+
+def broadcast(values: Values, shape: tuple[int, ...]) -> Values:
+    """A single value for every row."""
+    if isinstance(values, Interval):
+        return Interval(*(np.broadcast_to(end, shape or np.shape(end)) for end in (values.lower, values.upper)))
+    ends = (values.certain, values.possible, values.margin)
+    return Truth(*(np.broadcast_to(end, shape or np.shape(end)) for end in ends))
+
+
+def at_end(found: RowValues[Interval], which: str) -> RowValues[Interval]:
+    """The values of the last (or first) iteration, for each layer, unit and kind of data by itself."""
+    if found.rows is None or "iteration" not in found.rows:
+        return found
+    ordered = found.rows.sort_values("iteration", kind="stable")
+    series = [name for name in found.rows if name != "iteration"]
+    if not series:
+        where = ordered.index[-1 if which == "last" else 0]
+        return RowValues(found.values.take(where), None, found.unmatched)
+    ends = ordered.drop_duplicates(series, keep="last" if which == "last" else "first").index.sort_values()
+    rows = found.rows.loc[ends, series].reset_index(drop=True)
+    return RowValues(found.values.take(ends.to_numpy()), rows, found.unmatched)
 
 
 @dataclass
 class Evaluation:
-    """Evaluates an expression.
+    """An expression computed over the rows of logs.
 
     Attributes
     ----------
@@ -38,63 +210,65 @@ class Evaluation:
 
     text: str
     logs: Mapping[str | None, Log]
-    named: dict[str, Found] = field(default_factory=dict)
+    named: dict[str, RowValues] = field(default_factory=dict)
     _conditions: tuple[Condition, ...] = ()
 
-    def truth(self, node: Node) -> Found[Truth]:
-        """Whether it holds.
+    def truth(self, node: Node) -> RowValues[Truth]:
+        """Where a comparison holds.
 
         Raises
         ------
         ConfigError
             No row is there for a column, or those of two sides do not match.
         """
-        if isinstance(node, Comparison):
-            a, b = matched(self.number(node.a), self.number(node.b), node.sign)
-            return a.replaced(COMPARISONS[node.sign](a.values, b.values))
-        if isinstance(node, Logic):
-            p, q = matched(self.truth(node.a), self.truth(node.b), node.word)
-            return p.replaced(p.values & q.values if node.word == "and" else p.values | q.values)
-        if isinstance(node, Not):
-            found = self.truth(node.a)
-            return found.replaced(~found.values)
-        if isinstance(node, Filtered):
-            return self._filtered(node).truth(node.a)
+        match node:
+            case Operation(sign="not", parts=(a,)):
+                found = self.truth(a)
+                return found.replaced(~found.values)
+            case Operation(sign="and" | "or" as word, parts=(a, b)):
+                p, q = matched(self.truth(a), self.truth(b), word)
+                return p.replaced(p.values & q.values if word == "and" else p.values | q.values)
+            case Operation(sign=sign, parts=(a, b)):
+                x, y = matched(self.number(a), self.number(b), sign)
+                return x.replaced(COMPARISONS[sign](x.values, y.values))
+            case Filtered(a=inner):
+                return self._filtered(node).truth(inner)
         assert isinstance(node, Call)
-        found = self._argument_truth(node)
-        return self._remember(node, Found(getattr(found.values, node.name)(), None, found.unmatched))
+        found = self._inside().truth(node.a)
+        return self._remember(node, RowValues(getattr(found.values, node.name)(), None, found.unmatched))
 
-    def number(self, node: Node) -> Found[Interval]:
-        """Its value.
+    def number(self, node: Node) -> RowValues[Interval]:
+        """The values of an expression.
 
         Raises
         ------
         ConfigError
             As for `truth`.
         """
-        if isinstance(node, Number):
-            return Found(Interval.point(node.value))
-        if isinstance(node, Column):
-            return self._remember(node, self.logs[node.method].column(node.name, self._conditions))
-        if isinstance(node, Negative):
-            found = self.number(node.a)
-            return found.replaced(-found.values)
-        if isinstance(node, Arithmetic):
-            a, b = matched(self.number(node.a), self.number(node.b), node.sign)
-            return a.replaced(arithmetic(node.sign, a.values, b.values))
-        if isinstance(node, Filtered):
-            return self._filtered(node).number(node.a)
+        match node:
+            case Number(value=value):
+                return RowValues(Interval.point(value))
+            case Column(method=method, name=name):
+                return self._remember(node, self.logs[method].column(name, self._conditions))
+            case Operation(parts=(a,)):
+                found = self.number(a)
+                return found.replaced(-found.values)
+            case Operation(sign=sign, parts=(a, b)):
+                x, y = matched(self.number(a), self.number(b), sign)
+                return x.replaced(ARITHMETIC[sign](x.values, y.values))
+            case Filtered(a=inner):
+                return self._filtered(node).number(inner)
         assert isinstance(node, Call)
         return self._called(node)
 
-    def _called(self, node: Call) -> Found[Interval]:
+    def _called(self, node: Call) -> RowValues[Interval]:
         if node.name == "share":
-            found = self._argument_truth(node)
-            return self._remember(node, Found(found.values.share(), None, found.unmatched))
+            truths = self._inside().truth(node.a)
+            return self._remember(node, RowValues(truths.values.share(), None, truths.unmatched))
         if node.name in ("abs", "log10", "sqrt"):
             inner = self.number(node.a)
             return inner.replaced(abs(inner.values) if node.name == "abs" else getattr(inner.values, node.name)())
-        inner = replace(self, named={}).number(node.a)
+        inner = self._inside().number(node.a)
         if node.name in ("last", "first"):
             return self._remember(node, at_end(inner, node.name))
         values = inner.values
@@ -103,27 +277,16 @@ class Evaluation:
                 values = values.quantile(node.q)
             else:
                 values = {"mean": values.mean, "min": values.minimum, "max": values.maximum}[node.name]()
-        return self._remember(node, Found(values, None, inner.unmatched))
+        return self._remember(node, RowValues(values, None, inner.unmatched))
 
-    def _argument_truth(self, node: Call) -> Found[Truth]:
-        return replace(self, named={}).truth(node.a)
+    def _inside(self) -> Evaluation:
+        return replace(self, named={})
 
     def _filtered(self, node: Filtered) -> Evaluation:
         return replace(self, _conditions=(*self._conditions, *node.conditions))
 
-    def _remember(self, node: Node, found: Found) -> Found:
+    def _remember(self, node: Node, found: RowValues) -> RowValues:
         text = " ".join(self.text[node.start : node.end].split())
         where = ", ".join(map(str, self._conditions))
         self.named[f"{text}[{where}]" if where else text] = found
         return found
-
-
-def arithmetic(sign: str, a: Interval, b: Interval) -> Interval:
-    """A sign applied to intervals."""
-    if sign == "+":
-        return a + b
-    if sign == "-":
-        return a - b
-    if sign == "*":
-        return a * b
-    return a / b if sign == "/" else a**b

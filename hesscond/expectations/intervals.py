@@ -105,20 +105,20 @@ class Interval:
         return Interval(np.where(defined, self.lower, np.nan), np.where(defined, self.upper, np.nan))
 
     def minimum(self) -> Interval:
-        """Of all."""
+        """The least of all values, which lies between the least lower and the least upper end."""
         return Interval(np.asarray(self.lower.min()), np.asarray(self.upper.min()))
 
     def maximum(self) -> Interval:
-        """Of all."""
+        """The largest of all values."""
         return Interval(np.asarray(self.lower.max()), np.asarray(self.upper.max()))
 
     def mean(self) -> Interval:
-        """Of all."""
+        """The mean of all values, by a sum without rounding errors."""
         total = Interval(np.asarray(exact_sum(self.lower)[0]), np.asarray(exact_sum(self.upper)[1]))
         return total / Interval.point(len(self))
 
     def quantile(self, q: float) -> Interval:
-        """Of all, interpolated linearly between neighbours; it rises with every value."""
+        """A quantile of all values, interpolated linearly between neighbours; it rises with every value."""
         if self.missing.any():
             return Interval.point(np.nan)
         position = (len(self) - 1) * q

@@ -1,79 +1,232 @@
-"""From the text of an expectation to its tree: a tokenizer and a recursive descent, with bounds on size and depth.
+"""From the text of an expectation to its tree.
 
-::
+Python's own parser reads it, and of what it finds only this is taken; everything else is refused, and nothing runs::
 
-    expectation = conjunction { "or" conjunction }
-    conjunction = negation { "and" negation }
-    negation    = "not" negation | comparison
-    comparison  = sum { ("<" | "<=" | ">" | ">=" | "==" | "!=") sum }
-    sum         = product { ("+" | "-") product }
-    product     = sign { ("*" | "/") sign }
-    sign        = ("-" | "+") sign | power
-    power       = filtered [ "**" sign ]
-    filtered    = atom { "[" condition { ("," | "and") condition } "]" }
-    atom        = number | [ method "." ] column | function "(" expectation [ "," number ] ")" | "(" expectation ")"
-    condition   = column ("=" | "==" | "!=" | "<" | "<=" | ">" | ">=") (number | name | "text in quotation marks")
+    a < b    <=  >  >=  ==  !=     comparisons; a < b < c is a < b and b < c
+    p and q, p or q, not p         of comparisons
+    a + b    -  *  /  **           of numbers, which are written as 10, 0.5 or 1e6
+    kappa                          a column of the run that is checked
+    bnp.kappa, "bnp+groupnorm".kappa
+                                   a column of the run of a method
+    median(a), quantile(a, 0.9)    a function
+    a[data = train, unit > 3]      a filter, around columns: column (= == != < <= > >=) (number, name or "text"),
+                                   joined by , or and
+
+Only filters are not Python's, as = is not: they are read here, and stand as an index in what Python reads.
 """
 
 from __future__ import annotations
 
+import ast
+import keyword
 import math
 import re
-from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple, NoReturn
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import NoReturn
 
-from hesscond.expectations.syntax import (
-    AGGREGATES,
-    COLUMNS,
-    OF_TRUTHS,
-    POINTWISE,
-    READ,
-    TEXT,
-    WHOLE,
-    Arithmetic,
-    Call,
-    Column,
-    Comparison,
-    Condition,
-    ExpressionError,
-    Filtered,
-    Logic,
-    Negative,
-    Node,
-    Not,
-    Number,
-    did_you_mean,
-    walk,
-)
+from hesscond.errors import ConfigError
+from hesscond.expectations.intervals import COMPARISONS
 from hesscond.study.store import TABLES
+
+#: Tables that expectations read; the others repeat their column names.
+READ = ("probe", "evaluation", "training")
+#: Columns that say which row it is, and other exact ones: what a filter may ask for.
+TEXT = ("data", "layer", "coordinates", "solver")
+WHOLE = tuple(
+    name
+    for table in READ
+    for name, kind in TABLES[table].items()
+    if kind.startswith("INTEGER") and (table == "probe" or name not in TABLES["probe"])
+)
+#: Column → table, for all that an expression may compute with.
+COLUMNS = {
+    name: table
+    for table in READ
+    for name in TABLES[table]
+    if name not in TEXT and name not in ("iteration", "epoch", "unit")
+}
+
+#: Functions of the rows: one value for all of them, or (last, first) for each layer, unit and kind of data.
+AGGREGATES = ("median", "mean", "min", "max", "quantile", "last", "first", "all", "any", "share")
+#: Functions row by row.
+POINTWISE = ("abs", "log10", "sqrt")
+#: These take a comparison, the others a number.
+OF_TRUTHS = ("all", "any", "share")
 
 #: Characters of an expression.
 LONGEST = 2000
-#: Parentheses, functions and signs inside each other.
+#: Parentheses inside each other.
 DEEPEST = 40
-#: Signs, words and filters that join or follow something: with `DEEPEST` they bound the depth of the tree.
+#: Signs, words and filters: with `DEEPEST` they bound the depth of the tree.
 MOST = 150
 
-TOKEN = re.compile(
-    r"""(?P<space>[ \t\r\n]+)
-    | (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.]))
-    | (?P<name>[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*)
+WORDS = ("and", "or", "not")
+SIGNS: dict[type[ast.AST], str] = {
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
+    ast.And: "and", ast.Or: "or", ast.Not: "not", ast.USub: "-",
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**",
+}  # fmt: skip
+NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.])"
+PIECE = re.compile(
+    rf"""(?P<space>\s+)
+    | (?P<number>{NUMBER})
+    | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
     | (?P<text>"[^"]*"|'[^']*')
-    | (?P<sign>\*\*|<=|>=|==|!=|[-+*/<>=()\[\],.])""",
+    | (?P<filter>\[(?:[^\]"']|"[^"]*"|'[^']*')+\])
+    | (?P<bracket>[()\[\],])
+    | (?P<sign>\*\*|<=|>=|==|!=|[-+*/<>=.])""",
     re.VERBOSE,
 )
-COMPARING = ("<", "<=", ">", ">=", "==", "!=")
-WORDS = ("and", "or", "not")
+CONDITION = re.compile(
+    r"""\s*(?P<column>[^\s=!<>,"']*)
+    \s*(?P<sign>==|!=|<=|>=|=|<|>|)
+    \s*(?P<value>"[^"]*"|'[^']*'|[^\s,"']*)
+    \s*(?P<next>,|and\b|)\s*""",
+    re.VERBOSE,
+)
 
 
-class Token(NamedTuple):
-    """A piece of the text from ``start`` to ``end``."""
+class ExpressionError(ConfigError):
+    """An expectation that cannot be read.
 
-    kind: str
-    text: str
+    Attributes
+    ----------
+    text
+        The whole expression.
+    start, end
+        The part at fault, as indices.
+    """
+
+    def __init__(self, text: str, start: int, end: int, complaint: str) -> None:
+        self.text, self.start, self.end = text, start, end
+        place = f"at character {start + 1}" if start < len(text) else "at its end"
+        super().__init__(f"expectation {excerpt(text, start)}: {place}, {complaint}")
+
+
+def excerpt(text: str, start: int = 0) -> str:
+    """The expression in quotation marks, or what is around an index of a long one; � for what a terminal hides."""
+    low, high = (0, len(text)) if len(text) <= 100 else (max(0, start - 40), start + 40)
+    shown = "".join(c if c.isprintable() else "�" for c in text[low:high])
+    return f'"{"…" if low else ""}{shown}{"…" if high < len(text) else ""}"'
+
+
+def did_you_mean(given: str, known: list[str] | tuple[str, ...], *, otherwise: str) -> str:
+    """A suggestion for a misspelt name."""
+    close = get_close_matches(given, known, 1, 0.6) or [k for k in known if k.lower() == given.lower()]
+    return f"did you mean {close[0]}?" if close else otherwise
+
+
+@dataclass(frozen=True)
+class Node:
+    """A part of an expression: the characters from start to end."""
+
     start: int
     end: int
+
+    @property
+    def below(self) -> tuple[Node, ...]:
+        """The parts that it is made of."""
+        return ()
+
+    @property
+    def truth(self) -> bool:
+        """Whether it is true or false, and not a number."""
+        return False
+
+
+@dataclass(frozen=True)
+class Number(Node):
+    """A number as written."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Column(Node):
+    """A column of the log; of the runs of ``method``, or of the run that is checked."""
+
+    method: str | None
+    name: str
+
+
+@dataclass(frozen=True)
+class Operation(Node):
+    """One or two parts under a sign of arithmetic, a comparison's, or "and", "or", "not"."""
+
+    sign: str
+    parts: tuple[Node, ...]
+
+    @property
+    def below(self) -> tuple[Node, ...]:
+        return self.parts
+
+    @property
+    def truth(self) -> bool:
+        return self.sign in COMPARISONS or self.sign in WORDS
+
+
+@dataclass(frozen=True)
+class Call(Node):
+    """A function of an expression; ``q`` of quantile only."""
+
+    name: str
+    a: Node
+    q: float = 0.5
+
+    @property
+    def below(self) -> tuple[Node, ...]:
+        return (self.a,)
+
+    @property
+    def truth(self) -> bool:
+        return self.name in ("all", "any")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a filter asks of a row."""
+
+    column: str
+    sign: str
+    value: float | str
+
+    def __str__(self) -> str:
+        return f"{self.column} {self.sign.replace('==', '=')} {format(self.value, '' if self.column in TEXT else 'g')}"
+
+
+@dataclass(frozen=True)
+class Filtered(Node):
+    """An expression over the rows that fulfil all conditions."""
+
+    a: Node
+    conditions: tuple[Condition, ...]
+
+    @property
+    def below(self) -> tuple[Node, ...]:
+        return (self.a,)
+
+    @property
+    def truth(self) -> bool:
+        return self.a.truth
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """The node and all below it."""
+    yield node
+    for part in node.below:
+        yield from walk(part)
+
+
+def columns_of(node: Node) -> list[Column]:
+    """The columns in an expression."""
+    return [one for one in walk(node) if isinstance(one, Column)]
+
+
+def methods_of(node: Node) -> tuple[str, ...]:
+    """The methods that an expectation names, each once, in their order."""
+    return tuple(dict.fromkeys(one.method for one in columns_of(node) if one.method is not None))
 
 
 def parse_expectation(text: str) -> Node:
@@ -93,293 +246,258 @@ def parse_expectation(text: str) -> Node:
     --------
     >>> parse_expectation("kappa_preconditioned < kapa / 10")
     Traceback (most recent call last):
-    hesscond.expectations.syntax.ExpressionError: expectation "kappa_preconditioned < kapa / 10": at character 24, \
+    hesscond.expectations.parser.ExpressionError: expectation "kappa_preconditioned < kapa / 10": at character 24, \
 'kapa' is not a column of the log: did you mean kappa?
     """
-    return Parser(text).expectation()
+    return Reader(text).expectation()
 
 
-def tokens_of(text: str) -> list[Token]:
-    """The pieces, and one at the end that says so."""
-    found, at = [], 0
+def for_python(text: str) -> str:
+    """The text as Python's parser is to see it, character by character: filters as an index, names in quotes as x's.
+
+    Raises
+    ------
+    ExpressionError
+        There is a character, a number or a word in it that an expectation has not, or too many of them.
+    """
+    if len(text) > LONGEST:
+        raise ExpressionError(text, LONGEST, len(text), f"it is longer than {LONGEST} characters")
+    pieces, at, depth, signs = [], 0, 0, 0
     while at < len(text):
-        match = TOKEN.match(text, at)
+        match = PIECE.match(text, at)
         if match is None:
-            if text[at] in "'\"":
-                raise ExpressionError(text, at, len(text), "a quotation mark is not closed")
-            if text[at].isdigit():
-                raise ExpressionError(
-                    text,
-                    at,
-                    at + 1,
-                    "a number is written as 10, 0.5 or 1e6, and a name like this needs quotation marks",
-                )
-            raise ExpressionError(text, at, at + 1, f"{text[at]!r} means nothing here")
-        if match.lastgroup != "space":
-            found.append(Token(str(match.lastgroup), match.group(), at, match.end()))
+            raise ExpressionError(text, at, at + 1, strange(text[at]))
+        kind, piece = match.lastgroup, match.group()
+        depth += {"(": 1, ")": -1}.get(piece, 0)
+        signs += kind in ("sign", "filter") or piece in WORDS
+        complaint = ""
+        if piece == "=":
+            complaint = "'=' is more than the expression before it takes (= is for filters: write ==)"
+        elif keyword.iskeyword(piece) and piece not in WORDS:
+            complaint = f"{piece!r} means nothing here"
+        elif depth > DEEPEST:
+            complaint = f"it goes more than {DEEPEST} levels deep"
+        elif signs > MOST:
+            complaint = f"it has more than {MOST} operations: split it into several expectations"
+        if complaint:
+            raise ExpressionError(text, at, match.end(), complaint)
+        blank = len(piece) - 2
+        stands_for = {"space": " " * len(piece), "text": f'"{"x" * blank}"', "filter": f"[{'0'.ljust(blank)}]"}
+        pieces.append(stands_for.get(str(kind), piece))
         at = match.end()
-    return [*found, Token("end", "", len(text), len(text))]
+    return "".join(pieces)
 
 
-class Parser:
-    """Reads one text from left to right."""
+def strange(character: str) -> str:
+    """Why an expectation cannot go on with a character."""
+    if character in "'\"":
+        return "a quotation mark is not closed"
+    if character.isdigit():
+        return "a number is written as 10, 0.5 or 1e6, and a name like this needs quotation marks"
+    return f"{character!r} means nothing here"
+
+
+class Reader:
+    """Turns what Python's parser found into the tree of an expectation, or says where that is not possible."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        if len(text) > LONGEST:
-            raise ExpressionError(text, LONGEST, len(text), f"it is longer than {LONGEST} characters")
-        self.tokens, self.next, self.depth, self.joints = tokens_of(text), 0, 0, 0
+
+    def fail(self, start: int, end: int, complaint: str) -> NoReturn:
+        """Refuse the text because of some characters."""
+        raise ExpressionError(self.text, start, end, complaint)
+
+    def refuse(self, node: Node, complaint: str) -> NoReturn:
+        """Refuse the text because of a part."""
+        self.fail(node.start, node.end, complaint)
 
     def expectation(self) -> Node:
-        """All of the text."""
-        if len(self.tokens) == 1:
-            raise ExpressionError(self.text, 0, 0, "there is nothing: write a comparison, as in kappa < 1e6")
-        node = self.either()
-        if self.here.kind != "end":
-            hint = " (= is for filters: write ==)" if self.here.text == "=" else ""
-            self.fail(self.here, f"{self.here.text!r} is more than the expression before it takes{hint}")
+        """The tree of all of the text."""
+        if not self.text.strip():
+            self.fail(0, 0, "there is nothing: write a comparison, as in kappa < 1e6")
+        python = for_python(self.text)
+        self.indent = len(python) - len(python.lstrip())
+        try:
+            tree = ast.parse(python.lstrip(), mode="eval")
+        except SyntaxError as error:
+            self.explain(error)
+        node = self.read(tree.body)
         if not node.truth:
-            self.fail(node, "this is a number: compare it with another, as in kappa < 1e6")
-        self.check_methods(node)
+            self.refuse(node, "this is a number: compare it with another, as in kappa < 1e6")
+        columns = columns_of(node)
+        if not columns:
+            self.refuse(node, "it names no column: what it says holds or fails whatever the run")
+        bare = [one for one in columns if one.method is None]
+        if bare and len(bare) < len(columns):
+            other = methods_of(node)[0]
+            self.refuse(bare[0], f"say of which method {bare[0].name} is, as another column is {other}'s")
         return node
 
-    @property
-    def here(self) -> Token:
-        """The next token."""
-        return self.tokens[self.next]
+    def explain(self, error: SyntaxError) -> NoReturn:
+        """Say what Python's parser stumbled over."""
+        start, length = (error.offset or 0) - 1 + self.indent, len(self.text)
+        if error.msg.endswith("never closed"):
+            self.fail(length, length, f"{')' if self.text[start] == '(' else ']'!r} is missing")
+        if "forgot a comma" in error.msg:
+            end = (error.end_offset or 0) - 1 + self.indent
+            self.fail(start, end, f"a sign is missing in {self.text[start:end]!r}")
+        match = PIECE.match(self.text, start) if self.indent <= start < length else None
+        before = self.text[: max(start, 0)].rstrip()
+        if match is not None and before and (before[-1].isalnum() or before[-1] in "_)]") and not ends_in_word(before):
+            self.fail(start, match.end(), f"{match.group()!r} is more than the expression before it takes")
+        what = "it ends" if match is None else f"there is {match.group()!r}"
+        end = length if match is None else match.end()
+        self.fail(end if match is None else start, end, f"{what} where a column, a number or a parenthesis is needed")
 
-    def taken(self, *texts: str) -> Token | None:
-        """The next token, passed over, if it is a sign or word of these."""
-        token = self.here
-        if token.text in texts and token.kind in ("sign", "name"):
-            self.next += 1
-            return token
-        return None
+    def read(self, node: ast.expr) -> Node:
+        """The part that Python's is."""
+        start, end = node.col_offset + self.indent, (node.end_col_offset or 0) + self.indent
+        match node:
+            case ast.BoolOp(op=op, values=values):
+                parts = [self.wanted(self.read(value), True, SIGNS[type(op)]) for value in values]
+                return joined(SIGNS[type(op)], parts)
+            case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in SIGNS for op in ops):
+                signs = [SIGNS[type(op)] for op in ops]
+                parts = [
+                    self.wanted(self.read(one), False, sign)
+                    for one, sign in zip((left, *others), (signs[0], *signs), strict=True)
+                ]
+                pairs = zip(signs, parts, parts[1:], strict=False)
+                return joined("and", [Operation(a.start, b.end, sign, (a, b)) for sign, a, b in pairs])
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in SIGNS:
+                sign = SIGNS[type(op)]
+                a, b = self.wanted(self.read(left), False, sign), self.wanted(self.read(right), False, sign)
+                return Operation(start, end, sign, (a, b))
+            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+                return self.wanted(self.read(operand), False, "+")
+            case ast.UnaryOp(op=op, operand=operand) if type(op) in SIGNS:
+                sign = SIGNS[type(op)]
+                return Operation(start, end, sign, (self.wanted(self.read(operand), sign == "not", sign),))
+            case ast.Call(func=function, args=args):
+                return self.call(start, end, function, args)
+            case ast.Subscript(value=value, slice=index):
+                return self.filtered(start, end, self.read(value), index.col_offset + self.indent)
+            case ast.Name(id=name):
+                return self.column(start, end, None, name)
+            case ast.Attribute(value=ast.Constant(value=str()) as method, attr=name):
+                return self.column(start, end, self.source(method)[1:-1], name)
+            case ast.Attribute(value=ast.Name() | ast.Attribute() as method, attr=name):
+                return self.column(start, end, self.source(method), name)
+            case ast.Constant(value=str()):
+                self.fail(start, end, "a text in quotation marks is a method: a dot and a column must follow")
+            case ast.Constant(value=value) if type(value) in (int, float):
+                return Number(start, end, self.number(start, end))
+        self.fail(start, end, f"an expectation has nothing like {self.source(node)[:40]!r}")
 
-    def joint(self, *texts: str) -> Token | None:
-        """As `taken`, where the tree grows."""
-        token = self.taken(*texts)
-        if token is not None:
-            self.joints += 1
-            if self.joints > MOST:
-                self.fail(token, f"it has more than {MOST} operations: split it into several expectations")
-        return token
+    def source(self, node: ast.expr) -> str:
+        """The characters of a part."""
+        return self.text[node.col_offset + self.indent : (node.end_col_offset or 0) + self.indent]
 
-    def need(self, text: str) -> Token:
-        """The next token, which must be this sign."""
-        token = self.taken(text)
-        if token is None:
-            self.fail(self.here, f"{text!r} is missing")
-        return token
-
-    def fail(self, where: Token | Node, complaint: str) -> NoReturn:
-        """Refuse the text."""
-        raise ExpressionError(self.text, where.start, where.end, complaint)
+    def number(self, start: int, end: int) -> float:
+        """The number that is written there."""
+        value = float(self.text[start:end])
+        if math.isinf(value):
+            self.fail(start, end, "the number is too large for double precision")
+        return value
 
     def wanted(self, node: Node, truth: bool, by: str) -> Node:
         """The node, if it is a truth or a number as wanted."""
         if node.truth != truth:
             what, needed = ("a comparison", "a number") if node.truth else ("a number", "a comparison")
-            self.fail(node, f"{by} takes {needed}, and this is {what}")
+            self.refuse(node, f"{by} takes {needed}, and this is {what}")
         return node
 
-    def either(self) -> Node:
-        """Conjunctions joined by "or"."""
-        return self.joined("or", lambda: self.joined("and", self.negation))
-
-    def joined(self, word: str, part: Callable[[], Node]) -> Node:
-        """Truths joined by a word."""
-        node = part()
-        while token := self.joint(word):
-            a, b = self.wanted(node, True, token.text), self.wanted(part(), True, token.text)
-            node = Logic(a.start, b.end, token.text, a, b)
-        return node
-
-    def negation(self) -> Node:
-        """A comparison, or its opposite."""
-        token = self.taken("not")
-        if token is None:
-            return self.comparison()
-        a = self.wanted(self.deeper(token, self.negation), True, "not")
-        return Not(token.start, a.end, a)
-
-    def comparison(self) -> Node:
-        """Sums compared with each other: a < b < c is a < b and b < c."""
-        a = self.sum()
-        found: Node | None = None
-        while sign := self.joint(*COMPARING):
-            b = self.wanted(self.sum(), False, sign.text)
-            one = Comparison(a.start, b.end, sign.text, self.wanted(a, False, sign.text), b)
-            found = one if found is None else Logic(found.start, b.end, "and", found, one)
-            a = b
-        return found or a
-
-    def sum(self) -> Node:
-        """Products added and subtracted."""
-        return self.chain(("+", "-"), lambda: self.chain(("*", "/"), self.sign))
-
-    def chain(self, signs: tuple[str, ...], part: Callable[[], Node]) -> Node:
-        """Numbers joined by signs, from left to right."""
-        node = part()
-        while sign := self.joint(*signs):
-            a, b = self.wanted(node, False, sign.text), self.wanted(part(), False, sign.text)
-            node = Arithmetic(a.start, b.end, sign.text, a, b)
-        return node
-
-    def sign(self) -> Node:
-        """A power with signs in front."""
-        token = self.taken("-", "+")
-        if token is None:
-            return self.power()
-        a = self.wanted(self.deeper(token, self.sign), False, token.text)
-        return Negative(token.start, a.end, a) if token.text == "-" else replace(a, start=token.start)
-
-    def power(self) -> Node:
-        """Binds more tightly than a sign to its left, and from the right: -a ** b ** c is -(a ** (b ** c))."""
-        node = self.filtered()
-        token = self.taken("**")
-        if token is None:
-            return node
-        a, b = self.wanted(node, False, "**"), self.wanted(self.deeper(token, self.sign), False, "**")
-        return Arithmetic(a.start, b.end, "**", a, b)
-
-    def filtered(self) -> Node:
-        """An atom with filters behind it."""
-        node = self.atom()
-        while opening := self.joint("["):
-            columns = [one for one in walk(node) if isinstance(one, Column)]
-            if not columns:
-                self.fail(opening, "a filter belongs behind a column, a function or a parenthesis with columns in it")
-            conditions = [self.condition(columns)]
-            while self.taken(",", "and"):
-                conditions.append(self.condition(columns))
-            node = Filtered(node.start, self.need("]").end, node, tuple(conditions))
-        return node
-
-    def condition(self, columns: list[Column]) -> Condition:
-        """A column of the filtered tables, compared with a value."""
-        name, known = self.here, (*WHOLE, *TEXT)
-        if name.kind != "name" or name.text not in known:
-            if name.text in COLUMNS:
-                self.fail(name, f"{name.text} cannot be filtered by, as it has bounds: use one of {', '.join(known)}")
-            hint = did_you_mean(name.text, known, otherwise=f"use one of {', '.join(known)}")
-            self.fail(name, f"a filter begins with a column, not {name.text or 'the end'!r}: {hint}")
-        for column in columns:
-            if name.text not in TABLES[COLUMNS[column.name]]:
-                self.fail(
-                    name, f"{column.name} has no {name.text}: the table {COLUMNS[column.name]} has no such column"
-                )
-        self.next += 1
-        sign = self.taken("=", *COMPARING)
-        if sign is None:
-            self.fail(self.here, f"{name.text!r} is not compared with anything: write = and a value")
-        textual = name.text in TEXT
-        if textual and sign.text not in ("=", "==", "!="):
-            self.fail(sign, f"{name.text} is text: use = or !=")
-        return Condition(name.text, "==" if sign.text == "=" else sign.text, self.value(textual))
-
-    def value(self, textual: bool) -> float | str:
-        """What a filter compares with."""
-        token = self.here
-        if token.kind not in ("name", "number", "text") if textual else token.kind != "number":
-            needed = "a name or a text in quotation marks" if textual else "a number"
-            self.fail(token, f"{needed} is missing")
-        self.next += 1
-        return token.text.strip("'\"") if textual else self.number(token)
-
-    def number(self, token: Token) -> float:
-        """Its value."""
-        value = float(token.text)
-        if math.isinf(value):
-            self.fail(token, "the number is too large for double precision")
-        return value
-
-    def deeper(self, token: Token, part: Callable[[], Node]) -> Node:
-        """A part one level further in."""
-        self.depth += 1
-        if self.depth > DEEPEST:
-            self.fail(token, f"it goes more than {DEEPEST} levels deep")
-        node = part()
-        self.depth -= 1
-        return node
-
-    def atom(self) -> Node:
-        """A number, a column, a function or a parenthesis."""
-        token = self.here
-        self.next += 1
-        if token.kind == "number":
-            return Number(token.start, token.end, self.number(token))
-        if token.kind == "text":
-            return self.of_method(token)
-        if token.kind == "name" and token.text not in WORDS:
-            return self.function(token) if self.here.text == "(" else self.column(token)
-        if token.kind == "sign" and token.text == "(":
-            inner = self.deeper(token, self.either)
-            return replace(inner, start=token.start, end=self.need(")").end)
-        self.next -= 1
-        what = "it ends" if token.kind == "end" else f"there is {token.text!r}"
-        self.fail(token, f"{what} where a column, a number or a parenthesis is needed")
-
-    def column(self, token: Token) -> Column:
-        """A column of the run that is checked, or METHOD.column."""
-        method, _, name = token.text.rpartition(".")
-        return self.known_column(token.start, token.end, method or None, name)
-
-    def of_method(self, token: Token) -> Column:
-        """A column of a method in quotation marks: "bnp+groupnorm".kappa."""
-        if not self.taken("."):
-            self.fail(token, "a text in quotation marks is a method: a dot and a column must follow")
-        name = self.here
-        if name.kind != "name":
-            self.fail(name, "a column is missing behind the method")
-        self.next += 1
-        return self.known_column(token.start, name.end, token.text[1:-1], name.text)
-
-    def known_column(self, start: int, end: int, method: str | None, name: str) -> Column:
+    def column(self, start: int, end: int, method: str | None, name: str) -> Column:
         """A column, if there is such a one."""
-        where = Token("name", name, end - len(name), end)
         if name not in COLUMNS:
             if name in (*WHOLE, *TEXT):
-                self.fail(where, f"{name} says which row it is: use it in a filter, as in kappa[{name} = …]")
-            tables = ", ".join(READ)
-            hint = did_you_mean(
-                name, (*COLUMNS, *AGGREGATES, *POINTWISE), otherwise=f"it has those of the tables {tables}"
-            )
-            self.fail(where, f"{name!r} is not a column of the log: {hint}")
+                complaint = f"{name} says which row it is: use it in a filter, as in kappa[{name} = …]"
+            else:
+                known, tables = (*COLUMNS, *AGGREGATES, *POINTWISE), ", ".join(READ)
+                hint = did_you_mean(name, known, otherwise=f"it has those of the tables {tables}")
+                complaint = f"{name!r} is not a column of the log: {hint}"
+            self.fail(end - len(name), end, complaint)
         return Column(start, end, method, name)
 
-    def function(self, token: Token) -> Call:
+    def call(self, start: int, end: int, function: ast.expr, args: list[ast.expr]) -> Call:
         """A function with what it is applied to."""
-        known = (*AGGREGATES, *POINTWISE)
-        if token.text not in known:
-            hint = did_you_mean(token.text, known, otherwise=f"there are {', '.join(known)}")
-            self.fail(token, f"{token.text!r} is not a function: {hint}")
-        self.need("(")
-        a = self.wanted(self.deeper(token, self.either), token.text in OF_TRUTHS, token.text)
-        q = 0.5
-        if token.text == "quantile":
-            self.need(",")
-            given = self.here
-            if given.kind != "number" or not 0 <= float(given.text) <= 1:
-                self.fail(given, "quantile takes a number from 0 to 1 behind the comma, as in quantile(kappa, 0.9)")
-            self.next += 1
-            q = float(given.text)
-        if token.text in AGGREGATES and not any(isinstance(one, Column) for one in walk(a)):
-            self.fail(a, f"{token.text} takes columns, and there is none in this")
-        return Call(token.start, self.need(")").end, token.text, a, q)
+        name, known = self.source(function), (*AGGREGATES, *POINTWISE)
+        if name not in known:
+            hint = did_you_mean(name, known, otherwise=f"there are {', '.join(known)}")
+            self.fail(start, start + len(name), f"{name!r} is not a function: {hint}")
+        if not args:
+            self.fail(end - 1, end, "there is ')' where a column, a number or a parenthesis is needed")
+        a = self.wanted(self.read(args[0]), name in OF_TRUTHS, name)
+        if name in AGGREGATES and not columns_of(a):
+            self.refuse(a, f"{name} takes columns, and there is none in this")
+        if name != "quantile":
+            if len(args) > 1:
+                self.fail(args[1].col_offset + self.indent, end, f"{name} takes one thing: ')' is missing before this")
+            return Call(start, end, name, a)
+        if len(args) == 1:
+            self.fail(end - 1, end, "',' is missing: quantile takes a number, too, as in quantile(kappa, 0.9)")
+        at, q = args[1].col_offset + self.indent, self.source(args[1])
+        if len(args) > 2 or not re.fullmatch(NUMBER, q) or not float(q) <= 1:
+            self.fail(at, end, "quantile takes a number from 0 to 1 behind the comma, as in quantile(kappa, 0.9)")
+        return Call(start, end, name, a, float(q))
 
-    def check_methods(self, node: Node) -> None:
-        """All columns name a method, or none does; and there is a column."""
-        columns = [one for one in walk(node) if isinstance(one, Column)]
+    def filtered(self, start: int, end: int, inner: Node, at: int) -> Filtered:
+        """An expression with a filter, whose conditions begin somewhere."""
+        columns, last = columns_of(inner), end - 1
         if not columns:
-            self.fail(node, "it names no column: what it says holds or fails whatever the run")
-        bare = [one for one in columns if one.method is None]
-        if bare and len(bare) < len(columns):
-            other = next(one.method for one in columns if one.method is not None)
-            self.fail(bare[0], f"say of which method {bare[0].name} is, as another column is {other}'s")
+            complaint = "a filter belongs behind a column, a function or a parenthesis with columns in it"
+            self.fail(at - 1, at, complaint)
+        conditions = []
+        while True:
+            match = CONDITION.match(self.text, at, last)
+            assert match is not None
+            conditions.append(self.condition(match, columns))
+            at = match.end()
+            if not match["next"]:
+                break
+        if at < last:
+            self.fail(at, last, "',' or ']' is missing")
+        return Filtered(start, end, inner, tuple(conditions))
+
+    def condition(self, match: re.Match[str], columns: list[Column]) -> Condition:
+        """A column of the filtered tables, compared with a value."""
+        (name, sign, value), known = match.group("column", "sign", "value"), (*WHOLE, *TEXT)
+        start = match.start("column")
+        if name not in known:
+            hint = did_you_mean(name, known, otherwise=f"use one of {', '.join(known)}")
+            complaint = f"a filter begins with a column, not {name or self.text[start]!r}: {hint}"
+            if name in COLUMNS:
+                complaint = f"{name} cannot be filtered by, as it has bounds: use one of {', '.join(known)}"
+            self.fail(start, match.end("column"), complaint)
+        for column in columns:
+            table = COLUMNS[column.name]
+            if name not in TABLES[table]:
+                self.fail(
+                    start, match.end("column"), f"{column.name} has no {name}: the table {table} has no such column"
+                )
+        at = match.start("sign")
+        if not sign:
+            self.fail(at, at + 1, f"{name!r} is not compared with anything: write = and a value")
+        if name in TEXT and sign not in ("=", "==", "!="):
+            self.fail(at, match.end("sign"), f"{name} is text: use = or !=")
+        sign = "==" if sign == "=" else sign
+        at, end = match.span("value")
+        if name in TEXT and value:
+            return Condition(name, sign, value.strip("'\""))
+        if name in TEXT or not re.fullmatch(NUMBER, value):
+            needed = "a name or a text in quotation marks" if name in TEXT else "a number"
+            self.fail(at, max(end, at + 1), f"{needed} is missing")
+        return Condition(name, sign, self.number(at, end))
 
 
-def methods_of(node: Node) -> tuple[str, ...]:
-    """The methods that an expectation names, each once, in their order."""
-    found = [one.method for one in walk(node) if isinstance(one, Column) and one.method is not None]
-    return tuple(dict.fromkeys(found))
+def joined(word: str, parts: list[Node] | list[Operation]) -> Node:
+    """Truths under "and" or "or", from left to right."""
+    node: Node = parts[0]
+    for part in parts[1:]:
+        node = Operation(node.start, part.end, word, (node, part))
+    return node
+
+
+def ends_in_word(text: str) -> bool:
+    """Whether the last piece is a word that something must follow."""
+    return re.search(rf"\b(?:{'|'.join(WORDS)})$", text) is not None

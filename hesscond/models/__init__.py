@@ -6,6 +6,6 @@ generator only. `registry.py` knows them by name; `layers.py` is what they have 
 
 from hesscond.models.layers import ACTIVATIONS, OptionError
 from hesscond.models.mlp import MLP
-from hesscond.models.registry import MODELS, Architecture, build, checked
+from hesscond.models.registry import MODELS, Architecture, build, checked_option
 
-__all__ = ["ACTIVATIONS", "MLP", "MODELS", "Architecture", "OptionError", "build", "checked"]
+__all__ = ["ACTIVATIONS", "MLP", "MODELS", "Architecture", "OptionError", "build", "checked_option"]

@@ -13,12 +13,11 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.models.convnet import ConvNet
-from hesscond.models.coordinates import CoordinateMLP
 from hesscond.models.densenet import DenseNet
 from hesscond.models.dgcnn import DGCNN
 from hesscond.models.inception import Inception
 from hesscond.models.layers import OptionError
-from hesscond.models.mlp import mlp
+from hesscond.models.mlp import CoordinateMLP, mlp
 from hesscond.models.resnet import PreActResNet, ResNet
 from hesscond.models.transformer import VisionTransformer
 
@@ -68,12 +67,12 @@ class Architecture:
         for option, value in options.items():
             if option not in known:
                 raise OptionError(option, f"unknown option {option!r}: choose from {', '.join(known)}")
-            options[option] = checked(option, value, known[option])
-        shape = checked("input_shape", input_shape, ())
-        return self.make(shape, checked("outputs", outputs, 1), generator=generator, **(known | options))
+            options[option] = checked_option(option, value, known[option])
+        shape = checked_option("input_shape", input_shape, ())
+        return self.make(shape, checked_option("outputs", outputs, 1), generator=generator, **(known | options))
 
 
-def checked(option: str, value: Any, like: Any) -> Any:
+def checked_option(option: str, value: Any, like: Any) -> Any:
     """``value``, if it is of the kind of ``like``: positive integers, several of them, numbers from 0, or words.
 
     Raises

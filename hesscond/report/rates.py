@@ -56,7 +56,7 @@ def rate_trials(
     import pandas as pd
 
     from hesscond.theorems import statement
-    from hesscond.theorems.verification import one_trial
+    from hesscond.theorems.base import one_trial
 
     checked = statement(id)
     rows = []

@@ -15,7 +15,7 @@ from hesscond.data import form as data_form
 from hesscond.data import names as data_names
 from hesscond.data import options as data_options
 from hesscond.errors import ConfigError
-from hesscond.models import MODELS, Architecture, OptionError, checked
+from hesscond.models import MODELS, Architecture, OptionError, checked_option
 
 #: The largest integer that TOML, SQLite and torch have in common.
 LARGEST = 2**63 - 1
@@ -153,7 +153,7 @@ class ModelConfig(Section):
         known = MODELS[self.name].options
         for option, value in self.options.items():
             try:
-                checked(option, value, known[option])
+                checked_option(option, value, known[option])
             except OptionError as error:
                 raise misfit([option], str(error).removeprefix(f"option {option!r} ")) from None
         return self

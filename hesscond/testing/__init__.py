@@ -5,8 +5,7 @@ is up to the policy: the argument ``unresolved``, pytest's ``@pytest.mark.hessco
 ``--hesscond-unresolved`` or the ini option ``hesscond_unresolved``, in this order. pytest finds the plugin by itself.
 """
 
-from hesscond.testing.conditions import assert_condition_number, assert_preconditioner_improves
-from hesscond.testing.decisions import (
+from hesscond.testing.assertions import (
     Assertion,
     BaselineError,
     ConditionNumberError,
@@ -14,7 +13,8 @@ from hesscond.testing.decisions import (
     UnresolvedError,
     UnresolvedWarning,
 )
-from hesscond.testing.regression import assert_no_regression
+from hesscond.testing.baselines import assert_no_regression
+from hesscond.testing.conditions import assert_condition_number, assert_preconditioner_improves
 from hesscond.testing.statements import assert_statement
 
 __all__ = [

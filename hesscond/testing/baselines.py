@@ -1,4 +1,4 @@
-"""Baselines: files with condition numbers, their bounds and how they came about, to compare later ones with."""
+"""The assertion that condition numbers are no worse than a baseline, a file with them and their bounds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,34 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+import _hesscond_pytest
+from hesscond.capture import Batch, LossFunction
 from hesscond.errors import ConfigError
+from hesscond.expectations.intervals import Interval, less_equal, shown
 from hesscond.spectra import ConditionNumber
-from hesscond.testing.measured import Place, where
+from hesscond.testing.assertions import Assertion, BaselineError, Finding, conclude, policy_of, record, refuse_share
+from hesscond.testing.conditions import (
+    Coordinates,
+    Place,
+    cells_of,
+    decided,
+    interval,
+    measured,
+    name_of,
+    said_of,
+    told,
+    where,
+    width,
+)
 
 #: Of the file; a later version reads the earlier ones.
 FORMAT = 1
@@ -35,28 +54,147 @@ class Stored:
 
     @property
     def resolved(self) -> bool:
-        """Whether it was."""
+        """Whether κ had an upper bound."""
         return math.isfinite(self.upper)
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A file's contents.
-
-    Attributes
-    ----------
-    level, method
-        What was measured, and in which coordinates.
-    versions
-        Of what measured it.
-    kappas
-        By layer and unit.
-    """
+    """What a file has: κ by layer and unit, of which level, in which coordinates, and what measured it."""
 
     level: str
     method: str
     versions: dict[str, str]
     kappas: dict[Place, Stored]
+
+
+def assert_no_regression(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Batch | Iterable[Batch],
+    *,
+    baseline: str | PathLike[str],
+    rel: float = 0.05,
+    layer: str | Sequence[str] | None = None,
+    unit: int | Sequence[int] | None = None,
+    level: str = "unit",
+    method: Coordinates = None,
+    share: float = 1.0,
+    create: bool = False,
+    unresolved: str | None = None,
+    **options: Any,
+) -> Assertion:
+    """Assert κ ≤ (1 + rel) κ₀ of every Hessian named, κ₀ being what the baseline has.
+
+    Both have bounds: it passes only if the upper bound of κ is within the limit that the lower bound of κ₀ sets, and
+    fails only if the lower bound of κ exceeds the one that the upper bound of κ₀ sets.
+
+    Parameters
+    ----------
+    model, loss_fn, batch, level, method
+        As for `hesscond.probe`; ``method`` may be a dense (n, n) tensor P, too.
+    baseline
+        A JSON file. It is written if pytest is run with ``--hesscond-update-baselines``, and by ``create`` if it is
+        not there; nothing is compared then. Keep it under version control.
+    rel
+        How much larger κ may be, relatively. It must cover what differs between machines.
+    layer, unit, share, unresolved, **options
+        As for `assert_condition_number`.
+    create
+        Write the baseline if there is none.
+
+    Returns
+    -------
+    Assertion
+        With what was found of every Hessian; of outcome ``"written"`` if the baseline was written.
+
+    Raises
+    ------
+    ConditionNumberError
+        The bounds decide against it.
+    UnresolvedError
+        They do not decide, and the policy is to fail.
+    BaselineError
+        There is no baseline, or it is one of other Hessians. All three are an ``AssertionError``.
+    ConfigError
+        Bad use; the baseline is damaged or cannot be written.
+    """
+    __tracebackhide__ = True
+    if not 0 <= rel < math.inf:
+        raise ConfigError(f"rel must be zero or positive, and finite, not {rel}")
+    refuse_share(share)
+    policy, path, name = policy_of(unresolved), Path(baseline), name_of(method)
+    update = _hesscond_pytest.running is not None and _hesscond_pytest.running.update
+    if not update and not create and not path.exists():
+        raise BaselineError(
+            f"there is no baseline {path}: create it with pytest --hesscond-update-baselines, or with create=True"
+        )
+    found = measured(model, loss_fn, batch, layer, unit, level, method, options)
+    claim = f"κ ≤ {1 + rel:g} κ₀"
+    if update or not path.exists():
+        write_baseline(path, level, name, found)
+        written = Assertion(f"{claim} of {path.name}", (), share, f"{len(found)} {said_of(level, name)}", "written")
+        record(written)
+        return written
+    stored = read_baseline(path)
+    refuse_another(path, stored, level, name, found)
+    findings = tuple(compared(place, kappa, stored.kappas[place], rel) for place, kappa in found.items())
+    return conclude(Assertion(f"{claim} of {path.name}", findings, share, said_of(level, name)), policy)
+
+
+def refuse_another(
+    path: Path, stored: Baseline, level: str, method: str, found: Mapping[Place, ConditionNumber]
+) -> None:
+    """Fail if the baseline is not one of these Hessians.
+
+    Raises
+    ------
+    BaselineError
+        It is not.
+    """
+    __tracebackhide__ = True
+    again = "write it anew with pytest --hesscond-update-baselines if that is meant"
+    for what, was, now in (("level", stored.level, level), ("method", stored.method, method)):
+        if was != now:
+            raise BaselineError(f"the baseline {path} is of {what} {was!r}, and this is {now!r}: {again}")
+    missing = [where(place) for place in found if place not in stored.kappas]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise BaselineError(f"the baseline {path} has no {'; '.join(missing[:3])}{more}: {again}")
+    for place, kappa in found.items():
+        order, was_order = kappa.rank + kappa.nullity, stored.kappas[place].rank + stored.kappas[place].nullity
+        if order != was_order:
+            raise BaselineError(
+                f"the baseline {path} has {was_order} parameters at {where(place)}, and now it has {order}: {again}"
+            )
+
+
+def compared(place: Place, kappa: ConditionNumber, was: Stored, rel: float) -> Finding:
+    """One κ beside the one of the baseline."""
+    now, before = interval(kappa), Interval.between(was.lower, was.upper)
+    limit = before * (Interval.point(1.0) + Interval.point(rel))
+    change = now / before
+    times = shown(float(change.lower), float(change.upper))
+    cells = {
+        **cells_of(place),
+        "κ now": told(kappa),
+        "κ₀": "zero Hessian" if was.rank == 0 else shown(was.lower, was.upper),
+        "κ/κ₀": times,
+        "width": width(change),
+        "rank": changed(was.rank, kappa.rank),
+        "negative": changed(was.negative, kappa.counted_negative) if was.negative or kappa.negative else "",
+        "cutoff": f"{kappa.cutoff:.2g}",
+        "gap": f"{kappa.gap:.2g}",
+        "solver": changed(was.solver, kappa.solver),
+    }
+    holds = decided([less_equal(now, limit)], min(kappa.rank, was.rank))
+    margin = float(limit.lower) / kappa.upper
+    return Finding(holds, margin, cells, where(place), f"κ = {told(kappa)}, {times} times κ₀")
+
+
+def changed(was: object, now: object) -> str:
+    """What a cell was and is now, once where it is the same."""
+    return str(now) if was == now else f"{was} → {now}"
 
 
 def write_baseline(path: Path, level: str, method: str, kappas: Mapping[Place, ConditionNumber]) -> None:
@@ -71,9 +209,10 @@ def write_baseline(path: Path, level: str, method: str, kappas: Mapping[Place, C
         {
             "layer": layer,
             "unit": unit,
-            "kappa": finite(kappa.value),
+            # JSON has no infinite numbers
+            "kappa": kappa.value if math.isfinite(kappa.value) else None,
             "lower": kappa.lower,
-            "upper": finite(kappa.upper),
+            "upper": kappa.upper if math.isfinite(kappa.upper) else None,
             "rank": kappa.rank,
             "nullity": kappa.nullity,
             "negative": kappa.counted_negative,
@@ -100,11 +239,6 @@ def write_baseline(path: Path, level: str, method: str, kappas: Mapping[Place, C
         raise ConfigError(f"the baseline {path} cannot be written: {error.strerror}") from None
 
 
-def finite(value: float) -> float | None:
-    """None where it is infinite."""
-    return value if math.isfinite(value) else None
-
-
 def read_baseline(path: Path) -> Baseline:
     """Read a baseline.
 
@@ -125,7 +259,7 @@ def read_baseline(path: Path) -> Baseline:
                 f"the baseline {path} is of format {contents['format']!r}, and this hesscond reads {FORMAT}: "
                 "write it anew"
             )
-        kappas = {place_of(block): stored(block) for block in contents["blocks"]}
+        kappas = dict(stored(block) for block in contents["blocks"])
         versions = {str(name): str(number) for name, number in contents["versions"].items()}
         return Baseline(str(contents["level"]), str(contents["method"]), versions, kappas)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -133,33 +267,24 @@ def read_baseline(path: Path) -> Baseline:
         raise ConfigError(f"the baseline {path} is damaged: {missing}") from None
 
 
-def place_of(block: Mapping[str, Any]) -> Place:
-    """Layer and unit."""
-    return str(block["layer"]), None if block["unit"] is None else int(block["unit"])
-
-
-def stored(block: Mapping[str, Any]) -> Stored:
-    """κ of a block.
+def stored(block: Mapping[str, Any]) -> tuple[Place, Stored]:
+    """Where a block is, and its κ.
 
     Raises
     ------
     KeyError, TypeError, ValueError
         It is damaged.
     """
+    place = str(block["layer"]), None if block["unit"] is None else int(block["unit"])
     found = Stored(
-        value=number(block["kappa"]),
+        value=math.inf if block["kappa"] is None else float(block["kappa"]),
         lower=float(block["lower"]),
-        upper=number(block["upper"]),
+        upper=math.inf if block["upper"] is None else float(block["upper"]),
         rank=int(block["rank"]),
         nullity=int(block["nullity"]),
         negative=None if block["negative"] is None else int(block["negative"]),
         solver=str(block["solver"]),
     )
     if not 1 <= found.lower <= found.upper:
-        raise ValueError(f"the bounds of {where(place_of(block))} are not in order")
-    return found
-
-
-def number(value: float | None) -> float:
-    """Infinite where it is null, as JSON has no such number."""
-    return math.inf if value is None else float(value)
+        raise ValueError(f"the bounds of {where(place)} are not in order")
+    return place, found

@@ -1,29 +1,29 @@
-"""Assertions about condition numbers: below or above a limit, and improved by a preconditioner."""
+"""Assertions about condition numbers, below or above a limit, and improved by a preconditioner; what they measure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from hesscond.capture import Batch, LossFunction
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, HesscondError
 from hesscond.expectations.intervals import Interval, Truth, less, less_equal, shown
-from hesscond.testing.decisions import Assertion, Finding, checked_share, conclude, policy_of
-from hesscond.testing.measured import (
-    Coordinates,
-    cells_of,
-    evidence,
-    interval,
-    measured,
-    name_of,
-    said_of,
-    told,
-    where,
-)
+from hesscond.hessians import Chart, Preconditioner
+from hesscond.hessians.preconditioner import DensePreconditioner
+from hesscond.methods import Method
+from hesscond.probing import probe
+from hesscond.spectra import ConditionNumber
+from hesscond.testing.assertions import Assertion, Finding, conclude, policy_of, refuse_share
+
+#: Layer and unit (None: all of the layer, or of the network).
+Place = tuple[str, int | None]
+#: In what coordinates.
+Coordinates = str | Method | Preconditioner | Chart | torch.Tensor | None
 
 
 def assert_condition_number(
@@ -92,7 +92,7 @@ def assert_condition_number(
     for _, limit in limits:
         if not 0 < limit < math.inf:
             raise ConfigError(f"a limit of κ is a positive finite number, not {limit}")
-    checked_share(share)
+    refuse_share(share)
     policy = policy_of(unresolved)
     found = measured(model, loss_fn, batch, layer, unit, level, method, options)
     findings = []
@@ -168,7 +168,7 @@ def assert_preconditioner_improves(
         raise ConfigError("say which preconditioner: a method's name, a Preconditioner or a matrix P")
     if not 0 < factor < math.inf:
         raise ConfigError(f"factor must be positive and finite, not {factor}")
-    checked_share(share)
+    refuse_share(share)
     policy = policy_of(unresolved)
     plain = measured(model, loss_fn, batch, layer, unit, level, None, options)
     own = measured(model, loss_fn, batch, layer, unit, level, method, options)
@@ -183,7 +183,7 @@ def assert_preconditioner_improves(
             "κ(H)": told(kappa),
             "κ(PᵀHP)": told(other),
             "κ(H)/κ(PᵀHP)": gain,
-            "width": width_of(ratio),
+            "width": width(ratio),
             "rank": f"{kappa.rank} → {other.rank} of {kappa.rank + kappa.nullity}",
             "cutoff of PᵀHP": f"{other.cutoff:.2g}",
             "gap": f"{other.gap:.2g}",
@@ -197,12 +197,6 @@ def assert_preconditioner_improves(
     return conclude(Assertion(claim, tuple(findings), share, said_of(level, "plain")), policy)
 
 
-def width_of(ratio: Interval) -> str:
-    """The relative width of a ratio's interval; empty if it has no end."""
-    found = float((ratio.upper - ratio.lower) / ratio.upper) if math.isfinite(float(ratio.upper)) else math.nan
-    return "" if math.isnan(found) else f"{1.05 * found:.1e}"
-
-
 def decided(truths: Sequence[Truth], rank: int) -> bool | None:
     """Whether all are true; None: not decided, as for a Hessian that is zero."""
     if rank == 0:
@@ -210,3 +204,104 @@ def decided(truths: Sequence[Truth], rank: int) -> bool | None:
     if all(bool(np.all(truth.certain)) for truth in truths):
         return True
     return None if all(bool(np.all(truth.possible)) for truth in truths) else False
+
+
+def measured(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Batch | Iterable[Batch],
+    layer: str | Sequence[str] | None,
+    unit: int | Sequence[int] | None,
+    level: str,
+    method: Coordinates,
+    options: Mapping[str, Any],
+) -> dict[Place, ConditionNumber]:
+    """κ of every Hessian named.
+
+    Raises
+    ------
+    ConfigError
+        Bad use, as for `hesscond.probe`; data that can be read only once.
+    """
+    __tracebackhide__ = True
+    if hasattr(batch, "__next__"):
+        raise ConfigError("the data can be read only once: give a batch, a list of batches or a DataLoader")
+    layers = [layer] if isinstance(layer, str) else layer
+    units = [unit] if isinstance(unit, int) else unit
+    coordinates = DensePreconditioner(method) if isinstance(method, torch.Tensor) else method
+    try:
+        result = probe(model, loss_fn, batch, layers, level, coordinates, units=units, **options)
+    except HesscondError as error:
+        # the sentence says it: no frames of the engine in a test's output
+        raise error.with_traceback(None) from None
+    if not len(result):
+        raise ConfigError("the model has no layer that could be probed: " + "; ".join(result.skipped.values()))
+    return {
+        (own.name, unit): kappa
+        for own in result.values()
+        for unit, kappa in zip(own.units if own.level == "unit" else (None,), own.conditions, strict=True)
+    }
+
+
+def name_of(method: Coordinates) -> str:
+    """Coordinates in a word."""
+    if method is None:
+        return "plain"
+    if isinstance(method, torch.Tensor):
+        return "P"
+    return method if isinstance(method, str) else str(method.name)
+
+
+def interval(kappa: ConditionNumber) -> Interval:
+    """The bounds of κ."""
+    return Interval.between(kappa.lower, kappa.upper)
+
+
+def told(kappa: ConditionNumber) -> str:
+    """κ with its bounds, for people."""
+    if kappa.rank == 0:
+        return "zero Hessian"
+    text = shown(kappa.lower, kappa.upper)
+    return text if kappa.resolved else f"{text} (unresolved)"
+
+
+def width(known: Interval) -> str:
+    """The relative width of an interval, rounded up; empty if it has no end."""
+    return f"{1.05 * float((known.upper - known.lower) / known.upper):.1e}" if np.isfinite(known.upper) else ""
+
+
+def where(place: Place) -> str:
+    """A place for people.
+
+    Examples
+    --------
+    >>> where(("fc3", 3)), where(("fc3", None))
+    ('layer fc3, unit 3', 'layer fc3')
+    """
+    layer, unit = place
+    return f"layer {layer}" if unit is None else f"layer {layer}, unit {unit}"
+
+
+def evidence(kappa: ConditionNumber) -> dict[str, str]:
+    """The cells of a message's table that say how κ was decided."""
+    return {
+        "width": width(interval(kappa)),
+        "rank": f"{kappa.rank} of {kappa.rank + kappa.nullity}",
+        "negative": kappa.inertia.removesuffix(" negative") if kappa.negative else "",
+        "λ min": f"{kappa.lambda_min:.3g}",
+        "cutoff": f"{kappa.cutoff:.2g}",
+        "gap": f"{kappa.gap:.2g}",
+        "solver": kappa.solver,
+    }
+
+
+def cells_of(place: Place) -> dict[str, str]:
+    """The cells that say which Hessian it is."""
+    layer, unit = place
+    return {"layer": layer, "unit": "" if unit is None else str(unit)}
+
+
+def said_of(level: str, method: str) -> str:
+    """What the Hessians are, as "units in the coordinates of bnp"."""
+    what = {"unit": "units", "layer": "layers", "network": "network"}[level]
+    return what if method == "plain" else f"{what} in the coordinates of {method}"

@@ -11,7 +11,7 @@ from torch import nn
 from hesscond.capture import Batch, LossFunction, capture
 from hesscond.errors import ConfigError
 from hesscond.probing import probe
-from hesscond.testing.decisions import Assertion, Finding, conclude, policy_of
+from hesscond.testing.assertions import Assertion, Finding, conclude, policy_of
 from hesscond.theorems import LayerStatement, Observation, Tally, observed_inputs, statement, verify
 
 STATUSES = ("holds", "violated")

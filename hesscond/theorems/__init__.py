@@ -4,35 +4,31 @@
 """
 
 from hesscond.theorems import (
-    adaptive_preconditioning,
-    batch_normalization_preconditioning,
     bnp_algorithms,
     bnp_condition_numbers,
     bnp_identities,
-    bnp_merged_network,
-    bnp_statistics,
     constrained_weights,
     descent_rates,
-    regularization,
-    sphere_rates,
+    preconditioning,
     van_der_sluis,
     weight_conditioning,
-    weight_equilibration_network,
 )
 from hesscond.theorems.base import (
     Claim,
     Counterexample,
     Extreme,
+    LayerStatement,
+    Observation,
     Outcome,
     Statement,
     Tally,
     Verdict,
+    observed_inputs,
     register,
     statement,
     statements,
+    verify,
 )
-from hesscond.theorems.observation import LayerStatement, Observation, observed_inputs
-from hesscond.theorems.verification import verify
 
 __all__ = [
     "Claim",
@@ -44,23 +40,17 @@ __all__ = [
     "Statement",
     "Tally",
     "Verdict",
-    "adaptive_preconditioning",
-    "batch_normalization_preconditioning",
     "bnp_algorithms",
     "bnp_condition_numbers",
     "bnp_identities",
-    "bnp_merged_network",
-    "bnp_statistics",
     "constrained_weights",
     "descent_rates",
     "observed_inputs",
+    "preconditioning",
     "register",
-    "regularization",
-    "sphere_rates",
     "statement",
     "statements",
     "van_der_sluis",
     "verify",
     "weight_conditioning",
-    "weight_equilibration_network",
 ]

@@ -1,16 +1,19 @@
-"""What a published statement is, what one check of it says, and what all of them together do."""
+"""Published statements: what one is, what a check of it says, when two sides count as equal, and how all is run."""
 
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from hesscond.errors import ConfigError
+from hesscond.spectra import ConditionNumber
 
 Status = Literal["holds", "violated", "not-applicable", "unresolved"]
 
@@ -273,3 +276,191 @@ def statement(id: str) -> Statement:
 def statements() -> Iterator[Statement]:
     """All statements, by id."""
     return iter([_REGISTRY[id]() for id in sorted(_REGISTRY)])
+
+
+#: Relative differences of up to this are round-off …
+ALLOWED = 1000 * float(np.finfo(float).eps)
+#: … of more than this times as much are none, and what lies between is unresolved.
+GAP = 1e4
+#: Nothing is learnt from an equality if round-off may reach this share of what is compared.
+SHARE = 1e-3
+
+
+def equal(
+    found: np.ndarray, expected: np.ndarray, scale: np.ndarray | float | None = None, *, allowed: float = ALLOWED
+) -> Outcome:
+    """Whether two arrays are equal up to round-off.
+
+    Parameters
+    ----------
+    found, expected
+        Both sides, of one shape.
+    scale
+        Size of the terms that each entry is a sum of, to which round-off is relative; by default the largest entry.
+    allowed
+        The relative difference that round-off may explain.
+
+    Returns
+    -------
+    Outcome
+        holds up to ``allowed``, violated above `GAP` times that.
+    """
+    found, expected = np.asarray(found, dtype=float), np.asarray(expected, dtype=float)
+    difference = np.abs(found - expected)
+    size = max(np.abs(found).max(), np.abs(expected).max())
+    if size == 0:
+        return Outcome("not-applicable", reason="both sides are zero")
+    if not np.isfinite(size):
+        return Outcome("unresolved", reason="overflow")
+    terms = np.broadcast_to(np.asarray(size if scale is None else scale, dtype=float), difference.shape)
+    # where all terms are zero, so must the difference be
+    relative = np.divide(difference, terms, out=np.where(difference == 0, 0.0, 1.0), where=terms > 0).max()
+    if relative > GAP * allowed:
+        decade = int(np.floor(np.log10(difference.max() / size)))
+        return Outcome(
+            "violated", float(relative / allowed), f"both sides differ by about 1e{decade} of the larger one"
+        )
+    if relative > allowed:
+        return Outcome("unresolved", float(relative / allowed), "more than round-off, and less than a clear difference")
+    if allowed * terms.max() > SHARE * size:
+        return Outcome("unresolved", float(relative / allowed), "round-off is as large as what is compared")
+    return Outcome("holds", float(relative / allowed))
+
+
+def discrepancy(found: Sequence[Fraction | int], expected: Sequence[Fraction | int]) -> Fraction:
+    """1 + max |found − expected| / max |expected|, exactly: 1 for equal sides; ∞ is no fraction, so expected ≠ 0."""
+    difference = max(abs(Fraction(a) - Fraction(b)) for a, b in zip(found, expected, strict=True))
+    return 1 + difference / max(abs(Fraction(b)) for b in expected)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A layer at one moment of a training run, on a mini-batch or on the whole training set.
+
+    Attributes
+    ----------
+    centred : (k, n + 1)
+        ĤU = [e, H − eμᵀ], or a triangular factor of it: constant features left out.
+    mu, sigma : (n,)
+        Means and standard deviations of these features.
+    samples
+        N.
+    weight : (m, all features)
+        Of the layer; as torch has it, one row a unit.
+    kappa, kappa_preconditioned
+        κ of the unit's Hessian in plain coordinates, and in those of BNP from the same data.
+    """
+
+    centred: np.ndarray
+    mu: np.ndarray
+    sigma: np.ndarray
+    samples: int
+    weight: np.ndarray
+    kappa: ConditionNumber
+    kappa_preconditioned: ConditionNumber
+
+    @property
+    def plain(self) -> np.ndarray:
+        """Ĥ = [e, H], or the same triangular factor times U⁻¹."""
+        found = self.centred.copy()
+        found[:, 1:] += self.centred[:, :1] * self.mu
+        return found
+
+    @property
+    def normalized(self) -> np.ndarray:
+        """Ĝ = ĤUD."""
+        found = self.centred.copy()
+        found[:, 1:] /= self.sigma
+        return found
+
+    @property
+    def kappa_D(self) -> float:
+        """κ of D = diag(1, 1/σ)."""
+        ends = [1.0, *self.sigma]
+        return max(ends) / min(ends)
+
+
+def observed_inputs(H: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """ĤU, μ and σ of inputs H (N, n), constant features left out."""
+    H = H[:, H.min(0) != H.max(0)]
+    mu, sigma = H.mean(0), H.std(0)
+    return np.hstack([np.ones((len(H), 1)), H - mu]), mu, sigma
+
+
+class LayerStatement(Statement):
+    """A statement that can be checked on a layer of a network in training."""
+
+    @abstractmethod
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """Check all claims on what was seen."""
+
+
+def verify(
+    id: str | Statement,
+    *,
+    trials: int | None = None,
+    seed: int = 0,
+    counterexamples: bool = True,
+    on_trial: Callable[[int], None] | None = None,
+) -> Verdict:
+    """Check a published statement on random cases, and find certified counterexamples of what is false in it.
+
+    Parameters
+    ----------
+    id
+        As ``hesscond statements`` lists them, or a `Statement`.
+    trials
+        How many cases; by default what the statement says.
+    seed
+        Trial k depends on the seed and k only.
+    counterexamples
+        Whether they are searched for.
+    on_trial
+        Called with the number of trials done.
+
+    Returns
+    -------
+    Verdict
+        With a tally for every claim.
+
+    Raises
+    ------
+    ConfigError
+        No such statement; fewer than one trial.
+
+    Examples
+    --------
+    >>> verdict = verify("van-der-sluis", trials=5)
+    >>> verdict.status, verdict.violations
+    ('holds', 0)
+    """
+    checked = statement(id) if isinstance(id, str) else id
+    count = checked.trials if trials is None else trials
+    if count < 1:
+        raise ConfigError(f"trials must be at least 1, got {count}")
+    start = time.perf_counter()
+    tallies = tuple(Tally(claim) for claim in checked.claims)
+    for number in range(count):
+        for tally, outcome in zip(tallies, one_trial(checked, seed, number), strict=True):
+            tally.add(outcome, number)
+        if on_trial is not None:
+            on_trial(number + 1)
+    found = tuple(checked.counterexamples(seed)) if counterexamples else ()
+    false = {example.claim for example in found}
+    states = ["violated" if t.claim.name in false else t.status for t in tallies if t.claim.published]
+    status = next((s for s in ("violated", "holds", "unresolved") if s in states), "not-applicable")
+    return Verdict(
+        id=checked.id,
+        status=status,  # type: ignore[arg-type]
+        expected="holds" if all(claim.true for claim in checked.claims if claim.published) else "violated",
+        trials=count,
+        seed=seed,
+        tallies=tallies,
+        counterexamples=found,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def one_trial(checked: Statement, seed: int, number: int) -> Sequence[Outcome]:
+    """The outcomes of trial ``number``."""
+    return checked.trial(np.random.default_rng([seed, number]))

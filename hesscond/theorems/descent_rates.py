@@ -12,24 +12,27 @@ from torch import Tensor
 
 from hesscond.spectra import ConditionNumber, condition_number
 from hesscond.theorems import exact
-from hesscond.theorems.base import Claim, Counterexample, Outcome, Statement, register
-from hesscond.theorems.equality import equal
-from hesscond.theorems.minima import (
+from hesscond.theorems.base import Claim, Counterexample, Outcome, Statement, equal, register
+from hesscond.theorems.matrices import CLEAR, integer_matrices
+from hesscond.theorems.networks import ROUND_OFF, Network, flat_loss, hessian_kappa
+from hesscond.theorems.rates import (
+    FAR,
     Function,
+    Iteration,
     Minimum,
+    attained,
+    bounded,
     dead_units,
     distance_to_kink,
     gradient,
+    measured,
     newton,
     normal,
+    not_applicable,
     scaling_directions,
     second_order,
     taught,
 )
-from hesscond.theorems.networks import Network
-from hesscond.theorems.rates import FAR, Iteration, attained, bounded, measured, not_applicable
-from hesscond.theorems.search import integer_matrices
-from hesscond.theorems.weight_equilibration_network import ROUND_OFF, flat_loss, hessian_kappa
 
 #: A start is at most this share of the distance to a kink away; one nearer than `NEAR` ‖θ‖ leaves no room for it.
 CLEARANCE, NEAR = 0.25, 1e-6
@@ -37,7 +40,6 @@ CLEARANCE, NEAR = 0.25, 1e-6
 NOISE = 0.01
 #: Share of ReLU networks with a unit that never is active, and how far it is from that.
 DEAD, DEPTH = 0.05, 6.0
-CLEAR = 1.01
 
 
 def best_step(kappa: ConditionNumber) -> float:
@@ -125,7 +127,7 @@ class PreconditionedRate(Statement):
 
 
 def random_orthogonal(rng: np.random.Generator, size: int) -> Tensor:
-    """Of any orientation."""
+    """A random orthogonal matrix, of determinant 1 or −1."""
     return torch.linalg.qr(normal(rng, size, size)).Q
 
 

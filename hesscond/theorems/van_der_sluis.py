@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hesscond.scaling import optimal_diagonal_scaling
-from hesscond.theorems import ensembles
-from hesscond.theorems.base import Claim, Outcome, decided, register
-from hesscond.theorems.conditions import Kappa, equilibrated, kappa
-from hesscond.theorems.observation import LayerStatement, Observation
+from hesscond.theorems.base import Claim, LayerStatement, Observation, Outcome, decided, register
+from hesscond.theorems.matrices import Kappa, equilibrated, kappa, random_matrix, random_size
 
 
 @register
@@ -38,7 +36,7 @@ class VanDerSluis(LayerStatement):
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """A matrix of any shape."""
-        A = ensembles.matrix(rng, ensembles.size(rng), ensembles.size(rng))
+        A = random_matrix(rng, random_size(rng), random_size(rng))
         return [self.side(A), self.side(A.T)]
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
@@ -50,7 +48,7 @@ class VanDerSluis(LayerStatement):
         return [rows, self.side(seen.centred.T)]
 
     def side(self, A: np.ndarray) -> Outcome:
-        """Rows of A."""
+        """The claim for the rows of A."""
         return nearly_optimal(kappa(self.scaled(A)), A)
 
 

@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hesscond.errors import ConfigError
-from hesscond.expectations import Expectation, outcomes
+from hesscond.expectations import Expectation, decisions
 
 ROWS = ("kappa", "kappa_preconditioned", "kappa_D", "rank")
 SERIES = [("batch", "fc1", 0), ("batch", "fc3", 2), ("train", "fc3", 2)]
 
 
 def status(text, *runs):
-    """Of the one outcome."""
-    (found,) = outcomes([Expectation.of(text)], runs)
+    """Of the one decision."""
+    (found,) = decisions([Expectation.of(text)], runs)
     return found.status
 
 
 def status_if_matched(text, run):
-    """Of the one outcome; None where the two sides of something belong to different rows."""
+    """Of the one decision; None where the two sides of something belong to different rows."""
     try:
         return status(text, run)
     except ConfigError as error:
@@ -300,7 +300,7 @@ def test_tables_are_joined_on_the_iteration():
         [probe_row(i, kappa=(10.0 * (i + 1),) * 2) for i in range(4)],
         [{"iteration": i, "epoch": 0, "loss": 5.0 - i} for i in range(1, 6)],
     )
-    (found,) = outcomes([Expectation.of("kappa > loss")], [run])
+    (found,) = decisions([Expectation.of("kappa > loss")], [run])
     assert (found.status, found.rows, found.unmatched) == ("met", 3, 1)
     assert "1 of the rows without a partner left out" in found.reason
     assert status("kappa <= 4 * first(kappa)", run) == "met"
@@ -319,21 +319,21 @@ def test_methods_are_compared_at_the_same_seed_and_row():
         for (method, seed), values in rows.items()
     ]
     text = "bnp.kappa_preconditioned < vanilla.kappa_preconditioned / 2"
-    first, second = outcomes([Expectation.of(text)], runs)
+    first, second = decisions([Expectation.of(text)], runs)
     assert (first.status, first.rows, first.unmatched) == ("met", 2, 1)
     assert (second.status, second.failed, second.worst["iteration"]) == ("failed", 1, 1)
     assert second.values["bnp.kappa_preconditioned"] == (6.0, 6.0)
     with pytest.raises(ConfigError, match="no run of 'vanilla' with seed 1"):
-        outcomes([Expectation.of(text)], runs[:3])
+        decisions([Expectation.of(text)], runs[:3])
     with pytest.raises(ConfigError, match="both bnp-seed0"):
-        outcomes([Expectation.of(text)], [*runs, runs[0]])
+        decisions([Expectation.of(text)], [*runs, runs[0]])
     with pytest.raises(ConfigError, match="did you mean vanilla"):
-        outcomes([Expectation.of("vanila.kappa < 3")], runs)
+        decisions([Expectation.of("vanila.kappa < 3")], runs)
 
 
 def test_the_worst_row_is_the_one_that_decides():
     rows = [probe_row(i, unit=u, kappa=(k, k * 1.5)) for i, u, k in [(0, 0, 9), (0, 1, 30), (3, 1, 70), (3, 2, 8)]]
-    (found,) = outcomes([Expectation.of("kappa < 10 and rank < 1e9")], [MadeUpRun([r | {"rank": 3} for r in rows])])
+    (found,) = decisions([Expectation.of("kappa < 10 and rank < 1e9")], [MadeUpRun([r | {"rank": 3} for r in rows])])
     assert (found.rows, found.met, found.failed, found.unresolved) == (4, 0, 2, 2)
     assert found.worst == {"iteration": 3, "data": "batch", "layer": "fc3", "unit": 1}
     assert found.reason.startswith(
@@ -365,4 +365,4 @@ def test_rows_that_are_not_there(text, complaint):
         [probe_row(0, "batch"), probe_row(1, "train")], training=[{"iteration": 0, "epoch": 0, "loss": 1.0}]
     )
     with pytest.raises(ConfigError, match=complaint):
-        outcomes([Expectation.of(text)], [run])
+        decisions([Expectation.of(text)], [run])

@@ -24,7 +24,7 @@ from hesscond.testing import (
     assert_preconditioner_improves,
     assert_statement,
 )
-from hesscond.testing.decisions import conclude
+from hesscond.testing.assertions import conclude
 from hesscond.theorems import Claim, Outcome, Statement, register
 from hesscond.theorems.base import _REGISTRY
 

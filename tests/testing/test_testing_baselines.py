@@ -12,8 +12,7 @@ from testing.testing_cases import least_squares, with_a_dead_unit
 from hesscond.errors import ConfigError
 from hesscond.spectra import ConditionNumber
 from hesscond.testing import BaselineError, ConditionNumberError, UnresolvedError, assert_no_regression
-from hesscond.testing.baselines import Stored, read_baseline, write_baseline
-from hesscond.testing.regression import compared
+from hesscond.testing.baselines import Stored, compared, read_baseline, write_baseline
 
 
 def condition(lower, upper, rank=3):

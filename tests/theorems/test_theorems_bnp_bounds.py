@@ -8,8 +8,8 @@ from theorems.verdicts import check_broken, check_known, example_of, kappa, tall
 
 from hesscond.spectra import condition_number
 from hesscond.theorems import Observation, exact, statement, verify
+from hesscond.theorems.bnp_algorithms import BNPProposition5, BNPProposition10, entry_means
 from hesscond.theorems.bnp_condition_numbers import BNPGain, BNPProposition11
-from hesscond.theorems.bnp_statistics import BNPProposition5, BNPProposition10, entry_means
 
 
 def test_proposition_5():

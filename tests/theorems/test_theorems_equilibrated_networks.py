@@ -7,11 +7,11 @@ from theorems.verdicts import check_broken, check_known, example_of, kappa, tall
 
 from hesscond.spectra import condition_number
 from hesscond.theorems import verify
-from hesscond.theorems.linear_networks import random_linear_networks
 from hesscond.theorems.networks import random_network
-from hesscond.theorems.weight_equilibration_network import (
+from hesscond.theorems.weight_conditioning import (
     WeightConditioningTheorem2,
     compared,
+    random_linear_networks,
     scale_directions,
 )
 

@@ -7,11 +7,17 @@ from scipy.optimize import minimize
 from theorems.verdicts import check_broken, check_known, example_of, kappa, tallies
 
 from hesscond.theorems import verify
-from hesscond.theorems.adaptive_preconditioning import AdaptivePreconditioning, compared
-from hesscond.theorems.conditions import Kappa
+from hesscond.theorems.base import equal
 from hesscond.theorems.constrained_weights import ProjectedStep, nearest, projected_step
-from hesscond.theorems.equality import equal
-from hesscond.theorems.regularization import GradientRegularization, L2InP, L2InZ, random_problem
+from hesscond.theorems.matrices import Kappa
+from hesscond.theorems.preconditioning import (
+    AdaptivePreconditioning,
+    GradientRegularization,
+    L2InP,
+    L2InZ,
+    compared,
+    random_problem,
+)
 
 UPDATES = {"prec-l2-z": L2InZ, "prec-l2-p": L2InP, "prec-gradient-regularization": GradientRegularization}
 

@@ -10,22 +10,27 @@ from torch.func import hessian
 
 from hesscond.spectra import condition_number
 from hesscond.theorems import statement, verify
+from hesscond.theorems.base import one_trial
+from hesscond.theorems.constrained_weights import ProjectedRate, random_problem
 from hesscond.theorems.descent_rates import BNPTheorem1, PreconditionedRate, random_minimum
-from hesscond.theorems.minima import (
+from hesscond.theorems.networks import Network
+from hesscond.theorems.rates import (
+    Decay,
+    Iteration,
+    attained,
+    bounded,
     distance_to_kink,
     gradient,
+    measured,
     newton,
     preactivations,
+    predicted,
     rescaled,
     scaling_directions,
     second_order,
     taught,
 )
-from hesscond.theorems.networks import Network
-from hesscond.theorems.rates import Decay, Iteration, attained, bounded, measured, predicted
-from hesscond.theorems.sphere_rates import ProjectedRate, random_problem
-from hesscond.theorems.verification import one_trial
-from hesscond.theorems.weight_equilibration_network import flat_loss
+from hesscond.theorems.weight_conditioning import flat_loss
 
 
 def vector(*entries):

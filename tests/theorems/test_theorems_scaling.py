@@ -7,7 +7,7 @@ import pytest
 
 from hesscond.theorems import Observation, observed_inputs, statement, verify
 from hesscond.theorems.base import decided
-from hesscond.theorems.batch_normalization_preconditioning import BNPTheorem4
+from hesscond.theorems.bnp_condition_numbers import BNPTheorem4
 from hesscond.theorems.van_der_sluis import VanDerSluis
 from hesscond.theorems.weight_conditioning import WeightConditioningProposition1, WeightConditioningTheorem1
 
@@ -73,7 +73,7 @@ def test_for_two_rows_another_scaling_is_told_from_the_best():
     # compares E with E times something: still better; the other way round it must be violated
     class Reversed(WeightConditioningTheorem1):
         def compare(self, A, scaled):
-            from hesscond.theorems.conditions import kappa
+            from hesscond.theorems.matrices import kappa
 
             return decided(*(kappa(scaled) / kappa(equilibrated(A))))
 
@@ -98,7 +98,7 @@ def test_not_within_the_root_of_m_without_equilibration():
     # W graded by the test is equilibrated back, so nothing is violated; the inverse of it is
     class Worse(WeightConditioningProposition1):
         def check(self, W):
-            from hesscond.theorems.conditions import kappa
+            from hesscond.theorems.matrices import kappa
 
             bounds = kappa(W) / kappa(equilibrated(W))
             return [decided(*bounds), decided(*bounds, len(W) ** 0.5)]

@@ -1,4 +1,4 @@
-"""Decisions of an assertion: block by block by the bounds of κ, then for all of them, then by the policy."""
+"""Assertions and what comes of them: of each Hessian by the bounds of κ, then of all of them, then by the policy."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import math
 import unittest
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import _hesscond_pytest
 from hesscond.errors import ConfigError
 
-Outcome = Literal["passed", "failed", "unresolved", "written"]
 #: Rows of the table in a message.
 ROWS = 6
 
@@ -81,16 +80,16 @@ class Assertion:
     share
         The share of them of which it must be true.
     what
-        They are, as "units"; and in which coordinates.
+        The findings are of, as "units in the coordinates of bnp".
     outcome
-        unresolved too where the policy lets it pass.
+        ``"unresolved"`` too where the policy lets it pass.
     """
 
     claim: str
     findings: tuple[Finding, ...]
     share: float = 1.0
     what: str = "units"
-    outcome: Outcome = field(default="passed")
+    outcome: Literal["passed", "failed", "unresolved", "written"] = "passed"
 
     def count(self, holds: bool | None) -> int:
         """How many findings are of a kind."""
@@ -108,8 +107,15 @@ class Assertion:
         return ranked(self.findings)[0]
 
     @property
+    def record(self) -> dict[str, str]:
+        """What the pytest plugin and JUnit reports are told."""
+        return {"outcome": self.outcome, "claim": self.claim, "summary": self.summary}
+
+    @property
     def summary(self) -> str:
-        """One line."""
+        """How many findings hold, and the worst of them, in one line."""
+        if not self.findings:
+            return f"{self.outcome}, {self.what}"
         total, held, open_ones = len(self.findings), self.count(True), self.count(None)
         undecided = f", {open_ones} undecided" if open_ones else ""
         where = f"{self.worst.place}: " if self.worst.place else ""
@@ -129,7 +135,7 @@ class Assertion:
 
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:
-    """The worst first."""
+    """The findings, the worst first."""
     order = {False: 0, None: 1, True: 2}
     return sorted(findings, key=lambda one: (order[one.holds], one.margin))
 
@@ -143,11 +149,10 @@ def table(rows: Sequence[Mapping[str, str]]) -> list[str]:
     return [f"  {line.rstrip()}" for line in lines]
 
 
-def checked_share(share: float) -> float:
-    """A share above 0 and at most 1."""
+def refuse_share(share: float) -> None:
+    """Refuse a share that is not above 0 and at most 1."""
     if not 0 < share <= 1:
         raise ConfigError(f"share must lie above 0 and be at most 1, not {share}")
-    return share
 
 
 def policy_of(unresolved: str | None) -> str:
@@ -178,29 +183,27 @@ def conclude(assertion: Assertion, policy: str) -> Assertion:
         They do not decide, and the policy is to skip.
     """
     __tracebackhide__ = True
-    total, held = len(assertion.findings), assertion.count(True)
-    outcome: Outcome = "unresolved"
-    if held >= assertion.needed:
-        outcome = "passed"
-    elif total - assertion.count(False) < assertion.needed:
-        outcome = "failed"
-    found = Assertion(assertion.claim, assertion.findings, assertion.share, assertion.what, outcome)
-    record(outcome, found.claim, found.summary)
-    if outcome == "failed":
+    found = assertion
+    if assertion.count(True) < assertion.needed:
+        lost = len(assertion.findings) - assertion.count(False) < assertion.needed
+        found = replace(assertion, outcome="failed" if lost else "unresolved")
+    undecided = f"expected {found.claim}, and the bounds do not decide: {found.summary}"
+    if found.outcome == "failed":
         raise ConditionNumberError(str(found), found)
-    if outcome == "unresolved" and policy == "fail":
+    if found.outcome == "unresolved" and policy == "fail":
         hint = "unresolved='warn', 'skip' or 'pass' (or --hesscond-unresolved) lets it go"
         raise UnresolvedError(f"{found}\n\n{hint}", found)
-    if outcome == "unresolved" and policy == "skip":
-        raise unittest.SkipTest(f"expected {found.claim}, and the bounds do not decide: {found.summary}")
-    if outcome == "unresolved" and policy == "warn":
-        warnings.warn(
-            f"expected {found.claim}, and the bounds do not decide: {found.summary}", UnresolvedWarning, stacklevel=3
-        )
+    if found.outcome == "unresolved" and policy == "skip":
+        skipped = unittest.SkipTest(undecided)
+        skipped.assertion = found  # type: ignore[attr-defined]
+        raise skipped
+    if found.outcome == "unresolved" and policy == "warn":
+        warnings.warn(undecided, UnresolvedWarning, stacklevel=3)
+    record(found)
     return found
 
 
-def record(outcome: Outcome, claim: str, summary: str, **more: Any) -> None:
-    """Tell the pytest plugin, if a test of pytest's is running."""
+def record(assertion: Assertion) -> None:
+    """Tell the pytest plugin of an assertion that lets its test go on; of others it knows by what they raise."""
     if _hesscond_pytest.running is not None:
-        _hesscond_pytest.running.record({"outcome": outcome, "claim": claim, "summary": summary, **more})
+        _hesscond_pytest.running.record(assertion.record)

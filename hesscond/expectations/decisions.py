@@ -9,11 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from hesscond.errors import ConfigError
-from hesscond.expectations.evaluation import Evaluation
+from hesscond.expectations.evaluation import Evaluation, Log, RowValues, keys
 from hesscond.expectations.intervals import Interval, Truth, shown
-from hesscond.expectations.parser import methods_of, parse_expectation
-from hesscond.expectations.rows import Found, Log, keys
-from hesscond.expectations.syntax import Call, Logic, Node, did_you_mean
+from hesscond.expectations.parser import Call, Node, Operation, did_you_mean, methods_of, parse_expectation
 from hesscond.study.store import OVER, StoredRun
 
 Status = Literal["met", "failed", "unresolved"]
@@ -66,7 +64,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Decision:
     """What came of one expectation for one run, or for the runs of one seed.
 
     Attributes
@@ -103,7 +101,7 @@ class Outcome:
     values: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
-def outcomes(expectations: Sequence[Expectation], runs: Sequence[StoredRun]) -> list[Outcome]:
+def decisions(expectations: Sequence[Expectation], runs: Sequence[StoredRun]) -> list[Decision]:
     """What comes of every expectation for every run; one that names methods is checked for every seed.
 
     Parameters
@@ -124,7 +122,7 @@ def outcomes(expectations: Sequence[Expectation], runs: Sequence[StoredRun]) -> 
     found = []
     for expectation in expectations:
         expectation.check_methods([run.method for run in runs])
-        found += [outcome(expectation, label, group) for label, group in groups(expectation, logs)]
+        found += [decision(expectation, label, group) for label, group in groups(expectation, logs)]
     return found
 
 
@@ -154,32 +152,32 @@ def groups(expectation: Expectation, logs: Sequence[Log]) -> Iterator[tuple[str,
         yield f"{', '.join(methods)} seed {seed}", group
 
 
-def outcome(expectation: Expectation, label: str, group: dict[str | None, Log]) -> Outcome:
+def decision(expectation: Expectation, label: str, group: dict[str | None, Log]) -> Decision:
     """What comes of an expectation for runs."""
     for log in group.values():
         if log.run.status == "diverged":
             why = log.run.facts.get("message") or "its loss became NaN or infinite"
-            return Outcome(expectation.text, label, "failed", f"{log.run.label} diverged: {why}")
+            return Decision(expectation.text, label, "failed", f"{log.run.label} diverged: {why}")
     for log in group.values():
         if log.run.status not in OVER:
             why = f"{log.run.label} is not finished ({log.run.status})"
-            return Outcome(expectation.text, label, "unresolved", why)
+            return Decision(expectation.text, label, "unresolved", why)
     parts = [of_part(expectation.text, part, label, group) for part in conjuncts(expectation.node)]
     return min(parts, key=lambda part: ("failed", "unresolved", "met").index(part.status))
 
 
 def conjuncts(node: Node) -> Iterator[Node]:
     """What must all hold, in all rows."""
-    if isinstance(node, Logic) and node.word == "and":
-        yield from conjuncts(node.a)
-        yield from conjuncts(node.b)
+    if isinstance(node, Operation) and node.sign == "and":
+        for part in node.parts:
+            yield from conjuncts(part)
     elif isinstance(node, Call) and node.name == "all":
         yield from conjuncts(node.a)
     else:
         yield node
 
 
-def of_part(text: str, node: Node, label: str, group: dict[str | None, Log]) -> Outcome:
+def of_part(text: str, node: Node, label: str, group: dict[str | None, Log]) -> Decision:
     """What comes of one of the things that must hold."""
     evaluation = Evaluation(text, group)
     truth = evaluation.truth(node)
@@ -193,10 +191,10 @@ def of_part(text: str, node: Node, label: str, group: dict[str | None, Log]) -> 
     values = {name: value for name, one in evaluation.named.items() if (value := at_place(one, place)) is not None}
     unmatched = max([truth.unmatched, *(one.unmatched for one in evaluation.named.values())])
     counts = (rows, met, failed, rows - met - failed, unmatched)
-    return Outcome(text, label, status, sentence(status, counts, place, values), *counts, place, values)
+    return Decision(text, label, status, sentence(status, counts, place, values), *counts, place, values)
 
 
-def at_place(found: Found, place: dict[str, Any]) -> tuple[float, float] | None:
+def at_place(found: RowValues, place: dict[str, Any]) -> tuple[float, float] | None:
     """A value in a row, as an interval: true is 1, false 0."""
     where = 0
     if found.rows is not None:

@@ -1,0 +1,125 @@
+"""Random matrices of many kinds, their κ⁺ with bounds, and the search for counterexamples among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hesscond.spectra import factor_condition
+
+#: Sizes of matrices.
+LEAST, MOST = 2, 100
+
+
+def random_size(rng: np.random.Generator, most: int = MOST) -> int:
+    """2 … ``most``, every one possible, small ones more often: log-uniform."""
+    return min(most, int(np.exp(rng.uniform(np.log(LEAST), np.log(most + 1)))))
+
+
+def random_matrix(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Gaussian, graded by rows, by columns or both, nearly dependent, or of small integers; no row or column of zeros.
+
+    Returns
+    -------
+    (rows, columns) float64
+    """
+    kind = rng.integers(6)
+    A = rng.standard_normal((rows, columns))
+    if kind in (1, 3):
+        A *= 10.0 ** rng.uniform(-3, 3, (rows, 1))
+    if kind in (2, 3):
+        A *= 10.0 ** rng.uniform(-3, 3, (1, columns))
+    if kind == 4:
+        A = A[:, :1] @ rng.standard_normal((1, columns)) + 10.0 ** rng.uniform(-6, -1) * A
+    if kind == 5:
+        A = rng.integers(-3, 4, (rows, columns)).astype(float)
+        A[~A.any(1), 0] = 1.0
+        A[0, ~A.any(0)] = 1.0
+    return A
+
+
+@dataclass(frozen=True)
+class Kappa:
+    """Bounds of κ⁺(A) = σ_max / smallest nonzero σ; NaN if the rank is unresolved.
+
+    Attributes
+    ----------
+    lower, upper
+        κ⁺ lies between.
+    rank
+        Of the matrix.
+    """
+
+    lower: float
+    upper: float
+    rank: int
+
+    def __truediv__(self, other: Kappa) -> tuple[float, float]:
+        """Bounds of the quotient of two."""
+        return self.lower / other.upper, self.upper / other.lower
+
+
+def kappa(A: np.ndarray) -> Kappa:
+    """κ⁺ of a matrix (m, n), from its singular values and their certified bounds."""
+    # what is measured is rounded: values of the size of round-off are zeros
+    found = factor_condition(A, rtol=1e-12)
+    if not found.resolved:
+        return Kappa(math.nan, math.nan, found.rank)
+    return Kappa(math.sqrt(found.lower), math.sqrt(found.upper), found.rank)
+
+
+def row_norms(A: np.ndarray) -> np.ndarray:
+    """(m,) 2-norms of the rows, 1 for rows of zeros, which equilibration leaves alone."""
+    norms = np.linalg.norm(A, axis=1)
+    return np.where(norms == 0, 1.0, norms)
+
+
+def equilibrated(A: np.ndarray) -> np.ndarray:
+    """EA: rows of norm 1, where they are not zero."""
+    return A / row_norms(A)[:, None]
+
+
+#: Factors below this are not worth certifying.
+CLEAR = 1.01
+#: Matrices that are tried before the search gives up, and the largest entries that it begins and ends with.
+TRIES, SMALLEST, LARGEST = 3000, 2, 9
+
+#: Steps of an ascent.
+STEPS = 12000
+
+
+def integer_matrices(seed: int, rows: int, columns: int) -> Iterator[np.ndarray]:
+    """Random integer matrices of full rank without rows or columns of zeros, of ever larger entries."""
+    rng = np.random.default_rng(seed)
+    for bound in range(SMALLEST, LARGEST + 1):
+        for _ in range(TRIES // (LARGEST - SMALLEST + 1)):
+            A = rng.integers(-bound, bound + 1, (rows, columns))
+            if A.any(1).all() and A.any(0).all() and np.linalg.matrix_rank(A) == min(rows, columns):
+                yield A
+
+
+def ascend(
+    factor: Callable[[np.ndarray], float], shape: tuple[int, ...], rng: np.random.Generator, steps: int
+) -> tuple[float, np.ndarray]:
+    """Random ascent of ``factor`` from a random start: steps that shrink after a failure and grow after a success.
+
+    Returns
+    -------
+    float, ndarray
+        The largest factor found, and where.
+    """
+    where = rng.standard_normal(shape)
+    best, length = factor(where), 1.0
+    for _ in range(steps):
+        # row by row, entry by entry, or everywhere at once
+        mask = rng.random(shape) < rng.choice([1.0, 0.3, 1.0 / where.size])
+        tried = where + length * mask * rng.standard_normal(shape) * np.abs(where).mean()
+        value = factor(tried)
+        if value > best:
+            best, where, length = value, tried, min(2 * length, 4.0)
+        else:
+            length = max(0.9 * length, 1e-6)
+    return best, where
