@@ -143,9 +143,10 @@ SWEPT = ("folder", "iteration", "loss", "κ(H)", "κ own", "it/s", "left")
 
 def rows(runs: Sequence[WatchedRun], columns: Sequence[str] = FOLLOWED) -> Table:
     """A row for each run; where there is no room a name ends in an ellipsis."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", expand=True)
     for name in columns:
-        table.add_column(name, justify="left" if name in ("run", "status") else "right", no_wrap=True)
+        justify, ratio = ("left", 1) if name in ("run", "folder") else ("right", None)
+        table.add_column(name, justify=justify, no_wrap=True, ratio=ratio)  # type: ignore[arg-type]
     for watched in runs:
         table.add_row(*(CELLS[name](watched) for name in columns))
     return table
