@@ -54,7 +54,7 @@ docs: $(VENV)/.docs ## build the documentation into build/docs, without warnings
 	$(BIN)/python docs/check_site.py build/docs
 
 gallery: setup ## draw figures/gallery with small runs
-	$(BIN)/python figures/make_gallery.py
+	$(BIN)/python figures/gallery.py
 
 # other libraries' models; what the benchmarks compare with needs a torchvision that these do not work with
 $(VENV)-support/.installed: pyproject.toml $(CONSTRAINTS)

@@ -11,8 +11,8 @@ import time
 import mpmath
 import numpy as np
 
-from hesscond.spectra.certificate import smallest_singular_value
-from hesscond.spectra.factored import jacobi_svd, jacobi_values, scaled_core
+from hesscond.spectra.factored import jacobi_svd, jacobi_values, smallest_singular_value
+from hesscond.spectra.matrices import scaled_core
 
 KINDS = ("dense", "integer", "half of the entries zero", "few values from 1e-5 to 963", "entries over 8 decades")
 

@@ -367,7 +367,7 @@ def kinds(there: Mapping[str, Any]) -> str:
 def gallery() -> str:
     """The page beside the pictures, without its title."""
     page = (GALLERY / "README.md").read_text(encoding="utf-8").partition("\n")[2]
-    return re.sub(r"\]\(([\w-]+\.png)\)", r"](../figures/gallery/\1)", page).replace("[figures/](..)", "`figures/`")
+    return re.sub(r"\]\(([\w-]+\.png)\)", r"](../figures/gallery/\1)", page)
 
 
 GENERATED: dict[str, Callable[..., str]] = {

@@ -3,13 +3,13 @@
 import pytest
 from report_page import Page, logged, probe
 
-from hesscond.report.html import pictures
+from hesscond.report import html_report
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pictures, "FIGURES", {})
+    monkeypatch.setattr(html_report, "FIGURES", {})
     return logged(tmp_path / "runs" / "bnp-seed0", probes=[probe(), probe()])
 
 

@@ -29,11 +29,10 @@ from hesscond.hessians import GGNOperator, HessianOperator, NullDirections, comb
 from hesscond.network_probe import agreed, shared
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import Team
-from hesscond.report import density_figure, save_figure
-from hesscond.report.density import percent, with_error
-from hesscond.report.saving import METADATA
+from hesscond.report.density import density_figure, percent, with_error
+from hesscond.report.page import METADATA, save_figure
+from hesscond.spectra.density import Density
 from hesscond.spectra.density import density as spectral_density
-from hesscond.spectra.measure import Density
 from hesscond.study import resolve_device
 from hesscond.study.sections import LARGEST
 from hesscond.target import Target, causes_shown, load_target, one_sentence

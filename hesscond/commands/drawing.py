@@ -12,11 +12,9 @@ from hesscond.commands import completion
 from hesscond.commands.options import check_file, collect
 from hesscond.commands.printing import print_table, sign_of_life, stdout
 from hesscond.errors import ConfigError
-from hesscond.report import COLUMN, FIGURES, TABLES, Page, probe_figure, save_figure, venue_page
-from hesscond.report.probed_rows import read_rows
-from hesscond.report.rates import STATEMENTS, rate_figure, rate_trials
-from hesscond.report.saving import METADATA
-from hesscond.report.writing import FORMATS
+from hesscond.report.page import COLUMN, METADATA, Page, save_figure, venue_page
+from hesscond.report.registry import FIGURES, RATED, TABLES
+from hesscond.report.tables import FORMATS
 
 #: Figures that are not drawn from runs: from a file of hesscond probe, and from the trials of a statement.
 PROBE, RATE = "probe", "rate"
@@ -33,7 +31,7 @@ def figure(
         list[str] | None,
         typer.Argument(
             help="Run folders, or folders that hold some; for probe the file that hesscond probe -o wrote; for rate a "
-            f"statement ({', '.join(STATEMENTS)}).",
+            f"statement ({', '.join(RATED)}).",
             autocompletion=completion.runs,
         ),
     ] = None,
@@ -59,6 +57,8 @@ def figure(
         drawn = drawn_rate(names, page)
     elif kind == PROBE:
         path = one_of(names, "probe takes one file: what hesscond probe wrote with -o rows.json")
+        from hesscond.report.probed import probe_figure, read_rows
+
         drawn = probe_figure(read_rows(path), page=page)
     else:
         if not names:
@@ -71,7 +71,9 @@ def figure(
 
 def drawn_rate(names: list[str], page: Page) -> Any:
     """The figure of the rates of a statement, the first that there are by default."""
-    id = one_of(names or [STATEMENTS[0]], f"{RATE} takes one statement: {', '.join(STATEMENTS)}")
+    from hesscond.report.margins import rate_figure, rate_trials
+
+    id = one_of(names or [RATED[0]], f"{RATE} takes one statement: {', '.join(RATED)}")
     with sign_of_life(id) as say:
         found = rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
     return rate_figure(found, id, page=page)

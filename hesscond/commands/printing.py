@@ -9,10 +9,10 @@ from threading import Timer
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from hesscond.report.tables import TextTable
 from hesscond.study.store import printable
 
 # no markup: a path or a name from a file may contain square brackets
@@ -26,7 +26,7 @@ WIDE = 240
 PATIENCE = 1.0
 
 
-def print_table(table: Table) -> None:
+def print_table(table: RenderableType) -> None:
     """A table; a pipe has no width, and rich would take 80 columns and fold what a script looks for."""
     (stdout if stdout.is_terminal else Console(width=WIDE, markup=False, highlight=False)).print(table)
 
@@ -60,9 +60,7 @@ def listing(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=1, default=str))
         return
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for column in rows[0] if rows else ["nothing here"]:
-        drawn.add_column(column, overflow="fold")
+    drawn = TextTable(list(rows[0]) if rows else ["nothing here"], rule=False)
     for row in rows:
         drawn.add_row(*(printable(str(cell)) for cell in row.values()))
     print_table(drawn)

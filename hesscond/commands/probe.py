@@ -30,8 +30,8 @@ from hesscond.commands.processes import own_device, own_share, processes
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.export import json_rows
 from hesscond.methods import parse
-from hesscond.report import layer_table, network_table, notes, probe_figure, save_figure, unit_table
-from hesscond.report.saving import METADATA
+from hesscond.report.page import METADATA, save_figure
+from hesscond.report.probed import layer_table, network_table, notes, probe_figure, unit_table
 from hesscond.results import NETWORK, NetworkResult
 from hesscond.study import resolve_device
 from hesscond.study.sections import LARGEST

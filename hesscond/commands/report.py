@@ -10,8 +10,7 @@ import typer
 from hesscond.commands import completion
 from hesscond.commands.options import check_file, collect
 from hesscond.commands.printing import stdout
-from hesscond.report import write_report
-from hesscond.report.html.rendering import SUFFIXES
+from hesscond.report.html_report import SUFFIXES, write_report
 
 
 def report(
@@ -23,13 +22,11 @@ def report(
         Path, typer.Option("--output", "-o", help="An .html file; one that is there is replaced.")
     ] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="Of the page; study and methods if not given.")] = None,
-    layer: Annotated[
-        str | None, typer.Option(help="Layer of curves and figures; the first one probed if absent.")
-    ] = None,
+    layer: Annotated[str | None, typer.Option(help="Layer of the figures; the first one probed if absent.")] = None,
     unit: Annotated[int | None, typer.Option(help="Output unit of them; the first one probed if absent.")] = None,
 ) -> None:
-    """Write one HTML file about stored runs that loads nothing: curves to zoom into, figures, tables, verdicts of
-    statements, configuration and environment.
+    """Write one HTML file about stored runs that loads and runs nothing: figures, tables, verdicts of statements,
+    configuration and environment.
 
     Example: hesscond report runs/fc-digits-1 -o report.html
     """

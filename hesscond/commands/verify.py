@@ -23,8 +23,8 @@ from hesscond.commands.junit import Case, write_junit
 from hesscond.commands.options import check_file
 from hesscond.commands.printing import print_table, sign_of_life, stderr, stdout
 from hesscond.errors import ConfigError
-from hesscond.report import margin_figure, save_figure
-from hesscond.report.saving import METADATA
+from hesscond.report.margins import margin_figure
+from hesscond.report.page import METADATA, save_figure
 from hesscond.study.sections import LARGEST
 from hesscond.theorems import Claim, Statement, Tally, Verdict, statement, statements, verify
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tomli_w
 
 from hesscond.errors import ConfigError
-from hesscond.export.flat import flat
-from hesscond.export.scalars import Scalar
-from hesscond.study import StoredRun
+from hesscond.export.curves import Scalar, flat
+
+if TYPE_CHECKING:
+    from hesscond.study.store import StoredRun
 
 
 class TensorBoardFiles:

@@ -13,7 +13,7 @@ from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
 from hesscond.hessians.preconditioner import Preconditioner
-from hesscond.spectra import ConditionNumber, scaled_gram_conditions, stacked_conditions
+from hesscond.spectra import ConditionNumber, FactorStack, conditions
 from hesscond.spectra.condition import is_good_enough
 
 #: A layer's factor with no more numbers than this is formed, for the sake of its zeros and its scales.
@@ -102,8 +102,8 @@ def unit_conditions(
     if isinstance(curvature, Diagonal) and curvature.sign is curvature.error is curvature.norm is None and together:
         rows = captured.H_hat if P is None else P.right_multiply(captured.H_hat)
         bounds = [partial(rank_bound, captured, unit, memory) for unit in captured.units]
-        return scaled_gram_conditions(rows, curvature.root, rtol=rtol, rank_bounds=bounds)
-    conditions: list[ConditionNumber] = []
+        return conditions(FactorStack(rows, curvature.root, rank_bounds=bounds), rtol=rtol)
+    found: list[ConditionNumber] = []
     for units in runs(captured, memory):
         hessians = unit_hessians(captured, units, memory)
         batch = [
@@ -112,10 +112,10 @@ def unit_conditions(
             if isinstance(h, FactoredHessian) and h.sign is h.spread is h.root is None and not h.vanishing
         ]
         if len(batch) < len(hessians) or len(batch) == 1:
-            conditions += [hessian.condition_number(P, rtol=rtol) for hessian in hessians]
+            found += [hessian.condition_number(P, rtol=rtol) for hessian in hessians]
         else:
-            conditions += batch_conditions(batch, P, rtol)
-    return conditions
+            found += batch_conditions(batch, P, rtol)
+    return found
 
 
 def batch_conditions(
@@ -125,7 +125,7 @@ def batch_conditions(
     factors = torch.stack([hessian.factor(P) for hessian in hessians])
     bounds = [hessian.rank_bound for hessian in hessians]
     norms = [hessian.error_norm(P) for hessian in hessians]
-    found = stacked_conditions(factors, rtol=rtol, rank_bounds=bounds, error=norms)
+    found = conditions(FactorStack(factors, errors=norms, rank_bounds=bounds), rtol=rtol)
     return [
         kappa if is_good_enough(kappa, rtol) or not norm else hessian.condition_number(P, rtol=rtol)
         for hessian, kappa, norm in zip(hessians, found, norms, strict=True)

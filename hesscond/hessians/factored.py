@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,17 +12,7 @@ import torch
 from hesscond.capture import EntryBounds
 from hesscond.hessians.block import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian
 from hesscond.hessians.preconditioner import Preconditioner, UnitPreconditioner
-from hesscond.spectra import (
-    ConditionNumber,
-    factor_condition,
-    factor_conditions,
-    factor_eigenpairs,
-    factor_eigenvalues,
-    signed_condition,
-    signed_eigenpairs,
-    signed_eigenvalues,
-)
-from hesscond.spectra.condition import unresolved
+from hesscond.spectra import ConditionNumber, FactorForm, conditions
 from hesscond.spectra.factored import EPS, error_factor
 
 
@@ -99,34 +90,25 @@ class FactoredHessian(BlockHessian):
         self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
-        factors = [self.factor(P) for P in coordinates]
-        errors = [self.factor_error(P) for P in coordinates]
-        if self.sign is None and self.spread is None:
-            found = factor_conditions(factors, rank_bound=self.rank_bound, rtol=rtol, error=errors)
-        else:
-            found = [
-                signed_condition(
-                    factor,
-                    self._signs,
-                    rank_bound=self.rank_bound,
-                    rtol=rtol,
-                    error=error,
-                    spread=spread_in(self.spread, P, self.units),
-                )
-                for P, factor, error in zip(coordinates, factors, errors, strict=True)
-            ]
-        if not self.vanishing:
-            return found
-        return [
-            unresolved(condition) if condition.resolved and condition.rank < self._span(P) else condition
-            for P, condition in zip(coordinates, found, strict=True)
-        ]
+        return conditions([self.form(P) for P in coordinates], rtol=rtol)
+
+    def form(self, P: Preconditioner | None = None) -> FactorForm:
+        """What is known of H or PᵀHP."""
+        indefinite = self.sign is not None or self.spread is not None
+        return FactorForm(
+            self.factor(P),
+            signs=self._signs if indefinite else None,
+            error=self.factor_error(P),
+            rank_bound=self.rank_bound,
+            spread=spread_in(self.spread, P, self.units),
+            least_rank=partial(self._span, P) if self.vanishing else None,
+        )
 
     def _span(self, P: Preconditioner | None) -> int:
         """The rank that H has if no entry of S is zero; a bound of it where Ĥ is not at hand."""
         if self.root is None:
             return self.rank_bound()
-        return factor_condition(self.rows if P is None else multiplied(self.rows, P, self.units)).rank
+        return FactorForm(self.rows if P is None else multiplied(self.rows, P, self.units)).condition().rank
 
     @property
     def _signs(self) -> torch.Tensor:
@@ -134,21 +116,14 @@ class FactoredHessian(BlockHessian):
 
     def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
         """All nonzero eigenvalues, descending."""
-        F, condition = self.factor(P), self.condition_number(P)
-        if self.sign is not None or self.spread is not None:
-            values = signed_eigenvalues(F, self._signs, condition)
-        else:
-            values = factor_eigenvalues(F, condition)
-        return torch.from_numpy(np.ascontiguousarray(values)).to(F.device)
+        form = self.form(P)
+        return torch.from_numpy(np.ascontiguousarray(form.eigenvalues(form.condition()))).to(self.rows.device)
 
     def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues, descending, and their eigenvectors."""
-        F, condition = self.factor(P), self.condition_number(P)
-        if self.sign is not None or self.spread is not None:
-            pairs = signed_eigenpairs(F, self._signs, condition)
-        else:
-            pairs = factor_eigenpairs(F, condition)
-        values, vectors = (torch.from_numpy(np.ascontiguousarray(part)).to(F.device) for part in pairs)
+        form = self.form(P)
+        pairs = form.eigenpairs(form.condition())
+        values, vectors = (torch.from_numpy(np.ascontiguousarray(part)).to(self.rows.device) for part in pairs)
         return values, vectors
 
     def rank_bound(self) -> int:

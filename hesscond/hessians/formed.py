@@ -9,10 +9,7 @@ import torch
 
 from hesscond.hessians.block import LOST_IN_SQUARE, BlockHessian
 from hesscond.hessians.preconditioner import Preconditioner
-from hesscond.spectra import ConditionNumber
-from hesscond.spectra.condition import unresolved
-from hesscond.spectra.factored import as_array, as_matrix
-from hesscond.spectra.symmetric import rounded_condition
+from hesscond.spectra import ConditionNumber, SummedForm, conditions
 
 
 @dataclass(frozen=True)
@@ -63,13 +60,12 @@ class FormedHessian(BlockHessian):
         self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
-        conditions = []
+        forms = []
         for P in coordinates:
             spread = self.spread if P is None else self._dense(P).abs().T @ self.spread
-            found = rounded_condition(as_matrix(self.matrix(P)), as_array(spread), terms=self.terms, rtol=rtol)
-            deficient = found.resolved and found.rank < self.order
-            conditions.append(unresolved(found) if deficient and self.vanishing else found)
-        return conditions
+            least = (lambda: self.order) if self.vanishing else None
+            forms.append(SummedForm(self.matrix(P), spread, self.terms, least_rank=least))
+        return conditions(forms, rtol=rtol)
 
     def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
         """All nonzero eigenvalues, descending."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 
 import numpy as np
@@ -16,14 +16,7 @@ from hesscond.errors import CaptureError
 from hesscond.hessians.block import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian
 from hesscond.hessians.factored import FactoredHessian, multiplied, noise_of
 from hesscond.hessians.preconditioner import Preconditioner, UnitPreconditioner
-from hesscond.spectra import (
-    ConditionNumber,
-    dual_condition,
-    dual_signed_condition,
-    factor_eigenvalues,
-    signed_eigenvalues,
-)
-from hesscond.spectra.condition import unresolved
+from hesscond.spectra import ConditionNumber, DualForm, FactorForm, conditions
 from hesscond.spectra.factored import EPS, error_factor
 from hesscond.spectra.threads import side_by_side, threads_for
 
@@ -158,32 +151,21 @@ class LayerHessian(BlockHessian):
         self, coordinates: Sequence[Preconditioner | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
-        conditions = []
-        for P in coordinates:
-            if isinstance(P, UnitPreconditioner):
-                conditions.append(self.dense().condition_number(P, rtol=rtol))
-                continue
+        return [conditions([self.form(P)], rtol=rtol)[0] for P in coordinates]
 
-            def triangular(P: Preconditioner | None = P) -> tuple[torch.Tensor, np.ndarray]:
-                return self.triangular(P)
-
-            def gram(P: Preconditioner | None = P) -> tuple[torch.Tensor, float]:
-                return self.gram(P)
-
-            if self._signs is None:
-                found = dual_condition(gram, triangular, order=self.order, rank_bound=self.rank_bound, rtol=rtol)
-            else:
-                found = dual_signed_condition(
-                    triangular,
-                    self._signs,
-                    order=self.order,
-                    rank_bound=self.rank_bound,
-                    rtol=rtol,
-                    noise=noise_of(self._spread, P, self.units),
-                )
-            deficient = found.resolved and found.rank < self.rank_bound()
-            conditions.append(unresolved(found) if deficient and self.captured.vanishing else found)
-        return conditions
+    def form(self, P: Preconditioner | None = None) -> DualForm | FactorForm:
+        """What is known of H or PᵀHP: the dual where P is one for all units, else F."""
+        if isinstance(P, UnitPreconditioner):
+            return self.dense().form(P)
+        return DualForm(
+            partial(self.gram, P),
+            partial(self.triangular, P),
+            self.order,
+            self.rank_bound,
+            signs=self._signs,
+            noise=noise_of(self._spread, P, self.units),
+            least_rank=self.rank_bound if self.captured.vanishing else None,
+        )
 
     def eigenvalues(self, P: Preconditioner | None = None) -> torch.Tensor:
         """All nonzero eigenvalues, descending."""
@@ -191,8 +173,8 @@ class LayerHessian(BlockHessian):
             return self.dense().eigenvalues(P)
         R, _ = self.triangular(P)
         condition = self.condition_number(P)
-        signed = self._signs is not None
-        values = signed_eigenvalues(R.T, self._signs, condition) if signed else factor_eigenvalues(R, condition)
+        form = FactorForm(R) if self._signs is None else FactorForm(R.T, self._signs)
+        values = form.eigenvalues(condition)
         return torch.from_numpy(np.ascontiguousarray(values)).to(R.device)
 
     def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:

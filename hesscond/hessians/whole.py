@@ -13,9 +13,9 @@ from hesscond.hessians.block import BlockHessian
 from hesscond.hessians.null_spaces import NullDirections
 from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.operators import SymmetricOperator
-from hesscond.spectra import ConditionNumber
+from hesscond.spectra import ConditionNumber, ProductForm
 from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.matrix_free import Effort, Known, formed, operator_condition
+from hesscond.spectra.matrix_free import Effort, Known, formed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,7 @@ class NetworkHessian(BlockHessian):
         """κ in the operator's own coordinates."""
         for P in coordinates:
             refuse_coordinates(P)
-        kappa = operator_condition(self.operator, known=lambda: self.known[1], rtol=rtol, effort=self.effort)
+        kappa = ProductForm(self.operator, lambda: self.known[1], self.effort).condition(rtol=rtol)
         return [kappa] * len(coordinates)
 
     def eigenpairs(self, P: Preconditioner | None = None) -> tuple[torch.Tensor, torch.Tensor]:

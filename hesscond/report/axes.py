@@ -1,22 +1,33 @@
-"""Axes: titles and remarks, logarithmic ticks, limits, and what stands in an empty panel."""
+"""What figures are drawn with: curves and points, unresolved κ, logarithmic axes, titles, legends above the data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    FuncFormatter,
-    LogFormatterMathtext,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-)
+from matplotlib.font_manager import FontProperties
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+from matplotlib.path import Path
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, LogFormatterMathtext, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.transforms import ScaledTranslation, Transform
 
 from hesscond.report.page import Page
+from hesscond.report.palette import MethodLook
+from hesscond.report.selection import groups_of, looks_of
+from hesscond.report.series import across_seeds, running_median, thinned, thinned_band
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hesscond.study.store import StoredRun
 
 #: Colour of legend handles that stand for every method, and of remarks.
 NEUTRAL = "0.25"
@@ -105,3 +116,314 @@ def logarithmic(ax: Axes) -> None:
         axis.set_major_formatter(FuncFormatter(label_number))
         axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
+
+
+def logarithmic_x(ax: Axes) -> None:
+    """Limits and ticks of the κ axis; at least two decades wide, so that round-off does not look like a difference."""
+    low, high = np.log10(ax.dataLim.intervalx)
+    room = max(0.06 * (high - low), (2 - (high - low)) / 2)
+    ax.set_xlim(10 ** max(low - room, min(-0.1, low)), 10 ** (high + room))
+    ax.xaxis.set_major_locator(LogLocator(numticks=5))
+    ax.xaxis.set_major_formatter(LogFormatterMathtext())
+    ax.xaxis.set_minor_locator(LogLocator(subs=range(2, 10), numticks=99) if high - low <= 4 else NullLocator())
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_axisbelow(True)
+    ax.grid(axis="x", color="0.88", lw=0.4)
+
+
+#: Longest name of a layer that is not shortened.
+LONGEST = 18
+
+
+def shortened(name: str, longest: int = LONGEST) -> str:
+    """A layer's name with its middle left out if it is long: both ends tell layers apart."""
+    head = longest // 3
+    return name if len(name) <= longest else f"{name[:head]}…{name[head + 1 - longest :]}"
+
+
+def add_legend(ax: Axes, columns: Sequence[Sequence[Line2D | None]], below: Sequence[Line2D]) -> None:
+    """A legend above the axes, clear of the data.
+
+    Parameters
+    ----------
+    ax
+        Whose legend.
+    columns
+        Entries column by column; None leaves a place empty.
+    below
+        Longer entries, each a row of its own beneath those.
+    """
+    common: dict[str, Any] = {
+        "loc": "lower left",
+        "frameon": False,
+        "borderpad": 0.15,
+        "borderaxespad": 0.15,
+        "handlelength": 2.2,
+        "handletextpad": 0.5,
+        "columnspacing": 1.2,
+        "labelspacing": 0.25,
+    }
+    place: dict[str, Any] = {"bbox_to_anchor": (0.0, 1.0), "bbox_transform": ax.transAxes}
+    if below:
+        lower = ax.legend(handles=below, **common, **place)
+        if not columns:
+            return
+        ax.add_artist(lower)
+        size = FontProperties(size=matplotlib.rcParams["legend.fontsize"]).get_size_in_points()
+        height = (len(below) * 1.45 + 0.1) * size / 72
+        place["bbox_transform"] = ax.transAxes + ScaledTranslation(0.0, height, ax.figure.dpi_scale_trans)
+    rows = max(map(len, columns))
+    blank = Line2D([], [], ls="none", label=" ")
+    handles = [entry or blank for column in columns for entry in [*column, *[None] * (rows - len(column))]]
+    ax.legend(handles=handles, ncols=len(columns), **common, **place)
+
+
+def method_handle(label: str, look: MethodLook, *, line: bool = True) -> Line2D:
+    """Legend entry of a method."""
+    style: dict[str, Any] = {
+        "marker": look.marker,
+        "ms": 3.8,
+        "mew": 0.4,
+        "mec": "white",
+        "ls": "-" if line else "none",
+    }
+    return Line2D([], [], color=look.color, label=label, **style)
+
+
+def add_heading(figure: Figure, page: Page, title: str, handles: Sequence[Any]) -> None:
+    """Title and legend above all panels, in as many columns as the longest label leaves room for."""
+    size = float(page.style["font.size"])
+    if not handles:
+        figure.suptitle(page.wrapped(title, size), x=0.01, ha="left", fontsize=size)
+        return
+    heading: dict[str, Any] = {"title": page.wrapped(title, size), "title_fontsize": size, "alignment": "left"}
+    figure.legend(handles=handles, loc="outside upper left", frameon=False, **heading, **columns_of(handles, page))
+
+
+def columns_of(handles: Sequence[Any], page: Page) -> dict[str, Any]:
+    """Options of a legend across the page."""
+    ncols = column_count([str(handle.get_label()) for handle in handles], page)
+    common = {"handlelength": 1.8, "handletextpad": 0.4, "columnspacing": 1.0, "labelspacing": 0.25}
+    return common | {"ncols": ncols, "borderaxespad": 0.2, "borderpad": 0.1}
+
+
+def column_count(labels: Sequence[str], page: Page) -> int:
+    """The most columns of a legend that fit the page, filled one after the other."""
+    room = 72 * page.width / float(page.style["legend.fontsize"]) - 1.0
+    for count in range(min(len(labels), 8), 1, -1):
+        rows = -(-len(labels) // count)
+        longest = (max(map(plain_length, labels[k : k + rows])) for k in range(0, len(labels), rows))
+        # a handle and the space beside it take 3.2 em, a character 0.58
+        if sum(3.2 + 0.58 * length for length in longest) <= room:
+            return -(-len(labels) // rows)
+    return 1
+
+
+def plain_length(label: str) -> int:
+    """Characters that are seen of a label, that may have formulas in it."""
+    return len(re.sub(r"\\[A-Za-z]+|[${}^_]", lambda found: "x" if len(found[0]) > 1 else "", label))
+
+
+def heading_height(labels: Sequence[str], page: Page) -> float:
+    """Inches that `add_heading` takes, for the type of `STYLE`, of which pages make as much as they need."""
+    return 0.17 + 0.115 * -(-len(labels) // column_count(labels, page)) if labels else 0.17
+
+
+def method_legend(ax: Axes, runs: Sequence[StoredRun], **options: object) -> Legend:
+    """A legend of the methods in their looks; ``options`` go to ``Axes.legend``."""
+    groups = groups_of(runs)
+    looks = looks_of(groups)
+    return ax.legend(handles=[method_handle(group.label, looks[group.label]) for group in groups], **options)
+
+
+#: Size in points of the open triangle of an unresolved κ.
+UNRESOLVED_SIZE = {"batch": 2.8, "train": 5.0}
+
+
+#: With more markers than this in a series they are drawn smaller.
+MANY = 15
+
+#: An open triangle that stands on a bar.
+BARRED_TRIANGLE = Path(
+    [(0, 1), (-1, -0.7), (1, -0.7), (0, 1), (-1.3, -1.9), (1.3, -1.9)],
+    [Path.MOVETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY, Path.MOVETO, Path.LINETO],
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a quantity is drawn: a line where it is followed step by step, markers where it is measured rarely.
+
+    Attributes
+    ----------
+    label
+        For the legend.
+    dash
+        Line style.
+    marker
+        Of measured points.
+    width
+        Of the line, in points.
+    raw
+        Whether single values are drawn too, faintly.
+    barred
+        Whether the triangle of an unresolved value stands on a bar, to tell two quantities apart.
+    """
+
+    label: str
+    dash: Any = "-"
+    marker: str = "o"
+    width: float = 1.1
+    raw: bool = True
+    barred: bool = False
+
+    def line_handle(self, data: str = "") -> Line2D:
+        """Legend entry of the line."""
+        return Line2D([], [], color=NEUTRAL, ls=self.dash, lw=self.width, label=self.named(data))
+
+    def marker_handle(self, data: str = "") -> Line2D:
+        """Legend entry of the markers."""
+        return Line2D([], [], color=NEUTRAL, ls="none", label=self.named(data), **marker_style(self))
+
+    def unresolved_handle(self, data: str) -> Line2D:
+        """Legend entry of its unresolved values."""
+        label = f"{self.label} unresolved (lower bound), {data}"
+        return Line2D([], [], color=NEUTRAL, ls="none", label=label, **unresolved_style(self, data))
+
+    def named(self, data: str) -> str:
+        """The label, with the data if there are several kinds."""
+        return f"{self.label}, {data}" if data else self.label
+
+
+def marker_style(look: Look) -> dict[str, Any]:
+    """Filled markers with a white rim, that stand out from lines; crosses as they are."""
+    if look.marker == "x":
+        rim = withStroke(linewidth=1.9, foreground="white")
+        return {"marker": "x", "markersize": 3.6, "markeredgewidth": 0.9, "path_effects": [rim]}
+    return {"marker": look.marker, "markersize": 4.2, "markeredgewidth": 0.5, "markeredgecolor": "white"}
+
+
+def draw_curve(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, window: int, name: str) -> bool:
+    """Draw a noisy quantity: the running median of one run over its faint values, or of several with a band.
+
+    Parameters
+    ----------
+    ax
+        Where.
+    curves
+        One per seed, indexed by iteration, NaN where there is no value.
+    look, color
+        How.
+    window
+        Of the running median, in iterations.
+    name
+        Identifies the lines (``NAME-raw``, ``NAME-median``, ``NAME-band``) in the figure and in SVG files.
+
+    Returns
+    -------
+    bool
+        Whether there was anything to draw.
+    """
+    curves = [curve for curve in curves if curve.notna().any()]
+    if not curves:
+        return False
+    if len(curves) == 1 and look.raw and window > 1:
+        raw = thinned(curves[0])
+        ax.plot(raw.index, raw, color=color, lw=0.35, alpha=0.28, zorder=2, gid=f"{name}-raw")
+    together = across_seeds([running_median(curve, window) for curve in curves])
+    if len(curves) > 1:
+        band = thinned_band(together)
+        shade = ax.fill_between(band.index, band["low"], band["high"], color=color, alpha=0.2, lw=0, zorder=2)
+        shade.set_gid(f"{name}-band")
+    median = thinned(together["median"])
+    ax.plot(median.index, median, color=color, lw=look.width, ls=look.dash, zorder=3, gid=f"{name}-median")
+    return True
+
+
+def draw_points(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, name: str, shift: float = 0.0) -> bool:
+    """Draw a quantity measured a few times: markers at the median of the seeds, with their range.
+
+    Parameters
+    ----------
+    ax, curves, look, color
+        As for `draw_curve`.
+    name
+        Identifies the markers (``NAME-points``) and the ranges (``NAME-range``).
+    shift
+        Points to the right that everything is set off by on paper; the data stay what they are.
+
+    Returns
+    -------
+    bool
+        Whether there was anything to draw.
+    """
+    curves = [curve for curve in curves if curve.notna().any()]
+    if not curves:
+        return False
+    points = across_seeds(curves)
+    if len(curves) > 1:
+        bars = ax.vlines(points.index, points["low"], points["high"], color=color, lw=0.8, zorder=4)
+        bars.set_gid(f"{name}-range")
+        bars.set_transform(shifted(ax, shift))
+    style = marker_style(look) | {"ls": "none", "color": color, "zorder": 5, "gid": f"{name}-points"}
+    if len(points) > MANY:
+        style["markersize"] *= 0.7
+    (markers,) = ax.plot(points.index, points["median"], **style)
+    markers.set_transform(shifted(ax, shift))
+    return True
+
+
+def draw_unresolved(
+    ax: Axes,
+    bounds: Sequence[pd.Series],
+    look: Look,
+    data: str,
+    color: str,
+    name: str,
+    shift: float = 0.0,
+) -> bool:
+    """Draw the lower bounds of unresolved κ of every seed as open triangles.
+
+    Parameters
+    ----------
+    ax, look, color, shift
+        As for `draw_points`.
+    bounds
+        One per seed, indexed by iteration.
+    data
+        "batch" or "train".
+    name
+        Identifies the triangles (``NAME-unresolved``).
+
+    Returns
+    -------
+    bool
+        Whether there was anything to draw.
+    """
+    import pandas as pd
+
+    points = pd.concat(bounds).dropna()
+    if points.empty:
+        return False
+    style = unresolved_style(look, data) | {"ls": "none", "color": color, "gid": f"{name}-unresolved"}
+    # those of single batches may be thousands: beneath the lines
+    (triangles,) = ax.plot(points.index, points, zorder=5 if data == "train" else 2.5, **style)
+    triangles.set_transform(shifted(ax, shift))
+    return True
+
+
+def shifted(ax: Axes, points: float) -> Transform:
+    """Data coordinates, set off to the right by so many points; to be set after the limits know the data."""
+    return ax.transData + ScaledTranslation(points / 72, 0.0, ax.figure.dpi_scale_trans)
+
+
+def unresolved_style(look: Look, data: str) -> dict[str, Any]:
+    """Open upward triangles, small for single batches."""
+    size = UNRESOLVED_SIZE[data]
+    return {
+        "marker": BARRED_TRIANGLE if look.barred else "^",
+        "markersize": 1.7 * size if look.barred else size,
+        "markerfacecolor": "none",
+        "markeredgewidth": 0.35 if data == "batch" else 0.8,
+        "alpha": 0.6 if data == "batch" else 1.0,
+    }

@@ -10,12 +10,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from hesscond.report.axes import drawn_values, keep_in_view, label_figure, logarithmic, out_of_view, say_empty
-from hesscond.report.drawing import Look, draw_curve, draw_points, draw_unresolved
-from hesscond.report.legends import add_legend
+from hesscond.report.axes import (
+    Look,
+    add_legend,
+    draw_curve,
+    draw_points,
+    draw_unresolved,
+    drawn_values,
+    keep_in_view,
+    label_figure,
+    logarithmic,
+    out_of_view,
+    say_empty,
+)
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import method_colors
-from hesscond.report.selection import Selection, select
+from hesscond.report.registry import UNIT, FigureKind
+from hesscond.report.selection import Selection, by_method, select
 from hesscond.report.series import RESOLVED, expected, finite, lower_bounds, resolved_values, window_of
 
 if TYPE_CHECKING:
@@ -51,25 +62,6 @@ def conditioning_figure(
     paper expects of it dotted and crossed. An
     unresolved κ is an open triangle at its lower bound and no part of any line. Lines are running medians, over
     faint single values for one run of a method, in a band from the lowest to the highest for several seeds.
-
-    Parameters
-    ----------
-    runs
-        Of one study: any methods, any seeds of each, otherwise alike.
-    layer, unit
-        Which unit to show; the first that was probed by default.
-    page
-        What it is drawn for.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Save it with `save_figure`.
-
-    Raises
-    ------
-    ConfigError
-        The runs do not belong in one figure, or the unit was not probed.
     """
     selection = select(runs, layer, unit)
     groups = selection.by_method()
@@ -238,3 +230,13 @@ def finish(ax: Axes, pairs: Sequence[tuple[Line2D | None, Line2D | None]], below
     logarithmic(ax)
     columns = [[row[side] for row in rows] for side in (0, 1)]
     add_legend(ax, [column for column in columns if any(column)], below)
+
+
+CONDITIONING_FIGURE = FigureKind(
+    "conditioning",
+    "training loss, κ(H) against κ(PᵀHP), and κ(D) of one unit along training",
+    "runs of one study with one learning rate a method",
+    conditioning_figure,
+    by_method,
+    UNIT,
+)

@@ -13,14 +13,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from hesscond.report.axes import label_figure, logarithmic
-from hesscond.report.legends import add_legend
+from hesscond.report.axes import add_legend, label_figure, logarithmic
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
 
 if TYPE_CHECKING:
-    from hesscond.spectra.measure import Density, Share
-    from hesscond.spectra.smoothing import Curve
+    from hesscond.spectra.density import Curve, Density, Share
 
 #: Where eigenvalues are positive, and where they are negative.
 POSITIVE, NEGATIVE, NULL = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"], "0.1"
@@ -53,7 +51,7 @@ def density_figure(density: Density, title: str | None = None, *, page: Page = C
     Parameters
     ----------
     density
-        What `hesscond.spectra.density.density` returned.
+        What `hesscond.density` returned.
     title
         Above the figure.
     page
@@ -185,7 +183,7 @@ def percent(share: Share) -> str:
 
     Examples
     --------
-    >>> from hesscond.spectra.measure import Share
+    >>> from hesscond.spectra.density import Share
     >>> percent(Share(0.12345, 0.0123, 0.12, 0.13, 9)), percent(Share(0.5, 0.01, 0.33, 0.65, 9))
     ('12.3 ± 1.2 %', '32–66 %')
     """

@@ -12,12 +12,21 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
-from hesscond.report.axes import NEUTRAL, drawn_values, keep_in_view, label_figure, logarithmic, out_of_view
-from hesscond.report.groups import Group, looks_of, probed_groups
-from hesscond.report.legends import add_heading, heading_height, method_handle
+from hesscond.report.axes import (
+    NEUTRAL,
+    add_heading,
+    drawn_values,
+    heading_height,
+    keep_in_view,
+    label_figure,
+    logarithmic,
+    method_handle,
+    out_of_view,
+)
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import DASHED
-from hesscond.report.selection import Selection, select
+from hesscond.report.registry import PROBED, UNIT, FigureKind
+from hesscond.report.selection import Group, Selection, looks_of, probed_groups, select
 from hesscond.report.series import across_seeds, finite, running_median, thinned, thinned_band, window_of
 
 if TYPE_CHECKING:
@@ -38,25 +47,6 @@ def eigenvalue_figure(
     Of |λ| in the plain parameters, over mini-batches (over the training set where only that was probed). Where the
     rank is not resolved there is no smallest nonzero eigenvalue, and none is drawn. Lines are running medians, the
     median over seeds in a band from the lowest to the highest.
-
-    Parameters
-    ----------
-    runs
-        Of one study.
-    layer, unit
-        Which unit; the first that was probed by default.
-    page
-        What it is drawn for.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Two panels.
-
-    Raises
-    ------
-    ConfigError
-        No eigenvalue of the unit is in the logs; the runs are of different studies.
     """
     selection = eigenvalues_logged(runs, layer=layer, unit=unit)
     groups = [group for group in probed_groups(runs) if any(len(selection.rows_of(run)) for run in group.runs)]
@@ -134,3 +124,13 @@ def draw(
     style: dict[str, Any] = {"marker": look.marker, "markevery": every, "ms": 3.0, "mew": 0.4, "mec": "white"}
     name = f"{group.label}-{quantity}"
     ax.plot(median.index, np.asarray(median), color=look.color, ls=dash, lw=1.0, zorder=3, gid=name, **style)
+
+
+EIGENVALUES_FIGURE = FigureKind(
+    "spectra",
+    "largest and smallest nonzero eigenvalue of a unit's Hessian, and its rank, along training",
+    PROBED,
+    eigenvalue_figure,
+    eigenvalues_logged,
+    UNIT,
+)

@@ -14,6 +14,7 @@ from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter
 from hesscond.report.axes import say_empty
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import method_colors
+from hesscond.report.registry import PROBED, UNIT, FigureKind
 from hesscond.report.selection import Selection, select
 from hesscond.report.series import finite, gain
 
@@ -33,25 +34,6 @@ def gain_figure(
 
     On the diagonal the gain is κ(D)². Mini-batches are dots, the whole training set diamonds; one colour a method.
     A probe of which a κ is unresolved has no gain and is left out; how many were is said in the corner.
-
-    Parameters
-    ----------
-    runs
-        Of one study.
-    layer, unit
-        Which unit; the first that was probed by default.
-    page
-        What it is drawn for.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel.
-
-    Raises
-    ------
-    ConfigError
-        The runs are of different studies, or the unit was not probed.
     """
     selection = select(runs, layer, unit)
     methods = list(dict.fromkeys(run.method for run in selection.runs))
@@ -98,3 +80,28 @@ def draw(ax: Axes, selection: Selection, colors: dict[str, str]) -> int:
         axis.set_major_formatter(LogFormatterMathtext())
         axis.set_minor_formatter(NullFormatter())
     return left_out
+
+
+def gain_axes(ax: Axes, runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Axes:
+    """The gain κ(H)/κ(PᵀHP) against κ(D)², as `gain_figure` draws it.
+
+    Raises
+    ------
+    ConfigError
+        As there.
+    """
+    selection = select(runs, layer, unit)
+    draw(ax, selection, method_colors(run.method for run in selection.runs))
+    ax.set_xlabel(EXPECTED)
+    ax.set_ylabel(GAIN)
+    return ax
+
+
+GAIN_FIGURE = FigureKind(
+    "gain",
+    "the gain κ(H)/κ(PᵀHP) of preconditioning against κ(D)², which it is expected to be about",
+    PROBED,
+    gain_figure,
+    select,
+    UNIT,
+)

@@ -1,21 +1,26 @@
-"""How much of what a statement allows its trials used, claim by claim."""
+"""What checked claims came to: how much of what they allow was used, and measured rates against predicted ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter
 
 from hesscond.errors import ConfigError
+from hesscond.report.axes import add_heading, label_figure, logarithmic_x
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
-from hesscond.report.probed import logarithmic_x
+from hesscond.report.registry import RATED, FigureKind
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from hesscond.study.store import StoredRun
     from hesscond.theorems import Tally, Verdict
 
@@ -47,25 +52,7 @@ def margin_figure(verdict: Verdict, *, page: Page = COLUMN) -> Figure:
 
 
 def stored_margin_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:
-    """The same of what was checked along runs: a histogram for every claim, over all runs, layers and iterations.
-
-    Parameters
-    ----------
-    runs
-        Any in which statements were checked.
-    page
-        What it is drawn for.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        As `margin_figure`.
-
-    Raises
-    ------
-    ConfigError
-        In none of the runs, or there is no run.
-    """
+    """The same of what was checked along runs: a histogram for every claim, over all runs, layers and iterations."""
     tallies = stored_tallies(runs)
     checks = sum(len(run.table("statements")) for run in runs)
     names = ", ".join(sorted({run.config["name"] for run in runs}))
@@ -80,10 +67,10 @@ def stored_tallies(runs: Sequence[StoredRun]) -> tuple[Tally, ...]:
     ConfigError
         There were none, or there is no run.
     """
-    from hesscond.theorems import Claim, Outcome, Tally
-
     if not runs:
         raise ConfigError("no runs given: name at least one run folder")
+    from hesscond.theorems.base import Claim, Outcome, Tally
+
     found: dict[tuple[str, str], Tally] = {}
     for run in runs:
         for number, row in enumerate(run.table("statements").to_dict("records")):
@@ -145,3 +132,116 @@ def draw(ax: Axes, tally: Tally, edges: np.ndarray) -> None:
     known = "true" if tally.claim.true else "false"
     label = f"{tally.claim.name} ({known}): {tally.violated} of {decided} violated"
     ax.set_title(label, loc="left", fontsize=matplotlib.rcParams["legend.fontsize"], pad=2.0)
+
+
+#: Of published claims in the order of a statement, then of readings nearby that are not true.
+COLORS = tuple(METHOD_COLORS[name] for name in ("bnp", "batchnorm", "vanilla", "sphere", "equilibration"))
+MARKERS = ("o", "s", "x", "+", "^")
+
+
+def rate_trials(
+    id: str, *, trials: int | None = None, seed: int = 0, on_trial: Callable[[int], None] | None = None
+) -> pd.DataFrame:
+    """Predicted and measured rates of every trial of a statement.
+
+    Parameters
+    ----------
+    id
+        Of a statement whose claims compare rates.
+    trials
+        How many; by default what the statement says.
+    seed
+        Trial k depends on the seed and k only, and is that of `hesscond.verify`.
+    on_trial
+        Called with the number of trials done.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per trial and claim: trial, claim, true (whether it is known to hold), status, predicted and measured:
+        decays −ln(rate) of an iteration.
+
+    Raises
+    ------
+    ConfigError
+        There is no such statement; no claim of it compares rates.
+    """
+    import pandas as pd
+
+    from hesscond.theorems import statement
+    from hesscond.theorems.base import one_trial
+
+    checked = statement(id)
+    rows = []
+    for number in range(checked.trials if trials is None else trials):
+        for claim, outcome in zip(checked.claims, one_trial(checked, seed, number), strict=True):
+            if np.isfinite(outcome.predicted) and np.isfinite(outcome.measured):
+                row = {"trial": number, "claim": claim.name, "true": claim.true, "status": outcome.status}
+                rows.append(row | {"predicted": outcome.predicted, "measured": outcome.measured})
+        if on_trial is not None:
+            on_trial(number + 1)
+    if not rows:
+        raise ConfigError(f"no trial of {id!r} compares rates: choose from {', '.join(RATED)}")
+    return pd.DataFrame(rows)
+
+
+def rate_figure(found: pd.DataFrame, title: str, *, page: Page = COLUMN) -> Figure:
+    """The decay −ln(rate) of gradient descent near a minimum, measured on its steps, against the predicted one.
+
+    On the diagonal the rate is (κ − 1)/(κ + 1). Claims that are known to be false are crosses. What is above converges
+    faster than predicted; a measured decay that is not positive does not converge, and is at the lower edge.
+
+    Parameters
+    ----------
+    found
+        What `rate_trials` gave.
+    title
+        Above the figure.
+    page
+        What it is drawn for.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel.
+    """
+    claims: Sequence[tuple[str, bool]] = list(dict.fromkeys(zip(found["claim"], found["true"], strict=True)))
+    with page.styled():
+        figure = page.figure(2.9)
+        ax = figure.add_subplot()
+        ax.set_xscale("log")
+        ax.set_yscale("log", nonpositive="mask")
+        smallest = min(found["predicted"].min(), found.loc[found["measured"] > 0, "measured"].min())
+        handles = []
+        for (claim, true), color, marker in zip(claims, COLORS, MARKERS, strict=False):
+            rows = found[found["claim"] == claim]
+            style: dict[str, Any] = {"ls": "none", "marker": marker, "color": color, "ms": 3.6, "alpha": 0.85}
+            style |= {"mfc": "none", "mew": 0.8}
+            ax.plot(rows["predicted"], rows["measured"].clip(lower=smallest / 3), gid=claim, **style)
+            label = claim if true else f"{claim} (not true)"
+            handles.append(Line2D([], [], label=label, **style))
+        ends = np.array([smallest / 3, 2 * max(found["predicted"].max(), found["measured"].max())])
+        ax.set_xlim(*ends)
+        ax.set_ylim(*ends)
+        ax.plot(ends, ends, color="0.3", lw=0.8, zorder=0)
+        handles.append(Line2D([], [], color="0.3", lw=0.8, label=r"rate $=(\kappa-1)/(\kappa+1)$"))
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(LogLocator(numticks=6))
+            axis.set_major_formatter(LogFormatterMathtext())
+            axis.set_minor_formatter(NullFormatter())
+        ax.set_xlabel(r"predicted decay $-\ln\,\frac{\kappa-1}{\kappa+1}$ an iteration")
+        ax.set_ylabel("measured decay an iteration")
+        ax.set_axisbelow(True)
+        ax.grid(color="0.93", lw=0.4)
+        add_heading(figure, page, title, handles)
+        label_figure(figure, page, None, f"{found['trial'].nunique()} random minima with the best constant step size")
+    return figure
+
+
+MARGINS_FIGURE = FigureKind(
+    "margins",
+    "how much of what each claim of the checked statements allows was used along the runs",
+    "runs with --statement",
+    stored_margin_figure,
+    stored_tallies,
+)

@@ -1,4 +1,4 @@
-"""The page a figure is for: its width, type sizes and fonts, those of a journal column or of a venue's template."""
+"""The page a figure is for, of a journal's column or a venue's template, and the file it is written to."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import inspect
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from hesscond.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Width = Literal["column", "full"]
 
@@ -87,10 +87,15 @@ class Page:
 
     def styled(self) -> Any:
         """A context manager: rcParams of the page."""
+        import matplotlib
+
         return matplotlib.rc_context(dict(self.style))
 
     def figure(self, height: float, *, h_pad: float = 0.03, hspace: float = 0.02) -> Figure:
         """An empty figure, its height in inches for the type of `STYLE`; pads of constrained layout, likewise."""
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+
         layout = ConstrainedLayoutEngine(h_pad=h_pad, w_pad=0.02, hspace=hspace)
         return Figure(figsize=(self.width, min(height * self.scale, TALLEST)), layout=layout)
 
@@ -152,3 +157,37 @@ def venue_page(venue: str, width: Width = "column") -> Page:
     bundle = make(**options)
     style = STYLE | {name: float(bundle[name]) for name in SIZES} | FONTS[bundle["font.family"]]
     return Page(float(bundle["figure.figsize"][0]), style)
+
+
+#: Supported file types, with the metadata that keeps the time of writing out of the file.
+METADATA: dict[str, dict[str, None]] = {
+    ".pdf": {"CreationDate": None},
+    ".png": {},
+    ".svg": {"Date": None},
+}
+
+DOTS_PER_INCH = 300
+
+
+def save_figure(figure: Figure, path: Path | str) -> None:
+    """Write a figure, at its own size.
+
+    As PDF (fonts embedded as Type 42), SVG (text as text) or PNG (300 dpi).
+
+    Raises
+    ------
+    ConfigError
+        Another file type, or the file cannot be written.
+    """
+    import matplotlib
+
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in METADATA:
+        raise ConfigError(f"cannot write a figure to {path}: its name must end in {', '.join(METADATA)}")
+    options = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "hesscond", "savefig.bbox": None}
+    try:
+        with matplotlib.rc_context(options):
+            figure.savefig(path, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=METADATA[suffix])
+    except OSError as error:
+        raise ConfigError(f"the figure {path} cannot be written: {error.strerror or error}") from None

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.colors import to_hex, to_rgb
 
 Dash = Any
 
@@ -79,6 +78,8 @@ def method_look(method: str) -> MethodLook:
     >>> method_look("bnp").color, method_look("bnp:rho=0.9").color, method_look("bnp+groupnorm").color
     ('#0072B2', '#4C9CC9', '#105265')
     """
+    from matplotlib.colors import to_hex, to_rgb
+
     parts = [look_of_part(part) for part in method.split("+")]
     if len(parts) == 1:
         return parts[0]
@@ -107,6 +108,8 @@ def varied(look: MethodLook, number: int) -> MethodLook:
 
 def shaded(color: str, amount: float) -> str:
     """The colour mixed with white (amount above 0) or black."""
+    from matplotlib.colors import to_hex, to_rgb
+
     end = np.ones(3) if amount > 0 else np.zeros(3)
     return to_hex((1 - abs(amount)) * np.array(to_rgb(color)) + abs(amount) * end).upper()
 

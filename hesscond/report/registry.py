@@ -1,146 +1,189 @@
-"""The figures and tables that there are. A new one is a module of its own, and an entry here."""
+"""The figures and tables of stored runs, by name: the commands and the report know no more of them.
+
+A new figure is a module with a `FigureKind`, whose ``draw(runs, page=…)`` returns a matplotlib figure, and a line in
+`FIGURES` below that says where it is; a table likewise. `hesscond.report.gain` is a short example. Of what it may use,
+`selection` picks runs and rows, `series` makes curves of them, `axes` draws, `palette` gives a method its colour, and
+`tables` writes columns in every format. A module is imported when its figure is drawn.
+"""
 
 from __future__ import annotations
 
-from hesscond.report import learning_rates, seeds, statements, summary
-from hesscond.report.conditioning import conditioning_figure
-from hesscond.report.eigenvalues import eigenvalue_figure, eigenvalues_logged
-from hesscond.report.gain import gain_figure
-from hesscond.report.heatmap import cells_of, heatmap_figure
-from hesscond.report.kinds import FigureKind, TableKind
-from hesscond.report.layer_kappas import CAPTION as LAYERS
-from hesscond.report.layer_kappas import layer_kappa_columns, layer_kappa_frame
-from hesscond.report.layers import layers_figure, probed_layers
-from hesscond.report.margins import stored_margin_figure, stored_tallies
-from hesscond.report.selection import by_method, select
-from hesscond.report.side_by_side import comparison_figure, comparison_points
-from hesscond.report.timing import iteration_times, timing_figure
-from hesscond.report.training import trained_groups, training_figure
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from hesscond.errors import ConfigError
+from hesscond.report.tables import Column, Format, TextTable, text_table, write_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from hesscond.study.store import StoredRun
 
 UNIT = ("layer", "unit")
 STUDY = "runs of one study"
 PROBED = "runs of one study that were probed"
+#: The statements whose claims compare rates, for the figure of which there need be no run.
+RATED = ("prec-theorem-1", "bnp-theorem-1")
 
-FIGURES: dict[str, FigureKind] = {
-    kind.name: kind
-    for kind in (
-        FigureKind(
-            "conditioning",
-            "training loss, κ(H) against κ(PᵀHP), and κ(D) of one unit along training",
-            "runs of one study with one learning rate a method",
-            conditioning_figure,
-            by_method,
-            UNIT,
-        ),
-        FigureKind(
-            "training",
-            "training and test loss, and test accuracy, the mean over seeds in a band from the lowest to the highest",
-            STUDY,
-            training_figure,
-            trained_groups,
-        ),
-        FigureKind(
-            "layers",
-            "violins of κ over the units of each layer, in each method's coordinates, along training",
-            PROBED,
-            layers_figure,
-            probed_layers,
-            ("layer",),
-        ),
-        FigureKind(
-            "heatmap",
-            "log10 κ of every probed unit at every iteration, a panel a method",
-            "runs of one study that were probed at two units or more",
-            heatmap_figure,
-            cells_of,
-        ),
-        FigureKind(
-            "gain",
-            "the gain κ(H)/κ(PᵀHP) of preconditioning against κ(D)², which it is expected to be about",
-            PROBED,
-            gain_figure,
-            select,
-            UNIT,
-        ),
-        FigureKind(
-            "spectra",
-            "largest and smallest nonzero eigenvalue of a unit's Hessian, and its rank, along training",
-            PROBED,
-            eigenvalue_figure,
-            eigenvalues_logged,
-            UNIT,
-        ),
-        FigureKind(
-            "comparison",
-            "final loss and accuracy of each method against the median κ in its coordinates",
-            PROBED,
-            comparison_figure,
-            comparison_points,
-            UNIT,
-        ),
-        FigureKind(
-            "timing",
-            "what an iteration of each method costs",
-            "runs of one study; those of hesscond compare have times relative to vanilla",
-            timing_figure,
-            iteration_times,
-        ),
-        FigureKind(
-            "margins",
-            "how much of what each claim of the checked statements allows was used along the runs",
-            "runs with --statement",
-            stored_margin_figure,
-            stored_tallies,
-        ),
-    )
-}
 
-TABLES: dict[str, TableKind] = {
-    kind.name: kind
-    for kind in (
-        TableKind(
-            "summary",
-            "a row for each run: loss, accuracy, κ, time, statements held",
-            STUDY,
-            summary.summary_frame,
-            summary.summary_columns,
-            summary.SUMMARY_CAPTION,
-            UNIT,
-            terminal=summary.summary_table,
-        ),
-        TableKind(
-            "seeds",
-            "a row for each method: mean and range over its seeds",
-            STUDY,
-            seeds.seed_frame,
-            seeds.seed_columns,
-            seeds.CAPTION,
-            UNIT,
-        ),
-        TableKind(
-            "learning-rates",
-            "a row for each method, a column for each learning rate: the final loss, the best marked",
-            "runs of one study at several learning rates",
-            learning_rates.rate_grid_frame,
-            learning_rates.rate_grid_columns,
-            learning_rates.CAPTION,
-            rows=learning_rates.rate_grid_rows,
-        ),
-        TableKind(
-            "layers",
-            "a row for each method and layer: quantiles of κ in the method's coordinates",
-            PROBED,
-            layer_kappa_frame,
-            layer_kappa_columns,
-            LAYERS,
-        ),
-        TableKind(
-            "statements",
-            "a row for each claim that was checked along a run: how often it held, by what margin",
-            "runs with --statement",
-            statements.checked_statements,
-            statements.statement_columns,
-            statements.CAPTION,
-        ),
-    )
-}
+def reason_against(check: Callable[..., object], runs: Sequence[StoredRun], options: dict[str, Any]) -> str | None:
+    """The sentence of the ConfigError that a check of runs raises; None if it raises none."""
+    try:
+        check(runs, **options)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True)
+class FigureKind:
+    """A figure that is drawn from stored runs.
+
+    Attributes
+    ----------
+    name
+        On the command line.
+    summary
+        One line: what is seen; also the text that stands for the picture.
+    needs
+        What the runs must have.
+    draw
+        ``draw(runs, page=…, **options)`` returns the figure, or raises a ConfigError with one sentence.
+    check
+        Of the same arguments but the page: raises that ConfigError without drawing.
+    options
+        Which of layer and unit it takes; by default the first that was probed is shown.
+    """
+
+    name: str
+    summary: str
+    needs: str
+    draw: Callable[..., Figure]
+    check: Callable[..., object]
+    options: tuple[str, ...] = ()
+
+    def fits(self, runs: Sequence[StoredRun], **options: Any) -> str | None:
+        """Why it cannot be drawn from these runs; None if it can."""
+        return reason_against(self.check, runs, options)
+
+
+@dataclass(frozen=True)
+class TableKind:
+    """A table of stored runs.
+
+    Attributes
+    ----------
+    name
+        On the command line.
+    summary
+        One line: what its rows are.
+    needs
+        What the runs must have.
+    frame
+        ``frame(runs, **options)`` returns one row per row, for programs; or raises a ConfigError with one sentence.
+    columns
+        ``columns(frame)``: what is shown of it, and how: see `hesscond.report.tables`.
+    caption
+        Below the table: what the columns are.
+    rows
+        ``rows(frame)``: the rows that are shown, where they are not those of the frame.
+    terminal
+        ``terminal(runs, **options)``: a layout for the terminal of its own.
+    options
+        Which of layer and unit it takes.
+    """
+
+    name: str
+    summary: str
+    needs: str
+    frame: Callable[..., pd.DataFrame]
+    columns: Callable[[pd.DataFrame], Sequence[Column]]
+    caption: str
+    options: tuple[str, ...] = ()
+    rows: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+    terminal: Callable[..., TextTable] | None = None
+
+    def write(self, runs: Sequence[StoredRun], format: Format, **options: Any) -> str:
+        """The table as Markdown, LaTeX, HTML or CSV.
+
+        Raises
+        ------
+        ConfigError
+            There is no such table of these runs, or another format.
+        """
+        frame = self.frame(runs, **options)
+        shown = frame if format == "csv" else self.shown(frame)
+        return write_table(shown, self.columns(frame), self.caption, format)
+
+    def print(self, runs: Sequence[StoredRun], **options: Any) -> TextTable:
+        """The table for the terminal.
+
+        Raises
+        ------
+        ConfigError
+            There is no such table of these runs.
+        """
+        if self.terminal is not None:
+            return self.terminal(runs, **options)
+        frame = self.frame(runs, **options)
+        return text_table(self.shown(frame), self.columns(frame), self.caption)
+
+    def shown(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows that are shown of the frame."""
+        return frame if self.rows is None else self.rows(frame)
+
+    def fits(self, runs: Sequence[StoredRun], **options: Any) -> str | None:
+        """Why there is no such table of these runs; None if there is."""
+        return reason_against(self.frame, runs, options)
+
+
+Kind = TypeVar("Kind")
+
+
+class Kinds(Mapping[str, Kind], Generic[Kind]):
+    """Kinds by name, each in the module and under the name that ``MODULE:NAME`` says, imported when it is asked for."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = dict(places)
+
+    def __getitem__(self, name: str) -> Kind:
+        module, _, attribute = self._places[name].partition(":")
+        found: Kind = getattr(import_module(f"hesscond.report.{module}"), attribute)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+FIGURES: Kinds[FigureKind] = Kinds(
+    {
+        "conditioning": "conditioning:CONDITIONING_FIGURE",
+        "training": "training:TRAINING_FIGURE",
+        "layers": "layers:LAYERS_FIGURE",
+        "heatmap": "layers:HEATMAP_FIGURE",
+        "gain": "gain:GAIN_FIGURE",
+        "spectra": "eigenvalues:EIGENVALUES_FIGURE",
+        "comparison": "comparison:COMPARISON_FIGURE",
+        "timing": "comparison:TIMING_FIGURE",
+        "margins": "margins:MARGINS_FIGURE",
+    }
+)
+
+TABLES: Kinds[TableKind] = Kinds(
+    {
+        "summary": "summary:SUMMARY_TABLE",
+        "seeds": "summary:SEEDS_TABLE",
+        "learning-rates": "summary:LEARNING_RATES_TABLE",
+        "layers": "layers:LAYERS_TABLE",
+        "statements": "statements:STATEMENTS_TABLE",
+    }
+)

@@ -1,4 +1,4 @@
-"""Which rows of which runs a figure or table shows."""
+"""Which rows of which runs a figure or table shows: those of one unit, and runs that differ in the seed alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hesscond.errors import ConfigError
+from hesscond.report.palette import MethodLook, method_looks, varied
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,3 +153,112 @@ def by_method(
         As `select` and that.
     """
     return select(runs, layer, unit).by_method()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one method with one learning rate and one batch size.
+
+    Attributes
+    ----------
+    label
+        The method, and what tells it from other groups of the same method.
+    method
+        As ``--method`` says it.
+    learning_rate, batch_size
+        Of all of them.
+    runs
+        One of each seed, ascending.
+    """
+
+    label: str
+    method: str
+    learning_rate: float
+    batch_size: int
+    runs: tuple[StoredRun, ...]
+
+    @property
+    def finished(self) -> list[StoredRun]:
+        """The runs that went to their end: others have no final loss to compare."""
+        return [run for run in self.runs if run.status == "finished"]
+
+    @property
+    def diverged(self) -> int:
+        """How many of the runs did."""
+        return sum(run.status == "diverged" for run in self.runs)
+
+    @property
+    def unfinished(self) -> int:
+        """How many of the runs go on, or were broken off."""
+        return len(self.runs) - len(self.finished) - self.diverged
+
+
+def groups_of(runs: Sequence[StoredRun]) -> list[Group]:
+    """The runs of one study in groups, vanilla first, then by name.
+
+    Raises
+    ------
+    ConfigError
+        No run; runs of different studies; a seed twice.
+    """
+    check_one_study(runs)
+    runs = without_unprobed_twins(runs)
+    found: dict[tuple[str, float, int], list[StoredRun]] = {}
+    for run in runs:
+        found.setdefault(setting_of(run), []).append(run)
+    result = []
+    for (method, rate, size), members in sorted(found.items(), key=lambda item: (item[0][0] != "vanilla", item[0])):
+        same = [key for key in found if key[0] == method]
+        label = method
+        label += f" · lr {rate:g}" if len({key[1] for key in same}) > 1 else ""
+        label += f" · batch {size}" if len({key[2] for key in same}) > 1 else ""
+        result.append(Group(label, method, rate, size, tuple(one_of_each_seed(members))))
+    return result
+
+
+def setting_of(run: StoredRun) -> tuple[str, float, int]:
+    """Method, learning rate and batch size."""
+    return run.method, float(run.config["run"]["learning_rate"]), int(run.config["training"]["batch_size"])
+
+
+def without_unprobed_twins(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """The runs, less those without probes of which there is the same with probes: ``hesscond compare`` makes both."""
+    probed = {(setting_of(run), run.seed) for run in runs if is_probed(run)}
+    return [run for run in runs if is_probed(run) or (setting_of(run), run.seed) not in probed]
+
+
+def probed_groups(runs: Sequence[StoredRun]) -> list[Group]:
+    """`groups_of` the runs that probe: not those on which ``hesscond compare`` only tries learning rates.
+
+    Raises
+    ------
+    ConfigError
+        As `groups_of`; none probes.
+    """
+    probed = [run for run in runs if is_probed(run)]
+    if runs and not probed:
+        raise ConfigError("none of the runs was probed: train with --probe-every 1 or more")
+    return groups_of(probed)
+
+
+def is_probed(run: StoredRun) -> bool:
+    """Whether the run's study probes at all."""
+    probe = run.config["probe"]
+    return bool(probe.get("every", 1) or probe.get("train_every_epochs", 1))
+
+
+def looks_of(groups: Sequence[Group]) -> dict[str, MethodLook]:
+    """The look of each group by its label: that of its method, further groups of a method in other shades of it."""
+    methods = method_looks(group.method for group in groups)
+    looks = {group.label: methods[group.method] for group in groups}
+    for one, other in pairwise(groups):
+        if one.method == other.method:
+            place = sum(group.method == other.method for group in groups[: groups.index(other)])
+            looks[other.label] = varied(methods[other.method], place - 1)
+    return looks
+
+
+def title_of(groups: Sequence[Group]) -> str:
+    """Study and batch sizes."""
+    sizes = ", ".join(str(size) for size in sorted({group.batch_size for group in groups}))
+    return f"{groups[0].runs[0].config['name']} · batch size {sizes}"

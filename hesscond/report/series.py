@@ -1,4 +1,4 @@
-"""From rows of the log to curves: which κ are resolved, running medians, seeds taken together, thinning."""
+"""From rows of the log to curves: which κ are resolved and between what they lie, running medians, seeds, thinning."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from hesscond.study.store import StoredRun
 
 #: Which column says whether a κ is resolved.
 RESOLVED = {"kappa": "resolved", "kappa_preconditioned": "resolved_preconditioned", "kappa_own": "resolved_own"}
@@ -130,3 +132,90 @@ def mean_over_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
 
     table = pd.concat(curves, axis=1).sort_index().dropna()
     return pd.DataFrame({"mean": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)})
+
+
+def intervals(probe: pd.DataFrame, quantity: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where each κ of the rows lies: at its value, or from its lower bound to infinity if it is unresolved.
+
+    Parameters
+    ----------
+    probe
+        Rows of the probe table.
+    quantity
+        A key of `RESOLVED`.
+
+    Returns
+    -------
+    tuple of (rows,) arrays
+        Lower and upper ends; NaN where nothing was measured, or the matrix is zero.
+    """
+    value = resolved_values(probe, quantity).to_numpy(dtype=float)
+    open_ended = is_unresolved(probe, quantity).to_numpy(dtype=bool)
+    least = finite(probe[f"{quantity}_lower"]).fillna(1.0).to_numpy(dtype=float)
+    return np.where(open_ended, np.maximum(least, 1.0), value), np.where(open_ended, np.inf, value)
+
+
+def kappa_ends(probe: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Where the κ of a run lie: over its mini-batches, or the training set."""
+    batches = probe[probe["data"] == "batch"]
+    lower, upper = intervals(batches if len(batches) else probe, "kappa_own")
+    return lower[~np.isnan(lower)], upper[~np.isnan(lower)]
+
+
+def quantile(lower: np.ndarray, upper: np.ndarray, q: float) -> tuple[float, float]:
+    """Where the q-quantile of values lies that are known to lie in intervals; NaN if there are none.
+
+    It is known, the same twice, wherever the unresolved values are certainly above it or below; the quantile is one
+    of the values (no interpolation), so that it is not made of two of which one is unknown.
+
+    Examples
+    --------
+    >>> quantile(np.array([10.0, 20.0, 5.0]), np.array([10.0, 20.0, np.inf]), 0.5)
+    (10.0, 20.0)
+    """
+    lower, upper = lower[~np.isnan(lower)], upper[~np.isnan(upper)]
+    if not len(lower):
+        return np.nan, np.nan
+    return tuple(float(np.quantile(ends, q, method="inverted_cdf")) for ends in (lower, upper))  # type: ignore[return-value]
+
+
+def located(name: str, ends: tuple[float, float]) -> dict[str, float]:
+    """A quantity that lies between two ends, as columns: NaN unless they are the same, ``_lower`` and ``_upper``."""
+    low, high = ends
+    return {name: low if low == high else np.nan, f"{name}_lower": low, f"{name}_upper": high}
+
+
+#: κ(PᵀHP) from which the smallest singular value of the normalized features is of the size of their own rounding: u⁻²
+#: with float32's unit round-off u = 2⁻²⁴.
+FLOAT32_LIMIT = float(2**48)
+
+
+def rounded_probes(runs: Sequence[StoredRun]) -> tuple[int, int]:
+    """How many probes cannot tell their smallest eigenvalue from the rounding of float32 activations, and of how many.
+
+    The bounds of κ hold for the activations as they are. Of those that a float32 network computed
+    (``precision = "as-trained"``) each is rounded, so that features which depend on each other in exact arithmetic, as
+    behind layer normalization, are independent by round-off only: then κ(PᵀHP) with centred and normalized features
+    exceeds `FLOAT32_LIMIT`. That shows where there are more samples than parameters; with fewer, such a κ is that of a
+    softmax that saturates.
+    """
+    rounded = probes = 0
+    for run in runs:
+        if run.config["probe"].get("precision", "as-trained") != "as-trained":
+            continue
+        rows = run.table("probe").query("samples > n_params")
+        kappas = rows["kappa_preconditioned"].to_numpy(dtype=float)
+        probes += len(kappas)
+        rounded += int(np.sum(np.isfinite(kappas) & (kappas > FLOAT32_LIMIT)))
+    return rounded, probes
+
+
+def rounding_note(runs: Sequence[StoredRun]) -> str:
+    """A sentence about them; empty if there are none."""
+    rounded, probes = rounded_probes(runs)
+    if not rounded:
+        return ""
+    return (
+        f"{rounded} of {probes} probes found κ(PᵀHP) above {FLOAT32_LIMIT:.1e}, which with float32 activations "
+        '(precision = "as-trained") may be round-off; set precision = "float64" in [probe] to know.'
+    )

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from hesscond.errors import ConfigError
-from hesscond.report.writing import Column, Number, Words, text_table, words
+from hesscond.report.registry import TableKind
+from hesscond.report.tables import Column, Number, Words, text_table, words
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hesscond.report.tables import TextTable
     from hesscond.study.store import StoredRun
 
 
@@ -93,7 +93,17 @@ def checked_statements(runs: Sequence[StoredRun]) -> pd.DataFrame:
     return frame
 
 
-def statement_table(runs: Sequence[StoredRun]) -> Table:
+def statement_table(runs: Sequence[StoredRun]) -> TextTable:
     """`statement_frame` for the terminal."""
     frame = statement_frame(runs)
     return text_table(frame, statement_columns(frame), CAPTION)
+
+
+STATEMENTS_TABLE = TableKind(
+    "statements",
+    "a row for each claim that was checked along a run: how often it held, by what margin",
+    "runs with --statement",
+    checked_statements,
+    statement_columns,
+    CAPTION,
+)

@@ -1,19 +1,29 @@
-"""One row per run: final loss, accuracy and condition numbers, as a data frame and as a table for the terminal."""
+"""Tables of runs: a row for each run, for each method over its seeds, and for each method a column for each rate."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
+import numpy as np
 
-from hesscond.report.groups import intervals, located, quantile
-from hesscond.report.selection import select
-from hesscond.report.series import RESOLVED, finite, gain, is_unresolved, lower_bounds, resolved_values
-from hesscond.report.writing import Column, Number, Words, bounded, interval, numbers, words
+from hesscond.errors import ConfigError
+from hesscond.report.registry import STUDY, UNIT, TableKind
+from hesscond.report.selection import groups_of, select
+from hesscond.report.series import (
+    RESOLVED,
+    finite,
+    gain,
+    intervals,
+    is_unresolved,
+    kappa_ends,
+    located,
+    lower_bounds,
+    quantile,
+    resolved_values,
+)
+from hesscond.report.tables import Cell, Column, Number, TextTable, Words, bounded, interval, numbers, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -146,18 +156,10 @@ def median(values: pd.Series) -> float:
     return float(there.median()) if len(there) else math.nan
 
 
-def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Table:
-    """`summary_frame` for the terminal, two lines per run: mini-batches and training set.
+def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> TextTable:
+    """`summary_frame` for the terminal: of each run the mini-batches, how many are unresolved, and the training set.
 
-    Parameters
-    ----------
-    runs, layer, unit
-        As for `summary_frame`.
-
-    Returns
-    -------
-    rich.table.Table
-        Less than 100 columns wide. A κ that was never resolved is shown by its lower bound, as "≥ 1.20e+09".
+    A κ that was never resolved is shown by its lower bound, as "≥ 1.20e+09".
 
     Raises
     ------
@@ -165,55 +167,38 @@ def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         As for `summary_frame`.
     """
     frame = summary_frame(runs, layer=layer, unit=unit)
-    table = Table(
-        title=Text(select(runs, layer, unit).title),
-        caption=Text(
-            "batch: medians over the probed iterations, of the resolved κ only; train: last probe of the training "
-            "set; κ(PᵀHP): P from the raw statistics of the samples; κ own: in the method's own coordinates; loss: "
-            "mean of the last min(100, 10 %) iterations; unres.: how many κ(H) + κ(PᵀHP) + κ own are unresolved / "
-            "probes"
-        ),
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,
+    caption = (
+        "batch: medians over the probed iterations, of the resolved κ only; unres.: how many were not; train: last "
+        "probe of the training set; κ(PᵀHP): P from the raw statistics of the samples; κ own: in the method's own "
+        "coordinates; loss: mean of the last min(100, 10 %) iterations"
     )
-    for name in ("method", "seed", "loss", "acc.%", "data"):
-        table.add_column(name, justify="left" if name in ("method", "data") else "right", no_wrap=True)
-    for name in ("κ(H)", "κ(PᵀHP)", "κ(D)²", "κ own", "dead"):
-        table.add_column(name, justify="right", no_wrap=True)
-    # the one that gives way in a narrow terminal: no digit is lost
-    table.add_column("unres.", justify="right", overflow="fold")
+    titles = ("method", ">loss\nacc.%", "data", ">κ(H)", ">κ(PᵀHP)", ">κ(D)²", ">κ own", ">dead")
+    table = TextTable(titles, title=select(runs, layer, unit).title, caption=caption)
     for row in frame.to_dict("records"):
-        status = "" if row["status"] == "finished" else f"({row['status']})"
+        status = "" if row["status"] == "finished" else f"\n({row['status']})"
+        lines = [line for data in ("batch", "train") for line in probe_lines(row, data)]
         table.add_row(
-            Text(row["method"]),
-            str(row["seed"]),
-            number(row["training_loss_tail_mean"], ".3f"),
-            number(100 * row["test_accuracy"], ".1f"),
-            *probe_cells(row, "batch"),
+            f"{row['method']}\nseed {row['seed']}{status}",
+            f"{number(row['training_loss_tail_mean'], '.3f')}\n{number(100 * row['test_accuracy'], '.1f')}",
+            *("\n".join(column) for column in zip(*lines, strict=True)),
+            end_section=True,
         )
-        table.add_row(status, "", "", "", *probe_cells(row, "train"), end_section=True)
     return table
 
 
-def probe_cells(row: dict[str, Any], data: str) -> list[str]:
-    """The cells from "data" on."""
+def probe_lines(row: dict[str, Any], data: str) -> list[list[str]]:
+    """The cells from "data" on: of the κ, and of how many of several probes are unresolved."""
     if not row[f"{data}_probes"]:
-        return [data, "not probed", "", "", "", "", ""]
-    kappa, preconditioned, own = (
-        kappa_cell(row[f"{data}_{quantity}"], row[f"{data}_{quantity}_lower"]) for quantity in RESOLVED
-    )
-    unresolved = [row[f"{data}_{quantity}_unresolved"] for quantity in RESOLVED]
-    count = "+".join(map(str, unresolved)) if any(unresolved) else "0"
-    return [
-        data,
-        kappa,
-        preconditioned,
-        number(row[f"{data}_kappa_D_squared"]),
-        own,
-        str(row[f"{data}_dead"]),
-        f"{count} / {row[f'{data}_probes']}",
-    ]
+        return [[data, "not probed", "", "", "", ""]]
+    cells = {name: kappa_cell(row[f"{data}_{name}"], row[f"{data}_{name}_lower"]) for name in RESOLVED}
+    squared = number(row[f"{data}_kappa_D_squared"])
+    kappa, preconditioned, own = cells.values()
+    lines = [[data, kappa, preconditioned, squared, own, str(row[f"{data}_dead"])]]
+    unresolved = {name: row[f"{data}_{name}_unresolved"] for name in RESOLVED}
+    if any(unresolved.values()) and data == "batch":
+        kappa, preconditioned, own = (f"{n}/{row[f'{data}_probes']}" for n in unresolved.values())
+        lines.append(["unres.", kappa, preconditioned, "", own, ""])
+    return lines
 
 
 def kappa_cell(value: float, lower: float) -> str:
@@ -224,3 +209,186 @@ def kappa_cell(value: float, lower: float) -> str:
 def number(value: float, form: str = ".2e") -> str:
     """A number, by default to three significant digits; a dash if there is none."""
     return Number((value,), form).text
+
+
+SEEDS_CAPTION = (
+    "mean (smallest … largest) over the seeds that finished; loss: training, the last iterations; κ own: median "
+    "in the method's coordinates over the probed mini-batches, geometric mean; ≥: the median of a seed is unresolved"
+)
+#: Columns of the summary of a run that are taken over.
+QUANTITIES = {"loss": "training_loss_tail_mean", "accuracy": "test_accuracy"}
+
+
+def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:
+    """What came of each method, over its seeds.
+
+    Parameters
+    ----------
+    runs
+        Of one study.
+    layer, unit
+        Which unit's κ; the first that was probed by default.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per method, learning rate and batch size: method, learning_rate, batch_size, seeds, diverged,
+        unfinished (they go on, or were broken off); of those that finished loss, accuracy (from 0 to 1) and kappa_own
+        with ``_mean``, ``_min`` and ``_max``; kappa_own_open: whether the median of a seed is unresolved, so that mean,
+        least and largest are lower bounds.
+
+    Raises
+    ------
+    ConfigError
+        The runs are of different studies, or the unit was not probed.
+    """
+    import pandas as pd
+
+    selection, rows = select(runs, layer, unit), []
+    for group in groups_of(runs):
+        done = group.finished
+        row: dict[str, Any] = {"method": group.method, "learning_rate": group.learning_rate}
+        row |= {"batch_size": group.batch_size, "seeds": len(group.runs)}
+        row |= {"diverged": group.diverged, "unfinished": group.unfinished}
+        summaries = pd.DataFrame([training_summary(run) for run in done], columns=list(QUANTITIES.values()))
+        for name, column in QUANTITIES.items():
+            values = summaries[column].astype(float)
+            row |= {f"{name}_mean": values.mean(), f"{name}_min": values.min(), f"{name}_max": values.max()}
+        medians = [quantile(*kappa_ends(selection.rows_of(run)), 0.5) for run in done]
+        known = np.array([low for low, _ in medians if not math.isnan(low)])
+        row["kappa_own_mean"] = float(np.exp(np.log(known).mean())) if len(known) else math.nan
+        row |= {f"kappa_own_{end.__name__}": float(end(known)) if len(known) else math.nan for end in (min, max)}
+        rows.append(row | {"kappa_own_open": any(low != high for low, high in medians if not math.isnan(low))})
+    return pd.DataFrame(rows)
+
+
+def seed_columns(frame: pd.DataFrame) -> list[Column]:
+    """As they are shown: the learning rate and the batch size only where they differ."""
+    columns = [words("method", "method", code=True)]
+    columns.append(Column("rate", lambda row: Number((row["learning_rate"],), "g")))
+    if frame["batch_size"].nunique() > 1:
+        columns.append(Column("batch", lambda row: Number((row["batch_size"],), "d")))
+    columns += [
+        Column("seeds", lambda row: Number((row["seeds"],), "d")),
+        Column("diverged", lambda row: Number((row["diverged"],), "d")),
+    ]
+    if frame["unfinished"].any():
+        columns.append(Column("unfinished", lambda row: Number((row["unfinished"],), "d")))
+    columns.append(Column("loss", lambda row: ranged(row, "loss", ".3f")))
+    if frame["accuracy_mean"].notna().any():
+        columns.append(Column("accuracy %", lambda row: ranged(row, "accuracy", ".1f", 100)))
+    return [*columns, Column("κ own", lambda row: ranged(row, "kappa_own", ".2e", lower=row["kappa_own_open"]))]
+
+
+def ranged(row: Mapping[str, Any], name: str, form: str, factor: float = 1.0, lower: bool = False) -> Cell:
+    """Mean (smallest … largest); the mean alone of one seed."""
+    values = tuple(factor * float(row[f"{name}_{end}"]) for end in ("mean", "min", "max"))
+    single = row["seeds"] - row["diverged"] - row["unfinished"] <= 1
+    return Number(values[:1] if single else values, form, "{0}" if single else "{0} ({1} … {2})", lower=lower)
+
+
+RATES_CAPTION = (
+    "training loss, the mean of the last iterations and over seeds that finished; marked: the best of each method"
+)
+
+
+def rate_grid_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
+    """The losses of a grid.
+
+    Parameters
+    ----------
+    runs
+        Of one study.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per method, batch size and learning rate: method, batch_size, learning_rate, seeds, diverged, unfinished
+        (they go on, or were broken off), loss (mean over the seeds that finished; infinite if one diverged, NaN if none
+        finished), best (whether it is the smallest of its method and batch size).
+
+    Raises
+    ------
+    ConfigError
+        No method ran at two learning rates; the runs are of different studies.
+    """
+    import pandas as pd
+
+    rows = []
+    for group in groups_of(runs):
+        losses = [training_summary(run)["training_loss_tail_mean"] for run in group.finished]
+        loss = math.inf if group.diverged else sum(losses) / len(losses) if losses else math.nan
+        row: dict[str, Any] = {"method": group.method, "batch_size": group.batch_size}
+        row |= {"learning_rate": group.learning_rate, "seeds": len(group.runs)}
+        rows.append(row | {"diverged": group.diverged, "unfinished": group.unfinished, "loss": loss})
+    frame = pd.DataFrame(rows)
+    methods = frame.groupby(["method", "batch_size"])
+    if methods["learning_rate"].nunique().max() < 2:
+        raise ConfigError("no method ran at two learning rates: make a grid of them, as hesscond compare does")
+    smallest = methods["loss"].transform("min")
+    frame["best"] = (frame["loss"] == smallest) & (smallest < math.inf)
+    return frame
+
+
+def rate_grid_columns(frame: pd.DataFrame) -> list[Column]:
+    """A column for each rate."""
+    columns = [words("method", "method", code=True)]
+    if frame["batch_size"].nunique() > 1:
+        columns.append(Column("batch", lambda row: Number((row["batch_size"],), "d")))
+    return columns + [Column(f"{rate:g}", loss_at(rate)) for rate in sorted(frame["learning_rate"].unique())]
+
+
+def loss_at(rate: float) -> Callable[[Mapping[str, Any]], Cell]:
+    """The cell of a rate in a row of `rate_grid_rows`."""
+
+    def cell(row: Mapping[str, Any]) -> Cell:
+        loss, best = row["losses"].get(rate, (math.nan, False))
+        if rate in row["losses"] and not math.isfinite(loss):
+            return Words("diverged" if math.isinf(loss) else "unfinished")
+        return Number((loss,), ".3g", strong=best)
+
+    return cell
+
+
+def rate_grid_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per method and batch size, with the losses by rate."""
+    import pandas as pd
+
+    rows = []
+    for (method, size), group in frame.groupby(["method", "batch_size"], sort=False):
+        ends = zip(group["loss"], group["best"], strict=True)
+        losses = dict(zip(group["learning_rate"], ends, strict=True))
+        rows.append({"method": method, "batch_size": size, "losses": losses})
+    return pd.DataFrame(rows)
+
+
+SUMMARY_TABLE = TableKind(
+    "summary",
+    "a row for each run: loss, accuracy, κ, time, statements held",
+    STUDY,
+    summary_frame,
+    summary_columns,
+    SUMMARY_CAPTION,
+    UNIT,
+    terminal=summary_table,
+)
+
+SEEDS_TABLE = TableKind(
+    "seeds",
+    "a row for each method: mean and range over its seeds",
+    STUDY,
+    seed_frame,
+    seed_columns,
+    SEEDS_CAPTION,
+    UNIT,
+)
+
+LEARNING_RATES_TABLE = TableKind(
+    "learning-rates",
+    "a row for each method, a column for each learning rate: the final loss, the best marked",
+    "runs of one study at several learning rates",
+    rate_grid_frame,
+    rate_grid_columns,
+    RATES_CAPTION,
+    rows=rate_grid_rows,
+)

@@ -1,4 +1,4 @@
-"""What came of a sweep: a row for each run, and for each method × batch size × setting the best rate over its seeds."""
+"""What came of ``hesscond sweep`` and ``hesscond compare``: a row for each run, and the best rate of each method."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from hesscond.report.summary import kappa_cell, number, summary_frame
+from hesscond.report.tables import TextTable
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hesscond.study.comparison import Compared
     from hesscond.study.store import StoredRun
 
 #: Columns of `sweep_frame` that are averaged over seeds, and whether the mean is geometric (κ spans decades).
@@ -116,49 +114,122 @@ def best_frame(frame: pd.DataFrame, settings: Sequence[str] = ()) -> pd.DataFram
     return pd.DataFrame(rows)
 
 
-def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> Table:
+def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> TextTable:
     """`best_frame` for the terminal: means over the seeds, and below them the ranges if there are several."""
-    table = Table(
-        title=Text(title),
-        caption=Text(
-            "each method at its best rate by the final training loss, mean over the seeds (κ: geometric mean of the "
-            "medians over the probed mini-batches; κ own: in the method's own coordinates) and range; < or > at a "
-            "rate: the lowest or highest of the grid, a better one may lie beyond; rates: tried, of which diverged"
-        ),
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
+    caption = (
+        "each method at its best rate by the final training loss, mean over the seeds (κ: geometric mean of the "
+        "medians over the probed mini-batches; κ own: in the method's own coordinates) and range; < or > at a "
+        "rate: the lowest or highest of the grid, a better one may lie beyond; rates: tried, of which diverged"
     )
-    table.add_column("method", overflow="fold")
-    for name in ("batch", *settings, "rate", "rates", "seeds", "loss", "acc.%", "κ(H)", "κ own", "s"):
-        table.add_column(name, justify="right", no_wrap=name in ("loss", "acc.%", "κ(H)", "κ own", "s"))
+    numeric = ("batch", *settings, "rate", "rates", "seeds", "loss", "acc.%", "κ(H)", "κ own", "s")
+    table = TextTable(["method", *(f">{name}" for name in numeric)], title=title, caption=caption)
+    shown = {"loss": ".3f", "accuracy": ".1f", "kappa": ".0e", "kappa_own": ".0e", "seconds": ".1f"}
     for row in best.to_dict("records"):
         mark = {"lowest": "< ", "highest": "> ", "": ""}[row["edge"]]
-        rate = "none" if math.isnan(row["learning_rate"]) else f"{mark}{row['learning_rate']:g}"
-        rates = f"{row['rates']}-{row['diverged']}" if row["diverged"] else str(row["rates"])
+        several = row["seeds"] > 1
         table.add_row(
-            Text(row["method"]),
+            row["method"],
             str(row["batch_size"]),
             *(str(row[name]) for name in settings),
-            rate,
-            rates,
+            "none" if math.isnan(row["learning_rate"]) else f"{mark}{row['learning_rate']:g}",
+            f"{row['rates']}-{row['diverged']}" if row["diverged"] else str(row["rates"]),
             str(row["seeds"]),
             number(row["loss"], ".3f"),
             number(100 * row["accuracy"], ".1f"),
             *(kappa_cell(row[name], row[f"{name}_lower"]) for name in ("kappa", "kappa_own")),
             number(row["seconds"], ".1f"),
-            end_section=row["seeds"] < 2,
+            end_section=not several,
         )
-        if row["seeds"] > 1:
-            shown = {"loss": ".3f", "accuracy": ".1f", "kappa": ".0e", "kappa_own": ".0e", "seconds": ".1f"}
-            ends = [
-                [
-                    number((100 if name == "accuracy" else 1) * row[f"{name}_{end}"], form)
-                    for name, form in shown.items()
-                ]
-                for end in ("min", "max")
-            ]
-            for values, word in zip(ends, ("least", "most"), strict=True):
-                blank = [""] * (3 + len(settings))
-                table.add_row(word, *blank, "", *values, style="dim", end_section=word == "most")
+        for end, word in (("min", "least"), ("max", "most")) if several else ():
+            ends = {name: (100 if name == "accuracy" else 1) * row[f"{name}_{end}"] for name in shown}
+            blank = [""] * (4 + len(settings))
+            table.add_row(
+                f"  {word}", *blank, *(number(ends[n], f) for n, f in shown.items()), end_section=end == "max"
+            )
+    return table
+
+
+#: What is taken over from the summary of a run, and what it is called in the comparison.
+COLUMNS = {
+    "training_loss_tail_mean": "loss",
+    "test_accuracy": "test_accuracy",
+    "batch_probes": "probes",
+    "batch_kappa_own": "kappa_own",
+    "batch_kappa_own_unresolved": "kappa_own_unresolved",
+    "batch_kappa_own_lower": "kappa_own_lower",
+    "batch_kappa": "kappa",
+    "batch_kappa_unresolved": "kappa_unresolved",
+    "batch_kappa_lower": "kappa_lower",
+}
+
+
+def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
+    """One row per method, in the order given.
+
+    Parameters
+    ----------
+    compared
+        Of one study.
+
+    Returns
+    -------
+    pandas.DataFrame
+        method, learning_rate (NaN if none worked), at_edge of the grid; loss: training, mean of the last iterations;
+        test_accuracy; kappa_own: median over the probed iterations of κ in the method's own coordinates, kappa: in the
+        plain ones of the network as it is built, each of the resolved ones only, with how many were not and their
+        median lower bound; coordinates: the own ones' name; time: of an iteration, relative to vanilla; refusal: why
+        there is nothing else.
+    """
+    import pandas as pd
+
+    rows = []
+    for one in compared:
+        row = {"method": one.method, "learning_rate": one.rate, "at_edge": one.edge}
+        row |= dict.fromkeys(COLUMNS.values(), math.nan) | {"coordinates": "", "time": one.cost, "refusal": one.refusal}
+        if one.run is not None:
+            summary = summary_frame([one.run]).iloc[0]
+            row |= {name: summary[column] for column, name in COLUMNS.items()}
+            row["coordinates"] = own_coordinates(one)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def own_coordinates(one: Compared) -> str:
+    """The name of the method's coordinates at the last probe."""
+    assert one.run is not None
+    probe = one.run.table("probe")
+    return str(probe["coordinates"].iloc[-1]) if len(probe) else ""
+
+
+def comparison_table(frame: pd.DataFrame, title: str) -> TextTable:
+    """`comparison_frame` for the terminal.
+
+    Parameters
+    ----------
+    frame
+        What `comparison_frame` gave.
+    title
+        Above the table.
+    """
+    caption = (
+        "κ own: in the method's own coordinates, κ(H): in the plain ones; medians of the resolved ones over the "
+        "probed mini-batches, unres.: how many were not (own + plain); rate *: at the edge of the grid; time: of "
+        "an iteration, vanilla = 1"
+    )
+    titles = ("method", ">rate", ">loss", ">acc.%", ">κ own", ">κ(H)", ">unres.", ">time")
+    table = TextTable(titles, title=title, caption=caption)
+    for row in frame.to_dict("records"):
+        if row["refusal"]:
+            table.add_row(row["method"], *["–"] * 7)
+            continue
+        table.add_row(
+            row["method"],
+            f"{row['learning_rate']:g}{'*' if row['at_edge'] else ''}",
+            number(row["loss"], ".3f"),
+            number(100 * row["test_accuracy"], ".1f"),
+            kappa_cell(row["kappa_own"], row["kappa_own_lower"]),
+            kappa_cell(row["kappa"], row["kappa_lower"]),
+            f"{row['kappa_own_unresolved']:.0f}+{row['kappa_unresolved']:.0f} / {row['probes']:.0f}",
+            number(row["time"], ".2f"),
+        )
     return table

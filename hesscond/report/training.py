@@ -11,11 +11,21 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
-from hesscond.report.axes import NEUTRAL, drawn_values, keep_in_view, label_figure, logarithmic, out_of_view
-from hesscond.report.groups import Group, groups_of, looks_of, title_of
-from hesscond.report.legends import add_heading, heading_height, method_handle
+from hesscond.report.axes import (
+    NEUTRAL,
+    add_heading,
+    drawn_values,
+    heading_height,
+    keep_in_view,
+    label_figure,
+    logarithmic,
+    method_handle,
+    out_of_view,
+)
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import DASHED, MethodLook
+from hesscond.report.registry import STUDY, FigureKind
+from hesscond.report.selection import Group, groups_of, looks_of, title_of
 from hesscond.report.series import finite, mean_over_seeds, means_of_stretches, thinned, thinned_band
 
 if TYPE_CHECKING:
@@ -36,23 +46,6 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
     Train is dashed, test solid. A line is the mean over the seeds, its band reaches from the lowest to the highest. A
     run that diverged is no part of either: a thin line of its own that ends in a cross. Mini-batch losses are averaged
     over stretches of iterations, whose length is said below.
-
-    Parameters
-    ----------
-    runs
-        Of one study: any methods, learning rates, batch sizes and seeds.
-    page
-        What it is drawn for.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel or two, with the legend above.
-
-    Raises
-    ------
-    ConfigError
-        No run has a training loss or an evaluation; runs of different studies.
     """
     groups = trained_groups(runs)
     losses = {group.label: losses_of(group) for group in groups}
@@ -176,3 +169,40 @@ def remark(groups: Sequence[Group], width: int) -> str:
     if most > 1:
         parts.append(f"lines: mean over up to {most} seeds; bands: lowest to highest")
     return "; ".join(parts)
+
+
+def loss_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
+    """Training loss (dashed) and test loss (solid), as `training_figure` draws them.
+
+    Raises
+    ------
+    ConfigError
+        As there.
+    """
+    groups = trained_groups(runs)
+    losses = {group.label: losses_of(group) for group in groups}
+    draw_loss(ax, groups, stretch(losses))
+    ax.set_xlabel("iteration")
+    return ax
+
+
+def accuracy_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
+    """Test accuracy in percent, as `training_figure` draws it.
+
+    Raises
+    ------
+    ConfigError
+        As there.
+    """
+    draw_accuracy(ax, trained_groups(runs))
+    ax.set_xlabel("iteration")
+    return ax
+
+
+TRAINING_FIGURE = FigureKind(
+    "training",
+    "training and test loss, and test accuracy, the mean over seeds in a band from the lowest to the highest",
+    STUDY,
+    training_figure,
+    trained_groups,
+)

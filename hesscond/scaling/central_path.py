@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, lapack
 
 from hesscond.spectra.factored import jacobi_svd
 
@@ -36,6 +36,15 @@ STEPS_EACH = 150
 
 #: Relative error of M − λX that the singular values may cause before a more accurate decomposition is used.
 BLUR = 1e-5
+
+#: Up to this many rows the search takes them all at once. With many more most weights tend to zero.
+DIRECT = 1000
+
+#: With this many rows at once the search stops growing (a step takes a second), whatever the gap.
+LARGEST = 4000
+
+#: Rounds of adding rows; four to eight are usual.
+ROUNDS = 30
 
 
 class Point(NamedTuple):
@@ -50,12 +59,12 @@ class Point(NamedTuple):
 
     @property
     def kappa(self) -> float:
-        """κ of the scaled matrix."""
+        """κ of W^½LX^−½."""
         return float(self.s[0] / self.s[-1])
 
 
-class Found(NamedTuple):
-    """The end of a search.
+class Optimum(NamedTuple):
+    """The best scaling of a search, and the best lower bound.
 
     ``rows`` (m,), ``columns`` (r,): the diagonals; ``kappa`` with them; ``lower``: the bound of the pair of dual
     factors ``Y_factor``, ``Z_factor`` (r, r), rounding not counted; ``combination`` (m, r): C with Y_factor ≈ LᵀC.
@@ -83,7 +92,7 @@ class Newton(NamedTuple):
     pin: np.ndarray
 
 
-def optimum(L: np.ndarray, *, both: bool, rtol: float) -> Found:
+def optimum(L: np.ndarray, *, both: bool, rtol: float) -> Optimum:
     """Search for the scaling of the rows of L, or of rows and columns, with the smallest κ.
 
     Parameters
@@ -94,7 +103,7 @@ def optimum(L: np.ndarray, *, both: bool, rtol: float) -> Found:
     rtol
         Relative gap between κ and its lower bound at which the search ends.
     """
-    best: Found | None = None
+    best: Optimum | None = None
     kappa, rows, columns = np.inf, np.ones(len(L)), np.ones(L.shape[1])
     steps = 0
     for point, newton in path(L, both=both, rtol=rtol):
@@ -108,7 +117,7 @@ def optimum(L: np.ndarray, *, both: bool, rtol: float) -> Found:
             break
     if best is None:
         r = L.shape[1]
-        best = Found(rows, columns, kappa, 1.0, np.zeros((r, r)), np.eye(r), np.zeros(L.shape), 0)
+        best = Optimum(rows, columns, kappa, 1.0, np.zeros((r, r)), np.eye(r), np.zeros(L.shape), 0)
     return best._replace(rows=rows, columns=columns, kappa=kappa, steps=steps)
 
 
@@ -259,14 +268,14 @@ def advance(L: np.ndarray, point: Point, step: Newton, tau: float, *, both: bool
 
 
 def barrier(point: Point, tau: float) -> float:
-    """f, both sides."""
+    """The barrier f where both sides are scaled."""
     s2 = point.s**2
     inside = np.log(s2 - point.level).sum() + np.log(1 - s2).sum() + 3 * np.log(point.x).sum() + np.log(point.w).sum()
     return -tau * float(np.log(point.level)) - float(inside)
 
 
 def eigenvalues(symmetric: np.ndarray) -> np.ndarray:
-    """Ascending."""
+    """Eigenvalues of a symmetric matrix, ascending, by LAPACK."""
     return torch.linalg.eigvalsh(torch.from_numpy(symmetric)).numpy()
 
 
@@ -287,7 +296,7 @@ def line_minimum(rates: np.ndarray, e: float, tau: float, drift: float) -> float
     return high
 
 
-def dual_pair(L: np.ndarray, point: Point, step: Newton, *, both: bool) -> Found | None:
+def dual_pair(L: np.ndarray, point: Point, step: Newton, *, both: bool) -> Optimum | None:
     """The corrected inverses as factors, and the bound they give; None where rounding leaves them indefinite."""
     s2 = point.s**2
     identity = np.eye(len(s2))
@@ -310,4 +319,73 @@ def dual_pair(L: np.ndarray, point: Point, step: Newton, *, both: bool) -> Found
     else:
         ends = float(np.linalg.norm(Y) / np.linalg.norm(Z))
     combination = np.sqrt(point.w)[:, None] * (point.U @ (K1 / point.s[:, None]))
-    return Found(np.sqrt(point.w), 1 / np.sqrt(point.x), point.kappa, ratio * ends, Y, Z, combination, 0)
+    return Optimum(np.sqrt(point.w), 1 / np.sqrt(point.x), point.kappa, ratio * ends, Y, Z, combination, 0)
+
+
+def optimum_of_many(L: np.ndarray, *, both: bool, rtol: float) -> Optimum:
+    """`optimum`, for a tall L on a subset of its rows, which those join whose dual constraint is violated.
+
+    The rows left out get weights so small that together they raise ‖M‖ by at most a part ``rtol`` / 2; they cannot
+    lower its smallest eigenvalue.
+    """
+    m, r = L.shape
+    if m <= max(DIRECT, 4 * r):
+        return optimum(L, both=both, rtol=rtol)
+    chosen = independent_rows(L)
+    tolerance, steps = 1e-2, 0
+    primal = dual = None
+    for _ in range(ROUNDS):
+        found = optimum(L[chosen], both=both, rtol=tolerance)
+        steps += found.steps
+        with np.errstate(divide="ignore"):
+            ratios = np.linalg.norm(L @ found.Z_factor, axis=1) / np.linalg.norm(L @ found.Y_factor, axis=1)
+        inside = ratios[chosen].min()
+        # the pair is scaled down until it is feasible for all rows
+        found = found._replace(lower=found.lower * min(1.0, float(ratios.min() / inside)))
+        if primal is None or found.kappa < primal.kappa:
+            primal = completed(L, chosen, found, rtol)
+        if dual is None or found.lower > dual.lower:
+            combination = np.zeros(L.shape)
+            combination[chosen] = found.combination
+            dual = found._replace(combination=combination)
+        if primal.kappa <= max(1.0, dual.lower) * (1 + rtol):
+            break
+        violated = np.flatnonzero((ratios < inside * (1 - rtol / 4)) & ~chosen)
+        # doubling: where nearly all rows count, as for Gaussian matrices, little is lost to the first rounds
+        if len(violated) > 0.5 * (m - chosen.sum()) and m <= LARGEST:
+            chosen[:] = True
+            tolerance = rtol / 4
+            continue
+        room = min(max(2 * r, int(chosen.sum())), LARGEST - int(chosen.sum()))
+        if len(violated) < r or room <= 0:
+            if tolerance <= rtol / 4 and (len(violated) == 0 or room <= 0):
+                break
+            tolerance = max(tolerance / 30, rtol / 4)
+        chosen[violated[np.argsort(ratios[violated])[: max(room, 0)]]] = True
+    if primal is None or dual is None:
+        raise ValueError("no round")
+    return dual._replace(rows=primal.rows, columns=primal.columns, kappa=primal.kappa, steps=steps)
+
+
+def independent_rows(L: np.ndarray) -> np.ndarray:
+    """Which rows to begin with (m,) bool: r independent ones, and twice the same among the others."""
+    directions = L / np.linalg.norm(L, axis=1)[:, None]
+    chosen = np.zeros(len(L), bool)
+    for _ in range(3):
+        left = np.flatnonzero(~chosen)
+        _, pivots, *_ = lapack.dgeqp3(np.asfortranarray(directions[left].T))
+        chosen[left[pivots[: L.shape[1]] - 1]] = True
+    return chosen
+
+
+def completed(L: np.ndarray, chosen: np.ndarray, found: Optimum, rtol: float) -> Optimum:
+    """The scaling of the chosen rows with small weights for all others."""
+    if chosen.all():
+        return found
+    # in the search ‖M‖ < 1, so that the others add up to at most rtol / 2 of it
+    scaled = L[~chosen] * found.columns
+    rows = np.empty(len(L))
+    rows[chosen] = found.rows
+    norm = np.linalg.norm((L[chosen] * found.columns) * found.rows[:, None], 2)
+    rows[~chosen] = norm * np.sqrt(rtol / 2) / np.linalg.norm(scaled)
+    return found._replace(rows=rows)

@@ -3,24 +3,102 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 
 from hesscond.errors import ConfigError, MatrixError
-from hesscond.scaling.alternation import local_optimum
-from hesscond.scaling.certify import EPS, Certified, certify_ratio, certify_trace
+from hesscond.scaling.central_path import Optimum, optimum_of_many
+from hesscond.scaling.certificate import EPS, Certificate, Certified, certify_ratio, certify_trace
 from hesscond.scaling.reduction import diagonal_blocks, powers, rescaled, thin_factor
-from hesscond.scaling.result import Certificate, OptimalScaling, Side
-from hesscond.scaling.row_generation import optimum_of_many
 from hesscond.spectra.condition import ConditionNumber
-from hesscond.spectra.factored import as_matrix, factor_condition
-from hesscond.spectra.given import dense
+from hesscond.spectra.forms import FactorForm
+from hesscond.spectra.matrices import as_matrix, dense
 from hesscond.spectra.threads import one_thread
 
 #: Binary orders of magnitude between successive diagonal blocks of a reducible matrix, and in all.
 APART, RANGE = 30, 800
+
+Side = Literal["row", "column", "both"]
+
+#: Exponents of the smooth objective, one after the other.
+POWERS = (8, 64, 512)
+
+#: Rounds of optimal row and column scalings at the end.
+ROUNDS = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptimalScaling:
+    """A positive diagonal scaling whose κ⁺ is near the infimum over all of them, and the bounds of that infimum.
+
+    The infimum need not be attained: with more rows than columns some weights may have to tend to zero. The scaling
+    here is always positive, and ``kappa`` is what it reaches.
+
+    Attributes
+    ----------
+    side
+        What was scaled: ``"row"`` (DA), ``"column"`` (AD) or ``"both"`` (D₁AD₂).
+    row, column : (m,), (n,) arrays
+        The diagonals, such that the scaled matrix has norm 1; ones on a side that is not scaled and for rows and
+        columns of zeros.
+    kappa
+        κ⁺ = σ_max / smallest nonzero σ of the scaled matrix; ``inf`` if its rank is unresolved.
+    upper
+        Certified upper bound of ``kappa``, and so of the infimum.
+    lower
+        Certified lower bound of κ⁺ over all positive diagonal scalings of that side.
+    kappa_given
+        κ⁺ of the matrix as it was given; ``inf`` if unresolved.
+    rank
+        Of the matrix; no scaling changes it.
+    resolved
+        Whether that rank was decided.
+    iterations
+        Newton steps.
+    solver
+        How the scaling and the lower bound were found.
+    certificate
+        What proves ``lower``; None if that is 1, follows from Van der Sluis' theorem, or is that of a diagonal block
+        of a block triangular matrix (both sides).
+    """
+
+    side: Side
+    row: np.ndarray
+    column: np.ndarray
+    kappa: float
+    upper: float
+    lower: float
+    kappa_given: float
+    rank: int
+    resolved: bool
+    iterations: int
+    solver: str
+    certificate: Certificate | None
+
+    @property
+    def scaling(self) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """The diagonal (m,) or (n,) of the side that was scaled, or (row, column) if both were."""
+        if self.side == "both":
+            return self.row, self.column
+        return self.row if self.side == "row" else self.column
+
+    @property
+    def gap(self) -> float:
+        """``upper / lower`` ≥ 1: how far from optimal the scaling can be at most."""
+        return self.upper / self.lower
+
+    def __str__(self) -> str:
+        scaled = {"row": "DA", "column": "AD", "both": "D₁AD₂"}[self.side]
+        if not self.resolved:
+            return f"κ({scaled}) ≥ {self.lower:.6g} for every scaling (rank unresolved, {self.rank} or more)"
+        excess = self.gap - 1
+        proved = f"optimal to {excess:.1e}" if excess < 0.1 else f"at most {self.gap:.3g} times the optimum"
+        before = f"{self.kappa_given:.6g}" if math.isfinite(self.kappa_given) else "unresolved"
+        return f"κ({scaled}) = {self.kappa:.6g} ({proved}; unscaled {before}; rank {self.rank}; {self.solver})"
 
 
 class Scaled(NamedTuple):
@@ -32,6 +110,75 @@ class Scaled(NamedTuple):
     certified: Certified | None
     steps: int
     solver: str
+
+
+class ScalingProblem(NamedTuple):
+    """What is left of a matrix once all that changes no optimum is taken out: B, whose rows are scaled.
+
+    For both sides B has at least as many rows as columns.
+
+    Attributes
+    ----------
+    B, core : (m, n) arrays
+        The lines that are not zero, with and without the factors 2^p, 2^q of its rows and columns.
+    p, q : (m,), (n,) arrays of ints
+    transposed
+        Whether its rows were columns.
+    both
+        Whether the columns are scaled too.
+    rows, columns : bool arrays
+        Which lines of the matrix are not zero.
+    """
+
+    B: np.ndarray
+    core: np.ndarray
+    p: np.ndarray
+    q: np.ndarray
+    transposed: bool
+    both: bool
+    rows: np.ndarray
+    columns: np.ndarray
+
+    @classmethod
+    def of(cls, given: np.ndarray, side: Side) -> ScalingProblem:
+        """That of a matrix that is not zero."""
+        nonzero, both = given != 0, side == "both"
+        rows, columns = nonzero.any(1), nonzero.any(0)
+        core = given[np.ix_(rows, columns)]
+        transposed = side == "column" or (both and core.shape[0] < core.shape[1])
+        if transposed:
+            core = core.T
+        p, q = powers(core, columns=both)
+        return cls(rescaled(core, p, q), core, p, q, transposed, both, rows, columns)
+
+    def diagonals(self, found: Scaled, norm: float) -> tuple[np.ndarray, np.ndarray]:
+        """The scalings of the rows and the columns of the matrix, such that the norm of the result is 1.
+
+        Raises
+        ------
+        MatrixError
+            They are no doubles.
+        """
+        rows, columns = np.ldexp(found.rows / (math.sqrt(norm) if self.both else norm), self.p), found.columns
+        if self.both:
+            columns = np.ldexp(columns / math.sqrt(norm), self.q)
+        for scaling in (rows, columns):
+            if not (np.isfinite(scaling).all() and (scaling >= np.finfo(float).tiny).all()):
+                raise MatrixError("the optimal scaling leaves the range of double precision: rescale the matrix")
+        if self.transposed:
+            rows, columns = columns, rows
+        return widened(rows, self.rows, 1.0), widened(columns, self.columns, 1.0)
+
+    def certificate(self, found: Scaled) -> Certificate | None:
+        """What proves the lower bound, for the matrix."""
+        if found.certified is None:
+            return None
+        kept = self.rows if self.transposed else self.columns
+        Y, Z = (
+            widened(np.ldexp(factor, self.q[:, None]), kept)
+            for factor in (found.certified.Y_factor, found.certified.Z_factor)
+        )
+        return Certificate(Y, Z, self.transposed, found.certified.lower)
 
 
 def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-6) -> OptimalScaling:
@@ -81,70 +228,49 @@ def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-
     if not 1e-12 <= rtol < 1:
         raise ConfigError(f"rtol must lie between 1e-12 and 1, got {rtol!r}")
     given = as_matrix(dense(on_host(A)))
-    nonzero = given != 0
-    keep_rows, keep_columns = nonzero.any(1), nonzero.any(0)
-    if not keep_rows.any():
+    if not given.any():
         raise MatrixError("the matrix is zero: it has no nonzero singular value and so no condition number to improve")
-    core = given[np.ix_(keep_rows, keep_columns)]
-    # what follows scales rows; both sides need full column rank
-    transposed = side == "column" or (side == "both" and core.shape[0] < core.shape[1])
-    if transposed:
-        core = core.T
-    p, q = powers(core, columns=side == "both")
-    B = rescaled(core, p, q)
+    problem = ScalingProblem.of(given, side)
     with one_thread():
-        condition = factor_condition(B)
-        rank = condition.rank
-        if rank == 1 and condition.resolved:
-            rows, columns = 1 / np.linalg.norm(B, axis=1), np.ones(B.shape[1])
-            found = Scaled(rows, columns, 1.0, None, 0, "rank one")
-        elif side != "both":
-            found = scaled_rows(B, condition, rtol)
-        elif rank == B.shape[1]:
-            found = scaled_both(B, rtol)
-        else:
-            rows, columns, steps = local_optimum(B, rank, rtol)
-            found = Scaled(rows, columns, 1.0, None, steps, "local search")
-        result = found.rows[:, None] * B * found.columns
+        condition = FactorForm(problem.B).condition()
+        found = searched(problem.B, side, condition, rtol)
+        result = found.rows[:, None] * problem.B * found.columns
         norm = float(np.linalg.norm(result, 2))
         result = result / norm
         # ten roundings at most between the scaling that is returned and this product
-        after = factor_condition(
-            result, rank_bound=(lambda: rank) if condition.resolved else None, error=10 * EPS * np.abs(result)
-        )
-        before = factor_condition(core)
-    rows = np.ldexp(found.rows / norm, p) if side != "both" else np.ldexp(found.rows / math.sqrt(norm), p)
-    columns = found.columns if side != "both" else np.ldexp(found.columns / math.sqrt(norm), q)
-    for scaling in (rows, columns):
-        if not (np.isfinite(scaling).all() and (scaling >= np.finfo(float).tiny).all()):
-            raise MatrixError("the optimal scaling leaves the range of double precision: rescale the matrix")
-    if transposed:
-        rows, columns = columns, rows
-    certificate = None
-    if found.certified is not None:
-        kept = keep_rows if transposed else keep_columns
-        certificate = Certificate(
-            widened(np.ldexp(found.certified.Y_factor, q[:, None]), kept),
-            widened(np.ldexp(found.certified.Z_factor, q[:, None]), kept),
-            transposed,
-            found.certified.lower,
-        )
+        bound = (lambda: condition.rank) if condition.resolved else None
+        after = FactorForm(result, error=10 * EPS * np.abs(result), rank_bound=bound).condition()
+        before = FactorForm(problem.core).condition()
+    row, column = problem.diagonals(found, norm)
     resolved = condition.resolved and after.resolved
     return OptimalScaling(
         side=side,
-        row=widened(rows, keep_rows, 1.0),
-        column=widened(columns, keep_columns, 1.0),
+        row=row,
+        column=column,
         kappa=math.sqrt(after.value) if resolved else math.inf,
         upper=math.sqrt(after.upper) if resolved else math.inf,
         lower=found.lower,
         # another rank: entries were lost to underflow
-        kappa_given=math.sqrt(before.value) if before.rank == rank else math.inf,
-        rank=rank,
+        kappa_given=math.sqrt(before.value) if before.rank == condition.rank else math.inf,
+        rank=condition.rank,
         resolved=resolved,
         iterations=found.steps,
         solver=found.solver,
-        certificate=certificate,
+        certificate=problem.certificate(found),
     )
+
+
+def searched(B: np.ndarray, side: Side, condition: ConditionNumber, rtol: float) -> Scaled:
+    """The scaling of the rows of B, or of rows and columns, by the search that suits its rank."""
+    rank = condition.rank
+    if rank == 1 and condition.resolved:
+        return Scaled(1 / np.linalg.norm(B, axis=1), np.ones(B.shape[1]), 1.0, None, 0, "rank one")
+    if side != "both":
+        return scaled_rows(B, condition, rtol)
+    if rank == B.shape[1]:
+        return scaled_both(B, rtol)
+    rows, columns, steps = local_optimum(B, rank, rtol)
+    return Scaled(rows, columns, 1.0, None, steps, "local search")
 
 
 def on_host(matrix: Any) -> Any:
@@ -219,6 +345,53 @@ def van_der_sluis_bound(B: np.ndarray) -> float:
     Source: Van der Sluis, Numerische Mathematik 14 (1969), 14-23.
     """
     EB = B / np.linalg.norm(B, axis=1)[:, None]
-    condition = factor_condition(EB, error=4 * EPS * np.abs(EB))
+    condition = FactorForm(EB, error=4 * EPS * np.abs(EB)).condition()
     # σ_min ≤ σ_max / κ, and both ends are known up to their error bounds
     return max(1.0, math.sqrt(condition.lower) / float(np.linalg.norm(EB, 2)) * (1 - 1e-9))
+
+
+def local_optimum(B: np.ndarray, rank: int, rtol: float) -> tuple[np.ndarray, np.ndarray, int]:
+    """Diagonals (m,), (n,) of a scaling of rows and columns with small κ⁺, the best of three starts, and all steps."""
+    m, n = B.shape
+    ones = np.ones(m), np.ones(n)
+    balanced = 1 / np.linalg.norm(B, axis=1), np.ones(n)
+    turned = np.ones(m), 1 / np.linalg.norm(B, axis=0)
+    candidates, steps = [], 0
+    for first in (ones, balanced, turned):
+        rows, columns = smooth_descent(B, rank, *first)
+        kappa = np.inf
+        for _ in range(ROUNDS):
+            found = one_side(B * columns, rank, rtol)
+            rows, steps = found.rows, steps + found.steps
+            found = one_side((rows[:, None] * B).T, rank, rtol)
+            columns, steps = found.rows, steps + found.steps
+            if found.kappa > kappa * (1 - 10 * rtol):
+                break
+            kappa = found.kappa
+        candidates.append((min(kappa, found.kappa), rows, columns))
+    _, rows, columns = min(candidates, key=lambda candidate: candidate[0])
+    return rows, columns, steps
+
+
+def one_side(A: np.ndarray, rank: int, rtol: float) -> Optimum:
+    """The optimum over the rows of A."""
+    return optimum_of_many(thin_factor(A, rank)[0], both=False, rtol=rtol)
+
+
+def smooth_descent(B: np.ndarray, rank: int, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """L-BFGS over the logarithms of the scalings, on Schatten norms that approach log κ as their exponent grows."""
+    m = len(B)
+
+    def objective(t: np.ndarray, power: int) -> tuple[float, np.ndarray]:
+        U, s, Vh = np.linalg.svd(np.exp(t[:m])[:, None] * B * np.exp(t[m:]), full_matrices=False)
+        logs = np.log(s[:rank])
+        up, down = power * (logs - logs[0]), power * (logs[-1] - logs)
+        alpha, beta = np.exp(up), np.exp(down)
+        value = logs[0] - logs[-1] + (np.log(alpha.sum()) + np.log(beta.sum())) / power
+        weights = alpha / alpha.sum() - beta / beta.sum()
+        return float(value), np.concatenate([U[:, :rank] ** 2 @ weights, weights @ Vh[:rank] ** 2])
+
+    t = np.log(np.concatenate([rows, columns]))
+    for power in POWERS:
+        t = minimize(objective, t, args=(power,), jac=True, method="L-BFGS-B", options={"maxiter": 100}).x
+    return np.exp(t[:m]), np.exp(t[m:])

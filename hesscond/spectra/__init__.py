@@ -4,45 +4,41 @@ Nothing here knows of networks: dense arrays and tensors go to LAPACK on the hos
 the operator's device. Results are frozen. Every tolerance is relative.
 """
 
-from hesscond.spectra.batched import scaled_gram_conditions, stacked_conditions
 from hesscond.spectra.condition import ConditionNumber
 from hesscond.spectra.density import Density, density
-from hesscond.spectra.dual import dual_condition, dual_signed_condition
 from hesscond.spectra.eigen import EigenResult
-from hesscond.spectra.factored import factor_condition, factor_conditions, factor_eigenvalues
-from hesscond.spectra.given import condition_number
-from hesscond.spectra.inertia import Inertia, inertia
+from hesscond.spectra.forms import (
+    DualForm,
+    FactorForm,
+    FactorStack,
+    Form,
+    ProductForm,
+    SummedForm,
+    condition_number,
+    conditions,
+)
 from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.matrix_free import Effort, Known, operator_condition
-from hesscond.spectra.pairs import factor_eigenpairs, signed_eigenpairs
+from hesscond.spectra.matrix_free import Effort, Known
 from hesscond.spectra.rank import Rank, rank
-from hesscond.spectra.signed import signed_condition, signed_eigenvalues
 from hesscond.spectra.smallest import smallest_nonzero
 
 __all__ = [
     "ConditionNumber",
     "Density",
+    "DualForm",
     "Effort",
     "EigenResult",
-    "Inertia",
+    "FactorForm",
+    "FactorStack",
+    "Form",
     "Known",
+    "ProductForm",
     "Rank",
+    "SummedForm",
     "condition_number",
+    "conditions",
     "density",
-    "dual_condition",
-    "dual_signed_condition",
-    "factor_condition",
-    "factor_conditions",
-    "factor_eigenpairs",
-    "factor_eigenvalues",
-    "inertia",
     "lanczos",
-    "operator_condition",
     "rank",
-    "scaled_gram_conditions",
-    "signed_condition",
-    "signed_eigenpairs",
-    "signed_eigenvalues",
     "smallest_nonzero",
-    "stacked_conditions",
 ]

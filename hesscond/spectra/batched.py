@@ -50,11 +50,11 @@ def scaled_gram_conditions(
     *,
     rtol: float = 1e-6,
     rank_bounds: RankBounds | None = None,
-    error: Sequence[float | np.ndarray] | None = None,
+    errors: Sequence[float | np.ndarray] | None = None,
 ) -> list[ConditionNumber]:
     """κ of H_i = Ĥᵀ diag(root_i²) Ĥ for every unit i of a layer; they share Ĥ, and so the one product ĤĤᵀ.
 
-    Each result means what ``factor_condition(root_i ∘ Ĥ, rank_bound=rank_bounds[i], rtol=rtol, error=error[i])``
+    Each result means what ``factor_condition(root_i ∘ Ĥ, rank_bound=rank_bounds[i], rtol=rtol, error=errors[i])``
     means. That function is called for what the batch does not resolve to ``rtol`` with a structural rank.
 
     Parameters
@@ -67,7 +67,7 @@ def scaled_gram_conditions(
         Relative width of κ's intervals that is good enough.
     rank_bounds
         For each unit a function that finds an upper bound of the rank; called only where it is needed.
-    error
+    errors
         For each unit a bound of the error already in its factor, as in `factor_condition`.
 
     Returns
@@ -105,7 +105,7 @@ def scaled_gram_conditions(
     size = max(1, STACK_SIZE // (m * n))
     for at in (tall[start : start + size] for start in range(0, len(tall), size)):
         table[at] = stack_ends(rows * roots.T[at.tolist(), :, None], rtol)
-    return concluded(table, n, lambda i: rows * roots[:, i, None], rtol, rank_bounds, error)
+    return concluded(table, n, lambda i: rows * roots[:, i, None], rtol, rank_bounds, errors)
 
 
 def stacked_conditions(
@@ -113,14 +113,14 @@ def stacked_conditions(
     *,
     rtol: float = 1e-6,
     rank_bounds: RankBounds | None = None,
-    error: Sequence[float | np.ndarray] | None = None,
+    errors: Sequence[float | np.ndarray] | None = None,
 ) -> list[ConditionNumber]:
     """κ of F_iᵀF_i for a stack of factors of one shape, from the Gram matrices of their smaller side.
 
     Parameters
     ----------
     factors : (u, m, n) tensor
-    rtol, rank_bounds, error
+    rtol, rank_bounds, errors
         As in `scaled_gram_conditions`.
 
     Returns
@@ -137,7 +137,7 @@ def stacked_conditions(
     factors = factors.detach().double()
     if len(factors) == 0:
         return []
-    return concluded(stack_ends(factors, rtol), factors.shape[2], factors.__getitem__, rtol, rank_bounds, error)
+    return concluded(stack_ends(factors, rtol), factors.shape[2], factors.__getitem__, rtol, rank_bounds, errors)
 
 
 class Stack(NamedTuple):
@@ -356,7 +356,7 @@ def concluded(
     factor: Callable[[int], torch.Tensor],
     rtol: float,
     rank_bounds: RankBounds | None,
-    error: Sequence[float | np.ndarray] | None,
+    errors: Sequence[float | np.ndarray] | None,
 ) -> list[ConditionNumber]:
     """The results from the table of `ends_of`; what it does not resolve goes through `factor_condition`.
 
@@ -364,9 +364,9 @@ def concluded(
     """
     rank, power, top, top_low, top_high, bottom, low, high, solver = table.T
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        if error is not None:
+        if errors is not None:
             # |δσ| ≤ e, in the units of the scaled matrices
-            e = np.ldexp([float(np.linalg.norm(bound)) for bound in error], -power.astype(int))
+            e = np.ldexp([float(np.linalg.norm(bound)) for bound in errors], -power.astype(int))
             top_low, low = (np.maximum(np.sqrt(bound) - e, 0.0) ** 2 for bound in (top_low, low))
             top_high, high = ((np.sqrt(bound) + e) ** 2 for bound in (top_high, high))
         scale = 2 * power.astype(int)
@@ -390,6 +390,6 @@ def concluded(
             results.append(kappa)
         else:
             bound = None if rank_bounds is None else rank_bounds[i]
-            given = 0.0 if error is None else error[i]
+            given = 0.0 if errors is None else errors[i]
             results.append(factor_condition(factor(i), rank_bound=bound, rtol=rtol, error=given))
     return results

@@ -9,19 +9,19 @@ and Xiao, ICML 2019).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from hesscond.errors import ConfigError, MatrixError
-from hesscond.operators import Subspace, SymmetricOperator, as_operator
+from hesscond.operators import Estimate, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.base import ROUNDING
 from hesscond.operators.parallel import led
-from hesscond.spectra.measure import Density
-from hesscond.spectra.quadrature import Recurrence
-from hesscond.spectra.recurrences import WORKING, recurrences, unit_vectors
+from hesscond.spectra.quadrature import WORKING, Recurrence, recurrences, unit_vectors
 
 logger = logging.getLogger("hesscond")
 
@@ -38,6 +38,22 @@ BLUR = 10.0
 SMALLEST = float(np.finfo(float).tiny)
 
 METHODS = ("auto", "lanczos", "dense")
+
+#: The range of the eigenvalues is at most so many times the knee of an axis.
+DEEPEST = 1e6
+
+#: If half of the eigenvalues reach to this share of the largest, an axis needs no knee.
+SHALLOW = 1 / 30
+
+#: A function jumps where it still changes by this share of its size after an interval was halved so many times.
+JUMP, HALVINGS = 1e-9, 60
+
+#: Where recurrences do not resolve the spectrum a Gaussian is this share of the distance of the nodes wide, which
+#: leaves 1 % of their discreteness.
+WIDTH = 0.7
+
+#: The least width, as a share of the range of the nodes.
+LEAST = 1 / 100
 
 
 @dataclass(frozen=True)
@@ -85,15 +101,8 @@ def plan_density(
     ConfigError
         Arguments that make no sense, or one probe that does not fit into ``memory``.
     """
-    if method not in METHODS:
-        raise ConfigError(f"method is one of {', '.join(METHODS)}, not {method!r}")
-    if probes < 1 or steps < 1:
-        raise ConfigError(f"the density takes at least one probe and one step, not {probes} and {steps}")
-    if memory is not None and not memory > 0:
-        raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
     order, null = operator.order, operator.null_space if null_space is None else null_space
-    if null is not None and null.order != order:
-        raise ConfigError(f"a subspace of R^{null.order} is no null space of an operator of order {order}")
+    refuse_misfits(order, probes=probes, steps=steps, method=method, memory=memory, null=null)
     steps = min(steps, order - (null.dimension if null is not None else 0))
     dtype = operator.dtype if dtype is None else dtype
     bytes_of_one = order * dtype.itemsize
@@ -111,6 +120,20 @@ def plan_density(
         )
     block = max(1, min(probes, int(MEMORY if memory is None else memory) // (one * bytes_of_one)))
     return DensityPlan("lanczos", steps, block, block * one, block * one * bytes_of_one, probes * steps)
+
+
+def refuse_misfits(
+    order: int, *, probes: int, steps: int, method: str, memory: float | None, null: Subspace | None
+) -> None:
+    """Raise the error of arguments that make no sense for an operator of that order."""
+    if method not in METHODS:
+        raise ConfigError(f"method is one of {', '.join(METHODS)}, not {method!r}")
+    if probes < 1 or steps < 1:
+        raise ConfigError(f"the density takes at least one probe and one step, not {probes} and {steps}")
+    if memory is not None and not memory > 0:
+        raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
+    if null is not None and null.order != order:
+        raise ConfigError(f"a subspace of R^{null.order} is no null space of an operator of order {order}")
 
 
 def density(
@@ -193,7 +216,7 @@ def lanczos_density(
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None] | None,
 ) -> Density:
-    """The density by a plan."""
+    """The density by stochastic Lanczos quadrature, in blocks of probes as planned."""
     found: list[Recurrence] = []
     done = 0
     vectors = unit_vectors(A.order, probes, seed, known, A.device)
@@ -224,7 +247,7 @@ def lanczos_density(
 
 
 def dense_density(A: SymmetricOperator, known: Subspace | None) -> Density:
-    """The density from all eigenvalues."""
+    """The density of the formed matrix: all eigenvalues off the known null space."""
     null = 0 if known is None else known.dimension
     values = np.zeros(0)
     if null < A.order:
@@ -249,3 +272,432 @@ def dense_density(A: SymmetricOperator, known: Subspace | None) -> Density:
         products=A.order if len(values) else 0,
         vectors=A.order,
     )
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of the distribution function at some places, averaged over the probes.
+
+    Attributes
+    ----------
+    lower, upper : (m,) float64
+        Between them lies the average of the probes' distribution functions: no assumption, whatever the spectrum.
+    error : (m,) float64
+        Standard error of that average, from the spread of both bounds over the probes.
+    """
+
+    lower: torch.Tensor
+    upper: torch.Tensor
+    error: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of the eigenvalues in an interval.
+
+    Counting the nodes there would be wrong by far more than its spread over the probes where a node stands for many
+    eigenvalues on either side of an end, as around zero: all probes have it on the same side.
+
+    Attributes
+    ----------
+    lower, upper
+        Between them lies the average of the probes' measures, for certain.
+    value
+        Their middle.
+    error
+        Standard error of that average, from the spread over the probes.
+    order
+        n; the number of eigenvalues is n times these.
+    """
+
+    value: float
+    error: float
+    lower: float
+    upper: float
+    order: int
+
+    @property
+    def count(self) -> float:
+        """The number n·``value`` of eigenvalues in the interval."""
+        return self.order * self.value
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the quadrature leaves no more open than the sampling: twice the standard error."""
+        return self.upper - self.lower <= 2 * self.error or self.upper - self.lower <= 1e-12
+
+
+@dataclass(frozen=True)
+class Density:
+    """The distribution of the eigenvalues of a symmetric operator, as `density` found it.
+
+    Attributes
+    ----------
+    nodes, weights : (p, k) float64
+        Quadrature of each probe, ascending; the weights of a probe add up to 1 − null/n. Where recurrences ended early
+        the last node is repeated without weight. From the dense method all eigenvalues, in one row.
+    residuals : (p, k) float64
+        An eigenvalue is no further from its node.
+    order
+        n.
+    null
+        Dimension of the null space that was known beforehand; its share null/n is exact.
+    psd
+        Whether the operator is known to be positive semidefinite.
+    blur
+        Nodes are known to this distance, for rounding.
+    products
+        Products with one vector that were made.
+    vectors
+        The most vectors of length n that were held at a time.
+    seed
+        Of the probes; None: there were none, the eigenvalues were computed.
+    recurrences
+        The coefficients that the nodes are of, probe by probe; none from the dense method.
+    """
+
+    nodes: torch.Tensor
+    weights: torch.Tensor
+    residuals: torch.Tensor
+    order: int
+    null: int
+    psd: bool
+    blur: float
+    products: int
+    vectors: int
+    seed: int | None
+    recurrences: tuple[Recurrence, ...]
+
+    @classmethod
+    def of(cls, recurrences: Sequence[Recurrence], *, order: int, null: int, **facts: object) -> Density:
+        """From Lanczos recurrences, one per probe."""
+        longest = max(len(one.alphas) for one in recurrences)
+        nodes, weights, residuals = np.zeros((3, len(recurrences), longest))
+        for row, one in enumerate(recurrences):
+            found, shares, distances = one.gauss()
+            nodes[row, : len(found)], nodes[row, len(found) :] = found, found[-1]
+            weights[row, : len(found)] = shares * ((order - null) / order)
+            residuals[row, : len(found)] = distances
+        return cls(
+            torch.from_numpy(nodes),
+            torch.from_numpy(weights),
+            torch.from_numpy(residuals),
+            order=order,
+            null=null,
+            recurrences=tuple(recurrences),
+            **facts,  # type: ignore[arg-type]
+        )
+
+    @classmethod
+    def exact(cls, values: np.ndarray, *, order: int, **facts: object) -> Density:
+        """From all eigenvalues but the known null ones, ascending."""
+        nodes = torch.from_numpy(values)[None]
+        weights = torch.full_like(nodes, 1 / order)
+        return cls(nodes, weights, torch.zeros_like(nodes), order=order, seed=None, recurrences=(), **facts)  # type: ignore[arg-type]
+
+    @property
+    def probes(self) -> int:
+        """Random vectors; 0: the eigenvalues were computed."""
+        return len(self.recurrences)
+
+    @property
+    def steps(self) -> int:
+        """Lanczos steps of the longest recurrence: the number of its nodes."""
+        return self.nodes.shape[1]
+
+    @property
+    def null_weight(self) -> float:
+        """The share of the null space that was known beforehand."""
+        return self.null / self.order
+
+    @cached_property
+    def bottom(self) -> float:
+        """The smallest node: the smallest eigenvalue is no larger."""
+        return min([float(self.nodes.min())] if self.nodes.numel() else [], default=0.0)
+
+    @cached_property
+    def top(self) -> float:
+        """The largest node: the largest eigenvalue is no smaller."""
+        return max([float(self.nodes.max())] if self.nodes.numel() else [], default=0.0)
+
+    def error_of(self, samples: torch.Tensor) -> torch.Tensor:
+        """Standard error of the mean of ``samples`` (p, …) over the probes; infinite from one."""
+        if self.probes == 0:
+            return torch.zeros_like(samples[0])
+        if self.probes == 1:
+            return torch.full_like(samples[0], math.inf)
+        return samples.std(0) / math.sqrt(self.probes)
+
+    def expectation(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Estimate[float]:
+        """The mean of a function over the eigenvalues: tr f(A) / n.
+
+        Exact but for the sampling if f is a polynomial of degree less than twice the steps. What lies within twice
+        ``blur`` of zero is taken for zero. Where f jumps, the quadrature only bounds the share of the eigenvalues
+        beyond (see `bounds`): f is given the middle, and half of what is open is added to the error.
+
+        Parameters
+        ----------
+        function
+            Maps float64 values of any shape to as many.
+        """
+        nodes = self.nodes.where(self.nodes.abs() > 2 * self.blur, 0.0)
+        values = function(nodes).to(torch.float64)
+        samples, open_ = (self.weights * values).sum(1), 0.0
+        for place, height in self._jumps(function, nodes):
+            # what a step has right of it is bounded, not sampled: all probes may have a node on the same side of it
+            lower, upper = self.below(torch.tensor([place], dtype=torch.float64))
+            right = (self.weights * (nodes >= place)).sum(1)
+            samples = samples + height * (1 - self.null_weight - (lower + upper)[:, 0] / 2 - right)
+            open_ += abs(height) * float((upper - lower).mean()) / 2
+        null = 0.0
+        if self.null:
+            null = self.null_weight * float(function(torch.zeros(1, dtype=torch.float64))[0])
+        error = float(self.error_of(samples)) + open_
+        return Estimate(float(samples.mean()) + null, error, self.probes, self.products)
+
+    def _jumps(
+        self, function: Callable[[torch.Tensor], torch.Tensor], nodes: torch.Tensor
+    ) -> Iterator[tuple[float, float]]:
+        """Where a function jumps among the nodes, and by how much; around zero from where nodes count as zero."""
+
+        def at(places: torch.Tensor) -> torch.Tensor:
+            return function(places).to(torch.float64)
+
+        near = 2 * self.blur
+        grid = torch.cat([nodes.flatten(), nodes.new_tensor([-2 * near, -near, near, 2 * near])]).unique()
+        left, right = grid[:-1], grid[1:]
+        # not across zero, where both ends of its neighbourhood are compared with zero itself
+        kept = (right <= -near) | (left >= near)
+        left, right = left[kept], right[kept]
+        size = at(grid).abs()
+        least = JUMP * float(size[size.isfinite()].max()) if bool(size.isfinite().any()) else math.inf
+        for _ in range(HALVINGS):
+            middle = (left + right) / 2
+            there = at(middle)
+            first = (there - at(left)).abs() >= (at(right) - there).abs()
+            left, right = left.where(first, middle), middle.where(first, right)
+        heights = at(right) - at(left)
+        ends = at(nodes.new_tensor([-near, 0.0, near]))
+        for place, height in (
+            *zip(right.tolist(), heights.tolist(), strict=True),
+            (-near, float(ends[1] - ends[0])),
+            (near, float(ends[2] - ends[1])),
+        ):
+            if least < abs(height) < math.inf:
+                yield place, height
+
+    def moment(self, power: int) -> Estimate[float]:
+        """The mean of the eigenvalues to that power."""
+        return self.expectation(lambda values: values**power)
+
+    def trace(self) -> Estimate[float]:
+        """The trace tr A: n times the first moment."""
+        mean = self.moment(1)
+        return Estimate(self.order * mean.value, self.order * mean.error, mean.probes, mean.products)
+
+    def below(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each probe (p, m): bounds of its measure left of x (m,), and up to and with x, without the null space.
+
+        Nodes are known to ``blur`` only, so that the lower bound is taken that much further left, and the upper right.
+        """
+        at = x.numpy()
+        if self.probes:
+            pairs = [(one.below(at - self.blur)[0], one.below(at + self.blur)[1]) for one in self.recurrences]
+        else:
+            nodes = self.nodes[0].numpy()
+            sides = np.searchsorted(nodes, at - self.blur, "left"), np.searchsorted(nodes, at + self.blur, "right")
+            pairs = [(sides[0] / max(1, len(nodes)), sides[1] / max(1, len(nodes)))]
+        lower, upper = (torch.from_numpy(np.stack(side)) for side in zip(*pairs, strict=True))
+        if self.psd:
+            lower, upper = (torch.where(x >= 0, side, 0.0) for side in (lower, upper))
+        return lower * (1 - self.null_weight), upper * (1 - self.null_weight)
+
+    def bounds(self, x: float | Sequence[float] | torch.Tensor) -> Bounds:
+        """Rigorous bounds of the probes' distribution functions at x, by Gauss–Radau quadrature, averaged.
+
+        Each probe's spectral measure lies within its bounds whatever the spectrum is (Chebyshev, Markov and Stieltjes);
+        that the probes are few is kept apart, as the standard error.
+
+        Raises
+        ------
+        ConfigError
+            NaN.
+        """
+        at = places(x)
+        lower, upper = self.below(at)
+        null = (at >= 0).to(torch.float64) * self.null_weight
+        error = torch.maximum(self.error_of(lower), self.error_of(upper))
+        return Bounds(lower.mean(0) + null, (upper.mean(0) + null).clamp_max(1.0), error)
+
+    def cumulative(self, x: float | Sequence[float] | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The share of the eigenvalues up to x (m,), and its standard error: the middle of `bounds`.
+
+        Raises
+        ------
+        ConfigError
+            NaN.
+        """
+        at = places(x)
+        lower, upper = self.below(at)
+        middle = (lower + upper) / 2
+        return middle.mean(0) + (at >= 0).to(torch.float64) * self.null_weight, self.error_of(middle)
+
+    def share(self, low: float, high: float) -> Share:
+        """The share of the eigenvalues in [low, high], give or take twice ``blur``, the known null space included.
+
+        Raises
+        ------
+        ConfigError
+            NaN, or low > high.
+        """
+        if not low <= high:
+            raise ConfigError(f"an interval goes from low to high, not from {low} to {high}")
+        # an eigenvalue at an end is inside
+        lower, upper = self.below(torch.tensor([low - 2 * self.blur, high + 2 * self.blur], dtype=torch.float64))
+        null = self.null_weight if low <= 0 <= high else 0.0
+        return self._share((lower[:, 1] - upper[:, 0]).clamp_min(0), upper[:, 1] - lower[:, 0], null)
+
+    @property
+    def negative(self) -> Share:
+        """The share of negative eigenvalues; those within twice ``blur`` of zero are taken for zero.
+
+        None if the operator is known to be positive semidefinite. What lies so close to zero that the quadrature
+        cannot tell its sign is between ``lower`` and ``upper``: more steps bring them together.
+        """
+        if self.psd:
+            return Share(0.0, 0.0, 0.0, 0.0, self.order)
+        lower, upper = self.below(torch.tensor([-2 * self.blur], dtype=torch.float64))
+        return self._share(lower[:, 0], upper[:, 0], 0.0)
+
+    def near_zero(self, relative: float = 1e-6) -> Share:
+        """The share of eigenvalues with |λ| no larger than ``relative`` times the largest |node|."""
+        width = relative * max(abs(self.bottom), abs(self.top))
+        return self.share(-width, width)
+
+    def _share(self, lower: torch.Tensor, upper: torch.Tensor, null: float) -> Share:
+        """From bounds (p,) of each probe, and what is null besides."""
+        middle = (lower + upper) / 2
+        ends = float(lower.mean()) + null, min(1.0, float(upper.mean()) + null)
+        return Share(float(middle.mean()) + null, float(self.error_of(middle)), *ends, self.order)
+
+    def knee(self) -> float | None:
+        """Where an axis that shows the bulk and the outliers goes over from linear to logarithmic; None: nowhere.
+
+        The median |λ| without the known null space, if the largest is many times that.
+        """
+        sizes, weights = self.nodes.abs().flatten(), self.weights.flatten()
+        if not bool((weights > 0).any()) or float(sizes.max()) == 0:
+            return None
+        order = sizes.argsort()
+        total = weights[order].cumsum(0)
+        median = float(sizes[order][int(torch.searchsorted(total, float(total[-1]) / 2))])
+        largest = float(sizes.max())
+        return None if median >= SHALLOW * largest else max(median, largest / DEEPEST)
+
+    def curve(self, points: int = 512, *, width: float | None = None, knee: float | None = None) -> Curve:
+        """The density smoothed with Gaussians, without the known null space.
+
+        Parameters
+        ----------
+        points
+            How many, evenly spaced on the axis.
+        width
+            Standard deviation of all Gaussians, in units of the axis. If not given: a hundredth of the range, and
+            more where the recurrences do not resolve the spectrum: there each node takes the width of what it stands
+            for (`widths`).
+        knee
+            Smooth on the axis t = arsinh(x/knee), linear around zero and logarithmic beyond the knee, so that outliers
+            and a narrow bulk both show.
+
+        Raises
+        ------
+        ConfigError
+            A width or a knee that is not positive, or fewer than two points.
+        """
+        if points < 2 or not (width is None or width > 0) or not (knee is None or knee > 0):
+            raise ConfigError(f"a curve takes points ≥ 2, width > 0 and knee > 0, not {points}, {width} and {knee}")
+        nodes = on_axis(self.nodes, knee)
+        sigma = widths(self.nodes, self.residuals, knee) if width is None else torch.full_like(nodes, width)
+        used = self.weights > 0  # nodes without weight only fill up their row
+        if not bool(used.any()):
+            x = torch.linspace(-1, 1, points, dtype=torch.float64)
+            nothing = torch.zeros_like(x)
+            return Curve(x, nothing, nothing, width or 1.0, width or 1.0, knee)
+        low, high = float((nodes - 5 * sigma)[used].min()), float((nodes + 5 * sigma)[used].max())
+        t = torch.linspace(low, high, points, dtype=torch.float64)
+        samples = torch.stack([gaussians(t, *row) for row in zip(nodes, self.weights, sigma, strict=True)])
+        x = t if knee is None else knee * t.sinh()
+        return Curve(
+            x, samples.mean(0), self.error_of(samples), float(sigma[used].min()), float(sigma[used].max()), knee
+        )
+
+
+def places(x: float | Sequence[float] | torch.Tensor) -> torch.Tensor:
+    """The places x as a vector (m,) of float64 on the host.
+
+    Raises
+    ------
+    ConfigError
+        NaN.
+    """
+    at = torch.as_tensor(x, dtype=torch.float64, device="cpu").reshape(-1)
+    if bool(at.isnan().any()):
+        raise ConfigError("the distribution function is not defined at NaN")
+    return at
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A density smoothed with Gaussians.
+
+    Attributes
+    ----------
+    x : (m,) float64
+        Places.
+    density : (m,) float64
+        Share of the eigenvalues per unit of x, or per unit of arsinh(x/knee) if there is a knee. With the known null
+        space, which is left out, the integral is 1.
+    error : (m,) float64
+        Its standard error from the spread over the probes.
+    width
+        The least standard deviation of the Gaussians, in the same unit.
+    widest
+        The largest: that of an unresolved node.
+    knee
+        Where the axis goes over from linear to logarithmic; None: linear everywhere.
+    """
+
+    x: torch.Tensor
+    density: torch.Tensor
+    error: torch.Tensor
+    width: float
+    widest: float
+    knee: float | None
+
+
+def on_axis(values: torch.Tensor, knee: float | None) -> torch.Tensor:
+    """Eigenvalues as places on the axis: arsinh(λ/knee), or λ itself without a knee."""
+    return values if knee is None else torch.asinh(values / knee)
+
+
+def widths(nodes: torch.Tensor, residuals: torch.Tensor, knee: float | None) -> torch.Tensor:
+    """A standard deviation on the axis for each node (p, k), in proportion to what is known of its place.
+
+    A node with the residual r has an eigenvalue within r. Where r is small against the distance of the nodes, the
+    node is an eigenvalue and its Gaussian narrow; elsewhere it stands for all eigenvalues up to its neighbours.
+    """
+    places = on_axis(nodes, knee)
+    extent = float(places.max() - places.min()) if places.numel() else 0.0
+    least = LEAST * (extent or float(places.abs().max() if places.numel() else 0.0) or 1.0)
+    if nodes.shape[1] < 2:
+        return torch.full_like(nodes, least)
+    # half the distance of both neighbours; that of the only one at the ends
+    gaps = places.diff(dim=1)
+    around = torch.cat([gaps[:, :1], (gaps[:, 1:] + gaps[:, :-1]) / 2, gaps[:, -1:]], 1)
+    known = (on_axis(nodes + residuals, knee) - on_axis(nodes - residuals, knee)) / 2
+    return torch.minimum(WIDTH * around, known).clamp_min(least)
+
+
+def gaussians(t: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+    """Σ wᵢ exp(−((t − tᵢ)/σᵢ)²/2) / (σᵢ·√(2π)) at t (m,)."""
+    return torch.exp(-0.5 * ((t[:, None] - places) / sigma) ** 2) @ (weights / (sigma * math.sqrt(2 * math.pi)))

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
-from scipy.sparse import issparse
+from scipy.linalg import lapack, solve_triangular
 
-from hesscond.errors import MatrixError
-from hesscond.spectra.certificate import EPS, smallest_singular_value
 from hesscond.spectra.condition import (
     GAP,
     NOISE,
@@ -25,11 +22,11 @@ from hesscond.spectra.condition import (
     unresolved,
     zero_matrix,
 )
-from hesscond.spectra.structure import rank_bound as structural_rank_bound
+from hesscond.spectra.matrices import as_array, as_matrix, scaled_core
+from hesscond.spectra.rank import exact_rank, structural_rank_bound
 from hesscond.spectra.threads import one_thread
 
-#: Sparse matrices are made dense up to this order (a 3.2 GB array).
-DENSE_LIMIT = 20_000
+EPS = float(np.finfo(float).eps)
 
 #: Gram matrices whose trace lies outside are near overflow or underflow, and are not used.
 GRAM_RANGE = (1e-200, 1e200)
@@ -39,9 +36,6 @@ EQUILIBRATION_STEPS = 12
 
 #: Entries that are smaller than this beside the largest may underflow when they are squared.
 LEAST = 2.0**-500
-
-#: Exact ranks are found up to this product of the two orders and the smaller of them: order 1,000.
-EXACT_WORK = 10**9
 
 #: Below this relative width of κ's interval the Gram form is not tried: it would not be reached.
 GRAM_RTOL = 1e-7
@@ -54,113 +48,6 @@ def error_factor(m: int, n: int) -> float:
     rounding errors the growth is their square root (Higham and Mary, SIAM J. Sci. Comput. 41, 2019).
     """
     return max(16.0, math.sqrt(m * n))
-
-
-def as_array(matrix: object) -> np.ndarray:
-    """``matrix`` as a numpy array; a torch tensor is copied to the host if it is elsewhere."""
-    if not isinstance(matrix, torch.Tensor):
-        return np.asarray(matrix)
-    tensor = matrix.detach().cpu()
-    # numpy has no bfloat16
-    return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
-
-
-def as_matrix(matrix: object) -> np.ndarray:
-    """A finite, non-empty, two-dimensional float64 array of ``matrix`` (a torch tensor is copied to the host).
-
-    Raises
-    ------
-    MatrixError
-        Not two-dimensional, empty, complex or masked, with NaN or infinite entries, or with entries that are no
-        doubles, such as integers beyond 2⁵³.
-    """
-    if np.ma.is_masked(matrix):
-        raise MatrixError("the matrix has masked entries: fill them or leave their rows or columns out")
-    try:
-        given = as_array(matrix)
-    except (TypeError, ValueError, RuntimeError):
-        raise MatrixError(f"expected a matrix of real numbers, got {type(matrix).__name__}") from None
-    if np.iscomplexobj(given):
-        raise MatrixError("complex matrices are not supported: give a real matrix")
-    if given.dtype.kind not in "biufO":
-        raise MatrixError(f"expected a matrix of real numbers, got entries of type {given.dtype}")
-    try:
-        with np.errstate(over="ignore"):
-            array = np.asarray(given, dtype=float)
-    except (TypeError, ValueError, OverflowError):
-        raise MatrixError(f"expected a matrix of real numbers, got {type(matrix).__name__}") from None
-    if array.ndim != 2 or 0 in array.shape:
-        raise MatrixError(f"expected a non-empty matrix with two dimensions, got shape {array.shape}")
-    # a sum is finite only if every entry is (or if huge ones overflow: then look at each)
-    if not np.isfinite(array.sum()) and not np.isfinite(array).all():
-        raise MatrixError("the matrix has NaN or infinite entries: its condition number is not defined")
-    if not are_doubles(given, array):
-        raise MatrixError(
-            f"the matrix has entries of type {given.dtype} that no double is equal to: their rounding may be all there "
-            "is of κ; round them with .astype(float) if that is meant"
-        )
-    return array
-
-
-def are_doubles(given: np.ndarray, array: np.ndarray) -> bool:
-    """Whether numbers are what they became as doubles."""
-    if given.dtype == object:
-        return all(a == b for a, b in zip(given.flat, array.ravel().tolist(), strict=True))
-    if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
-        large = np.abs(array) >= 2.0**53
-        return all(int(a) == int(b) for a, b in zip(given[large], array[large], strict=True))
-    return given.dtype.kind != "f" or given.dtype.itemsize <= 8 or bool((given == array).all())
-
-
-def dense(matrix: Any) -> Any:
-    """``matrix`` as a dense array if it is sparse, of scipy or torch, else as it is.
-
-    Raises
-    ------
-    MatrixError
-        It would be too large.
-    """
-    of_torch = isinstance(matrix, torch.Tensor) and matrix.layout != torch.strided
-    if not of_torch and not issparse(matrix):
-        return matrix
-    if max(matrix.shape) > DENSE_LIMIT:
-        raise MatrixError(
-            f"a sparse matrix of shape {tuple(matrix.shape)} is too large for the dense solvers: "
-            f"at most {DENSE_LIMIT} a side"
-        )
-    return matrix.to_dense() if of_torch else matrix.toarray()
-
-
-class Core(NamedTuple):
-    """A matrix stripped of what changes no nonzero singular value.
-
-    ``matrix`` (m, n), m ≥ n, in Fortran order: the rows and columns that are not zero, divided by 2**``scale`` so
-    that the largest entry is near 1 (exactly), transposed if that makes it tall; ``columns``: which columns of the
-    original were kept. A zero matrix has an empty core.
-    """
-
-    matrix: np.ndarray
-    scale: int
-    columns: np.ndarray
-    transposed: bool
-
-
-def scaled_core(matrix: np.ndarray) -> Core:
-    """The core of a finite matrix."""
-    largest = max(matrix.max(), -matrix.min())
-    nonzero = matrix != 0
-    columns = nonzero.any(0)
-    if largest == 0:
-        return Core(np.zeros((0, 0)), 0, columns, False)
-    scale = int(np.frexp(largest)[1])
-    rows = nonzero.any(1)
-    if not (rows.all() and columns.all()):
-        matrix = matrix[np.ix_(rows, columns)]
-    transposed = matrix.shape[0] < matrix.shape[1]
-    tall = matrix.T if transposed else matrix
-    # a product with 2**-scale is exact and four times as fast as ldexp, but 2**1074 is not a double
-    scaled = tall * 2.0**-scale if abs(scale) < 1000 else np.ldexp(tall, -scale)
-    return Core(np.asfortranarray(scaled), scale, columns, transposed)
 
 
 def within_range(result: ConditionNumber, matrix: np.ndarray, core: np.ndarray) -> ConditionNumber:
@@ -187,13 +74,6 @@ def equilibrated_rank(core: np.ndarray) -> int:
         scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(0))[1])
     values = svd_values(scaled)
     return int((values.magnitudes > values.errors).sum())
-
-
-def exact_rank(core: np.ndarray) -> int | None:
-    """The rank of a core by exact arithmetic; None if that takes longer than some seconds."""
-    from hesscond.spectra.rank import rank
-
-    return rank(core).value if core.size * min(core.shape) <= EXACT_WORK else None
 
 
 def uniform(magnitudes: np.ndarray, shape: tuple[int, int], unit: float, error: float) -> dict[str, np.ndarray]:
@@ -331,6 +211,68 @@ def graded_errors(
     return below, above
 
 
+def smallest_singular_value(
+    core: np.ndarray, v: np.ndarray, error: np.ndarray | None = None
+) -> tuple[float, float] | None:
+    r"""Lower and upper bound of σ_n of a tall matrix A of full column rank; None if that cannot be certified.
+
+    Above: ‖Av‖/‖v‖ for any v. Below: any X with ‖(XA)⁻¹X‖ ≤ β gives σ_n ≥ 1/β. X is the left inverse from a
+    row-sorted pivoted QR; with E = XA − I and \|E\| ≤ B (what was computed, plus γ_m \|X\|\|A\| for rounding) and
+    Bs ≤ ρs for s = \|X\|e, ρ < 1, each row of (XA)⁻¹X − X is at most ρ/(1 − ρ) s_i in the 1-norm. Since B is
+    bounded entry by entry, both ends stay sharp for rows and columns of any scale.
+
+    Parameters
+    ----------
+    core : (m, n) array, m ≥ n
+    v : (n,) array
+        Approximates the singular vector of σ_n; only the sharpness of the upper bound depends on it.
+    error : (m, n) array or None
+        Bounds of the errors already in the entries of A: the ends hold for every matrix that close to it.
+    """
+    m, n = core.shape
+    gamma = (m + 8) * EPS / (1 - (m + 8) * EPS)
+    uncertain = gamma * np.abs(core) if error is None else gamma * np.abs(core) + error
+    X = left_inverse(core)
+    if X is None:
+        return None
+    size = np.abs(X)
+    s = size.sum(1)
+    B = np.abs(X @ core - np.eye(n)) * (1 + EPS) + size @ uncertain
+    with np.errstate(over="ignore", invalid="ignore"):
+        rho = float((B @ s / s).max()) * (1 + 2 * n * EPS)
+    if not rho < 0.5:
+        return None
+    norm = float(np.linalg.norm(X, 2)) * (1 + max(16.0, np.sqrt(m * n)) * EPS)
+    # scaled, for entries whose squares overflow
+    length = float(s.max() * np.linalg.norm(s / s.max()))
+    below = 1 / (norm + rho / (1 - rho) * length) * (1 - 4 * EPS)
+    # a step of inverse iteration: v is accurate in norm only, which a large σ_1 would blow up
+    v = X @ (X.T @ (v / norm))
+    v = v / np.abs(v).max()
+    image = np.linalg.norm(core @ v) + np.linalg.norm(uncertain @ np.abs(v))
+    above = float(image / np.linalg.norm(v)) * (1 + (2 * m + 4) * EPS)
+    return below, above
+
+
+def left_inverse(core: np.ndarray) -> np.ndarray | None:
+    """R⁻¹Qᵀ (n, m) of a tall matrix, rows sorted by size and columns pivoted; None if R is singular."""
+    m, n = core.shape
+    order = np.argsort(-np.abs(core).max(1), kind="stable")
+    packed, pivots, tau, _, info = lapack.dgeqp3(core[order])
+    R = np.triu(packed[:n])
+    diagonal = np.abs(R.diagonal())
+    if info != 0 or diagonal.min() < 1e-290:
+        return None
+    Q, _, info = lapack.dorgqr(packed, tau)
+    with np.errstate(over="ignore", invalid="ignore"):
+        inverse = solve_triangular(R, Q[:, :n].T, check_finite=False)
+    if info != 0 or not np.isfinite(inverse).all():
+        return None
+    X = np.empty((n, m))
+    X[np.ix_(pivots - 1, order)] = inverse
+    return X
+
+
 def factor_condition(
     factor: object,
     *,
@@ -400,9 +342,9 @@ def factor_condition(
 def factor_conditions(
     factors: Sequence[object],
     *,
-    rank_bound: Callable[[], int] | None = None,
+    rank_bounds: Sequence[Callable[[], int] | None],
     rtol: float = 1e-8,
-    error: Sequence[float | np.ndarray] | None = None,
+    errors: Sequence[float | np.ndarray],
 ) -> list[ConditionNumber]:
     """κ of FᵀF for several factors with the same number m of rows: one Hessian in several coordinates.
 
@@ -412,18 +354,17 @@ def factor_conditions(
     Parameters
     ----------
     factors : arrays or tensors (m, n_i)
-    rank_bound
-        Finds an upper bound of the rank that all share.
+    rank_bounds, errors
+        For each factor, as in `factor_condition`.
     rtol
         Relative width of κ's intervals that is good enough.
-    error
-        For each factor, as in `factor_condition`.
     """
-    errors = [0.0] * len(factors) if error is None else list(error)
     matrices = [as_array(factor) for factor in factors]
     found: list[ConditionNumber | None] = [None] * len(matrices)
     rows = len(matrices[0])
-    if rtol >= GRAM_RTOL and all(matrix.ndim == 2 and matrix.shape[1] >= rows > 0 for matrix in matrices):
+    if rtol >= GRAM_RTOL and all(
+        matrix.ndim == 2 and matrix.shape[1] >= len(matrix) == rows > 0 for matrix in matrices
+    ):
         grams = np.empty((len(matrices), rows, rows))
         with np.errstate(over="ignore", invalid="ignore"):
             for gram, matrix in zip(grams, matrices, strict=True):
@@ -438,9 +379,54 @@ def factor_conditions(
                 if is_good_enough(result, rtol):
                     found[i] = result
     return [
-        factor_condition(matrix, rank_bound=rank_bound, rtol=rtol, error=e) if done is None else done
-        for matrix, e, done in zip(matrices, errors, found, strict=True)
+        factor_condition(matrix, rank_bound=bound, rtol=rtol, error=error) if done is None else done
+        for matrix, bound, error, done in zip(matrices, rank_bounds, errors, found, strict=True)
     ]
+
+
+def dual_condition(
+    gram: Callable[[], tuple[torch.Tensor, float]],
+    triangular: Callable[[], tuple[torch.Tensor, np.ndarray]],
+    *,
+    order: int,
+    rank_bound: Callable[[], int],
+    rtol: float = 1e-8,
+) -> ConditionNumber:
+    """κ of FᵀF for F (m, n), m ≤ n, whose n columns are too many to keep.
+
+    Parameters
+    ----------
+    gram
+        Forms FFᵀ (m, m), with a bound, in the 2-norm, of its error.
+    triangular
+        Forms R (m, m) with RᵀR = FFᵀ, and bounds, in the 2-norm, of the error in each of its columns. It is called
+        only if the Gram matrix does not resolve κ to ``rtol``.
+    order
+        n.
+    rank_bound
+        Finds an upper bound of the rank.
+    rtol
+        Relative width of κ's interval that is good enough.
+    """
+    limit: int | None = None
+    if rtol >= GRAM_RTOL:
+        K, error = gram()
+        top = float(K.diagonal().sum())
+        if top == 0:
+            return zero_matrix(order)
+        if GRAM_RANGE[0] < top < GRAM_RANGE[1]:
+            with one_thread():
+                values = as_array(torch.linalg.eigvalsh(K)).astype(float)[::-1].clip(min=0.0)
+            spread = uniform(values, (len(K), len(K)), EPS * float(values[0]), error)
+            limit = rank_bound()
+            found = conclude(Values(values, **spread, power=1, solver="dual Gram"), order=order, limit=limit, scale=0)
+            if is_good_enough(found, rtol):
+                return found
+    R, errors = triangular()
+    # a Gram matrix once more would be no better
+    finer = min(rtol, GRAM_RTOL / 2)
+    found = factor_condition(R, rank_bound=lambda: rank_bound() if limit is None else limit, rtol=finer, error=errors)
+    return replace(found, nullity=order - found.rank, solver=f"dual {found.solver}")
 
 
 def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray:
@@ -457,3 +443,27 @@ def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray
         return np.zeros(0)
     values = (jacobi_values if condition.solver.startswith("Jacobi") else svd_values)(core).magnitudes
     return np.ldexp(values[: condition.rank] ** 2, 2 * scale)
+
+
+def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
+    """The nonzero eigenvalues (r,) of FᵀF, descending, and orthonormal eigenvectors (n, r).
+
+    Parameters
+    ----------
+    factor : (m, n) array or tensor
+    condition
+        What `factor_condition` returned for this factor; its rank is taken over, and Jacobi is used if it was.
+    """
+    matrix = as_matrix(factor)
+    core, scale, columns, transposed = scaled_core(matrix)
+    rank = condition.rank
+    vectors = np.zeros((matrix.shape[1], rank))
+    if rank == 0:
+        return np.zeros(0), vectors
+    if condition.solver.startswith("Jacobi"):
+        values, u, v = jacobi_svd(core)
+    else:
+        u, values, vt = np.linalg.svd(core, full_matrices=False)
+        v = vt.T
+    vectors[columns] = (u if transposed else v)[:, :rank]
+    return np.ldexp(values[:rank] ** 2, 2 * scale), vectors

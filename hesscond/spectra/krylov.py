@@ -15,34 +15,8 @@ import torch
 from hesscond.errors import MatrixError
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.base import ROUNDING
-from hesscond.spectra.krylov_basis import Basis, orthonormalize_
-
-
-class Reorthogonalization:
-    """Full: each new block is orthogonalized against all rows, by classical Gram-Schmidt, until that is enough.
-
-    Attributes
-    ----------
-    ghosts
-        Whether copies of one another were found among the Ritz vectors.
-    """
-
-    ghosts = False
-
-    def passes(self, process: Krylov) -> list[tuple[int, int]]:
-        """The ranges of rows that a new block is orthogonalized against, one after the other."""
-        # a product has components in its two predecessors, and in others only rounding; after a restart in all
-        local = process.size - 2 * process.width
-        return [(max(local, 0) if local > process.fixed else 0, process.size), (0, process.size)]
-
-    def watch(self, process: Krylov) -> None:
-        """Called when the next block is known."""
-
-    def before_restart(self, process: Krylov) -> None:
-        """Called before the rows are rotated."""
-
-    def after_restart(self, process: Krylov) -> None:
-        """Called after it."""
+from hesscond.spectra.basis import Basis, orthonormalize_
+from hesscond.spectra.eigen import EigenResult
 
 
 class Krylov:
@@ -82,10 +56,8 @@ class Krylov:
         block: int,
         dtype: torch.dtype,
         fresh: torch.Generator,
-        reorthogonalization: Reorthogonalization,
     ) -> None:
         self.operator, self.basis, self.width, self.dtype, self.fresh = operator, basis, block, dtype, fresh
-        self.reorthogonalization = reorthogonalization
         self.rounding = max(operator.rounding, ROUNDING * torch.finfo(dtype).eps)
         self.T = torch.zeros(0, 0, dtype=torch.float64)
         self.B = torch.zeros(0, 0, dtype=torch.float64)
@@ -109,7 +81,7 @@ class Krylov:
         return self.size + len(self.next) > self.basis.capacity
 
     def random(self) -> torch.Tensor:
-        """A random block (p, n)."""
+        """Independent normal entries (p, n) of a new block."""
         shape = (self.width, self.operator.order)
         return torch.randn(shape, generator=self.fresh, dtype=self.dtype, device=self.operator.device)
 
@@ -160,9 +132,10 @@ class Krylov:
         self.basis.append(self.next)
         self.next = self.next[:0].clone()  # the rows hold it now
         product = self.multiply(self.basis.rows(start, start + width))
-        C, L, self.next = self._orthonormalized(
-            product, self.rounding * self.norm, self.reorthogonalization.passes(self)
-        )
+        # a product has components in its two predecessors, and in others only rounding; after a restart in all
+        local = self.size - 2 * self.width
+        passes = [(max(local, 0) if local > self.fixed else 0, self.size), (0, self.size)]
+        C, L, self.next = self._orthonormalized(product, self.rounding * self.norm, passes)
         T = torch.zeros(self.size, self.size, dtype=torch.float64)
         T[:start, :start] = self.T
         T[start:] = C
@@ -171,7 +144,6 @@ class Krylov:
         self.T = T
         self.B = torch.zeros(len(self.next), self.size, dtype=torch.float64)
         self.B[:, start:] = L.T
-        self.reorthogonalization.watch(self)
 
     def _orthonormalized(
         self, block: torch.Tensor, floor: float, passes: list[tuple[int, int]]
@@ -186,15 +158,10 @@ class Krylov:
 
     def restart(self, Y: torch.Tensor) -> None:
         """Go on with the rows YᵀV for orthonormal Y (j, kept)."""
-        self.reorthogonalization.before_restart(self)
-        self.rotate(Y, Y.T @ self.T @ Y)
-        self.fixed = self.size
-        self.reorthogonalization.after_restart(self)
-
-    def rotate(self, Y: torch.Tensor, T: torch.Tensor) -> None:
-        """Replace V by YᵀV and VAVᵀ by the symmetric part of ``T``."""
+        T = Y.T @ self.T @ Y
         self.basis.rotate_(Y)
         self.T, self.B = (T + T.T) / 2, self.B @ Y
+        self.fixed = self.size
 
     def truncate(self, values: torch.Tensor) -> None:
         """Keep the first rows alone, which are Ritz vectors of Ritz values ``values``."""
@@ -230,3 +197,71 @@ class Krylov:
                     left[len(pairs)] = r
                     pairs.append(index)
         return values, norms, left[: len(pairs)], pairs
+
+
+def given_vectors(start: torch.Tensor | EigenResult, process: Krylov) -> torch.Tensor:
+    """The vectors (n, j) of a start.
+
+    Raises
+    ------
+    MatrixError
+        They are not of length n, on the operator's device, finite and nonzero.
+    """
+    vectors = start.eigenvectors if isinstance(start, EigenResult) else start
+    operator = process.operator
+    if vectors.ndim != 2 or len(vectors) != operator.order or not vectors.shape[1] or vectors.device != operator.device:
+        raise MatrixError(
+            f"start is {tuple(vectors.shape)} on '{vectors.device}': "
+            f"({operator.order}, j) on '{operator.device}' is expected"
+        )
+    for i, column in enumerate(vectors.T):
+        size = float(torch.linalg.vector_norm(column))
+        if not (math.isfinite(size) and size > 0):
+            raise MatrixError(f"column {i} of start has norm {size}: give finite vectors other than zero")
+    return vectors
+
+
+def set_scale(process: Krylov) -> float:
+    """A product with a random vector, as given ones may belong to small eigenvalues; a lower bound of the norm."""
+    probe = process.random()[:1]
+    process.multiply(probe / torch.linalg.vector_norm(probe))
+    return process.norm
+
+
+def summed(vectors: torch.Tensor, process: Krylov) -> torch.Tensor:
+    """The vectors, of unit norm, summed up into a block (p, n); random rows where there are fewer than p."""
+    block = process.random()
+    filled = min(len(block), vectors.shape[1])
+    block[:filled] = 0
+    for i, column in enumerate(vectors.T):
+        block[i % filled].add_(column, alpha=1 / float(torch.linalg.vector_norm(column)))
+    return block
+
+
+def project_on(vectors: torch.Tensor, process: Krylov, tol: float) -> bool:
+    """Make the orthonormalized vectors the rows of an empty process, and T what the operator is on their span.
+
+    Returns
+    -------
+    bool
+        Whether what the products have outside the span is of the size of ``tol``, relative to the norm. At the first
+        that has not, the rest is not computed.
+    """
+    basis, floor = process.basis, math.sqrt(torch.finfo(process.dtype).eps)
+    for column in vectors.T:
+        row = column.to(process.dtype, copy=True)[None]
+        row.div_(torch.linalg.vector_norm(row))
+        *_, row, genuine = orthonormalize_(basis, row, floor, process.fresh, [(0, basis.size)] * 2)
+        if genuine:
+            basis.append(row)
+    coefficients = []
+    for start in range(0, basis.size, process.width):
+        product = process.multiply(basis.rows(start, min(start + process.width, basis.size)))
+        coefficients.append(basis.project_(product).double().cpu())
+        outside = float(torch.linalg.vector_norm(product, dim=1).max())
+        if outside > 2 * max(tol, process.rounding) * process.norm:
+            return False
+    T = torch.cat(coefficients)
+    process.T, process.B = (T + T.T) / 2, torch.zeros(0, len(T), dtype=torch.float64)
+    process.next, process.fixed = process.next[:0], len(T)
+    return True

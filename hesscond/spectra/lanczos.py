@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,15 +12,12 @@ import torch
 from hesscond.errors import ConfigError
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.parallel import led
-from hesscond.spectra.eigen import EigenResult, Interval, intervals
-from hesscond.spectra.krylov import Krylov, Reorthogonalization
-from hesscond.spectra.krylov_basis import Basis, plan
-from hesscond.spectra.krylov_run import Callback, Run
-from hesscond.spectra.krylov_selective import Selective
-from hesscond.spectra.krylov_wanted import Wanted
+from hesscond.spectra.basis import Basis, Plan, plan
+from hesscond.spectra.eigen import EigenResult, Interval, Progress, Wanted, intervals, patience, random_start_bounds
+from hesscond.spectra.krylov import Krylov, given_vectors, project_on, set_scale, summed
 from hesscond.spectra.smallest import smallest_nonzero
 
-REORTHOGONALIZATIONS: dict[str, type[Reorthogonalization]] = {"full": Reorthogonalization, "selective": Selective}
+logger = logging.getLogger("hesscond")
 
 #: What is not at an end of the spectrum.
 SMALLEST = "smallest-nonzero"
@@ -28,6 +27,14 @@ FORMED = 2000
 
 #: The probability with which a search may miss an eigenvalue, unless asked otherwise.
 MISSED = 1e-6
+
+#: Residuals must halve within this many continuations, or the products are noisier than they claim.
+ATTEMPTS = 3
+
+#: Ritz vectors at the far end with estimates below this, relative to the norm, are kept at a restart.
+FAR = 1e-3
+
+Callback = Callable[[Progress], object]
 
 
 def lanczos(
@@ -43,7 +50,6 @@ def lanczos(
     start: torch.Tensor | EigenResult | None = None,
     seed: int = 0,
     max_products: int | None = None,
-    reorthogonalization: str = "full",
     missed: float | None = None,
     inverse: ApproximateInverse | None = None,
     null_space: Subspace | None = None,
@@ -51,9 +57,9 @@ def lanczos(
 ) -> EigenResult:
     """Eigenvalues at the ends of the spectrum of a symmetric operator A (n, n) with their eigenvectors.
 
-    Thick-restart block Lanczos. Vectors stay on the operator's device; only the projected problem, of the size of the
-    basis, is solved on the host, in float64. All thresholds are relative to the largest |θ| seen: c·A has c times the
-    eigenvalues of A, whatever c.
+    Thick-restart block Lanczos with full reorthogonalization. Vectors stay on the operator's device; only the projected
+    problem, of the size of the basis, is solved on the host, in float64. All thresholds are relative to the largest |θ|
+    seen: c·A has c times the eigenvalues of A, whatever c.
 
     Parameters
     ----------
@@ -84,8 +90,6 @@ def lanczos(
     max_products
         Give up after so many products with one vector; by default 10 n + 1,000, at most 100,000. Up to n = 2,000 the
         default is to form the matrix after n products, with as many again, if its ends are too clustered by then.
-    reorthogonalization
-        "full", or "selective": fewer passes over the basis, checked for ghost copies, with "full" as the fallback.
     missed
         The probability with which the search for missed eigenvalues may overlook one; 1: do not search. By default
         1e-6, but no search for one eigenvalue without ``start``: that run is itself a search from a random vector.
@@ -138,7 +142,7 @@ def lanczos(
         return at_the_bottom(
             A,
             k,
-            {"block": block != 1, "reorthogonalization": reorthogonalization != "full", "missed": missed is not None},
+            {"block": block != 1, "missed": missed is not None},
             tol=tol,
             inverse=inverse,
             null_space=null_space,
@@ -152,11 +156,8 @@ def lanczos(
         )
     if inverse is not None or null_space is not None:
         raise ConfigError(f"inverse and null_space are for which='{SMALLEST}', not for '{which}'")
-    if reorthogonalization not in REORTHOGONALIZATIONS:
-        names = ", ".join(map(repr, REORTHOGONALIZATIONS))
-        raise ConfigError(f"reorthogonalization='{reorthogonalization}' is not known: use one of {names}")
-    if block < 1 or (block > 1 and reorthogonalization == "selective"):
-        raise ConfigError(f"block={block} does not fit: 1 or more, and 1 with reorthogonalization='selective'")
+    if block < 1:
+        raise ConfigError(f"block={block} does not fit: give 1 or more")
     wanted, block = Wanted(which, k, A.order), min(block, A.order)
     dtype = A.dtype if dtype is None else dtype
     fits = memory is None or 8 * 3 * A.order**2 <= memory
@@ -175,14 +176,7 @@ def lanczos(
         layout = plan(A.order, wanted.count, block=block, basis=basis, memory=memory, dtype=dtype)
         fresh = torch.Generator(A.device).manual_seed(seed)
         storage = Basis(layout, A.order, wanted.count, dtype=dtype, device=A.device)
-        process = Krylov(
-            A,
-            storage,
-            block=block,
-            dtype=dtype,
-            fresh=fresh,
-            reorthogonalization=REORTHOGONALIZATIONS[reorthogonalization](),
-        )
+        process = Krylov(A, storage, block=block, dtype=dtype, fresh=fresh)
         run = Run(process, wanted, layout, tol=tol, missed=missed, max_products=max_products, callback=callback)
         if start is None:
             process.seed(process.random())
@@ -240,3 +234,268 @@ def at_the_bottom(operator: SymmetricOperator, k: int, unfit: Mapping[str, bool]
         if given:
             raise ConfigError(f"{name} is for the ends of the spectrum, not for which='{SMALLEST}'")
     return smallest_nonzero(operator, k, **options)
+
+
+class Run:
+    """One call of `lanczos`: iterate, measure the residuals, search for what was missed, report.
+
+    Values are those of the process, which has scaled the operator.
+    """
+
+    def __init__(
+        self,
+        process: Krylov,
+        wanted: Wanted,
+        layout: Plan,
+        *,
+        tol: float,
+        missed: float,
+        max_products: int,
+        callback: Callback | None,
+    ) -> None:
+        self.process, self.wanted, self.layout = process, wanted, layout
+        self.tol, self.missed, self.max_products, self.callback = tol, missed, max_products, callback
+        self.norm = 0.0
+        self.values = self.residuals = torch.zeros(0, dtype=torch.float64)
+        self.measured = False  # whether values and residuals are known before the first iteration
+        self.stopped: str | None = None
+
+    @property
+    def rounding(self) -> float:
+        """A bound of the rounding errors of values and residuals."""
+        return self.process.rounding * self.norm
+
+    @property
+    def target(self) -> float:
+        """Residuals that are iterated for: as small as asked for, or as they get."""
+        return max(self.tol * self.norm, self.rounding)
+
+    def begin(self, start: torch.Tensor | EigenResult) -> None:
+        """Start from approximate eigenvectors: their Ritz vectors may be good enough; their sum is a good start."""
+        process, count = self.process, self.wanted.count
+        vectors = given_vectors(start, process)
+        self.norm = set_scale(process)
+        if count <= vectors.shape[1] <= process.basis.capacity and project_on(vectors, process, self.tol):
+            values, Y = torch.linalg.eigh(process.T)
+            self.norm = max(self.norm, float(values.abs().max()))
+            if process.size >= count:
+                process.restart(Y[:, self.wanted.preference(values)])
+                self.measured = not self.measure()[1]
+        if not self.measured:
+            process.truncate(process.T.diagonal()[:0])
+            process.seed(summed(vectors, process))
+
+    def finish(self) -> EigenResult:
+        """Iterate, measure and search until the result is settled, or something stops the run."""
+        rest, best, attempts = None, math.inf, 0
+        left, pairs = self.process.next, list[int]()
+        while self.stopped is None:
+            if not self.measured:
+                self.iterate()
+                left, pairs = self.measure()
+            self.measured = False
+            if self.stopped is not None:
+                break
+            if pairs and not self.process.complete:
+                # the estimates were optimistic: go on from the true residuals
+                worst = float(self.residuals.max())
+                attempts = 0 if worst < best / 2 else attempts + 1
+                best = min(best, worst)
+                if attempts < ATTEMPTS:
+                    self.process.seed(left, pairs)
+                else:
+                    self.stopped = (
+                        f"residuals stay at {worst / self.norm:.1e} of the norm, products are noisier than the "
+                        f"{self.process.rounding:.1e} they should be: ask for a larger tol or repair the operator"
+                    )
+                continue
+            best, attempts = math.inf, 0
+            if self.process.complete:
+                rest = self.others()
+                break
+            if self.missed >= 1:
+                break
+            rest = self.search()
+            if rest is not None:
+                break
+        return self.result(rest)
+
+    # -- iterating ----------------------------------------------------------------------------------------------------
+
+    def iterate(self) -> None:
+        """Expand and restart until the estimates settle; the wanted Ritz vectors are the first rows then."""
+        process, count = self.process, self.wanted.count
+        while True:
+            if process.size >= count:
+                values, Y = torch.linalg.eigh(process.T)
+                self.norm = max(self.norm, float(values.abs().max()))
+                chosen = self.wanted.preference(values)
+                errors = process.estimates(Y)
+                estimates = errors[chosen[:count]]
+                settled = process.complete or bool((estimates <= self.target).all())
+                if settled or process.full or self.spent():
+                    process.restart(Y[:, self.kept(chosen, errors, count)])
+                    if not settled:
+                        self.report(values[chosen[:count]], estimates, "iterating")
+                    if settled or self.stopped is not None:
+                        return
+            process.expand()
+
+    def kept(self, chosen: torch.Tensor, errors: torch.Tensor, first: int) -> torch.Tensor:
+        """The Ritz vectors that a restart keeps.
+
+        Half of those that are not among the ``first``: the next best. At most half of these give way to the last ones,
+        at the far end of the spectrum, if they have converged: the process would only find them again.
+
+        Parameters
+        ----------
+        chosen
+            Their indices, the best first.
+        errors
+            Estimates of their residual norms.
+        first
+            How many stay in any case.
+        """
+        process, found = self.process, len(chosen)
+        if process.complete:
+            return chosen
+        room = process.basis.capacity - len(process.next) - (process.size - found)
+        kept = min(first + (found - first) // 2, room)
+        far = 0
+        while far < (kept - first) // 2 and errors[chosen[-1 - far]] <= FAR * self.norm:
+            far += 1
+        return torch.cat([chosen[: kept - far], chosen[found - far :]])
+
+    def spent(self) -> bool:
+        """Whether no products are left but those that measure the residuals."""
+        needed = self.process.width + self.wanted.count
+        if self.stopped is None and self.process.products + needed > self.max_products:
+            self.stopped = (
+                f"stopped after {self.process.products} products: allow more, or go on with this result as start"
+            )
+        return self.stopped is not None
+
+    def report(self, values: torch.Tensor, residuals: torch.Tensor, phase: str) -> None:
+        """Tell the callback, which may stop the run."""
+        logger.debug("Lanczos, %s: %d products", phase, self.process.products)
+        if self.callback is None:
+            return
+        order = values.argsort(descending=True)
+        progress = Progress(
+            self.scaled(values[order]),
+            self.scaled(residuals[order]),
+            math.ldexp(self.norm, self.process.exponent or 0),
+            self.process.products,
+            phase,
+        )
+        if self.callback(progress) is True and self.stopped is None:
+            self.stopped = "stopped by the callback: go on with this result as start"
+
+    def measure(self) -> tuple[torch.Tensor, list[int]]:
+        """The true residuals of the wanted; those that are too large, and whose they are."""
+        count = min(self.wanted.count, self.process.size)
+        self.values, self.residuals, left, pairs = self.process.measure(count, self.target)
+        self.norm = max(self.norm, float(self.values.abs().max()))
+        return left, pairs
+
+    # -- searching ----------------------------------------------------------------------------------------------------
+
+    def search(self) -> Interval | None:
+        """Bounds of all other eigenvalues, from a random vector; None if one turned up that is wanted, or at a stop.
+
+        The rows then hold what is known, and the iteration can go on with them.
+        """
+        process, wanted, locked = self.process, self.wanted, len(self.values)
+        process.truncate(self.values)
+        process.seed(process.random())
+        others, steps, restarted = process.operator.order - locked, 0, False
+        enough = patience(others, self.missed)
+        while not self.spent():
+            process.expand()
+            steps += 1
+            values, Y = torch.linalg.eigh(process.T[locked:, locked:])
+            self.norm = max(self.norm, float(values.abs().max()))
+            if wanted.displaced(self.values, values, 2 * self.rounding):
+                return None
+            low, high = float(values[0]), float(values[-1])
+            if process.complete or (process.invariant and not restarted):
+                return Interval(low - self.rounding, high + self.rounding)
+            psd = process.operator.psd
+            bounds = None if restarted else random_start_bounds(values, others, steps, self.missed, psd=psd)
+            if bounds is not None and wanted.bounded(self.values, bounds):
+                return bounds
+            if steps >= enough:
+                errors = process.estimates(_behind(locked, Y[:, [0, -1]])).tolist()
+                bounds = wanted.separated(self.values, Interval(low, high), errors, self.target)
+                if bounds is not None:
+                    return bounds
+            if process.full:
+                chosen = self.kept(wanted.rivals(values), process.estimates(_behind(locked, Y)), 1)
+                process.restart(torch.block_diag(torch.eye(locked, dtype=Y.dtype), Y[:, chosen]))
+                restarted = True
+                self.report(self.values, self.residuals, "searching")
+        return None
+
+    def others(self) -> Interval:
+        """The eigenvalues that were not wanted, of a basis of the whole space."""
+        rest = self.process.T.diagonal()[len(self.values) :]
+        if not len(rest):
+            return Interval(math.inf, -math.inf)
+        return Interval(float(rest.min()) - self.rounding, float(rest.max()) + self.rounding)
+
+    # -- reporting ----------------------------------------------------------------------------------------------------
+
+    def scaled(self, values: torch.Tensor) -> torch.Tensor:
+        """Numbers of the process as those of the operator."""
+        exponent = self.process.exponent or 0
+        half = exponent // 2  # 2^exponent itself may overflow
+        return values * 2.0**half * 2.0 ** (exponent - half)
+
+    def result(self, rest: Interval | None) -> EigenResult:
+        """The result in the scale of the operator; the basis is given up."""
+        process = self.process
+        order = self.values.argsort(descending=True, stable=True)
+        values, residuals = self.values[order], self.residuals[order]
+        lower, upper = intervals(values, residuals, self.rounding, rest)
+        settled = residuals <= self.tol * self.norm
+        searched = rest is not None or self.missed >= 1
+        converged = bool(settled.all()) and searched and self.stopped is None
+        exponent = process.exponent or 0
+        count, products = len(order), process.products
+        eigenvectors = process.basis.release(count)
+        if not torch.equal(order, torch.arange(count)):
+            eigenvectors = eigenvectors[:, order.to(eigenvectors.device)]
+        return EigenResult(
+            eigenvalues=self.scaled(values),
+            eigenvectors=eigenvectors,
+            residuals=self.scaled(residuals),
+            lower=self.scaled(lower),
+            upper=self.scaled(upper),
+            settled=settled,
+            converged=converged,
+            products=products,
+            norm=math.ldexp(self.norm, exponent),
+            null=0,
+            vectors=self.layout.vectors,
+            message=self.message(rest, bool(settled.all())),
+        )
+
+    def message(self, rest: Interval | None, settled: bool) -> str:
+        """In words how the run ended, and what to do if it did not converge."""
+        if self.stopped is not None:
+            return self.stopped
+        if not settled:
+            return (
+                f"residuals are as small as rounding lets them be, {self.process.rounding:.1e} of the norm, "
+                f"which is more than tol={self.tol:.1e}: ask for a larger tol or use an operator of higher precision"
+            )
+        if rest is None:
+            return "all residuals are settled; no search for missed eigenvalues was asked for"
+        if self.process.complete:
+            return "all residuals are settled; the basis spans the whole space"
+        return "all residuals are settled, and a search from a random vector found no eigenvalue that was missed"
+
+
+def _behind(locked: int, Y: torch.Tensor) -> torch.Tensor:
+    """Coefficients in the rows behind the first ``locked`` as coefficients in all rows."""
+    return torch.cat([torch.zeros(locked, Y.shape[1], dtype=Y.dtype), Y])

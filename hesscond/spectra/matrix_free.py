@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from hesscond.operators import ApproximateInverse, Congruence, LinearOperator, Subspace, SymmetricOperator
 from hesscond.operators.parallel import led
-from hesscond.spectra.condition import GAP, NOISE, ConditionNumber, conclude, zero_matrix
+from hesscond.spectra.condition import GAP, NOISE, ConditionNumber, conclude, unresolved, zero_matrix
 from hesscond.spectra.eigen import EigenResult
-from hesscond.spectra.factored import EPS, EQUILIBRATION_STEPS, as_matrix, scaled_core
+from hesscond.spectra.factored import EPS, EQUILIBRATION_STEPS
 from hesscond.spectra.lanczos import lanczos
+from hesscond.spectra.matrices import as_matrix, scaled_core
 from hesscond.spectra.smallest import smallest_nonzero
 from hesscond.spectra.symmetric import eigenvalue_values, symmetric_condition
 
@@ -159,7 +161,8 @@ def dense_condition(matrix: torch.Tensor, known: Subspace | None, rounding: floa
     bound = None if known is None else len(H) - known.dimension
     given, H = H, (H + H.T) / 2
     if len(H) <= JACOBI_ORDER:
-        found = symmetric_condition(H, rank_bound=bound, rtol=rtol, error=error, floor=error)
+        rank_bound = None if bound is None else partial(int, bound)
+        found = symmetric_condition(H, rank_bound=rank_bound, rtol=rtol, error=error, floor=error)
     else:
         core, exponent, *_ = scaled_core(H)
         if core.size == 0:
@@ -167,7 +170,7 @@ def dense_condition(matrix: torch.Tensor, known: Subspace | None, rounding: floa
         values = eigenvalue_values(core, *(float(np.ldexp(error, -exponent)) for _ in range(2)))
         found = conclude(values, order=len(H), limit=len(H) if bound is None else bound, scale=exponent)
     if found.rank_decision == "numerical" and told_in_own_units(given) > found.rank:
-        return replace(found, value=math.inf, upper=math.inf, resolved=False, rank_decision="unresolved")
+        return unresolved(found)
     return found
 
 
@@ -207,15 +210,11 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
         return zero_matrix(order)
     smallest, result, index = min(nonzero, key=lambda item: item[0])
     least, most = magnitude_interval(result, index)
-    high_of_bottom = (
-        max(magnitude_interval(bottom, i)[1] for i in range(len(bottom.eigenvalues)))
-        if len(bottom.eigenvalues)
-        else math.inf
-    )
     resolved = bottom.converged and ends.converged and result is bottom
     # the same eigenvalue may have been found from both ends
     counts = [int((found.upper < 0).sum()) for found in (ends, bottom)]
-    apart = resolved and high_of_bottom < low
+    reached = [magnitude_interval(bottom, i)[1] for i in range(len(bottom.eigenvalues))]
+    apart = resolved and max(reached, default=math.inf) < low
     seen_negative = sum(counts) if apart else max(counts)
     uncertain = max(1.0, low / most)
     return ConditionNumber(

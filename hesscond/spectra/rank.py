@@ -1,4 +1,4 @@
-"""The exact rank of a matrix of doubles, by elimination modulo primes."""
+"""The rank of a matrix: exactly, by elimination modulo primes, or bounded by its zeros and repetitions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import structural_rank
 
 from hesscond.errors import ConfigError
-from hesscond.spectra.factored import as_matrix, dense
+from hesscond.spectra.matrices import as_matrix, dense
 
 #: Primes are drawn from (2**22, 2**23), of which there are this many: sums of 64 products are exact in doubles then.
 LOW, HIGH, PRIMES = 2**22, 2**23, 268_216
 BLOCK = 64
+#: Exact ranks are found up to this product of the two orders and the smaller of them: order 1,000.
+EXACT_WORK = 10**9
 #: The probability with which the rank may be larger than what was found.
 FAILURE = 1e-15
 
@@ -98,6 +102,29 @@ def rank(matrix: object, *, seed: int = 0) -> Rank:
         found = max(found, modular_rank(residues(mantissas, exponents, p), p))
         failure *= share
     return Rank(found, given.shape, tuple(primes), 0.0 if found == len(core) else failure)
+
+
+def exact_rank(core: np.ndarray) -> int | None:
+    """The rank of a core by exact arithmetic; None if that takes longer than some seconds."""
+    return rank(core).value if core.size * min(core.shape) <= EXACT_WORK else None
+
+
+def structural_rank_bound(matrix: np.ndarray) -> int:
+    """Largest rank that a matrix with these zeros and these repeated rows and columns can have.
+
+    Parameters
+    ----------
+    matrix : (m, n) array
+
+    Returns
+    -------
+    int
+        The size of a maximum matching of the nonzero pattern (Dulmage–Mendelsohn; the "term rank"), taken
+        after exact duplicates of rows and of columns were merged. It overcounts whenever the dependence is
+        not visible in the pattern; it never undercounts.
+    """
+    distinct = np.unique(np.unique(matrix, axis=0), axis=1)
+    return int(structural_rank(csr_array(distinct != 0)))
 
 
 def dyadic(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ import torch
 
 from hesscond.errors import MatrixError
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator
-from hesscond.spectra.krylov_basis import Basis, Plan
+from hesscond.spectra.basis import Basis, Plan
 
 
 class Products(SymmetricOperator):
@@ -34,7 +34,7 @@ class Products(SymmetricOperator):
         self._rounding = operator.rounding  # may cost products when it is first asked for
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V, not scaled.
+        """A V as the operator gives it, counted and checked.
 
         Raises
         ------
@@ -69,7 +69,7 @@ class Products(SymmetricOperator):
 
     @property
     def rounding(self) -> float:
-        """That of A."""
+        """The relative rounding of a product with A."""
         return self._rounding
 
 
@@ -90,7 +90,7 @@ class Excluded:
 
     @property
     def dimension(self) -> int:
-        """Of both together."""
+        """Dimension of all that is left out."""
         return len(self.found) + (0 if self.known is None else self.known.dimension)
 
     def remove(self, rows: torch.Tensor) -> torch.Tensor:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy.linalg import qr
 
 from hesscond.spectra.condition import ConditionNumber, zero_matrix
-from hesscond.spectra.factored import as_array, as_matrix, error_factor
-from hesscond.spectra.structure import rank_bound as structural_rank_bound
+from hesscond.spectra.factored import error_factor
+from hesscond.spectra.matrices import as_array, as_matrix
+from hesscond.spectra.rank import structural_rank_bound
 from hesscond.spectra.symmetric import Rounding, signed_jacobi, uncertain_condition
 
 
@@ -121,6 +124,26 @@ def signed_condition(
     )
 
 
+def dual_signed_condition(
+    triangular: Callable[[], tuple[torch.Tensor, np.ndarray]],
+    signs: torch.Tensor,
+    *,
+    order: int,
+    rank_bound: Callable[[], int],
+    rtol: float = 1e-8,
+    noise: float = 0.0,
+) -> ConditionNumber:
+    """κ of Fᵀ diag(signs) F for F (m, n), m ≤ n, from R with RᵀR = FFᵀ.
+
+    ``noise`` as in `signed_condition`; otherwise as `dual_condition`.
+    """
+    R, error = triangular()
+    found = signed_condition(
+        R.T, signs, rank_bound=rank_bound, rtol=rtol, error=float(np.linalg.norm(error)), noise=noise
+    )
+    return replace(found, nullity=order - found.rank, solver=f"dual {found.solver}")
+
+
 def column_errors(
     error: float | np.ndarray, rows: np.ndarray, columns: np.ndarray, scale: int
 ) -> tuple[np.ndarray, float]:
@@ -153,3 +176,19 @@ def signed_pairs(core: np.ndarray, signs: np.ndarray, condition: ConditionNumber
     largest = np.argsort(-np.abs(values), kind="stable")[: condition.rank]
     kept = largest[np.argsort(-values[largest], kind="stable")]
     return values[kept], vectors[:, kept] if form.basis is None else form.basis @ vectors[:, kept]
+
+
+def signed_eigenpairs(factor: object, signs: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
+    """The nonzero eigenvalues (r,) of Fᵀ diag(signs) F, descending, and orthonormal eigenvectors (n, r).
+
+    Parameters
+    ----------
+    factor : (m, n) array or tensor
+    signs : (m,) array or tensor of ±1
+    condition
+        What `signed_condition` returned for them; its rank is taken over, and Jacobi is used if it was.
+    """
+    core, sign, scale, _, columns = prepared(factor, signs)
+    vectors = np.zeros((len(columns), condition.rank))
+    values, vectors[columns] = signed_pairs(core, sign, condition)
+    return np.ldexp(values, 2 * scale), vectors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,12 +14,10 @@ from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.estimates import ritz_range
 from hesscond.operators.parallel import led
-from hesscond.spectra.davidson import RANDOM, Davidson
-from hesscond.spectra.eigen import EigenResult, Progress
-from hesscond.spectra.missing import PAIRS
+from hesscond.spectra.condition import GAP
+from hesscond.spectra.davidson import PAIRS, RANDOM, Davidson
+from hesscond.spectra.eigen import EigenResult, Interval, Progress, intervals
 from hesscond.spectra.search_space import Excluded, HarmonicSpace, Products, RitzSpace
-from hesscond.spectra.smallest_dense import smallest_dense
-from hesscond.spectra.smallest_found import conclusion, nothing
 
 logger = logging.getLogger("hesscond")
 
@@ -110,8 +109,8 @@ def smallest_nonzero(
     *When it stops.* With ε = ``operator.rounding``·‖A‖, a pair (θ, r) is settled if ‖r‖ ≤ |θ|/10, ‖r‖ + ε ≤ |θ|/2
     (so that it is certainly not zero) and its error is estimated to be at most max(tol·|θ|, ε): by ‖r‖, by ‖R‖²/gap
     for the residuals R of it and all smaller ones and the gap to the next, or, for a positive semidefinite A with an
-    M, by the same in the norm of A⁻¹ (`hesscond.spectra.settling`). There rᵀA⁻¹r is taken to be 2 c rᵀM⁻¹r, c the
-    largest ratio of a fall of θ to the rᵀM⁻¹r before it that was seen. That is an estimate; it decides when to stop
+    M, by the same in the norm of A⁻¹ (`hesscond.spectra.error_estimates`). There rᵀA⁻¹r is taken to be 2 c rᵀM⁻¹r, c
+    the largest ratio of a fall of θ to the rᵀM⁻¹r before it that was seen. That is an estimate; it decides when to stop
     and nothing else. ``lower`` and ``upper`` follow from residuals in the 2-norm, and are wider.
 
     *What is zero.* |θ| ≤ ε/2 with ‖r‖ ≤ 100ε: a null direction, counted, left out, and the search goes on. Up to 3ε:
@@ -127,7 +126,7 @@ def smallest_nonzero(
     pair that lies mostly in what is new is improved until, by its residual, it has next to no component in anything
     smaller, and stays above what is wanted. For another A a second space is built on the complement of what is wanted,
     with the smallest singular vectors of AV, which bound |λ| from above, until four pairs are clear in that sense
-    (`hesscond.spectra.missing`). If it cannot be finished, nothing converges, and the message says so.
+    (`hesscond.spectra.davidson.Missing`). If it cannot be finished, nothing converges, and the message says so.
 
     Measured: in 2,000 random spectra (graded, clustered, indefinite, with poor inverses), 750 of them indefinite, and
     100 graded ones with alternating signs, no converged result was wrong; of those with alternating signs, n 100 to 350
@@ -164,17 +163,8 @@ def smallest_nonzero(
             return nothing(products, excluded, vectors)
         kind = RitzSpace if operator.psd else HarmonicSpace
         fresh = torch.Generator(operator.device).manual_seed(seed)
-        search = Davidson(
-            products,
-            kind(capacity, operator.order, dtype, operator.device),
-            excluded,
-            k=k,
-            tol=tol,
-            inverse=inverse,
-            fresh=fresh,
-            max_products=max_products,
-            callback=callback,
-        )
+        space = kind(capacity, operator.order, dtype, operator.device)
+        search = Davidson(products, space, excluded, inverse, fresh, max_products, k=k, tol=tol, callback=callback)
         search.run(initial)
         return conclusion(search, vectors)
 
@@ -271,3 +261,238 @@ def set_scale(products: Products, norm: float | None) -> bool:
     products.exponent = math.frexp(norm)[1]
     products.norm = math.ldexp(norm, -products.exponent)
     return True
+
+
+def conclusion(search: Davidson, vectors: int) -> EigenResult:
+    """Rayleigh–Ritz with the wanted vectors, true residuals, intervals and a verdict."""
+    products, excluded = search.products, search.excluded
+    count = min(search.k, len(search.found.values))
+    if count == 0:
+        return nothing(products, excluded, vectors, search.stopped)
+    U, images, values = rayleigh_ritz(products, search.found.vectors[:count])
+    residuals = torch.linalg.vector_norm(images - U * values.to(U), dim=0).double().cpu()
+    noise, null, least = products.error, len(excluded.found), float(values.abs().min())
+    drift = float(residuals.max()) > 2 * float(search.found.residuals[:count].max()) + 4 * noise
+    reason = search.stopped
+    if reason is None and search.dubious:
+        reason = f"{search.dubious} eigenvalues of the size of round-off can be told neither from zero nor from nonzero"
+    elif reason is None and null and least < GAP * max(noise, 0.0 if products.psd else max(excluded.residuals)):
+        reason = f"|λ| = {least / products.norm:.1e}‖A‖ is too small to be told from the {null} null directions found"
+    elif reason is None and drift:
+        reason = "the residuals of fresh products are larger: the products are noisier than they claim"
+    converged = reason is None
+    lower, upper = bounds(
+        values,
+        residuals,
+        noise,
+        null=math.hypot(*excluded.residuals),
+        beyond=min(search.beyond, search.missed_beyond) if converged else 0.0,
+        psd=products.psd,
+    )
+    place = values.abs().argsort(stable=True).argsort()
+    settled = torch.tensor([*search.settled, *[False] * count][:count])[place] & (not drift)
+    how = f"{', then '.join(search.used)}; {products.count} products"
+    if converged:
+        sizes = search.found.values.abs().tolist()
+        error = max(error / size for error, size in zip(search.estimates.errors.absolute[:count], sizes, strict=False))
+        message = (
+            f"converged: {how}; relative error estimated at {error:.1e}, "
+            f"and at most {noise / least:.1e} by the rounding of a product"
+        )
+        if count < search.k:
+            message += f"; only {count} eigenvalues are nonzero"
+    else:
+        message = f"not converged: {reason} ({how}); {advice(search)}"
+    return scaled(
+        EigenResult(
+            eigenvalues=values,
+            eigenvectors=U,
+            residuals=residuals,
+            lower=lower,
+            upper=upper,
+            settled=settled,
+            converged=converged,
+            products=products.count,
+            norm=products.norm,
+            null=null - search.dubious,
+            vectors=vectors + null,
+            message=message,
+        ),
+        products.exponent,
+    )
+
+
+def rayleigh_ritz(products: Products, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Orthonormal Ritz vectors U (n, c) in the span of ``rows`` (c, n), AU, and the Ritz values, descending."""
+    U = torch.linalg.qr(rows.T).Q
+    images = products.images(U.T.contiguous()).T
+    H = (U.T @ images).double().cpu()
+    values, Y = torch.linalg.eigh((H + H.T) / 2)
+    rotation = Y.flip(1).to(U)
+    return U @ rotation, images @ rotation, values.flip(0)
+
+
+def bounds(
+    values: torch.Tensor, residuals: torch.Tensor, noise: float, *, null: float, beyond: float, psd: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Intervals that contain an eigenvalue each.
+
+    ``beyond``: all eigenvalues that were not found are zero or at least as large as this; 0: nothing is known.
+    ``null``: the residual of the null vectors that were found, together, which are one more value, 0.
+    """
+    sizes, order = values.abs().sort(descending=True, stable=True)
+    norms = residuals[order]
+    if null:
+        sizes = torch.cat([sizes, sizes.new_zeros(1)])
+        norms = torch.cat([norms, norms.new_tensor([null])])
+    rest = Interval(beyond, math.inf) if beyond > float(sizes[0]) else None
+    below, above = intervals(sizes, norms, noise, rest)
+    inner, outer = torch.empty_like(values), torch.empty_like(values)
+    inner[order], outer[order] = (sizes - below)[: len(values)], (above - sizes)[: len(values)]
+    positive = values > 0
+    lower = values - torch.where(positive, inner, outer)
+    upper = values + torch.where(positive, outer, inner)
+    return (lower.clamp_min(0.0) if psd else lower), upper
+
+
+def advice(search: Davidson) -> str:
+    """What to change after a search that did not converge."""
+    if search.dubious or search.excluded.dimension:
+        return "give the exact null space, or products in a wider precision"
+    if search.inverse is None:
+        return "give an approximate inverse, or more max_products; the result can be passed on as start"
+    return "give a better approximate inverse, or more max_products; the result can be passed on as start"
+
+
+def nothing(products: Products, excluded: Excluded, vectors: int, stopped: str | None = None) -> EigenResult:
+    """The result where no eigenvalue is nonzero, or none was found."""
+    none = torch.zeros(0, dtype=torch.float64)
+    known = 0 if excluded.known is None else excluded.known.dimension
+    zero = products.norm == 0
+    return EigenResult(
+        eigenvalues=none,
+        eigenvectors=torch.zeros(products.order, 0, dtype=excluded.found.dtype, device=products.device),
+        residuals=none,
+        lower=none,
+        upper=none,
+        settled=torch.zeros(0, dtype=torch.bool),
+        converged=stopped is None,
+        products=products.count,
+        norm=math.ldexp(products.norm, products.exponent),
+        null=products.order - known if zero else len(excluded.found),
+        vectors=vectors,
+        message="no eigenvalue can be told from zero" if stopped is None else f"not converged: {stopped}",
+    )
+
+
+def scaled(result: EigenResult, exponent: int) -> EigenResult:
+    """The result for the operator before it was divided by 2ᵉ."""
+    scale = 2.0**exponent
+    return replace(
+        result,
+        eigenvalues=result.eigenvalues * scale,
+        residuals=result.residuals * scale,
+        lower=result.lower * scale,
+        upper=result.upper * scale,
+        norm=result.norm * scale,
+    )
+
+
+def formed(products: Products) -> torch.Tensor:
+    """The matrix (n, n), scaled to norm about 1, symmetric, float64 on the device.
+
+    Raises
+    ------
+    MatrixError
+        The operator is not symmetric.
+    """
+    A = products.to_dense().double()
+    largest = float(A.abs().max())
+    products.exponent = math.frexp(largest)[1] if largest else 0
+    A.mul_(2.0 ** (-products.exponent // 2)).mul_(2.0 ** (-products.exponent - (-products.exponent // 2)))
+    asymmetry = float(torch.linalg.matrix_norm(A - A.T))
+    if asymmetry > 100 * products.rounding * len(A) * float(torch.linalg.matrix_norm(A)):
+        raise MatrixError(
+            f"the operator is not symmetric: ‖A − Aᵀ‖ is {asymmetry / float(torch.linalg.matrix_norm(A)):.1e} of ‖A‖"
+        )
+    return (A + A.T) / 2
+
+
+def eigenpairs(A: torch.Tensor, known: Subspace | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eigenvalues (m,) and eigenvectors (n, m) on the complement of what is known to be null."""
+    if known is None or not known.dimension:
+        return tuple(torch.linalg.eigh(A))
+    projector = known.project(torch.eye(len(A), dtype=A.dtype, device=A.device))
+    reduced = A - projector @ A
+    reduced = reduced - reduced @ projector
+    # far above all others, so that nothing mixes with it
+    far = 4 * float(torch.linalg.matrix_norm(A))
+    values, vectors = torch.linalg.eigh((reduced + reduced.T) / 2 + far * (projector + projector.T) / 2)
+    kept = len(A) - known.dimension
+    return values[:kept], vectors[:, :kept]
+
+
+def smallest_dense(products: Products, k: int, excluded: Excluded, *, tol: float) -> EigenResult:
+    """The same as by iteration, from all eigenvalues.
+
+    Raises
+    ------
+    MatrixError
+        The operator is not symmetric, or it is said to be positive semidefinite and is not.
+    """
+    A = formed(products)
+    values, vectors = eigenpairs(A, excluded.known)
+    sizes = values.abs()
+    products.norm = float(sizes.max()) if len(sizes) else 0.0
+    if products.norm == 0:
+        return nothing(products, excluded, len(A))
+    noise = products.error
+    if products.psd and float(values[0]) < -4 * noise * math.sqrt(len(A)):
+        raise MatrixError(
+            f"the operator is said to be positive semidefinite but has an eigenvalue of "
+            f"{float(values[0]) / products.norm:.2g}‖A‖: set psd to False"
+        )
+    ranked = sizes.argsort(stable=True)
+    null = int((sizes <= noise / 2).sum())
+    dubious = int((sizes <= 3 * noise).sum()) - null
+    wanted = ranked[null + dubious : null + dubious + k]
+    if not len(wanted):
+        return nothing(products, excluded, len(A), f"{dubious} eigenvalues are round-off or not" if dubious else None)
+    U, images, theta = rayleigh_ritz(products, vectors[:, wanted].T)
+    residuals = torch.linalg.vector_norm(images - U * theta.to(U), dim=0).double().cpu()
+    others = ranked[null + dubious + k :]
+    beyond = float(sizes[others[0]]) - noise * math.sqrt(len(A)) if len(others) else math.inf
+    lower, upper = bounds(
+        theta, residuals, noise, null=noise * math.sqrt(null + dubious), beyond=beyond, psd=products.psd
+    )
+    settled = residuals <= torch.clamp(tol * theta.abs(), min=2 * noise)
+    apart = not null or float(theta.abs().min()) >= GAP * noise
+    converged = bool(settled.all()) and not dubious and apart
+    if converged:
+        message = f"converged: the matrix was formed; {products.count} products"
+        if len(wanted) < k:
+            message += f"; only {len(wanted)} eigenvalues are nonzero"
+    elif dubious or not apart:
+        message = (
+            f"not converged: {null} eigenvalues are zero to round-off, and the next ones cannot be told from that; "
+            "give the exact null space, or products in a wider precision"
+        )
+    else:
+        message = "not converged: the products are noisier than they claim; make the operator deterministic"
+    return scaled(
+        EigenResult(
+            eigenvalues=theta,
+            eigenvectors=U,
+            residuals=residuals,
+            lower=lower,
+            upper=upper,
+            settled=settled.cpu(),
+            converged=converged,
+            products=products.count,
+            norm=products.norm,
+            null=null,
+            vectors=3 * len(A),
+            message=message,
+        ),
+        products.exponent,
+    )

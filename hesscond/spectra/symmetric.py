@@ -13,18 +13,17 @@ from hesscond.spectra.condition import NOISE, ConditionNumber, Values, resolve, 
 from hesscond.spectra.factored import (
     EPS,
     error_factor,
-    exact_rank,
     graded_errors,
     jacobi_svd,
     jacobi_values,
     roundoff_of_entries,
-    scaled_core,
     svd_values,
     uniform,
     weighted,
     within_range,
 )
-from hesscond.spectra.structure import rank_bound as structural_rank_bound
+from hesscond.spectra.matrices import scaled_core
+from hesscond.spectra.rank import exact_rank, structural_rank_bound
 
 #: Jacobi is tried on a matrix known up to rounding if that of one diagonal entry is this much larger than another's.
 GRADED = 100.0
@@ -33,7 +32,7 @@ GRADED = 100.0
 def general_condition(
     matrix: np.ndarray,
     *,
-    rank_bound: int | None = None,
+    rank_bound: Callable[[], int] | None = None,
     rtol: float = 1e-8,
     error: float = 0.0,
     exact: bool = False,
@@ -60,7 +59,7 @@ def general_condition(
 def symmetric_condition(
     matrix: np.ndarray,
     *,
-    rank_bound: int | None = None,
+    rank_bound: Callable[[], int] | None = None,
     rtol: float = 1e-8,
     error: float = 0.0,
     floor: float = 0.0,
@@ -93,10 +92,10 @@ def symmetric_condition(
     return within_range(found, matrix, core)
 
 
-def rank_bounds(core: np.ndarray, known: int | None) -> list[Callable[[], int]]:
-    """The given bound of the rank, if any, and the structural one, as functions."""
+def rank_bounds(core: np.ndarray, known: Callable[[], int] | None) -> list[Callable[[], int]]:
+    """The given bound of the rank, if any, and the structural one."""
     structural = partial(structural_rank_bound, core)
-    return [structural] if known is None else [partial(int, known), structural]
+    return [structural] if known is None else [known, structural]
 
 
 def eigenvalue_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hesscond.spectra import factor_condition
+from hesscond.spectra import FactorForm
 
 #: Sizes of matrices.
 LEAST, MOST = 2, 100
@@ -65,7 +65,7 @@ class Kappa:
 def kappa(A: np.ndarray) -> Kappa:
     """κ⁺ of a matrix (m, n), from its singular values and their certified bounds."""
     # what is measured is rounded: values of the size of round-off are zeros
-    found = factor_condition(A, rtol=1e-12)
+    found = FactorForm(A).condition(rtol=1e-12)
     if not found.resolved:
         return Kappa(math.nan, math.nan, found.rank)
     return Kappa(math.sqrt(found.lower), math.sqrt(found.upper), found.rank)

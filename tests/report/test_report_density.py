@@ -16,8 +16,7 @@ from matplotlib.legend import Legend
 from hesscond.operators import Diagonal, Subspace
 from hesscond.report import save_figure
 from hesscond.report.density import density_figure, percent, powers, scientific
-from hesscond.spectra.density import density
-from hesscond.spectra.measure import Share
+from hesscond.spectra.density import Share, density
 
 N = 600
 

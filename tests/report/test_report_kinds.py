@@ -18,10 +18,10 @@ from matplotlib.text import Text
 from hesscond.errors import ConfigError
 from hesscond.methods import registered
 from hesscond.report import COLUMN, FIGURES, method_colors, save_figure, venue_page, venues
-from hesscond.report.groups import groups_of, quantile
-from hesscond.report.heatmap import cells_of
+from hesscond.report.layers import cells_of
 from hesscond.report.palette import method_look, method_looks
-from hesscond.report.pgf import set_by_latex
+from hesscond.report.selection import groups_of
+from hesscond.report.series import quantile
 from hesscond.report.training import training_figure
 from hesscond.study.store import StoredRun
 
@@ -259,39 +259,8 @@ def test_a_venues_fonts_are_embedded(runs: list[StoredRun], tmp_path: Path) -> N
     assert b"/Type3" not in content
 
 
-@pytest.mark.parametrize("name", ["conditioning", "heatmap"])
-def test_pgf_needs_no_latex_and_is_plain_ascii_with_balanced_braces(
-    runs: list[StoredRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    figure = FIGURES[name].draw(runs)
-    before = figure.get_layout_engine(), figure.dpi
-    save_figure(figure, tmp_path / "figure.pgf")
-    assert (figure.get_layout_engine(), figure.dpi) == before
-    content = (tmp_path / "figure.pgf").read_text(encoding="utf-8")
-    assert content.isascii()
-    depth = 0
-    for brace in re.findall(r"(?<!\\)[{}]", re.sub(r"\\\\|(?<!\\)%.*", "", content)):
-        depth += 1 if brace == "{" else -1
-        assert depth >= 0
-    assert depth == 0
-    for begin, end in (("pgfpicture", "pgfpicture"), ("pgfscope", "pgfscope")):
-        assert content.count(rf"\begin{{{begin}}}") == content.count(rf"\end{{{end}}}") > 0
-    pictures = re.findall(r"\\includegraphics\[width=([\d.]+)in,height=([\d.]+)in\]{(.*?)}", content)
-    width, height = figure.get_size_inches()
-    for picture in pictures:
-        assert (tmp_path / picture[2]).is_file()
-        assert float(picture[0]) <= width
-        assert float(picture[1]) <= height
-    assert bool(pictures) == (name == "heatmap")
-
-
-def test_text_beside_formulas_is_escaped() -> None:
-    assert set_by_latex(r"a_b & $x_1$ 5 %") == r"a\_b \& $x_1$ 5 \%"
-
-
 def test_rates_are_those_of_the_trials_of_the_statement() -> None:
-    from hesscond.report.rates import rate_figure, rate_trials
+    from hesscond.report.margins import rate_figure, rate_trials
 
     found = rate_trials("prec-theorem-1", trials=2, seed=2)
     attained = found[found["claim"] == "attained"]

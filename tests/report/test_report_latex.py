@@ -1,4 +1,4 @@
-"""Tables and PGF figures in LaTeX documents: they compile with the packages that are named, at their own size."""
+"""Tables in LaTeX documents: they compile with the packages that are named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hesscond.report import COLUMN, FIGURES, TABLES, save_figure, venue_page
+from hesscond.report import TABLES
 from hesscond.study.store import StoredRun
 
 pytestmark = [
@@ -20,7 +20,6 @@ pytestmark = [
 
 #: What is wrong with a document though it compiles; sizes of type that a font lacks are not.
 WRONG = re.compile(r"Missing character|Overfull|Float too large|undefined|LaTeX Warning", re.I)
-TEX_POINTS = 72.27
 
 
 def compiled(folder: Path, packages: str, body: Sequence[str]) -> str:
@@ -51,21 +50,3 @@ def test_every_table_is_set_and_no_wider_than_the_text(
         if (found := re.match(r"% \\usepackage\{(.*)\}\n", path.read_text(encoding="utf-8")))
     }
     compiled(tmp_path, packages, body)
-
-
-def test_every_figure_is_set_at_its_own_size(four_runs: list[StoredRun], tmp_path: Path) -> None:
-    body, sizes = [], []
-    for page in (COLUMN, venue_page("icml2024", "full")):
-        for name, kind in FIGURES.items():
-            if kind.fits(four_runs) is None:
-                figure = kind.draw(four_runs, page=page)
-                file = f"{name}{len(sizes)}.pgf"
-                save_figure(figure, tmp_path / file)
-                sizes.append(TEX_POINTS * figure.get_size_inches())
-                body.append(rf"\setbox0\hbox{{\input{{{file}}}}}\typeout{{size \the\wd0 \the\ht0 \the\dp0}}")
-                body.append(r"\shipout\box0 %")
-    log = compiled(tmp_path, "pgf", body)
-    found = re.findall(r"^size ([\d.]+)pt([\d.]+)pt([\d.]+)pt", log, re.M)
-    assert len(found) == len(sizes) > len(FIGURES)
-    for (width, height, depth), size in zip(found, sizes, strict=True):
-        assert (float(width), float(height) + float(depth)) == pytest.approx(tuple(size), abs=0.02)

@@ -20,8 +20,8 @@ from torch import nn
 
 import hesscond
 from hesscond.report import layer_frame, layer_table, notes, probe_figure, save_figure, unit_table
-from hesscond.report.probed import LONGEST, shortened, spread
-from hesscond.report.probed_table import compact
+from hesscond.report.axes import LONGEST, shortened
+from hesscond.report.probed import compact, spread
 
 
 def made_up(

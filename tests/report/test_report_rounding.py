@@ -10,7 +10,7 @@ from torch import nn
 
 import hesscond
 from hesscond.report import rounded_probes, rounding_note
-from hesscond.report.rounding import FLOAT32_LIMIT
+from hesscond.report.series import FLOAT32_LIMIT
 from hesscond.study import open_run
 
 

@@ -6,19 +6,34 @@ import html.parser
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 from hesscond.errors import ConfigError
 from hesscond.report import TABLES
-from hesscond.report.side_by_side import comparison_figure, comparison_points
-from hesscond.report.writing import Column, Number, Words, interval, latex_escaped, markdown_escaped, write_table
+from hesscond.report.comparison import comparison_figure, comparison_points
+from hesscond.report.statements import CAPTION, statement_columns
+from hesscond.report.sweeps import best_frame, best_table, comparison_frame, comparison_table, sweep_frame
+from hesscond.report.tables import (
+    Column,
+    Number,
+    TextTable,
+    Words,
+    interval,
+    latex_escaped,
+    markdown_escaped,
+    text_table,
+    write_table,
+)
+from hesscond.study.comparison import Compared
 from hesscond.study.store import StoredRun
 
 MakeRun = Callable[..., StoredRun]
@@ -80,6 +95,7 @@ def test_a_bound_is_never_shown_as_a_number() -> None:
     assert cell({"k": math.nan, "k_lower": math.nan, "k_upper": math.nan}).text == "–"
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_text_breaks_a_format(text: str) -> None:
     frame = pd.DataFrame({"name": [text], "number": [1.0]})
@@ -196,3 +212,69 @@ def test_bad_uses_are_one_sentence(four_runs: list[StoredRun]) -> None:
             with pytest.raises(ConfigError, match="choose from text, md, latex, csv, html"):
                 kind.write(four_runs, "docx")  # type: ignore[arg-type]
     assert "statement" in str(TABLES["statements"].fits(four_runs))
+
+
+LONG = (
+    "vanilla",
+    "four-things-batchnorm:affine=false,momentum=0.05",
+    "gradient-regularization:strength=1e-05+groupnorm:groups=4",
+    "centred-weightnorm",
+)
+
+
+def rendered(table: TextTable, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def assert_nothing_is_broken(table: TextTable) -> str:
+    """In 80 columns: no line is longer, and every word and every number of the wide table is whole."""
+    wide, narrow = rendered(table, 600), rendered(table, 80)
+    assert max(map(cell_len, narrow.splitlines())) <= 80, narrow
+    for token in (r"[^\W\d_]+", r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"):
+        lost = Counter(re.findall(token, wide)) - Counter(re.findall(token, narrow))
+        assert not lost, (lost, narrow)
+    return narrow
+
+
+@pytest.fixture
+def awkward_runs(make_run: MakeRun) -> list[StoredRun]:
+    """Methods with long names, of which one diverged and one was broken off; almost no κ is resolved."""
+    ends = ("finished", "diverged", "interrupted", "finished")
+    return [
+        make_run(method, seed, iterations=40, unresolved=share, status=status)
+        for method, status, share in zip(LONG, ends, (0.2, 3.0, 0.9, 3.0), strict=True)
+        for seed in (0, 1)
+    ]
+
+
+def test_tables_of_runs_fit_80_columns(awkward_runs: list[StoredRun]) -> None:
+    for name in ("summary", "seeds", "layers"):
+        assert_nothing_is_broken(TABLES[name].print(awkward_runs))
+    assert "(diverged)" in assert_nothing_is_broken(TABLES["summary"].print(awkward_runs))
+
+
+def test_tables_of_rates_and_statements_fit_80_columns(make_run: MakeRun) -> None:
+    rates = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+    runs = [
+        make_run(
+            method, learning_rate=rate, iterations=9, probed=False, status="diverged" if rate > 0.2 else "finished"
+        )
+        for method in LONG[:2]
+        for rate in rates
+    ]
+    assert_nothing_is_broken(TABLES["learning-rates"].print(runs))
+    row: dict[str, object] = {"run": f"{LONG[1]}-seed0", "data": "train", "layer": "features.denseblock1.conv2"}
+    row |= {"unit": 511, "statement": "prec-gradient-regularization", "claim": "centring lowers κ", "known": True}
+    row |= {"held": 1150, "applicable": 1150, "unresolved": 12, "violated": 1, "worst": 1.2e3, "first_violation": 1150}
+    assert_nothing_is_broken(text_table(pd.DataFrame([row]), statement_columns(pd.DataFrame([row])), CAPTION))
+
+
+def test_tables_of_sweeps_and_comparisons_fit_80_columns(awkward_runs: list[StoredRun]) -> None:
+    settings = {"model.width": 128, "training.weight_decay": 0.0005}
+    frame = sweep_frame([(run, settings, 1234.5) for run in awkward_runs])
+    assert_nothing_is_broken(best_table(best_frame(frame, list(settings)), list(settings), "a sweep"))
+    compared = [Compared(run.method, 0.0003, True, run, 12.34, "") for run in awkward_runs[::2]]
+    refused = Compared("batchnorm", math.nan, False, None, math.nan, "every rate diverged")
+    assert_nothing_is_broken(comparison_table(comparison_frame([*compared, refused]), "a comparison"))

@@ -9,7 +9,7 @@ from scipy import sparse
 
 from hesscond import optimal_diagonal_scaling
 from hesscond.errors import ConfigError, MatrixError
-from hesscond.scaling import row_generation
+from hesscond.scaling import central_path
 
 
 def rng(seed=0):
@@ -154,7 +154,7 @@ def test_bad_scales_are_no_obstacle():
 def test_many_rows(side, monkeypatch):
     A = rng(3).standard_normal((400, 4)) * 10.0 ** rng(4).uniform(-2, 2, (400, 1))
     direct = optimal_diagonal_scaling(A, side=side)
-    monkeypatch.setattr(row_generation, "DIRECT", 20)
+    monkeypatch.setattr(central_path, "DIRECT", 20)
     best = optimal_diagonal_scaling(A, side=side)
     assert best.kappa == pytest.approx(direct.kappa, rel=1e-5)
     assert best.gap < 1 + 1e-5

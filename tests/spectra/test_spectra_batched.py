@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hesscond.errors import MatrixError
-from hesscond.spectra import factor_condition, scaled_gram_conditions, stacked_conditions
+from hesscond.spectra.batched import scaled_gram_conditions, stacked_conditions
+from hesscond.spectra.factored import factor_condition
 
 SMALL = 1e-6
 
@@ -213,7 +214,7 @@ def test_an_error_in_the_factor_widens_the_interval():
     rows, roots = layer(rng, 4, 6, 3, active=1)
     plain = scaled_gram_conditions(rows, roots)
     errors = [0.0, 1e-10, np.full(6, 1e-4)]
-    results = scaled_gram_conditions(rows, roots, error=errors)
+    results = scaled_gram_conditions(rows, roots, errors=errors)
     assert results[0].width == pytest.approx(plain[0].width, rel=0.01)
     singles = 1 / math.sqrt(plain[1].lambda_min) + 1 / math.sqrt(plain[1].lambda_max)
     assert results[1].solver == "batched Gram"

@@ -12,7 +12,8 @@ from scipy.sparse import csr_array
 
 import hesscond
 from hesscond.errors import MatrixError
-from hesscond.spectra import factor_condition, factor_eigenvalues, signed_condition
+from hesscond.spectra.factored import factor_condition, factor_eigenvalues
+from hesscond.spectra.signed import signed_condition
 
 
 def mp_singular_values(F, digits=80):

@@ -13,7 +13,7 @@ from spectra.spectra_cases import Counting, generator, prescribed
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import ApproximateInverse, Dense, Diagonal, DiagonalInverse, Span, SymmetricOperator
-from hesscond.spectra import Effort, operator_condition
+from hesscond.spectra.matrix_free import Effort, operator_condition
 from hesscond.spectra.smallest import smallest_nonzero
 from hesscond.spectra.threads import one_thread
 

@@ -15,10 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Deflated, Dense, Diagonal, Span, SymmetricOperator
-from hesscond.spectra.density import density, plan_density
-from hesscond.spectra.measure import Density
-from hesscond.spectra.quadrature import Recurrence
-from hesscond.spectra.recurrences import WORKING, recurrences, unit_vectors
+from hesscond.spectra.density import Density, density, plan_density
+from hesscond.spectra.quadrature import WORKING, Recurrence, recurrences, unit_vectors
 
 N = 3000
 

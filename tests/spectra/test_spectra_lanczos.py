@@ -13,9 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Dense, Diagonal, SymmetricOperator
-from hesscond.spectra.eigen import Interval, intervals
-from hesscond.spectra.krylov_selective import Selective
-from hesscond.spectra.krylov_wanted import random_start_bounds
+from hesscond.spectra.eigen import Interval, intervals, random_start_bounds
 from hesscond.spectra.lanczos import lanczos
 
 EPS = torch.finfo(torch.float64).eps
@@ -157,7 +155,6 @@ def trial(number, max_products):
     n = int(rng.integers(1, 61))
     A, _ = prescribed(random_spectrum(n, rng), number)
     which, block = WHICH[rng.integers(4)], int(rng.integers(1, 4))
-    reorthogonalization = "selective" if block == 1 and rng.random() < 0.5 else "full"
     k = int(rng.integers(1, min(n, 6) + 1))
     tol = 10.0 ** rng.uniform(-10, -3)
     basis = min(n, k * (1 + (which == "both"))) + 6 * block + int(rng.integers(0, 25))
@@ -170,7 +167,6 @@ def trial(number, max_products):
         tol=tol,
         missed=1e-6,
         seed=number,
-        reorthogonalization=reorthogonalization,
         max_products=max_products,
     )
     if result.converged:
@@ -209,10 +205,9 @@ def test_ghost_copies():
     naive = torch.linalg.eigvalsh(T).flip(0)
     assert (naive - 100).abs()[:2].max() < 1e-10  # there is one
 
-    for reorthogonalization in ("full", "selective"):
-        result = lanczos(Dense(A), 2, basis=90, reorthogonalization=reorthogonalization, tol=1e-10)
-        assert result.converged
-        assert result.eigenvalues.tolist() == pytest.approx([100, 1], abs=1e-9)
+    result = lanczos(Dense(A), 2, basis=90, tol=1e-10)
+    assert result.converged
+    assert result.eigenvalues.tolist() == pytest.approx([100, 1], abs=1e-9)
 
 
 def test_stopping_on_the_change_of_an_eigenvalue():
@@ -401,14 +396,11 @@ class LiveVectors(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("block", [1, 2])
-@pytest.mark.parametrize("reorthogonalization", ["full", "selective"])
-def test_memory(block, reorthogonalization, caplog):
+def test_memory(block, caplog):
     n, basis = 6000, 20
     operator = Diagonal(torch.linspace(0, 1, n, dtype=torch.float64) ** 200)
-    if block > 1 and reorthogonalization == "selective":
-        pytest.skip("selective reorthogonalization is for single vectors")
     with caplog.at_level(logging.INFO, "hesscond"), LiveVectors(n * 4) as live:
-        result = lanczos(operator, 3, basis=basis, block=block, reorthogonalization=reorthogonalization, tol=1e-5)
+        result = lanczos(operator, 3, basis=basis, block=block, tol=1e-5)
     assert result.products > 2 * basis  # it was restarted
     assert live.peak <= (result.vectors + 1) * n * 8  # one is the operator's
     assert live.peak > basis * n * 8
@@ -433,38 +425,6 @@ def test_result_does_not_hold_the_basis():
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("which", WHICH)
-def test_selective_equals_full(which):
-    A, _ = prescribed(hessian_like(500), 15)
-    full, selective = (lanczos(Dense(A), 3, which, tol=1e-9, reorthogonalization=how) for how in ("full", "selective"))
-    assert full.converged
-    assert selective.converged
-    assert selective.eigenvalues.numpy() == pytest.approx(full.eigenvalues.numpy(), abs=1e-11)
-    assert abs(selective.products - full.products) <= 0.1 * full.products
-    assert_right(selective, A, 3, which, 1e-9)
-
-
-def test_selective_saves_passes(monkeypatch):
-    sweeps = []
-    monkeypatch.setattr(
-        Selective, "_sweep", lambda self, process, old=Selective._sweep: (sweeps.append(1), old(self, process))
-    )
-    result = lanczos(counted(hessian_like(500)), 1, tol=1e-10, which="bottom", reorthogonalization="selective")
-    assert result.converged
-    assert len(sweeps) < result.products / 2
-
-
-def test_ghosts_of_selective_reorthogonalization_fall_back_on_full(monkeypatch, caplog):
-    """Without its recurrence selective reorthogonalization is the naive algorithm; the check finds the ghosts."""
-    monkeypatch.setattr(Selective, "watch", lambda self, process: None)
-    monkeypatch.setattr(Selective, "passes", lambda self, process: [(max(process.size - 2, 0), process.size)])
-    A, _ = prescribed(outlier(), 16)
-    result = lanczos(Dense(A), 2, basis=100, tol=1e-10, reorthogonalization="selective")
-    assert "ghost" in caplog.text
-    assert result.converged
-    assert result.eigenvalues.tolist() == pytest.approx([100, 1], abs=1e-9)
 
 
 def moved(A, by, seed=0):
@@ -549,8 +509,6 @@ def test_products_are_limited(limit):
         ({"k": 11}, MatrixError, "no 11 eigenvalues: k is 1 to 10"),
         ({"k": 0}, MatrixError, "k is 1 to 10"),
         ({"which": "smallest"}, ConfigError, "which='smallest' is not known: use one of 'top'"),
-        ({"reorthogonalization": "none"}, ConfigError, "use one of 'full', 'selective'"),
-        ({"reorthogonalization": "selective", "block": 2}, ConfigError, "block=2 does not fit"),
         ({"block": 0}, ConfigError, "block=0 does not fit"),
         ({"k": 2, "basis": 4}, ConfigError, "at least 5 are needed"),
         ({"max_products": 2}, ConfigError, "at least 3 are needed"),

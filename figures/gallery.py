@@ -1,0 +1,151 @@
+"""Draw the gallery, figures/gallery/, with small runs on scikit-learn's digits: ``python figures/gallery.py [KIND…]``.
+
+All kinds of `hesscond figure`, but conditioning.png, which is of a long run on CIFAR-10.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+GALLERY = Path(__file__).parent / "gallery"
+
+#: A study of seconds: three units of every layer at every second iteration, and over the training set.
+STUDY = """
+name = "small"
+description = "scikit-learn's digits, two hidden layers of 30"
+
+[data]
+name = "digits"
+
+[model]
+hidden = [30, 30]
+activation = "relu"
+
+[training]
+batch_size = 60
+iterations = 120
+
+[[learning_rates]]
+batch_size = 60
+rate = { vanilla = 0.1, bnp = 0.5, batchnorm = 0.5, layernorm = 0.3, sphere = 0.3, equilibration = 0.3 }
+
+[probe]
+layers = ["fc3", "fc2", "fc1"]
+units = [0, 3, 7]
+every = 2
+train_every_epochs = 2
+"""
+TWO = ("--method", "vanilla", "--method", "bnp")
+FIVE = (*TWO, "--method", "batchnorm", "--method", "layernorm", "--method", "sphere")
+COMPARED = ("compare", *FIVE, "--rates", "0.1,0.5", "--iterations", "60")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A picture: what it shows, the command that makes runs for it, and the one that makes the small runs shown."""
+
+    sentence: str
+    command: str = "hesscond study fc-digits --method vanilla --method bnp --out runs"
+    small: tuple[str, ...] = ("study", *TWO)
+
+
+ENTRIES = {
+    "conditioning": Entry(
+        "Loss, κ(H), κ(PᵀHP) and κ(D) over training: Figure 8 of Lange, Helfrich and Ye (JMLR 2022), on CIFAR-10.",
+        "hesscond study fc-cifar10 --method vanilla --method bnp --out runs",
+    ),
+    "training": Entry(
+        "Training and test curves, mean and range over seeds: train dashed, test solid, as the papers show them.",
+        "hesscond study fc-digits --method vanilla --method bnp --method batchnorm --seed 0,1,2 --out runs",
+        ("study", *TWO, "--method", "batchnorm", "--seed", "0,1,2"),
+    ),
+    "layers": Entry(
+        "κ of every layer along training, method by method, over all probed units.",
+        small=("study", *TWO, "--method", "batchnorm", "--seed", "0,1,2"),
+    ),
+    "heatmap": Entry("log10 κ of every probed unit at every iteration, method by method."),
+    "gain": Entry(
+        "The gain κ(H)/κ(PᵀHP) against κ(D)², which section 3.3 of Lange, Helfrich and Ye (JMLR 2022) expects it to be "
+        "about.",
+    ),
+    "spectra": Entry(
+        "Both ends of the spectrum of an output unit's Hessian along training, and its rank.",
+        small=("study", *TWO, "--method", "batchnorm", "--seed", "0,1,2"),
+    ),
+    "rate": Entry(
+        "Measured rates of convergence against the predicted (κ − 1)/(κ + 1), on the steps of gradient descent near "
+        "random minima.",
+        "",
+        (),
+    ),
+    "margins": Entry(
+        "How much of what BNP's Theorem 4 allows is used on the activations of a network in training.",
+        "hesscond study fc-digits --method vanilla --method bnp --statement bnp-theorem-4 --out runs",
+        ("study", *TWO, "--statement", "bnp-theorem-4"),
+    ),
+    "comparison": Entry(
+        "Methods side by side, each at its best learning rate: the final loss and accuracy against the median κ.",
+        "hesscond compare fc-digits --out runs",
+        COMPARED,
+    ),
+    "timing": Entry(
+        "What an iteration of each method costs, relative to plain SGD.",
+        "hesscond compare fc-digits --out runs",
+        COMPARED,
+    ),
+}
+HEAD = """# Gallery
+
+Every figure that `hesscond figure` draws from stored runs, here of seconds on scikit-learn's digits; the first is
+of a long run. `make gallery` draws all others again.
+"""
+
+
+def hesscond(*command: str | Path) -> None:
+    """Run a command line of hesscond."""
+    subprocess.run([sys.executable, "-m", "hesscond", *map(str, command)], check=True, stdout=subprocess.DEVNULL)
+
+
+def shrink(path: Path) -> None:
+    """Give a PNG that the repository keeps no more than 128 colours: a third of the size."""
+    Image.open(path).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def small_runs(folder: Path, words: tuple[str, ...]) -> Path:
+    """The folder of runs that this command makes of `STUDY`; made once."""
+    runs = folder / f"runs{abs(hash(words))}"
+    if not runs.exists():
+        (folder / "small.toml").write_text(STUDY, encoding="utf-8")
+        hesscond(words[0], folder / "small.toml", *words[1:], "--out", runs)
+    return runs
+
+
+def section(name: str, entry: Entry) -> str:
+    """What it shows, the commands, the picture."""
+    commands = [entry.command] * bool(entry.command) + [
+        f"hesscond figure {name} {'runs ' * bool(entry.command)}-o {name}.pdf"
+    ]
+    shown = "\n".join(commands)
+    return f"\n## {name}\n\n{entry.sentence}\n\n```sh\n{shown}\n```\n\n![{entry.sentence}]({name}.png)\n"
+
+
+def main(names: list[str]) -> None:
+    """Draw the kinds that are named, or all; write the page."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names or [name for name in ENTRIES if name != "conditioning"]:
+            small, path = ENTRIES[name].small, GALLERY / f"{name}.png"
+            hesscond("figure", name, *([small_runs(Path(folder), small)] if small else []), "-o", path)
+            shrink(path)
+            print(path)
+    page = HEAD + "".join(section(name, entry) for name, entry in ENTRIES.items())
+    (GALLERY / "README.md").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,368 @@
+"""``hesscond report``: one HTML file for a co-author, with figures, tables and verdicts, that loads and runs nothing.
+
+Whatever comes from a run is escaped by the template engine and made visible by `visible`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from hesscond.errors import ConfigError
+from hesscond.report.findings import (
+    MEANING,
+    configurations,
+    count,
+    differences,
+    environment,
+    findings,
+    listed,
+    named_runs,
+    unresolved,
+    verdicts,
+    visible,
+)
+from hesscond.report.registry import FIGURES, TABLES
+from hesscond.report.selection import select
+from hesscond.report.series import SHOWN
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from hesscond.report.registry import FigureKind
+    from hesscond.study.store import StoredRun
+
+#: How the file's name may end.
+SUFFIXES = (".html", ".htm")
+
+
+def write_report(
+    runs: Sequence[StoredRun],
+    path: Path | str,
+    *,
+    title: str | None = None,
+    layer: str | None = None,
+    unit: int | None = None,
+) -> None:
+    """Write one self-contained HTML file about stored runs; a file that is there is replaced.
+
+    Parameters
+    ----------
+    runs
+        Of one study: any methods, seeds, learning rates and batch sizes.
+    path
+        Ends in ``.html``.
+    title
+        Of the page; study and methods by default.
+    layer, unit
+        Which unit the figures show; the first that was probed by default.
+
+    Raises
+    ------
+    ConfigError
+        The runs are of different studies; the unit was not probed; the file's name ends otherwise, or it cannot be
+        written.
+
+    Examples
+    --------
+    >>> write_report([], "report.pdf")
+    Traceback (most recent call last):
+    hesscond.errors.ConfigError: cannot write a report to report.pdf: its name must end in .html, .htm
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"cannot write a report to {path}: its name must end in {', '.join(SUFFIXES)}")
+    page = render_report(runs, title=title, layer=layer, unit=unit)
+    try:
+        path.write_bytes(page.encode("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the report {path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def render_report(
+    runs: Sequence[StoredRun], *, title: str | None = None, layer: str | None = None, unit: int | None = None
+) -> str:
+    """The page of `write_report`: the same runs give the same text.
+
+    Parameters
+    ----------
+    runs, title, layer, unit
+        As for `write_report`.
+
+    Returns
+    -------
+    str
+        HTML.
+
+    Raises
+    ------
+    ConfigError
+        The runs are of different studies; the unit was not probed.
+    """
+    selection = select(runs, layer, unit)
+    named = named_runs(runs)
+    first = runs[0].config
+    methods = list(dict.fromkeys(run.method for run in runs))
+    options = {"layer": selection.layer, "unit": selection.unit}
+    checked = verdicts(named)
+    style = stylesheet()
+    return (
+        templates()
+        .get_template("report.html")
+        .render(
+            policy=policy(style),
+            style=style,
+            title=title or f"{selection.study}: {listed(methods)}",
+            study=selection.study,
+            description=first.get("description", ""),
+            source=first.get("source", ""),
+            selection=selection,
+            runs=named,
+            methods=methods,
+            seeds=sorted({run.seed for run in runs}),
+            findings=findings(named, checked),
+            configurations=configurations(named),
+            differences=differences(named),
+            environment=environment(named),
+            pictures=pictures(runs, options),
+            sheets=sheets(runs, options),
+            verdicts=checked,
+            meaning=MEANING,
+            unresolved=unresolved(named),
+        )
+    )
+
+
+def templates() -> Environment:
+    """Jinja2 that escapes everything, and writes out what is invisible."""
+    made = Environment(
+        loader=PackageLoader("hesscond.report"),
+        autoescape=True,
+        finalize=visible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"download": download, "number": number, "duration": duration, "count": count}
+    return made
+
+
+def stylesheet() -> Markup:
+    """The style of the page, which goes into it as it is."""
+    return Markup(resources.files("hesscond.report").joinpath("templates", "report.css").read_text(encoding="utf-8"))
+
+
+def policy(style: str) -> str:
+    """A Content-Security-Policy: pictures inside the page, this style, no script, and nothing from outside."""
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
+    return f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+
+
+def data_url(kind: str, content: bytes) -> Markup:
+    """A file as a URL; base64 has nothing to escape, and is no text to be cut.
+
+    Examples
+    --------
+    >>> data_url("text/plain", b"1")
+    Markup('data:text/plain;base64,MQ==')
+    """
+    return Markup(f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}")
+
+
+def download(toml: str) -> Markup:
+    """A configuration as a URL."""
+    return data_url("application/toml", toml.encode("utf-8", "surrogatepass"))
+
+
+def number(value: float, form: str = ".3g") -> str:
+    """A number; a dash if there is none."""
+    return "–" if math.isnan(value) else format(value, form)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    Examples
+    --------
+    >>> duration(42.0), duration(130.0), duration(4000.0)
+    ('42 s', '2 min 10 s', '1 h 6 min')
+    """
+    if math.isnan(seconds):
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+#: A figure whose SVG is larger than this (bytes), as scatters are, is embedded as PNG.
+LARGEST_SVG = 150_000
+DOTS_PER_INCH = 200
+#: Colours of a PNG: curves, their blends with white, and type in shades of grey need no more.
+COLORS = 128
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the page.
+
+    Attributes
+    ----------
+    name, summary
+        Of its kind.
+    source
+        A data URL; empty if it cannot be drawn.
+    words
+        What it shows, in numbers.
+    width, height
+        In CSS pixels.
+    reason
+        Why it cannot be drawn from these runs.
+    """
+
+    name: str
+    summary: str
+    source: str = ""
+    words: str = ""
+    width: int = 0
+    height: int = 0
+    reason: str = ""
+
+
+def pictures(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[Picture]:
+    """Every kind of figure, those that cannot be drawn from these runs with the reason.
+
+    Parameters
+    ----------
+    runs
+        Of one study.
+    options
+        layer and unit, for the kinds that take them.
+    """
+    words = in_numbers(runs, options)
+    found = []
+    for kind in FIGURES.values():
+        own = {key: value for key, value in options.items() if key in kind.options}
+        try:
+            found.append(drawn(kind, runs, own, words))
+        except ConfigError as error:
+            found.append(Picture(kind.name, kind.summary, reason=str(error)))
+    return found
+
+
+def drawn(kind: FigureKind, runs: Sequence[StoredRun], options: dict[str, Any], words: str) -> Picture:
+    """A figure, its formulas as they are typed if a name in it has dollar signs around what is no formula.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be drawn from these runs.
+    """
+    import matplotlib
+
+    def draw() -> Picture:
+        figure = kind.draw(runs, **options)
+        width, height = (round(96 * inches) for inches in figure.get_size_inches())
+        return Picture(kind.name, kind.summary, picture(figure), words, width, height)
+
+    try:
+        return draw()
+    except ConfigError:
+        raise
+    except ValueError:
+        with matplotlib.rc_context({"text.parse_math": False}):
+            return draw()
+
+
+def picture(figure: Figure) -> Markup:
+    """The figure as SVG with its text as outlines, which looks the same everywhere; as PNG where that is smaller."""
+    import matplotlib
+    from PIL import Image
+
+    with warnings.catch_warnings(), matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "hesscond"}):
+        # a name in a script that the font does not have is drawn as boxes
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        # one that leaves no room for the axes makes a bad picture, which says so itself
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
+        vectors, pixels = io.BytesIO(), io.BytesIO()
+        figure.savefig(vectors, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        svg = compact(vectors.getvalue().decode("utf-8", "replace"))
+        if len(svg) <= LARGEST_SVG:
+            return data_url("image/svg+xml", svg)
+        figure.set_layout_engine("none")  # everything has its place by now
+        figure.savefig(pixels, format="png", dpi=DOTS_PER_INCH)
+    small = io.BytesIO()
+    Image.open(pixels).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    return data_url("image/png", small.getvalue())
+
+
+def compact(svg: str) -> bytes:
+    """The SVG with paths to a hundredth of a point, and without the characters that no XML may have."""
+    short = re.sub(r' d="([^"]*)"', lambda match: f' d="{rounded(match[1])}"', svg)
+    forbidden = [*range(0x20), 0xFFFE, 0xFFFF]
+    return short.translate(dict.fromkeys(code for code in forbidden if code not in (9, 10, 13))).encode("utf-8")
+
+
+def rounded(path: str) -> str:
+    r"""A path of SVG with two digits after the point.
+
+    Examples
+    --------
+    >>> rounded("M 36.572974 288.352602 \nL 36.991284 287.8 \n")
+    'M 36.57 288.35 L 36.99 287.8'
+    """
+    return " ".join(re.sub(r"-?\d+\.\d+", lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), path).split())
+
+
+def in_numbers(runs: Sequence[StoredRun], options: dict[str, Any]) -> str:
+    """What came of each run, for whoever does not see the picture."""
+    from hesscond.report.summary import summary_frame
+
+    parts = []
+    for row in summary_frame(runs, **options).to_dict("records"):
+        facts = [f"loss {row['training_loss_tail_mean']:.3g}"]
+        if not math.isnan(row["test_accuracy"]):
+            facts.append(f"test accuracy {100 * row['test_accuracy']:.1f} %")
+        for data, shown in (("batch", "mini-batch median"), ("train", "training set")):
+            for quantity, symbol in SHOWN.items():
+                value, lower = row[f"{data}_{quantity}"], row[f"{data}_{quantity}_lower"]
+                if not math.isnan(value):
+                    facts.append(f"{symbol} {value:.3g} ({shown})")
+                elif not math.isnan(lower):
+                    facts.append(f"{symbol} unresolved, above {lower:.3g} ({shown})")
+        parts.append(f"{row['method']}, seed {row['seed']}: {', '.join(facts)}")
+    return "; ".join(parts) + "."
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of the page as HTML, or the reason why there is none."""
+
+    name: str
+    summary: str
+    table: str = ""
+    reason: str = ""
+
+
+def sheets(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[Sheet]:
+    """Every kind of table, those that these runs have nothing for with the reason."""
+    found = []
+    for kind in TABLES.values():
+        own = {key: value for key, value in options.items() if key in kind.options}
+        try:
+            found.append(Sheet(kind.name, kind.summary, Markup(kind.write(runs, "html", **own))))
+        except ConfigError as error:
+            found.append(Sheet(kind.name, kind.summary, reason=str(error)))
+    return found

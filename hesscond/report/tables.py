@@ -1,0 +1,478 @@
+"""Tables for the terminal, and as Markdown, LaTeX (booktabs), HTML and CSV.
+
+A table is a frame with `Column`s, which say what of a row is shown as a `Cell`; a cell knows itself in every format.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from hesscond.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Format = Literal["text", "md", "latex", "csv", "html"]
+FORMATS = ("text", "md", "latex", "csv", "html")
+#: Numbers from here on are never written in fixed notation.
+LONGEST_FIXED = 1e6
+#: What is written where there is nothing.
+DASH = "–"
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+#: Formulas of the characters that text has in the place of them.
+FORMULAS = {
+    **{
+        "≥": r"\geq",
+        "≤": r"\leq",
+        "×": r"\times",
+        "−": "-",
+        "±": r"\pm",
+        "→": r"\rightarrow",
+        "‖": r"\Vert",
+        "∇": r"\nabla",
+    },
+    **{
+        "κ": r"\kappa",
+        "λ": r"\lambda",
+        "σ": r"\sigma",
+        "μ": r"\mu",
+        "ᵀ": r"^{\top}",
+        "²": "^{2}",
+        "*": "^{*}",
+        "½": r"\frac{1}{2}",
+    },
+}
+NAMED = {
+    "\\": "backslash",
+    "~": "asciitilde",
+    "^": "asciicircum",
+    "<": "less",
+    ">": "greater",
+    "|": "bar",
+    '"': "quotedbl",
+}
+LATEX_SPECIAL = {
+    **{c: f"\\{c}" for c in "{}&%$#_"},
+    **{c: rf"\text{name}{{}}" for c, name in NAMED.items()},
+    **{"–": "--", "—": "---", "…": r"\ldots{}", "·": r"\textperiodcentered{}"},
+    **{c: f"${formula}$" for c, formula in FORMULAS.items()},
+}
+#: Outside of these a character needs a package that a document may lack: its place is marked.
+PLAIN_LATEX = re.compile(r"[\x20-\x7e\u00a1-\u00ac\u00ae-\u00ff]")
+
+
+def latex_escaped(text: str) -> str:
+    r"""Text that LaTeX sets as it is: a line break is a space, a character that needs a package a question mark.
+
+    Examples
+    --------
+    >>> print(latex_escaped("50% of a_1 & κ"))
+    50\% of a\_1 \& $\kappa$
+    """
+    flat = " ".join(text.split())
+    return "".join(LATEX_SPECIAL.get(c, c if PLAIN_LATEX.match(c) else "?") for c in flat)
+
+
+def markdown_escaped(text: str) -> str:
+    """Text that Markdown shows as it is, in one cell."""
+    return re.sub(r"([\\`*_\[\]<>|~#$&])", r"\\\1", " ".join(text.split()))
+
+
+@dataclass(frozen=True)
+class Words:
+    """A cell of text.
+
+    Attributes
+    ----------
+    words
+        As it is; control characters are left out when it is written.
+    code
+        Whether it is a name that is typed: set in a typewriter face where the format has one.
+    """
+
+    words: str
+    code: bool = False
+
+    @property
+    def text(self) -> str:
+        """For the terminal."""
+        return "".join(c if c.isprintable() else " " for c in self.words)
+
+    @property
+    def md(self) -> str:
+        """For Markdown."""
+        return markdown_escaped(self.text)
+
+    @property
+    def latex(self) -> str:
+        """For LaTeX."""
+        escaped = latex_escaped(self.text)
+        return rf"\texttt{{{escaped}}}" if self.code and escaped else escaped
+
+    @property
+    def html(self) -> str:
+        """For HTML."""
+        escaped = html.escape(self.text)
+        return f"<code>{escaped}</code>" if self.code and escaped else escaped
+
+
+@dataclass(frozen=True)
+class Number:
+    """A cell of a number, or of several with words between them.
+
+    Attributes
+    ----------
+    values
+        What is written, in this order; a dash in the place of NaN.
+    form
+        As for `format`: ``".2e"``, ``".3f"``, ``"d"``, ``".3g"``.
+    pattern
+        Around them; ``{0}``, ``{1}``, … stand for the values.
+    lower
+        Whether the number is only known to be exceeded.
+    strong
+        Whether it is set in bold: the best of its row.
+    """
+
+    values: tuple[float, ...]
+    form: str = ".2e"
+    pattern: str = "{0}"
+    lower: bool = False
+    strong: bool = False
+
+    @property
+    def missing(self) -> bool:
+        """Whether there is none."""
+        return all(value != value for value in self.values)
+
+    def parts(self) -> list[tuple[str, int | None]]:
+        """Digits and power of ten of each value."""
+        found: list[tuple[str, int | None]] = []
+        for value in self.values:
+            if value != value:
+                found.append((DASH, None))
+            elif math.isinf(value):
+                found.append(("-∞" if value < 0 else "∞", None))
+            else:
+                # a loss that blew up in fixed notation would be as long as the line
+                form = ".2e" if self.form.endswith("f") and abs(value) >= LONGEST_FIXED else self.form
+                digits, e, power = format(int(value) if form == "d" else value, form).partition("e")
+                found.append((digits, int(power) if e else None))
+        return found
+
+    @property
+    def text(self) -> str:
+        """For the terminal: 1.20e+05."""
+        if self.missing:
+            return DASH
+        shown = self.pattern.format(*(d if p is None else f"{d}e{p:+03d}" for d, p in self.parts()))
+        return f"{'≥ ' if self.lower else ''}{shown}{'*' if self.strong else ''}"
+
+    @property
+    def md(self) -> str:
+        """For Markdown: 1.20×10⁵."""
+        if self.missing:
+            return DASH
+        shown = self.pattern.format(
+            *(d if p is None else f"{d}×10{str(p).translate(SUPERSCRIPTS)}" for d, p in self.parts())
+        )
+        shown = f"{'≥ ' if self.lower else ''}{shown}"
+        return f"**{shown}**" if self.strong else shown
+
+    @property
+    def latex(self) -> str:
+        r"""For LaTeX: $1.20\times10^{5}$."""
+        if self.missing:
+            return "--"
+        shown = [d if p is None else rf"{d}\times10^{{{p}}}" for d, p in self.parts()]
+        shown = [one.replace("-∞", r"-\infty").replace("∞", r"\infty").replace(DASH, r"\text{--}") for one in shown]
+        pattern = self.pattern.replace(" – ", r"\text{ -- }").replace("…", r"\,\ldots\,").replace("±", r"\pm")
+        inside = re.sub(r"\{(\d)\}", lambda match: shown[int(match[1])], pattern)
+        inside = (r"\geq " if self.lower else "") + inside
+        return rf"$\mathbf{{{inside}}}$" if self.strong else f"${inside}$"
+
+    @property
+    def html(self) -> str:
+        """For HTML: 1.20×10<sup>5</sup>."""
+        if self.missing:
+            return DASH
+        shown = self.pattern.format(*(d if p is None else f"{d}×10<sup>{p}</sup>" for d, p in self.parts()))
+        shown = shown.replace("-", "−")
+        shown = f"{'≥ ' if self.lower else ''}{shown}"
+        return f"<strong>{shown}</strong>" if self.strong else shown
+
+
+Cell = Words | Number
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes
+    ----------
+    title
+        Above it.
+    cell
+        Of a row of the frame.
+    latex
+        The title as LaTeX; the escaped title if empty.
+    left
+        Whether it is aligned to the left.
+    """
+
+    title: str
+    cell: Callable[[Mapping[str, Any]], Cell]
+    latex: str = ""
+    left: bool = False
+
+
+def words(title: str, key: str, *, code: bool = False) -> Column:
+    """A column of text."""
+    return Column(title, lambda row: Words(str(row[key]), code), left=True)
+
+
+def numbers(title: str, key: str, form: str = ".2e", latex: str = "", factor: float = 1.0) -> Column:
+    """A column of numbers, times a factor."""
+    return Column(title, lambda row: Number((factor * float(row[key]),), form), latex)
+
+
+def bounded(title: str, key: str, latex: str = "") -> Column:
+    """A column of κ, or where it is NaN of the lower bound in the frame's column ``KEY_lower``."""
+
+    def cell(row: Mapping[str, Any]) -> Cell:
+        value, lower = float(row[key]), float(row[f"{key}_lower"])
+        return Number((lower,), lower=True) if math.isnan(value) else Number((value,))
+
+    return Column(title, cell, latex)
+
+
+def interval(title: str, key: str, latex: str = "") -> Column:
+    """A column of κ, or where it is NaN of the interval from ``KEY_lower`` to ``KEY_upper``."""
+
+    def cell(row: Mapping[str, Any]) -> Cell:
+        low, high = float(row[f"{key}_lower"]), float(row[f"{key}_upper"])
+        if math.isinf(high):
+            return Number((low,), lower=True)
+        return Number((low,)) if low == high or math.isnan(low) else Number((low, high), pattern="{0} … {1}")
+
+    return Column(title, cell, latex)
+
+
+def write_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str, format: Format) -> str:
+    """A table in one of the written formats.
+
+    Parameters
+    ----------
+    frame
+        One row per row; CSV is all of it, with every digit.
+    columns
+        What is shown in the other formats.
+    caption
+        Below it.
+    format
+        ``"md"``, ``"latex"`` (needs ``booktabs``, ``amsmath`` and ``graphicx``), ``"html"`` or ``"csv"``; the terminal
+        has `text_table`.
+
+    Raises
+    ------
+    ConfigError
+        Another format.
+    """
+    if format == "csv":
+        return str(frame.to_csv(index=False, lineterminator="\n"))
+    if format not in WRITERS:
+        raise ConfigError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
+    rows = [[column.cell(row) for column in columns] for row in frame.to_dict("records")]
+    return WRITERS[format](columns, rows, caption)
+
+
+def write_markdown(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], caption: str) -> str:
+    """A table of GitHub-flavoured Markdown."""
+    lines = [
+        [markdown_escaped(column.title) for column in columns],
+        ["---" if column.left else "---:" for column in columns],
+        *([cell.md for cell in row] for row in rows),
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + (
+        f"\n{markdown_escaped(caption)}\n" if caption else ""
+    )
+
+
+def write_latex(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], caption: str) -> str:
+    """A booktabs table with its caption, no wider than the text."""
+    import pandas as pd
+
+    titles = [column.latex or latex_escaped(column.title) for column in columns]
+    frame = pd.DataFrame([[cell.latex for cell in row] for row in rows], columns=titles)
+    tabular = frame.to_latex(index=False, column_format="".join("l" if column.left else "r" for column in columns))
+    lines = [
+        "% \\usepackage{booktabs,amsmath,graphicx}",
+        r"\begin{table}",
+        r"\centering\small",
+        r"\sbox0{%",
+        *tabular.strip().splitlines()[:-1],
+        r"\end{tabular}}%",
+        "% smaller where it is wider than the text",
+        r"\ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
+        *([rf"\caption{{{latex_escaped(caption)}}}"] if caption else []),
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_html(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], caption: str) -> str:
+    """A table element whose headers say what they head, which that of pandas does not; numbers have a class."""
+    place = ["" if column.left else ' class="number"' for column in columns]
+    tags = [("th", ' scope="row"'), *[("td", "")] * (len(columns) - 1)]
+    head = "".join(f'<th scope="col"{at}>{html.escape(c.title)}</th>' for c, at in zip(columns, place, strict=True))
+    lines = [
+        "".join(
+            f"<{tag}{scope}{at}>{cell.html}</{tag}>" for cell, at, (tag, scope) in zip(row, place, tags, strict=True)
+        )
+        for row in rows
+    ]
+    above = f"<caption>{html.escape(caption)}</caption>\n" if caption else ""
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+    return f"<table>\n{above}<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n{body}</tbody>\n</table>\n"
+
+
+WRITERS: dict[str, Callable[[Sequence[Column], Sequence[Sequence[Cell]], str], str]] = {
+    "md": write_markdown,
+    "latex": write_latex,
+    "html": write_html,
+}
+
+
+#: Where a cell may go on in the next line, a name and several numbers: never inside of a word or of digits.
+NAME_BREAKS = re.compile(r"\s+|(?<=[:/_])(?=\S)|(?<=[.,])(?=[^\s\d])|(?<=[-+])(?=[^\W\d])")
+NUMBER_BREAKS = re.compile(r"\s+(?=[(…])")
+#: A longer word is written without its middle.
+LONGEST_WORD = 30
+
+
+class TextTable:
+    """A table for the terminal that breaks no word and no number.
+
+    Where it is wider than the terminal, names go on in the next line, at a blank or behind a sign between their parts;
+    where that is not enough, the columns that do not fit follow below, with the first repeated.
+
+    Parameters
+    ----------
+    columns
+        Titles; with ``">"`` in front for numbers, which are aligned to the right.
+    title, caption
+        Above and below it.
+    rule
+        Whether there is a line below the titles.
+    """
+
+    def __init__(self, columns: Sequence[str], *, title: str = "", caption: str = "", rule: bool = True) -> None:
+        self.titles = [column.removeprefix(">") for column in columns]
+        self.numeric = [column.startswith(">") for column in columns]
+        self.title, self.caption, self.box = title, caption, box.SIMPLE_HEAD if rule else None
+        self.rows: list[tuple[Sequence[str], bool]] = []
+
+    def add_row(self, *cells: str, end_section: bool = False) -> None:
+        """Add a row, with space below it if it ends a section; a cell may have several lines."""
+        self.rows.append((["\n".join(map(shown_line, cell.split("\n"))) for cell in cells], end_section))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, or its blocks of columns one below the other."""
+        for block in (blocks := self.blocks(options.max_width)):
+            loose = sum(block.values()) + 2 * (len(self.titles) - 1) <= options.max_width
+            yield self.drawn(block, gap=1 + loose, first=block is blocks[0], last=block is blocks[-1])
+
+    def drawn(self, block: Mapping[int, int], *, gap: int, first: bool, last: bool) -> Table:
+        """The columns of a block at their widths, with so many blanks between them."""
+        # a box has a blank between columns
+        right = (0, gap - 1 if self.box else gap, 0, 0)
+        table = Table(box=self.box, show_edge=False, pad_edge=False, padding=right, caption_justify="left")
+        table.title = Text(self.title) if self.title and first else None
+        table.caption = Text(self.caption) if self.caption and last else None
+        for place, width in block.items():
+            title = Text(wrapped(self.titles[place], width, NAME_BREAKS))
+            table.add_column(title, justify="right" if self.numeric[place] else "left", width=width, no_wrap=True)
+        for cells, ends in self.rows:
+            table.add_row(*(Text(wrapped(cells[k], w, self.breaks(k))) for k, w in block.items()), end_section=ends)
+        if not last:
+            table.add_row()
+        return table
+
+    def breaks(self, place: int) -> re.Pattern[str]:
+        """Where the cells of a column may be broken."""
+        return NUMBER_BREAKS if self.numeric[place] else NAME_BREAKS
+
+    def blocks(self, room: int) -> list[dict[int, int]]:
+        """Columns and their widths, block by block."""
+        least, most = [], []
+        for place, title in enumerate(self.titles):
+            cells = [cells[place] for cells, _ in self.rows]
+            parts = [*NAME_BREAKS.split(title), *(part for cell in cells for part in self.breaks(place).split(cell))]
+            least.append(max(len(line) for part in parts for line in part.split("\n")))
+            most.append(max(len(line) for text in [title, *cells] for line in text.split("\n")))
+        found = [[0]]
+        for place in range(1, len(least)):
+            # a blank between columns
+            if len(found[-1]) > 1 and sum(least[k] + 1 for k in found[-1]) + least[place] > room:
+                found.append([0])
+            found[-1].append(place)
+        return [shared(room - len(block) + 1, {k: (least[k], most[k]) for k in block}) for block in found]
+
+
+def shared(room: int, needs: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    """The width of each column that needs so much at least, and no more than the other: what is left goes round."""
+    widths = {place: least for place, (least, _) in needs.items()}
+    spare = room - sum(widths.values())
+    while spare > 0 and (wanting := [place for place, (_, most) in needs.items() if widths[place] < most]):
+        for place in wanting[:spare]:
+            widths[place] += 1
+        spare -= len(wanting)
+    return widths
+
+
+def wrapped(text: str, width: int, breaks: re.Pattern[str]) -> str:
+    """The text in lines no longer than a width, broken at these places only.
+
+    Examples
+    --------
+    >>> wrapped("four-things-batchnorm:rho=0.9", 16, NAME_BREAKS).split()
+    ['four-things-', 'batchnorm:', 'rho=0.9']
+    """
+    lines = []
+    for line in text.split("\n"):
+        start = end = resume = 0
+        for found in [*breaks.finditer(line), None]:
+            stop = len(line) if found is None else found.start()
+            if stop - start > width and end > start:
+                lines.append(line[start:end].rstrip())
+                start = resume
+            end, resume = stop, len(line) if found is None else found.end()
+        lines.append(line[start:])
+    return "\n".join(lines)
+
+
+def shown_line(text: str) -> str:
+    """A line without control characters, whose longest words lack their middle."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    half = LONGEST_WORD // 2
+    parts = re.split(f"({NAME_BREAKS.pattern})", line)
+    return "".join(part if len(part) <= LONGEST_WORD else f"{part[:half]}…{part[-half + 1 :]}" for part in parts)
+
+
+def text_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str) -> TextTable:
+    """A table for the terminal."""
+    table = TextTable([column.title if column.left else f">{column.title}" for column in columns], caption=caption)
+    for row in frame.to_dict("records"):
+        table.add_row(*(column.cell(row).text for column in columns))
+    return table

@@ -1,0 +1,225 @@
+"""Orthonormal rows on a device: what a Krylov process stores, and how much of it.
+
+The vectors are rows, contiguous, so that a pass of Gram-Schmidt is two matrix products that read the memory in
+order. They lie in two pieces, the first as long as the result: it alone outlives the process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hesscond.errors import ConfigError, MatrixError
+
+logger = logging.getLogger("hesscond")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many vectors of length n are held.
+
+    Attributes
+    ----------
+    rows
+        Rows of the basis.
+    vectors
+        The most vectors at a time: the rows, a product with a block before and after its conversion to the
+        precision and layout of the rows, the next block, and two for the rotation at a restart.
+    """
+
+    rows: int
+    vectors: int
+
+
+def plan(
+    order: int,
+    wanted: int,
+    *,
+    block: int,
+    basis: int | None,
+    memory: int | None,
+    dtype: torch.dtype,
+) -> Plan:
+    """A basis of at most ``basis`` + 5 vectors in all that fits into ``memory`` bytes; its size is logged.
+
+    Raises
+    ------
+    ConfigError
+        ``basis`` is too small for the eigenvalues wanted.
+    MatrixError
+        ``memory`` is too small for the least basis.
+    """
+    working = 3 * block + 2
+    least = min(order, wanted + 3 * block)
+    size = order * dtype.itemsize
+    rows = min(order, (max(2 * wanted + 3 * block + 4, 32) if basis is None else basis) + 5 - working)
+    if rows < least:
+        raise ConfigError(
+            f"a basis of {basis} is too small for {wanted} eigenvalues in blocks of {block}: "
+            f"at least {least + working - 5} are needed"
+        )
+    if memory is not None:
+        rows = min(rows, memory // size - working)
+    if rows < least:
+        raise MatrixError(
+            f"{memory} bytes hold {(memory or 0) // size} vectors of length {order} but the least basis needs "
+            f"{least + working}: give memory={(least + working) * size} or ask for fewer eigenvalues"
+        )
+    logger.info(
+        "Lanczos: at most %d vectors of length %d, %.3g MB, %d of them the basis",
+        rows + working,
+        order,
+        (rows + working) * size / 1e6,
+        rows,
+    )
+    return Plan(rows, rows + working)
+
+
+class Basis:
+    """Up to ``rows`` orthonormal rows of length ``order``.
+
+    Attributes
+    ----------
+    size
+        How many there are now.
+    """
+
+    def __init__(self, plan: Plan, order: int, head: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.order, self.capacity, self.size = order, plan.rows, 0
+        head = min(head, plan.rows)
+        self._pieces = [
+            torch.empty(rows, order, dtype=dtype, device=device) for rows in (head, plan.rows - head) if rows
+        ]
+
+    def parts(self, start: int = 0, stop: int | None = None) -> list[torch.Tensor]:
+        """Rows ``start`` to ``stop`` (the size) as views, at most two."""
+        stop = self.size if stop is None else stop
+        views, offset = [], 0
+        for piece in self._pieces:
+            low, high = max(start - offset, 0), min(stop - offset, len(piece))
+            if low < high:
+                views.append(piece[low:high])
+            offset += len(piece)
+        return views
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Rows ``start`` to ``stop``: a view, or a copy where they lie in both pieces."""
+        parts = self.parts(start, stop)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def append(self, block: torch.Tensor) -> None:
+        """Put the rows of ``block`` behind the last."""
+        start, self.size = self.size, self.size + len(block)
+        for part in self.parts(start):
+            part.copy_(block[: len(part)])
+            block = block[len(part) :]
+
+    def project_(self, block: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """One pass of classical Gram-Schmidt: take the components C (p, rows) in the rows off ``block`` (p, n)."""
+        parts = self.parts(start, stop)
+        if not parts:
+            return block.new_zeros(len(block), 0)
+        coefficients = torch.cat([block @ part.T for part in parts], 1)
+        for part, share in zip(parts, coefficients.split([len(part) for part in parts], 1), strict=True):
+            block.addmm_(share, part, alpha=-1)
+        return coefficients
+
+    def rotate_(self, Y: torch.Tensor) -> None:
+        """Replace the rows V by YᵀV for Y (size, kept), some columns of V at a time: no second basis is needed."""
+        parts = self.parts()
+        mixing = Y.T.to(parts[0])
+        shares = mixing.split([len(part) for part in parts], 1)
+        self.size = Y.shape[1]
+        targets = self.parts()
+        width = -(-self.order // self.capacity)
+        for start in range(0, self.order, width):
+            columns = slice(start, start + width)
+            rotated = shares[0] @ parts[0][:, columns]
+            for share, part in zip(shares[1:], parts[1:], strict=True):
+                rotated.addmm_(share, part[:, columns])
+            for target, new in zip(targets, rotated.split([len(part) for part in targets]), strict=True):
+                target[:, columns] = new
+
+    def release(self, kept: int) -> torch.Tensor:
+        """The first ``kept`` rows as columns (n, kept). All other rows are given up, and the basis with them."""
+        if kept <= len(self._pieces[0]):
+            first = self._pieces[0][:kept]
+            self._pieces = []
+            return first.T
+        return self.rows(0, kept).T
+
+
+def orthonormalize_(
+    basis: Basis, block: torch.Tensor, floor: float, fresh: torch.Generator, passes: Sequence[tuple[int, int]]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """Orthonormalize ``block`` (p, n) in place against rows of the basis and within itself.
+
+    The block becomes C V + L W with orthonormal W (w, n), w = p or what is left of the space. Rows that depend on
+    the others are replaced by random directions, which come last and have zero columns in L.
+
+    Parameters
+    ----------
+    basis
+        Holds V.
+    block
+        The rows, overwritten by W.
+    floor
+        A remainder with no larger norm is rounding.
+    fresh
+        Random numbers for replaced rows.
+    passes
+        Ranges of rows of the basis that are taken off, one after the other; and once more if the last pass took off
+        more than half of a row: the cancellation brought rounding in those directions back.
+
+    Returns
+    -------
+    C : (p, size)
+        Coefficients in the basis, float64 on the host.
+    L : (p, w)
+        Coefficients in W, likewise.
+    W : (w, n)
+        The first rows of ``block``.
+    genuine
+        Rows of W that are no replacements.
+    """
+    C = block.new_zeros(len(block), basis.size)
+    entering = block.new_zeros(len(block))
+    for number, (start, stop) in enumerate(passes, 1):
+        if number == len(passes):
+            entering = torch.linalg.vector_norm(block, dim=1)
+        C[:, start:stop] += basis.project_(block, start, stop)
+    if passes and bool((torch.linalg.vector_norm(block, dim=1) < entering / 2).any()):
+        start, stop = passes[-1]
+        C[:, start:stop] += basis.project_(block, start, stop)
+    room = min(len(block), basis.order - basis.size)
+    L = torch.zeros(len(block), room, dtype=torch.float64)
+    genuine = 0
+    for i in range(len(block)):
+        row, done = block[i : i + 1], block[:genuine]
+        before = after = float(torch.linalg.vector_norm(row))
+        if genuine:
+            for _ in range(2):
+                inner = row @ done.T
+                row.addmm_(inner, done, alpha=-1)
+                L[i, :genuine] += inner[0].double().cpu()
+            after = float(torch.linalg.vector_norm(row))
+        if not after > floor or genuine == room:
+            continue
+        if after < before / 2:  # the cancellation brought rounding in the directions of the basis back
+            basis.project_(row)
+            row.addmm_(row @ done.T, done, alpha=-1)
+        L[i, genuine] = after
+        block[genuine] = row[0] / torch.linalg.vector_norm(row)
+        genuine += 1
+    for i in range(genuine, room):
+        row, done = block[i : i + 1], block[:i]
+        torch.randn(row.shape, generator=fresh, dtype=row.dtype, device=row.device, out=row)
+        for _ in range(3):
+            row.div_(torch.linalg.vector_norm(row))
+            basis.project_(row)
+            row.addmm_(row @ done.T, done, alpha=-1)
+        row.div_(torch.linalg.vector_norm(row))
+    return C.double().cpu(), L, block[:room], genuine

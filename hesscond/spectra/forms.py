@@ -1,0 +1,356 @@
+"""Forms in which a symmetric matrix is known, and its condition number from each of them.
+
+A `Form` says what is known of a matrix: a factor, entries that were summed up, or products alone. Which solver suits it
+is decided here and nowhere else. `conditions` measures several forms and decomposes together what it can.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from numbers import Integral, Real
+from typing import overload
+
+import numpy as np
+import torch
+from scipy.sparse import issparse
+
+from hesscond.errors import MatrixError
+from hesscond.operators import SymmetricOperator, as_operator
+from hesscond.spectra.batched import scaled_gram_conditions, stacked_conditions
+from hesscond.spectra.condition import ConditionNumber, unresolved
+from hesscond.spectra.factored import (
+    dual_condition,
+    factor_condition,
+    factor_conditions,
+    factor_eigenpairs,
+    factor_eigenvalues,
+)
+from hesscond.spectra.matrices import as_array, as_matrix, dense
+from hesscond.spectra.matrix_free import Effort, Known, operator_condition
+from hesscond.spectra.signed import dual_signed_condition, signed_condition, signed_eigenpairs, signed_eigenvalues
+from hesscond.spectra.symmetric import general_condition, rounded_condition, symmetric_condition
+
+RankBound = Callable[[], int]
+
+
+class Form(ABC):
+    """A symmetric matrix H as far as it is known.
+
+    Attributes
+    ----------
+    least_rank
+        Finds the rank that H has unless entries were lost to underflow: with a smaller one κ is unresolved. None: no
+        entries can have been lost.
+    """
+
+    least_rank: RankBound | None = None
+
+    @abstractmethod
+    def _measured(self, rtol: float) -> ConditionNumber:
+        """κ(H) by the solver that suits the form, with no entry lost."""
+
+    def condition(self, *, rtol: float = 1e-8) -> ConditionNumber:
+        """κ(H): its interval is no wider than ``rtol`` where a dearer solver can help it."""
+        return self.doubted(self._measured(rtol))
+
+    def doubted(self, found: ConditionNumber) -> ConditionNumber:
+        """``found``, unresolved if its zeros may be numbers that were lost."""
+        lost = self.least_rank is not None and found.resolved and found.rank < self.least_rank()
+        return unresolved(found) if lost else found
+
+
+@dataclass(frozen=True, eq=False)
+class FactorForm(Form):
+    """H = FᵀF, or Fᵀ diag(signs) F.
+
+    Attributes
+    ----------
+    factor : (m, n) array or tensor
+        F.
+    signs : (m,) of ±1 or None
+        None: H ≥ 0, and known as well as F is.
+    error
+        Bound, in the 2-norm, of the error already in F, or an array (n,) of such bounds for its columns, or (m, n) of
+        bounds for its entries.
+    rank_bound
+        Finds an upper bound of the rank; called only where it is needed.
+    spread : (n,) array or None
+        d such that a relative change eps of what H was made from changes entry (k, l) by eps·d_k·d_l. Only with
+        ``signs``.
+    """
+
+    factor: object
+    signs: object | None = None
+    error: float | np.ndarray = 0.0
+    rank_bound: RankBound | None = None
+    spread: np.ndarray | None = None
+    least_rank: RankBound | None = None
+
+    def _measured(self, rtol: float) -> ConditionNumber:
+        if self.signs is None:
+            return factor_conditions([self.factor], rank_bounds=[self.rank_bound], rtol=rtol, errors=[self.error])[0]
+        return signed_condition(
+            self.factor, self.signs, rank_bound=self.rank_bound, rtol=rtol, error=self.error, spread=self.spread
+        )
+
+    def eigenvalues(self, condition: ConditionNumber) -> np.ndarray:
+        """The nonzero eigenvalues (r,), descending: as many as ``condition``, that of this form, has found."""
+        if self.signs is None:
+            return factor_eigenvalues(self.factor, condition)
+        return signed_eigenvalues(self.factor, self.signs, condition)
+
+    def eigenpairs(self, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
+        """The same with orthonormal eigenvectors (n, r)."""
+        if self.signs is None:
+            return factor_eigenpairs(self.factor, condition)
+        return signed_eigenpairs(self.factor, self.signs, condition)
+
+
+class FactorStack(Sequence[FactorForm]):
+    """Forms H_i = F_iᵀF_i of one shape on one device, which are decomposed in batches.
+
+    Parameters
+    ----------
+    rows : (u, m, n) or (m, n) tensor
+        F_i, or rows Ĥ that all share.
+    roots : (m, u) tensor or None
+        With them F_i = diag(root_i) Ĥ, and only the one product ĤĤᵀ is formed.
+    errors
+        A bound of the error in each F_i, as in `FactorForm`.
+    rank_bounds
+        For each.
+    """
+
+    def __init__(
+        self,
+        rows: torch.Tensor,
+        roots: torch.Tensor | None = None,
+        *,
+        errors: Sequence[float | np.ndarray] | None = None,
+        rank_bounds: Sequence[RankBound | None] | None = None,
+    ) -> None:
+        self.rows, self.roots, self.errors, self.rank_bounds = rows, roots, errors, rank_bounds
+
+    def __len__(self) -> int:
+        return len(self.rows) if self.roots is None else self.roots.shape[1]
+
+    @overload
+    def __getitem__(self, index: int) -> FactorForm: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[FactorForm]: ...
+    def __getitem__(self, index: int | slice) -> FactorForm | list[FactorForm]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return FactorForm(
+            self.rows[index] if self.roots is None else self.rows * self.roots[:, index, None],
+            error=0.0 if self.errors is None else self.errors[index],
+            rank_bound=None if self.rank_bounds is None else self.rank_bounds[index],
+        )
+
+    def conditions(self, rtol: float) -> list[ConditionNumber]:
+        """κ of each form, decomposed in batches."""
+        if self.roots is None:
+            return stacked_conditions(self.rows, rtol=rtol, rank_bounds=self.rank_bounds, errors=self.errors)
+        return scaled_gram_conditions(
+            self.rows, self.roots, rtol=rtol, rank_bounds=self.rank_bounds, errors=self.errors
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class DualForm(Form):
+    """H = Fᵀ diag(signs) F for F (m, n), m ≤ n, with too many columns to keep.
+
+    Attributes
+    ----------
+    gram
+        Forms FFᵀ (m, m), with a bound, in the 2-norm, of its error.
+    triangular
+        Forms R (m, m) with RᵀR = FFᵀ, and bounds, in the 2-norm, of the error in each of its columns.
+    order
+        n.
+    rank_bound
+        Finds an upper bound of the rank.
+    signs : (m,) of ±1 or None
+        None: H ≥ 0.
+    noise
+        What a relative change eps of what H was made from changes it by, divided by eps, in the 2-norm. Only with
+        ``signs``.
+    """
+
+    gram: Callable[[], tuple[torch.Tensor, float]]
+    triangular: Callable[[], tuple[torch.Tensor, np.ndarray]]
+    order: int
+    rank_bound: RankBound
+    signs: torch.Tensor | None = None
+    noise: float = 0.0
+    least_rank: RankBound | None = None
+
+    def _measured(self, rtol: float) -> ConditionNumber:
+        if self.signs is None:
+            return dual_condition(self.gram, self.triangular, order=self.order, rank_bound=self.rank_bound, rtol=rtol)
+        return dual_signed_condition(
+            self.triangular, self.signs, order=self.order, rank_bound=self.rank_bound, rtol=rtol, noise=self.noise
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SummedForm(Form):
+    """H itself, each entry the sum of ``terms`` products.
+
+    Attributes
+    ----------
+    matrix : (n, n) array or tensor
+        H.
+    spread : (n,) array or tensor
+        d such that a relative change eps of the products changes entry (i, j) by eps·d_i·d_j.
+    terms
+        How many.
+    """
+
+    matrix: object
+    spread: object
+    terms: int
+    least_rank: RankBound | None = None
+
+    def _measured(self, rtol: float) -> ConditionNumber:
+        return rounded_condition(as_matrix(self.matrix), as_array(self.spread), terms=self.terms, rtol=rtol)
+
+
+@dataclass(frozen=True, eq=False)
+class ProductForm(Form):
+    """An operator, known by its products.
+
+    Attributes
+    ----------
+    operator : (n, n)
+    known
+        Makes what is known of it, if that is needed.
+    effort
+        Limits of the iteration.
+    """
+
+    operator: SymmetricOperator
+    known: Callable[[], Known] = Known
+    effort: Effort | None = None
+
+    def _measured(self, rtol: float) -> ConditionNumber:
+        return operator_condition(self.operator, known=self.known, rtol=rtol, effort=self.effort)
+
+
+def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNumber]:
+    """κ of several forms, each as by `Form.condition`; factors of one shape are decomposed together.
+
+    Parameters
+    ----------
+    forms
+        A `FactorStack`, or any forms. Factors without signs and with the same number of rows share a decomposition
+        where ``rtol`` allows the Gram matrix.
+    rtol
+        Relative width of κ's intervals that is good enough: no dearer solver is tried then.
+
+    Returns
+    -------
+    list of results
+        In the order of the forms.
+
+    Raises
+    ------
+    MatrixError
+        A factor or matrix that is not finite, or empty; products that are not finite.
+
+    Examples
+    --------
+    >>> F = np.array([[1.0, 0.0, 0.0], [0.0, 1e-3, 0.0]])
+    >>> [round(kappa.value) for kappa in conditions([FactorForm(F), FactorForm(F, signs=[1.0, -1.0])])]
+    [1000000, 1000000]
+    """
+    if isinstance(forms, FactorStack):
+        return forms.conditions(rtol)
+    together = [form for form in forms if isinstance(form, FactorForm) and form.signs is None]
+    if len(together) < 2:
+        return [form.condition(rtol=rtol) for form in forms]
+    found = iter(
+        factor_conditions(
+            [form.factor for form in together],
+            rank_bounds=[form.rank_bound for form in together],
+            rtol=rtol,
+            errors=[form.error for form in together],
+        )
+    )
+    return [form.doubted(next(found)) if form in together else form.condition(rtol=rtol) for form in forms]
+
+
+def condition_number(
+    matrix: object | None = None,
+    *,
+    factor: object | None = None,
+    rank_bound: int | None = None,
+    rtol: float = 1e-12,
+    error: float = 0.0,
+) -> ConditionNumber:
+    """κ of a matrix or an operator, or of FᵀF from its factor F.
+
+    Parameters
+    ----------
+    matrix : (m, n) array, tensor or scipy sparse matrix, or an operator
+        An exactly symmetric matrix is measured by |λ|, any other by its singular values. An operator (of ours, of
+        curvlinops, a scipy ``LinearOperator``) must be symmetric: see `operator_condition`.
+    factor : (m, n) array or tensor
+        F; κ is that of FᵀF, computed from F.
+    rank_bound
+        An upper bound of the rank that is known from elsewhere.
+    rtol
+        Relative width of κ's interval at which the cheaper solver is accepted; larger is faster. Operators whose
+        matrix is not formed are iterated on to 1e-8 at best.
+    error
+        Absolute bound, in the 2-norm, of the error already in the matrix or factor. With 0 it is taken as exact: if
+        the size of its values does not decide how many are zero, its exact rank does (up to an order of about 1,000).
+
+    Returns
+    -------
+    ConditionNumber
+
+    Raises
+    ------
+    MatrixError
+        Neither or both given; not a finite, non-empty real matrix of doubles; a sparse one too large to factor densely;
+        ``rtol``, ``error`` or ``rank_bound`` is none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> kappa = condition_number(np.diag([4.0, -2.0, 1e-12, 0.0]))
+    >>> kappa.value, kappa.rank, kappa.nullity, kappa.negative
+    (4000000000000.0, 3, 1, 1)
+    >>> print(condition_number(factor=np.array([[1.0, 0.0, 0.0], [0.0, 1e-9, 0.0]])))
+    κ = 1e+18 (rank 2 of 3, 0 negative; Jacobi SVD)
+    """
+    if (matrix is None) == (factor is None):
+        raise MatrixError("give either a matrix or factor=F, not both")
+    for name, value in (("rtol", rtol), ("error", error)):
+        if not isinstance(value, Real) or not 0 <= value < math.inf:
+            raise MatrixError(f"{name}={value!r} is not a finite number of at least 0")
+    if rank_bound is not None and (not isinstance(rank_bound, Integral) or rank_bound < 1):
+        raise MatrixError(f"rank_bound={rank_bound!r} bounds the rank of no matrix but zero: give 1 or more, or None")
+    bound = None if rank_bound is None else partial(int, rank_bound)
+    if matrix is None:
+        return factor_condition(dense(factor), rank_bound=bound, rtol=rtol, error=error, exact=error == 0)
+    if is_operator(matrix):
+        return operator_condition(as_operator(matrix), rtol=max(rtol, 1e-8))
+    array = as_matrix(dense(matrix))
+    symmetric = array.shape[0] == array.shape[1] and np.array_equal(array, array.T)
+    return (symmetric_condition if symmetric else general_condition)(
+        array, rank_bound=bound, rtol=rtol, error=error, exact=error == 0
+    )
+
+
+def is_operator(matrix: object) -> bool:
+    """Whether ``matrix`` is known by its products only."""
+    entries = isinstance(matrix, (list, tuple)) or hasattr(matrix, "__array__") or issparse(matrix)
+    return not entries and hasattr(matrix, "shape")

@@ -1,0 +1,65 @@
+"""`conditions`: every form against the dense truth, and several at once against one by one."""
+
+import numpy as np
+import pytest
+import torch
+
+from hesscond.operators import Dense
+from hesscond.spectra import DualForm, FactorForm, FactorStack, ProductForm, SummedForm, conditions
+
+
+@pytest.fixture
+def F():
+    return np.random.default_rng(0).standard_normal((4, 7))
+
+
+def truth(F, signs=None):
+    values = np.linalg.eigvalsh((F * (np.ones(len(F)) if signs is None else signs)[:, None]).T @ F)
+    sizes = np.sort(np.abs(values))[::-1][: len(F)]
+    return sizes[0] / sizes[-1]
+
+
+def test_every_form_of_one_matrix_has_its_condition_number(F):
+    signs, H = np.array([1.0, -1.0, 1.0, 1.0]), torch.from_numpy(F.T @ F)
+    R = torch.linalg.qr(torch.from_numpy(F.T.copy()), mode="r").R
+    dual = DualForm(lambda: (R.T @ R, 1e-14), lambda: (R, np.full(4, 1e-14)), 7, lambda: 4)
+    spread = H.diagonal().sqrt()
+    forms = [
+        FactorForm(F),
+        FactorForm(F, signs),
+        dual,
+        FactorForm(F[:, ::-1]),
+        SummedForm(H, spread, 4),
+        ProductForm(Dense(H, psd=True)),
+    ]
+    found = conditions(forms, rtol=1e-6)
+    expected = [truth(F), truth(F, signs), *[truth(F)] * 4]
+    assert [kappa.value for kappa in found] == pytest.approx(expected, rel=1e-8)
+    assert [kappa.rank for kappa in found] == [4] * 6
+    assert [kappa.negative for kappa in found] == [0, 1, 0, 0, 0, 0]
+    assert found == [conditions([form], rtol=1e-6)[0] for form in forms]
+
+
+@pytest.mark.parametrize("rtol", [1e-6, 1e-12])
+def test_a_stack_is_a_sequence_of_its_factors(rtol):
+    rows = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    roots = torch.rand(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) + 0.1
+    shared = FactorStack(rows, roots)
+    stacked = FactorStack(torch.stack([form.factor for form in shared]))
+    alone = conditions(list(shared), rtol=rtol)
+    assert len(shared) == len(stacked) == len(alone) == 3
+    for found in (conditions(shared, rtol=rtol), conditions(stacked, rtol=rtol)):
+        for kappa, one in zip(found, alone, strict=True):
+            assert kappa.value == pytest.approx(one.value, rel=1e-9)
+            assert kappa.lower <= one.upper
+            assert one.lower <= kappa.upper
+
+
+def test_a_rank_below_that_of_matrices_without_lost_entries_is_unresolved(F):
+    F[0] = F[1]
+    sure, doubted, fine = conditions([FactorForm(F), FactorForm(F, least_rank=lambda: 4), FactorForm(F[1:])])
+    assert sure.resolved
+    assert sure.rank == doubted.rank == fine.rank == 3
+    assert not doubted.resolved
+    assert doubted.lower == sure.lower
+    assert conditions([FactorForm(F, least_rank=lambda: 3)])[0] == sure
