@@ -14,8 +14,9 @@ from hesscond.data import load
 from hesscond.data.files import DownloadError
 from hesscond.methods import registered
 from hesscond.study import RunPlan, load_study, open_run, run
-from hesscond.study.batch import Overrides
-from hesscond.study.store import TABLES, RunLog
+from hesscond.study.grid import Overrides
+from hesscond.study.log import RunLog
+from hesscond.study.store import TABLES
 
 STUDY = """
 name = "tiny"

@@ -9,7 +9,7 @@ from expectations.expectation_runs import probe_row
 
 from hesscond.commands.check import escaped, escaped_property
 from hesscond.commands.junit import Case, junit_report
-from hesscond.study.store import RunLog
+from hesscond.study.log import RunLog
 
 MET, FAILED, OPEN = "kappa < 200", "kappa_preconditioned > 50", "kappa_preconditioned < 12"
 
