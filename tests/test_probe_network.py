@@ -79,6 +79,7 @@ def test_remaining_coordinates_lose_nothing(name):
     assert H.order - Z.shape[1] + (0 if left is None else left.dimension) == (0 if null is None else null.dimension)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.integers(3, 12), st.integers(2, 9), st.integers(1, 30))
 def test_dead_and_doubled_features_and_dead_units_are_taken_out(seed, features, hidden, samples):
@@ -244,6 +245,7 @@ def command(folder, *arguments, processes=1):
     return subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_shows_layers_and_network(tmp_path):
     done = command(tmp_path, "mine.py:make", "--level", "network", "--figure", "kappa.png")
     assert done.returncode == 0, done.stderr
@@ -265,6 +267,7 @@ def test_two_processes_find_what_one_finds(tmp_path):
         assert two[name] == pytest.approx(one[name], rel=1e-9 if name == "lambda_max" else 1e-7)
 
 
+@pytest.mark.slow
 def test_processes_need_batches_to_share(tmp_path):
     done = command(tmp_path, "mine.py:one", "--level", "network", processes=2)
     assert done.returncode != 0
@@ -272,6 +275,7 @@ def test_processes_need_batches_to_share(tmp_path):
     assert "Traceback" not in done.stderr.split("error:")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_two_processes_find_the_layers_that_one_finds(tmp_path, level):
     rows = []

@@ -231,6 +231,7 @@ def by_layer(truth, layer):
     return truth[index][:, index], width + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pad", [None, -100])
 def test_at_every_level(pad):
     network, batches = model(), sequences(pad)
