@@ -18,8 +18,8 @@ from torch import nn
 
 from hesscond.data import load
 from hesscond.study import RunPlan, load_study, resolve_device
+from hesscond.study.log import RunLog
 from hesscond.study.runner import Training, build_model
-from hesscond.study.store import RunLog
 
 
 def training(plan: RunPlan, data, folder: Path) -> Training:

@@ -1,11 +1,9 @@
-"""Small runs one after another in one process, as a sweep of several processes, and as one with ``--together``.
+"""Small runs one after another in one process, and as a sweep of several processes.
 
-All do the same runs with one thread each, in turns, several times; a sweep's time has the start of its processes in it,
-and that of ``--together`` its trial whether seeds can be trained together. CPU seconds are those of all processes:
-where others use the machine too, the number of jobs times the one by the other is what cores of one's own would give at
-best. After each round the logs are compared: those of the sweep must agree with the first in every digit, and it is
-said how far the losses of the joint one are from them. Run: ``python benchmarks/sweep.py``, or with
-``--methods vanilla layernorm --seeds 8 --probe-every 100``, of which all seeds can be trained together.
+Both do the same runs with one thread each, in turns, several times; the sweep's time has the start of its processes in
+it. CPU seconds are those of all processes: where others use the machine too, the number of jobs times the one by the
+other is what cores of one's own would give at best. After each round the logs are compared: they must agree in every
+digit. Run: ``python benchmarks/sweep.py``, or with ``--methods vanilla layernorm --seeds 8 --probe-every 100``.
 """
 
 from __future__ import annotations
@@ -27,11 +25,9 @@ from threadpoolctl import threadpool_limits
 
 from hesscond.data import Dataset
 from hesscond.study import RunPlan, load_data, load_study, open_run, run
-from hesscond.study.batch import Overrides
-from hesscond.study.executors import LocalProcesses, data_key
-from hesscond.study.grid import SweepConfig, check_config, plan_sweep
-from hesscond.study.sweep import prepare, sweep
-from hesscond.study.worker import Outcome, Task
+from hesscond.study.grid import Overrides, SweepConfig, check_config, plan_sweep
+from hesscond.study.sweep import Outcome, data_key, prepare, shared_files, sweep
+from hesscond.study.workers import WorkerProcesses
 
 CPU = torch.device("cpu")
 
@@ -39,14 +35,11 @@ CPU = torch.device("cpu")
 class Nobody:
     """Watches nothing."""
 
-    def began(self, task: Task) -> None:
-        """A run was handed over."""
-
     def ended(self, outcome: Outcome) -> None:
         """A run is over."""
         assert outcome.status == "finished", outcome
 
-    def broke(self, task: Task, reason: str) -> None:
+    def broke(self, name: str, reason: str) -> None:
         """A worker broke down."""
         raise AssertionError(reason)
 
@@ -65,24 +58,21 @@ def one_after_another(config: SweepConfig, data: Dataset, folder: Path) -> list[
 
 
 def as_sweep(config: SweepConfig, data: Dataset, folder: Path, jobs: int) -> list[RunPlan]:
-    """The runs in processes, those together that can be if the sweep says so."""
+    """The runs in processes."""
     plans = plan_sweep(config, folder, CPU)
     by_key = {data_key(plans[0]): data}
-    ready = prepare(config, plans, by_key, folder, jobs=jobs)
-    sweep(ready.groups.tasks, LocalProcesses(jobs, config.threads, [CPU], by_key), Nobody(), threads=config.threads)
+    left = prepare(config, plans, by_key, folder).left
+    with shared_files(by_key) as (scratch, files):
+        sweep(left, WorkerProcesses([CPU] * jobs, scratch), Nobody(), threads=config.threads, files=files)
     return plans
 
 
-def compared(alone: list[RunPlan], swept: list[RunPlan], joined: list[RunPlan]) -> float:
-    """The largest relative difference of a training loss of the joint sweep; the other must be the same to the bit."""
-    difference = 0.0
-    for plans in zip(alone, swept, joined, strict=True):
-        one, many, together = (open_run(plan.folder) for plan in plans)
+def check_equal(alone: list[RunPlan], swept: list[RunPlan]) -> None:
+    """The logs must be the same to the bit."""
+    for plans in zip(alone, swept, strict=True):
+        one, many = (open_run(plan.folder) for plan in plans)
         for table in ("training", "probe", "evaluation"):
             assert one.table(table).equals(many.table(table)), one.folder
-        losses, other = (run.table("training")["loss"].to_numpy() for run in (one, together))
-        difference = max(difference, float((abs(losses - other) / abs(losses)).max()))
-    return difference
 
 
 @dataclass(frozen=True)
@@ -133,28 +123,25 @@ def main() -> None:
             "batch_sizes": [study.training.batch_size],
         }
     )
-    joint = config.model_copy(update={"together": True})
     runs = 2 * len(arguments.methods) * arguments.seeds
     print(
         f"{study.name}: {runs} runs of {arguments.iterations} iterations, probed every {arguments.probe_every}; "
         f"{len(os.sched_getaffinity(0))} cores, torch {torch.__version__}, Python {platform.python_version()}"
     )
-    ratios: list[tuple[float, float]] = []
+    ratios: list[float] = []
     for turn in range(arguments.rounds):
         with tempfile.TemporaryDirectory() as temporary:
             folder, load = Path(temporary), os.getloadavg()[0]
             alone, one = timed(partial(one_after_another, config, data, folder / "alone"))
             swept, many = timed(partial(as_sweep, config, data, folder / "sweep", arguments.jobs))
-            joined, together = timed(partial(as_sweep, joint, data, folder / "together", arguments.jobs))
-            difference = compared(alone, swept, joined)
-        ratios.append((one.wall / many.wall, many.wall / together.wall))
+            check_equal(alone, swept)
+        ratios.append(one.wall / many.wall)
         print(
-            f"round {turn + 1}: one after another {one}, sweep --jobs {arguments.jobs} {many}: {ratios[-1][0]:.2f}×, "
-            f"--together {together}: {ratios[-1][1]:.2f}× more, losses differ by {difference:.0e} at most "
+            f"round {turn + 1}: one after another {one}, sweep --jobs {arguments.jobs} {many}: {ratios[-1]:.2f}× "
             f"(load average before: {load:.1f})",
             flush=True,
         )
-    print("median " + ", ".join(f"{statistics.median(own):.2f}×" for own in zip(*ratios, strict=True)))
+    print(f"median {statistics.median(ratios):.2f}×")
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ from hesscond.report import FIGURES
 from hesscond.report import TABLES as TABLE_KINDS
 from hesscond.study.config import StudyConfig
 from hesscond.study.grid import SweepConfig
-from hesscond.study.schema import KEYS as ROW_KEYS
-from hesscond.study.schema import PROBE_MEANING, SCHEMA_VERSION, TABLES
+from hesscond.study.store import KEYS as ROW_KEYS
+from hesscond.study.store import PROBE_MEANING, SCHEMA_VERSION, TABLES
 
 GALLERY = Path(__file__).parents[1] / "figures" / "gallery"
 #: Base classes from elsewhere, whose members are not listed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hesscond.capture import Batch, Geometry, LossFunction, chosen_layers, eligible_layers, inputs_of
-from hesscond.capture.batches import Batches, is_batch
+from hesscond.capture import Batch, Geometry, chosen_layers, eligible_layers, inputs_of
+from hesscond.capture.batches import is_batch
 from hesscond.capture.evaluation import tensors_of
-from hesscond.capture.forward import run_forward
 from hesscond.capture.randomness import gpus_of
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, LinearCoordinates
+from hesscond.hessians import Coordinates, LinearCoordinates, unit_layout
+from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.methods import Method, Spec, Vanilla, parse
 from hesscond.methods.base import no_step
 from hesscond.methods.inputs import OfInputs
@@ -281,31 +281,25 @@ def from_data(spec: Spec) -> OfInputs | None:
 
 
 def layer_coordinates(
-    method: Measured,
-    model: nn.Module,
-    loss_fn: LossFunction,
-    data: Batch | Iterable[Batch],
-    layers: Sequence[str],
-    *,
-    dtype: torch.dtype | None,
-    memory: int,
-    team: Team | None = None,
+    method: Measured, operator: NetworkOperator, *, team: Team | None = None
 ) -> Mapping[str, LinearCoordinates | None]:
-    """The P of each layer, from the statistics of its inputs over all the data (of all processes).
+    """The P of each layer of an operator, from the statistics of its inputs over all the data (of all processes).
 
     Raises
     ------
     ConfigError
-        Coordinates that are no P known beforehand; a layer that the data do not reach.
+        Coordinates that are no P known beforehand.
+    CaptureError
+        A layer that the data do not reach.
     """
-    chosen = chosen_layers(model, layers)
-    systems = {name: coordinates_at(method, name) for name in chosen}
+    chosen = unit_layout(operator).layers
     seen: dict[str, Any] = {}
     if isinstance(method, OfInputs):
-        for drawn in Batches(data, gpus_of(list(model.parameters())), memory):
-            calls = run_forward(model, loss_fn, drawn.batch, chosen, dtype=dtype, optional=False).calls
+        for _, linearization in operator.linearizations():
+            calls = linearization.evaluation.calls
             for name, layer in chosen.items():
-                own = method.collect(name, inputs_of(layer, [(call.inputs, call.delta.shape) for call in calls[name]]))
+                given = [(call.inputs, call.delta.shape) for call in calls.get(name, ())]
+                own = method.collect(name, inputs_of(layer, given))
                 if own is not None:
                     seen[name] = seen[name].merged(own) if name in seen else own
         if team is not None:
@@ -313,7 +307,7 @@ def layer_coordinates(
             seen = {name: reduce(lambda a, b: a.merged(b), [own[name] for own in everyone]) for name in seen}
     found: dict[str, LinearCoordinates | None] = {}
     for name, layer in chosen.items():
-        system = systems[name]
+        system = coordinates_at(method, name)
         P = None if system is None else system.resolved(seen.get(name), Geometry.of(layer))
         if P is not None and not isinstance(P, LinearCoordinates):
             raise ConfigError(f"{P.name} belongs to the Hessian of one layer: it is no P of a whole network")

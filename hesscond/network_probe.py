@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from hesscond.applied import Measured, coordinates_at, layer_coordinates
 from hesscond.capture import Batch, LossFunction, eligible_layers
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
-from hesscond.capture.weighting import BatchWeight, share_of_mass
+from hesscond.capture.weighting import BatchWeight, mass_of
 from hesscond.check import check_operator, refuse_failed
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import (
@@ -21,7 +21,6 @@ from hesscond.hessians import (
     Coordinates,
     HessianOperator,
     LinearCoordinates,
-    NetworkHessian,
     NullDirections,
     PulledInverse,
     combined,
@@ -30,11 +29,12 @@ from hesscond.hessians import (
     network_null_directions,
     remaining,
 )
+from hesscond.hessians.source import Facts, nothing_known
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
 from hesscond.results import NETWORK, NetworkResult, ProbeResult
-from hesscond.spectra import Effort, Known
+from hesscond.spectra import Known
 
 
 def probe_network(
@@ -64,75 +64,68 @@ def probe_network(
     CaptureError
         What `HessianOperator` raises, here or in another process.
     """
-    options: dict[str, Any] = {"dtype": dtype, "memory": memory, "reduction": reduction, "weight": weight}
-    options["lift_casts"] = lift_casts
+    make = partial(
+        HessianOperator,
+        model,
+        loss_fn,
+        data,
+        dtype=dtype,
+        reduction=reduction,
+        weight=weight,
+        lift_casts=lift_casts,
+    )
+    source = BlockSource(make, memory)
+
+    def measured(
+        operator: SymmetricOperator, H: HessianOperator, parts: Mapping[str, Sequence[slice]], route: str, known: Facts
+    ) -> ProbeResult:
+        return with_check(NetworkResult(source.products(operator, known), parts, H.names, route, rtol), H, check)
+
     chart = network_chart(method, layers, model)
     if chart is not None:
         if team is not None:
             raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
-        source = BlockSource(partial(HessianOperator, model, loss_fn, data, **options), memory)
-        in_chart, rows = chart.network(source.operator)
-        result = NetworkResult(
-            source.products(in_chart),
-            {name: [where] for name, where in rows.items()},
-            source.latest.names,
-            f"products, in {chart.name}",
-            rtol,
-        )
-        return checked(result, source.latest, check)
-    names = layers
-    if method is not None and layers is None:
-        names = layers_with_everything(model)
+        operator, rows = chart.network(source.operator)
+        parts = {name: [where] for name, where in rows.items()}
+        return measured(operator, source.latest, parts, f"products, in {chart.name}", nothing_known)
+    names = layers_with_everything(model) if method is not None and layers is None else layers
     modules = {} if names is None else chosen_modules(model, names)
-    by_parameter = any(not isinstance(module, ELIGIBLE) or is_computed(module) for module in modules.values())
-    if by_parameter and method is not None:
-        odd = next(name for name, m in modules.items() if not isinstance(m, ELIGIBLE) or is_computed(m))
+    odd = next((name for name, m in modules.items() if not isinstance(m, ELIGIBLE) or is_computed(m)), None)
+    if odd is not None and method is not None:
         raise ConfigError(
             f"the coordinates of a method are those of a plain weight, which layer {odd!r} does not have: name others"
         )
     prefixes = {name: "" if module is model else f"{name}." for name, module in modules.items()}
     inside = {f"{prefixes[name]}{key}": name for name, m in modules.items() for key, _ in m.named_parameters()}
-
-    def local() -> HessianOperator:
-        wanted = {"parameters": list(inside)} if by_parameter else {"layers": names}
-        return HessianOperator(model, loss_fn, data, **options, **wanted)
-
-    H = local() if team is None else agreed(team, local)
-    operator: SymmetricOperator = H if team is None else shared(H, team)
-    parts: dict[str, list[slice]] = {}
-    if method is None:
-        for name, where in H.parts.items():
-            owner = inside.get(name, name) if names is not None else name.rpartition(".")[0] or "model"
-            parts.setdefault(owner, []).append(where)
-    else:
-        assert names is not None
-        P = layer_coordinates(method, model, loss_fn, data, names, dtype=dtype, memory=memory, team=team)
-        change = coordinates_of(H, P)
-        operator = Congruence(operator, change)
-        start = 0
-        for name, width in zip(names, change.columns, strict=True):
-            parts[name] = [slice(start, start + width)]
-            start += width
-
-    def known() -> tuple[Sequence[NullDirections], Known]:
-        if method is not None:
-            # the null space and the inverse are those of the plain coordinates
-            return (), Known()
-        if team is not None:
-            # what is null for the share of one process need not be so for that of another
-            inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory)
-            return (), Known(None, inverse)
-        found = network_null_directions(H, model, loss_fn, data, dtype=dtype, memory=memory)
-        inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory, null_space=combined(found))
-        Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
-        return found, Known(null, PulledInverse(inverse, Z), Z)
-
+    wanted = {"layers": names} if odd is None else {"parameters": list(inside)}
+    H = source.operator(**wanted) if team is None else agreed(team, lambda: source.operator(**wanted))
+    whole = H if team is None else shared(H, team)
     route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
-    result = NetworkResult(NetworkHessian(operator, known, Effort(memory=memory)), parts, H.names, route, rtol)
-    return checked(result, H, check)
+    if method is not None:
+        assert names is not None
+        change = coordinates_of(H, layer_coordinates(method, H, team=team))
+        ends = list(accumulate(change.columns))
+        parts = {name: [slice(end - k, end)] for name, k, end in zip(names, change.columns, ends, strict=True)}
+        # the null space and the inverse are those of the plain coordinates
+        return measured(Congruence(whole, change), H, parts, route, nothing_known)
+    parts = {}
+    for name, where in H.parts.items():
+        owner = inside.get(name, name) if names is not None else name.rpartition(".")[0] or "model"
+        parts.setdefault(owner, []).append(where)
+    # what is null for the share of one process need not be so for that of another
+    known = partial(all_known, H) if team is None else lambda: ((), Known(None, network_inverse(H)))
+    return measured(whole, H, parts, route, known)
 
 
-def checked(result: NetworkResult, H: HessianOperator, check: bool) -> ProbeResult:
+def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:
+    """Null directions of a Hessian, and an approximate inverse in what is left without them."""
+    found = network_null_directions(H)
+    inverse = network_inverse(H, null_space=combined(found))
+    Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
+    return found, Known(null, PulledInverse(inverse, Z), Z)
+
+
+def with_check(result: NetworkResult, H: HessianOperator, check: bool) -> ProbeResult:
     """The result with the check of the operator that it is made of, on the data of this process, if that is wanted.
 
     Raises
@@ -197,7 +190,7 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
     operator, failure = None, None
     try:
         operator = make()
-        _ = operator.local_masses  # may be refused too
+        _ = operator.problem.masses  # may be refused too
     except HesscondError as error:
         failure = error
     all_or_none(team, None, failure)
@@ -212,5 +205,5 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
 
 def shared(operator: HessianOperator, team: Team) -> DataParallel:
     """The operator of the data of all processes, each of which has made its own."""
-    masses = operator.local_masses
-    return DataParallel(operator, share_of_mass(masses, team.gathered(masses)), team)
+    masses = operator.problem.masses
+    return DataParallel(operator, mass_of(masses, team.gathered(masses)).share, team)

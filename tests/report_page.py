@@ -4,7 +4,8 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from hesscond.study.store import RunLog, open_run
+from hesscond.study.log import RunLog
+from hesscond.study.store import open_run
 
 
 class Page(HTMLParser):

@@ -14,8 +14,9 @@ from hesscond.data import load
 from hesscond.data.files import DownloadError
 from hesscond.methods import registered
 from hesscond.study import RunPlan, load_study, open_run, run
-from hesscond.study.batch import Overrides
-from hesscond.study.store import TABLES, RunLog
+from hesscond.study.grid import Overrides
+from hesscond.study.log import RunLog
+from hesscond.study.store import TABLES
 
 STUDY = """
 name = "tiny"
@@ -118,6 +119,7 @@ def test_one_run_with_its_figure(run_cli, folder):
     assert open_run(folder / "out").status == "finished"
 
 
+@pytest.mark.slow
 def test_several_methods_and_seeds(run_cli, folder, no_figure):
     options = ("--iterations", 4, "--lr", 0.05, "--batch-size", 7, "--probe-every", 2, "--device", "cpu")
     result = run_cli("study", "tiny.toml", "-m", "vanilla", "-m", "bnp", "--seed", "0, 5", "--out", "a[/b]", *options)
@@ -557,6 +559,7 @@ def test_summary_table_as_csv(run_cli, stored):
     assert run_cli("table", "summary", ".", "--format", "docx").code == 2
 
 
+@pytest.mark.slow
 def test_config_toml_of_a_run_repeats_it_without_options(run_cli, folder):
     first = run_cli("study", "tiny.toml", "--method", "bnp", "--seed", "3", "--lr", "0.07", "--out", "first")
     again = run_cli("study", "first/config.toml", "--out", "again")

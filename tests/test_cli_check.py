@@ -9,7 +9,7 @@ from expectations.expectation_runs import probe_row
 
 from hesscond.commands.check import escaped, escaped_property
 from hesscond.commands.junit import Case, junit_report
-from hesscond.study.store import RunLog
+from hesscond.study.log import RunLog
 
 MET, FAILED, OPEN = "kappa < 200", "kappa_preconditioned > 50", "kappa_preconditioned < 12"
 
@@ -170,6 +170,7 @@ def test_a_folder_without_runs(call_cli, tmp_path):
     assert call_cli("check", tmp_path, "--expect", MET).code == 2
 
 
+@pytest.mark.slow
 def test_a_study_that_must_meet_something(call_cli, tmp_path, monkeypatch):
     study = ["study", "fc-digits", "--method", "bnp", "--iterations", "3", "--out"]
     monkeypatch.setenv("GITHUB_ACTIONS", "true")

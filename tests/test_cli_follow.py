@@ -15,9 +15,10 @@ from rich.live import Live
 from study.run_logs import CONFIG, row, written_run
 
 from hesscond.commands.follow import Screen
-from hesscond.commands.live_view import sparkline
+from hesscond.commands.live_view import SweepView, sparkline
 from hesscond.study import open_run
-from hesscond.study.store import RunLog
+from hesscond.study.log import RunLog
+from hesscond.study.sweep import Outcome
 from hesscond.study.watching import WatchedRun
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -45,6 +46,7 @@ def processes():
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_real_study_is_followed_to_its_end(tmp_path, processes, call_cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     study = ("study", "fc-digits", "--method", "vanilla", "--method", "bnp", "--iterations", "100", "--out", "out")
@@ -71,6 +73,7 @@ def test_a_real_study_is_followed_to_its_end(tmp_path, processes, call_cli, monk
             assert part in lines[-1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_watching_and_not_the_run(tmp_path, processes):
     log = RunLog(tmp_path / "run", CONFIG)
     log.training(0, 0, 1.0)
@@ -174,6 +177,24 @@ def test_many_runs_have_a_row_each(watched):
     assert len(lines) == 9
     assert all(len(line) <= 80 for line in lines)
     assert all(part in lines[1] for part in ("bnp-seed4", "running", "200/400", "87.5 %", "9.4e+07", "0:01:40"))
+
+
+def test_a_sweep_shows_what_is_at_work(watched, tmp_path):
+    """Long names give way, numbers do not."""
+    name = "centred-weightnorm-b60-lr0.1-momentum0.9-nesterovTrue-seed0"
+    (tmp_path / name).symlink_to(watched.run.folder)
+    written = io.StringIO()
+    console = Console(force_terminal=True, file=written, width=80, height=24, color_system=None, _environ={})
+    with Live(console=console, auto_refresh=False) as live:
+        view = SweepView(console, [tmp_path / name, tmp_path / "next", tmp_path / "bad"], 12, live)
+        view.ended(Outcome("bad", "failed", "the disk is full"))
+        shown = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", written.getvalue())
+    lines = shown.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    for part in ("[10/12] bad: failed: the disk is full", "10 of 12 runs over, 1 not finished · ", "1 waiting"):
+        assert part in shown
+    row = next(line for line in lines if line.startswith("centred-"))
+    assert re.fullmatch(r"centred-weightnorm-b60\S*… +200/400 +0\.0187 +9\.4e\+07 +1\.0e\+02 +2 +0:01:40 *", row)
 
 
 @pytest.mark.parametrize(

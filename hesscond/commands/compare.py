@@ -16,8 +16,8 @@ from hesscond.methods import parse, registered
 from hesscond.progress import loading_bar
 from hesscond.report import comparison_frame, comparison_table
 from hesscond.study import load_data, load_study, resolve_device
-from hesscond.study.batch import Overrides
 from hesscond.study.comparison import GRID, compare
+from hesscond.study.grid import Overrides
 from hesscond.study.sections import LARGEST, LARGEST_RATE
 from hesscond.study.structure import probed_layers
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hesscond.study.listing import studies_folder
-from hesscond.study.reading import LOG
+from hesscond.study.store import LOG
 
 
 def among(names: Iterable[str]) -> Callable[[str], list[str]]:

@@ -16,9 +16,7 @@ from hesscond.commands.exits import DIVERGED
 from hesscond.commands.live_view import blocks, line, rows
 from hesscond.commands.printing import stdout
 from hesscond.errors import ConfigError
-from hesscond.study.reading import LOG
-from hesscond.study.store import OVER
-from hesscond.study.stored import run_folders
+from hesscond.study.store import LOG, OVER, run_folders
 from hesscond.study.watching import WatchedRun
 
 

@@ -1,18 +1,27 @@
-"""How runs look while they are followed: blocks with sparklines, a row each where there are many, lines in a pipe."""
+"""How runs look while they are trained: blocks with sparklines, a row each where there are many, lines in a pipe."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from hesscond.commands.runs import clock_time
-from hesscond.study.reading import printable
+from hesscond.errors import RunError
+from hesscond.study.store import LOG, open_run, printable
 from hesscond.study.watching import UnitCurves, WatchedRun
+
+if TYPE_CHECKING:
+    from hesscond.study.sweep import Outcome
 
 BARS = "▁▂▃▄▅▆▇█"
 #: In a sparkline where κ is unresolved, and where nothing was measured.
@@ -114,24 +123,38 @@ def kappa(values: Sequence[float], spark: int) -> tuple[str, str]:
     return last(values, ".2e"), sparkline(values, spark, logarithmic=True)
 
 
-def rows(runs: Sequence[WatchedRun]) -> Table:
-    """A row for each run, with the first of its units."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in ("run", "status", "iteration", "loss", "acc.", "κ(H)", "κ own", "left"):
-        table.add_column(name, justify="left" if name in ("run", "status") else "right", no_wrap=name != "run")
+#: The cells of a run's row, by their headlines; κ's are those of its first unit.
+CELLS: dict[str, Callable[[WatchedRun], str | Text]] = {
+    "run": lambda w: printable(w.run.label),
+    "folder": lambda w: printable(w.run.folder.name),
+    "status": lambda w: Text(w.run.status, style=COLOURS.get(w.run.status, "")),
+    "iteration": lambda w: counted(w),
+    "loss": lambda w: last(w.losses, ".3g"),
+    "acc.": lambda w: percent(w.accuracy),
+    "κ(H)": lambda w: last(first_unit(w).kappa, ".1e"),
+    "κ own": lambda w: last(first_unit(w).kappa_own, ".1e"),
+    "it/s": lambda w: "–" if math.isnan(w.speed) else f"{w.speed:.3g}",
+    "left": lambda w: duration(w.remaining),
+}
+FOLLOWED = ("run", "status", "iteration", "loss", "acc.", "κ(H)", "κ own", "left")
+#: Runs of a sweep differ in more than method and seed, which the name of the folder says.
+SWEPT = ("folder", "iteration", "loss", "κ(H)", "κ own", "it/s", "left")
+
+
+def rows(runs: Sequence[WatchedRun], columns: Sequence[str] = FOLLOWED) -> Table:
+    """A row for each run; where there is no room a name ends in an ellipsis."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", expand=True)
+    for name in columns:
+        justify, ratio = ("left", 1) if name in ("run", "folder") else ("right", None)
+        table.add_column(name, justify=justify, no_wrap=True, ratio=ratio)  # type: ignore[arg-type]
     for watched in runs:
-        first = next(iter(watched.units.values()), UnitCurves())
-        table.add_row(
-            printable(watched.run.label),
-            Text(watched.run.status, style=COLOURS.get(watched.run.status, "")),
-            counted(watched),
-            last(watched.losses, ".3g"),
-            percent(watched.accuracy),
-            last(first.kappa, ".1e"),
-            last(first.kappa_own, ".1e"),
-            duration(watched.remaining),
-        )
+        table.add_row(*(CELLS[name](watched) for name in columns))
     return table
+
+
+def first_unit(watched: WatchedRun) -> UnitCurves:
+    """Its κ's; none if no unit was probed."""
+    return next(iter(watched.units.values()), UnitCurves())
 
 
 def line(watched: WatchedRun) -> str:
@@ -187,3 +210,116 @@ def last(values: Sequence[float], form: str) -> str:
     if not values or math.isnan(values[-1]):
         return "–"
     return "unres." if values[-1] == math.inf else format(values[-1], form)
+
+
+#: Seconds between two drawings of a sweep in a terminal, and between two lines about what is at work elsewhere.
+REDRAW, REPEAT = 0.5, 60.0
+#: Runs at work that are shown, each on a line.
+SHOWN = 16
+
+
+class SweepView:
+    """A sweep while it works: in a terminal the runs at work, elsewhere a line for each that is over.
+
+    Parameters
+    ----------
+    console
+        Where to.
+    folders
+        Of the runs that are left to do.
+    total
+        Runs of the sweep, those that were over before included.
+    live
+        In a terminal.
+    """
+
+    def __init__(self, console: Console, folders: Sequence[Path], total: int, live: Live | None) -> None:
+        self.console, self.total, self.live = console, total, live
+        self.left = {folder.name: folder for folder in folders}
+        self.watched: dict[str, WatchedRun] = {}
+        self.bad = 0
+        self.seconds: list[float] = []
+        self.began_at = self.drawn = time.monotonic()
+
+    @property
+    def over(self) -> int:
+        """How many runs are over."""
+        return self.total - len(self.left)
+
+    def ended(self, outcome: Outcome) -> None:
+        """A run is over."""
+        folder = self.left.pop(outcome.name)
+        self.watched.pop(outcome.name, None)
+        self.bad += outcome.status != "finished"
+        how = f"{outcome.status}: {outcome.message}" if outcome.message else outcome.status
+        if outcome.status in ("finished", "diverged"):
+            run = open_run(folder)
+            self.seconds.append(run.seconds)
+            if outcome.status == "finished":
+                how += f", {run.iterations} iterations, loss {run.last_loss:.4g}, {run.seconds:.1f} s"
+        # in a terminal what went well is counted
+        if self.live is None or outcome.status != "finished":
+            self.line(f"[{self.over}/{self.total}] {outcome.name}: {how}")
+        if self.live is not None:
+            self.draw(self.live)
+
+    def broke(self, name: str, reason: str) -> None:
+        """The worker of a run broke down; the run is gone on with."""
+        self.line(f"{name}: its worker broke down ({reason}), it is gone on with")
+
+    def tick(self) -> None:
+        """Time has gone by."""
+        if time.monotonic() - self.drawn > (REPEAT if self.live is None else REDRAW):
+            self.drawn = time.monotonic()
+            if self.live is not None:
+                self.draw(self.live)
+                return
+            shown = ", ".join(f"{run.run.folder.name} {counted(run)}" for run in self.running()[:SHOWN])
+            self.line(f"{self.over}/{self.total} over after {self.clock()}; at work: {shown}")
+
+    def line(self, text: str) -> None:
+        """Print a line, in a terminal above the rest."""
+        self.console.print(printable(text), soft_wrap=True)
+
+    def clock(self) -> str:
+        """How long the sweep has worked."""
+        return clock_time(time.monotonic() - self.began_at)
+
+    def running(self) -> list[WatchedRun]:
+        """The runs at work, as their logs say."""
+        for name, folder in self.left.items():
+            # a log that is being made has no tables yet
+            with suppress(RunError):
+                if name in self.watched:
+                    self.watched[name].update()
+                elif (folder / LOG).exists():
+                    self.watched[name] = WatchedRun(folder)
+        return [watched for watched in self.watched.values() if not watched.over]
+
+    def remaining(self, running: Sequence[WatchedRun]) -> float:
+        """Seconds until all is done, as it looks; NaN before the first run is over."""
+        if not self.seconds or not running:
+            return math.nan
+        begun = sum(0.0 if math.isnan(watched.remaining) else watched.remaining for watched in running)
+        each = sum(self.seconds) / len(self.seconds)
+        return (begun + each * (len(self.left) - len(running))) / len(running)
+
+    def draw(self, live: Live) -> None:
+        """What is at work, in the terminal."""
+        running = self.running()
+        rest = self.remaining(running)
+        head = f"{self.over} of {self.total} runs over" + (f", {self.bad} not finished" if self.bad else "")
+        head += f" · {self.clock()}" + ("" if math.isnan(rest) else f" · about {clock_time(rest)} to go")
+        more = f"… and {len(running) - SHOWN} more at work; " if len(running) > SHOWN else ""
+        foot = Text(f"{more}{len(self.left) - len(running)} waiting", style="dim")
+        live.update(Group(Text(head, style="bold"), rows(running[:SHOWN], SWEPT), foot), refresh=True)
+
+
+@contextmanager
+def sweep_view(console: Console, folders: Sequence[Path], total: int) -> Iterator[SweepView]:
+    """The view of a sweep that fits the console."""
+    if not console.is_terminal:
+        yield SweepView(console, folders, total, None)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield SweepView(console, folders, total, live)

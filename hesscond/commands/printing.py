@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from hesscond.report.tables import TextTable
-from hesscond.study.reading import printable
+from hesscond.study.store import printable
 
 # no markup: a path or a name from a file may contain square brackets
 stdout = Console(markup=False, highlight=False)

@@ -14,7 +14,7 @@ from hesscond.commands.exits import BAD_USE
 from hesscond.commands.printing import AsJson, complain, listing
 from hesscond.errors import RunError
 from hesscond.study import StoredRun, open_run
-from hesscond.study.stored import run_folders
+from hesscond.study.store import run_folders
 
 
 def runs(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -28,15 +27,12 @@ from hesscond.study import (
     check_plan,
     load_data,
     load_study,
-    obstacle,
     open_run,
     resolve_device,
     run,
-    run_together,
 )
-from hesscond.study.batch import Overrides, plan_runs
+from hesscond.study.grid import Overrides, plan_runs
 from hesscond.study.sections import LARGEST
-from hesscond.study.together import is_new
 
 
 def study(
@@ -68,9 +64,6 @@ def study(
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the runs in --out that were broken off, to the same numbers.")
-    ] = False,
-    together: Annotated[
-        bool, typer.Option("--together", help="Train the seeds of a method in one pass for all: faster if it is small.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     data_dir: Annotated[
@@ -121,7 +114,7 @@ def study(
     for plan in plans:
         check_plan(plan, data)
     data = data.to(plans[0].device)
-    diverged = run_joined(plans, data, resume) if together else run_all(plans, data, resume)
+    diverged = run_all(plans, data, resume)
     stored = [open_run(plan.folder) for plan in plans]
     finish(where, stored)
     for sentence in diverged:
@@ -149,39 +142,16 @@ def run_all(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[str]:
     sentences = []
     for plan in plans:
         try:
-            with interruptible(plan.folder), progress_bar(stderr, label([plan])) as on_progress:
+            with interruptible(plan.folder), progress_bar(stderr, label(plan)) as on_progress:
                 run(plan, data, on_progress, resume=resume)
         except DivergedError as error:
-            sentences.append(f"{plan.study.name} {label([plan])}: {error}")
+            sentences.append(f"{plan.study.name} {label(plan)}: {error}")
     return sentences
 
 
-def run_joined(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[str]:
-    """Run the seeds of each method together where that can be done, and say where it cannot."""
-    sentences = []
-    for method, group in groupby(plans, lambda plan: plan.method):
-        every = list(group)
-        seeds = [plan for plan in every if is_new(plan)] if resume else every
-        if begun := [plan for plan in every if plan not in seeds]:
-            stderr.print(f"{label(begun)}: begun before, each goes on by itself", soft_wrap=True)
-            sentences += run_all(begun, data, resume)
-        if not seeds:
-            continue
-        if reason := obstacle(seeds[0], data):
-            stderr.print(f"{method}: its seeds are trained one after another, as {reason}", soft_wrap=True)
-            sentences += run_all(seeds, data, resume)
-            continue
-        with interruptible(seeds[0].folder.parent), progress_bar(stderr, label(seeds)) as on_progress:
-            ends = run_together(seeds, data, on_progress)
-        sentences += [
-            f"{plan.study.name} {label([plan])}: {error}" for plan, error in zip(seeds, ends, strict=True) if error
-        ]
-    return sentences
-
-
-def label(plans: Sequence[RunPlan]) -> str:
-    """Method and seeds."""
-    return f"{plans[0].method} seed{'s' if len(plans) > 1 else ''} {','.join(str(plan.seed) for plan in plans)}"
+def label(plan: RunPlan) -> str:
+    """Method and seed."""
+    return f"{plan.method} seed {plan.seed}"
 
 
 @contextmanager

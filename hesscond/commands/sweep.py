@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import torch
@@ -15,22 +15,20 @@ import typer
 
 from hesscond.commands import completion
 from hesscond.commands.exits import DIVERGED, INTERRUPTED
+from hesscond.commands.live_view import sweep_view
 from hesscond.commands.options import Scale
 from hesscond.commands.printing import complain, print_table, stderr, stdout
 from hesscond.commands.study import parse_seeds
-from hesscond.commands.sweep_view import view
+from hesscond.data import Dataset
 from hesscond.errors import ConfigError
 from hesscond.progress import loading_bar
 from hesscond.report.sweeps import best_frame, best_table, sweep_frame
 from hesscond.study import RunPlan, load_data, load_study, open_run, resolve_device
-from hesscond.study.batch import Overrides
-from hesscond.study.executors import Place, data_key
-from hesscond.study.grid import FILE, SweepConfig, check_config, parse_settings, plan_sweep, read_sweep
-from hesscond.study.grouping import Groups
+from hesscond.study.grid import FILE, Overrides, SweepConfig, check_config, parse_settings, plan_sweep, read_sweep
 from hesscond.study.sections import LARGEST
-from hesscond.study.sweep import prepare
+from hesscond.study.sweep import DataKey, Outcome, data_key, prepare, shared_files
 from hesscond.study.sweep import sweep as run_sweep
-from hesscond.study.worker import STATES, Outcome
+from hesscond.study.workers import WorkerProcesses, dask_workers, sigterm_interrupts
 
 #: Exit code after SIGTERM, as a shell has it.
 TERMINATED = 128 + signal.SIGTERM
@@ -74,16 +72,9 @@ def sweep(
     threads: Annotated[
         int | None, typer.Option(help="Threads of each run; the cores divided by --jobs. Last digits depend on it.")
     ] = None,
-    together: Annotated[
-        bool,
-        typer.Option(
-            "--together", help="Train runs that differ in seed only in one pass: faster if small; other last digits."
-        ),
-    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or GPUs by turns: cuda:0,cuda:1.")] = "auto",
-    dask: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A running Dask scheduler does the runs.")] = None,
-    slurm: Annotated[
-        str | None, typer.Option(metavar="KEY=V,…", help="Slurm does the runs: partition=gpu,time=120,gpus=1.")
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="The workers of a running Dask scheduler do the runs.")
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder that holds the data set (else $HESSCOND_DATA_DIR, the cache).")
@@ -97,7 +88,7 @@ def sweep(
     What is over is not repeated and what was broken off goes on: give the same command, or the sweep's folder. A larger
     grid adds runs. Several sweeps may work on one folder, from several machines too.
     """
-    place = place_of(jobs, device, dask, slurm)
+    place = place_of(jobs, device, dask)
     grid_options = (method, scale, seed, lr, batch_size, set_, iterations, epochs, probe_every)
     if Path(name).is_dir():
         if any(option is not None for option in grid_options) or out is not None:
@@ -105,7 +96,6 @@ def sweep(
         where = Path(name)
         config = read_sweep(where)
         changed = {} if threads is None else {"threads": threads}
-        changed |= {"together": True} if together else {}
         config = check_config(config.model_dump(exclude_none=True) | changed)
     else:
         study = Overrides(iterations, epochs, None, None, probe_every).apply(load_study(name, scale))
@@ -118,7 +108,6 @@ def sweep(
             "batch_sizes": [study.training.batch_size] if batch_size is None else integers("--batch-size", batch_size),
             "settings": parse_settings(set_ or []),
             "threads": threads if threads is not None else usual_threads(where, place),
-            "together": together,
         }
         if not method:
             raise ConfigError("name at least one method with --method (hesscond methods lists them)")
@@ -127,29 +116,53 @@ def sweep(
     wanted = {data_key(plan): plan.study.data for plan in plans}
     with loading_bar(stderr, ", ".join(sorted({one.name for one in wanted.values()}))) as on_decoded:
         data = {key: load_data(one, data_dir, on_decoded) for key, one in wanted.items()}
-        prepared = prepare(config, plans, data, where, jobs=place.jobs)
-    states = where / STATES
+        prepared = prepare(config, plans, data, where)
+    left = prepared.left
     said = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
     said += f", {len(prepared.done)} of them over before" if prepared.done else ""
-    tasks = prepared.groups.tasks
-    stderr.print(f"{said}; {words(place, config, len(tasks))}", soft_wrap=True)
-    if config.together and tasks:
-        stderr.print(words_together(prepared.groups), soft_wrap=True)
+    stderr.print(f"{said}; {words(place, config, len(left))}", soft_wrap=True)
     outcomes = dict(prepared.done)
-    if tasks:
-        with sigterm_interrupts():
-            try:
-                executor = place.executor(states, config.threads, data, len(tasks))
+    if left:
+        try:
+            with (
+                sigterm_interrupts(Terminated),
+                place.workers(data, len(left)) as (executor, files),
+                sweep_view(stderr, [plan.folder for plan in left], len(plans)) as shown,
+            ):
                 del data
-                with view(stderr, states, len(plans), len(prepared.done)) as shown:
-                    outcomes |= run_sweep(tasks, executor, shown, threads=config.threads, data_dir=absolute(data_dir))
-            except KeyboardInterrupt as interrupt:
-                stderr.print(f"interrupted: hesscond sweep {where} goes on", soft_wrap=True)
-                raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
+                outcomes |= run_sweep(
+                    left, executor, shown, threads=config.threads, files=files, data_dir=absolute(data_dir)
+                )
+        except KeyboardInterrupt as interrupt:
+            stderr.print(f"interrupted: hesscond sweep {where} goes on", soft_wrap=True)
+            raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
     finish(config, where, plans, outcomes)
 
 
-def place_of(jobs: int | None, device: str, dask: str | None, slurm: str | None) -> Place:
+@dataclass(frozen=True)
+class Place:
+    """Where a sweep computes: on these devices of this machine, so many runs at a time, or on a Dask cluster."""
+
+    jobs: int
+    devices: tuple[torch.device, ...]
+    dask: str | None = None
+
+    @contextmanager
+    def workers(
+        self, data: Mapping[DataKey, Dataset], runs: int
+    ) -> Iterator[tuple[Executor, Mapping[DataKey, Path] | None]]:
+        """The executor for a number of runs, and files with their data; a cluster has none."""
+        if self.dask is not None:
+            with dask_workers(self.dask) as executor:
+                yield executor, None
+            return
+        with shared_files(data) as (folder, files):
+            del data
+            jobs = min(self.jobs, runs)
+            yield WorkerProcesses([self.devices[n % len(self.devices)] for n in range(jobs)], folder), files
+
+
+def place_of(jobs: int | None, device: str, dask: str | None) -> Place:
     """Where to compute.
 
     Raises
@@ -159,14 +172,14 @@ def place_of(jobs: int | None, device: str, dask: str | None, slurm: str | None)
     """
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {jobs}")
-    if dask is not None and slurm is not None:
-        raise ConfigError("give either --dask or --slurm, not both")
     names = [part.strip() for part in device.split(",")]
-    if dask is not None or slurm is not None:
+    if dask is not None:
+        if jobs is not None:
+            raise ConfigError("--jobs: the number of Dask's workers says how many runs go at a time, leave it out")
         if names not in (["auto"], ["cpu"], ["cuda"]):
             raise ConfigError(f"--device {device}: on a cluster it is cpu or cuda, the cluster says which GPU")
         kind = resolve_device("auto").type if names == ["auto"] else names[0]
-        return Place(jobs, (torch.device(kind),), dask, slurm)
+        return Place(0, (torch.device(kind),), dask)
     devices = [resolve_device(part) for part in names]
     if names == ["auto"] and devices[0].type == "cuda":
         devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -186,9 +199,7 @@ def usual_threads(where: Path, place: Place) -> int:
     """The threads of a sweep that was begun here, so that it goes on to the same digits; else a share of the cores."""
     if (where / FILE).exists():
         return read_sweep(where).threads
-    if place.dask is not None or place.slurm is not None:
-        return 1
-    return max(1, torch.get_num_threads() // (place.jobs or 1))
+    return 1 if place.dask is not None else max(1, torch.get_num_threads() // place.jobs)
 
 
 def parse_ranges(text: str) -> list[int]:
@@ -239,50 +250,19 @@ def integers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def words(place: Place, config: SweepConfig, tasks: int) -> str:
+def words(place: Place, config: SweepConfig, runs: int) -> str:
     """Where a sweep computes, in words."""
-    if not tasks:
+    if not runs:
         return "nothing to do"
     threads = f"{config.threads} thread{'s' if config.threads > 1 else ''} each"
-    if place.dask is not None or place.slurm is not None:
-        where = f"Dask at {place.dask}" if place.dask is not None else f"Slurm ({place.slurm})"
-        return f"{where}, on {place.devices[0].type}, {threads}"
-    devices = ", ".join(map(str, place.devices))
-    return f"{min(place.jobs or 1, tasks)} at a time on {devices}, {threads}"
-
-
-def words_together(groups: Groups) -> str:
-    """Which runs are trained together, and why others are not.
-
-    Examples
-    --------
-    >>> words_together(Groups([], [], {"no other seed": 2, "begun before": 1}))
-    'together: no runs; apart: 2 (no other seed), 1 (begun before)'
-    """
-    counts = Counter(len(group) for group in groups.together)
-    tasks = ", ".join(f"{times} task{'s' if times > 1 else ''} of {size}" for size, times in counts.items())
-    together = f"{sum(map(len, groups.together))} runs, as {tasks}" if tasks else "no runs"
-    apart = ", ".join(f"{number} ({reason})" for reason, number in groups.reasons.items())
-    return f"together: {together}" + (f"; apart: {apart}" if apart else "")
+    if place.dask is not None:
+        return f"Dask at {place.dask}, on {place.devices[0].type}, {threads}"
+    return f"{min(place.jobs, runs)} at a time on {', '.join(map(str, place.devices))}, {threads}"
 
 
 def absolute(path: Path | None) -> Path | None:
     """A path that means the same to every process."""
     return None if path is None else path.expanduser().resolve()
-
-
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM is taken as a Ctrl-C."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def finish(config: SweepConfig, where: Path, plans: list[RunPlan], outcomes: dict[str, Outcome]) -> None:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hesscond.study.reading import FROM_THE_START
-from hesscond.study.schema import TABLES
-from hesscond.study.stored import open_run
+from hesscond.study.store import FROM_THE_START, TABLES, open_run
 
 if TYPE_CHECKING:
-    from hesscond.study.stored import StoredRun
+    from hesscond.study.store import StoredRun
 
 #: The columns that say where a row was measured.
 PLACE = ("iteration", "epoch", "data", "layer", "unit")

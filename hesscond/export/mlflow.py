@@ -15,8 +15,7 @@ from pathlib import Path
 
 from hesscond.errors import ConfigError
 from hesscond.export.curves import Scalar, flat
-from hesscond.study.reading import LOG, reading
-from hesscond.study.stored import StoredRun, moment
+from hesscond.study.store import LOG, StoredRun, moment, reading
 
 #: What MLflow takes in one request, and as a parameter's value.
 LARGEST_BATCH, LONGEST_VALUE = 1000, 500

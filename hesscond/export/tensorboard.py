@@ -12,7 +12,7 @@ from hesscond.errors import ConfigError
 from hesscond.export.curves import Scalar, flat
 
 if TYPE_CHECKING:
-    from hesscond.study.stored import StoredRun
+    from hesscond.study.store import StoredRun
 
 
 class TensorBoardFiles:

@@ -1,7 +1,7 @@
 """Hessians built from what was captured: an output unit or a whole layer, on a batch or streamed over a data set.
 
 Each is kept as its factor S^½Ĥ where there is one, and measured in plain or other `Coordinates`. Whole networks,
-and what is too large for that, are known by their products: `HessianOperator`, `GGNOperator`, `LayerOperator`.
+and what is too large for that, are known by their products: `HessianOperator`, `GGNOperator`.
 """
 
 from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian, unit_hessians
@@ -28,19 +28,17 @@ from hesscond.hessians.coordinates import (
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.kronecker import KroneckerInverse
-from hesscond.hessians.kronecker_network import BlockInverse, network_inverse
 from hesscond.hessians.layer import LayerHessian
-from hesscond.hessians.layer_operator import LayerOperator
-from hesscond.hessians.network import GGNOperator, HessianOperator
-from hesscond.hessians.null_network import network_null_directions
-from hesscond.hessians.null_spaces import NullDirections, combined
+from hesscond.hessians.network_hessian import NetworkHessian
+from hesscond.hessians.network_inverse import BlockInverse, network_inverse
+from hesscond.hessians.network_operator import GGNOperator, HessianOperator
+from hesscond.hessians.null_directions import NullDirections, combined, network_null_directions
 from hesscond.hessians.preconditioner import CentringScaling, GroupedPreconditioner, by_group, scaling_condition
 from hesscond.hessians.reduced import PulledInverse, remaining
 from hesscond.hessians.reparametrized import Reparametrized
 from hesscond.hessians.source import BlockSource
 from hesscond.hessians.streaming import stream, stream_layers
 from hesscond.hessians.tangent import SphereTangentOperator
-from hesscond.hessians.whole import NetworkHessian
 from hesscond.hessians.yardsticks import Jacobi, OptimalDiagonal
 
 __all__ = [
@@ -62,7 +60,6 @@ __all__ = [
     "KroneckerInverse",
     "LayerCoordinates",
     "LayerHessian",
-    "LayerOperator",
     "LinearCoordinates",
     "NetworkHessian",
     "NullDirections",

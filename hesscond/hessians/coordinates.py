@@ -13,9 +13,8 @@ from torch import nn
 from hesscond.capture import Geometry, LayerInputs
 from hesscond.capture.layers import checked_units, chosen_layers
 from hesscond.errors import ConfigError
-from hesscond.hessians.network import HessianOperator
+from hesscond.hessians.network_operator import HessianOperator, NetworkOperator
 from hesscond.hessians.parameters import UnitLayout
-from hesscond.hessians.stream_operator import NetworkOperator
 from hesscond.operators import LinearOperator, SymmetricOperator
 from hesscond.spectra import ConditionNumber
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hesscond.hessians.coordinates import BlockHessian, Coordinates, HessianMaker
-from hesscond.hessians.network import HessianOperator
-from hesscond.hessians.whole import NetworkHessian
+from hesscond.hessians.network_hessian import NetworkHessian
+from hesscond.hessians.network_operator import HessianOperator
+from hesscond.hessians.null_directions import NullDirections
 from hesscond.operators import SymmetricOperator
 from hesscond.spectra import Effort, Known
+
+#: Null directions of a Hessian and the same as a solver wants it, when they are first needed.
+Facts = Callable[[], tuple[Sequence[NullDirections], Known]]
+
+
+def nothing_known() -> tuple[Sequence[NullDirections], Known]:
+    """The facts of a Hessian in coordinates other than the plain ones."""
+    return (), Known()
 
 
 class BlockSource:
@@ -18,9 +27,9 @@ class BlockSource:
     Parameters
     ----------
     evaluate
-        Makes H from ``layers=``, ``unit=`` or ``parameters=``, by its products.
+        Makes H from ``layers=``, ``unit=`` or ``parameters=``, by its products, within ``memory=``.
     memory
-        Bytes that a Hessian and the work on it may take.
+        Bytes that a Hessian and the work on it may take: half for its graphs, and the rest for what solvers keep.
     captured
         Gives H of a unit or of a layer in plain coordinates, if they were captured.
 
@@ -60,10 +69,11 @@ class BlockSource:
         """H of ``layers=``, ``unit=`` or ``parameters=``; one for all units, where they are parts of the same."""
         key = repr(wanted)
         if key not in self._operators:
-            self._operators[key] = self._evaluate(**wanted)
+            self._operators[key] = self._evaluate(**wanted, memory=self.memory / 2)
         self.latest = self._operators[key]
         return self.latest
 
-    def products(self, operator: SymmetricOperator) -> NetworkHessian:
-        """The block of an operator of which nothing is known beforehand, within the memory."""
-        return NetworkHessian(operator, lambda: ((), Known()), Effort(memory=self.memory))
+    def products(self, operator: SymmetricOperator, known: Facts = nothing_known) -> NetworkHessian:
+        """The block of an operator that is made of the `latest` one."""
+        left = max(self.memory - self.latest.held, self.memory // 2)
+        return NetworkHessian(operator, known, Effort(memory=left))

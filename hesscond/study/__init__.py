@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from hesscond.study.datasets import load_data
     from hesscond.study.files import built_in, load_study
     from hesscond.study.runner import Progress, RunPlan, check_plan, run
-    from hesscond.study.stacking import obstacle
     from hesscond.study.store import StoredRun, find_runs, open_run
-    from hesscond.study.together import run_together
 else:
     __getattr__, __dir__ = attach(__name__)
 
@@ -28,9 +26,7 @@ __all__ = [
     "find_runs",
     "load_data",
     "load_study",
-    "obstacle",
     "open_run",
     "resolve_device",
     "run",
-    "run_together",
 ]

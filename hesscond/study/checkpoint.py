@@ -27,6 +27,10 @@ MAGIC = b"hesscond checkpoint 1"
 KEPT = 2
 
 
+class BusyError(RunError):
+    """Another process works on the run."""
+
+
 class Checkpoints:
     """The folder ``checkpoints`` of a run, of which one process at a time may be the owner (a context manager).
 
@@ -40,7 +44,7 @@ class Checkpoints:
 
     Raises
     ------
-    RunError
+    BusyError
         Another process works on the run.
     ConfigError
         The folder cannot be written.
@@ -53,7 +57,7 @@ class Checkpoints:
             self._lock = FileLock(run / LOCK, timeout=0)
             self._lock.acquire()
         except Timeout:
-            raise RunError(f"another process works on {run}: wait for it, or stop it") from None
+            raise BusyError(f"another process works on {run}: wait for it, or stop it") from None
         except OSError as error:
             raise ConfigError(f"the run folder {run} cannot be written: {error.strerror or error}") from None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from hesscond.study.config import StudyConfig
 from hesscond.study.listing import studies_folder
 from hesscond.study.sections import first_problem
 from hesscond.study.structure import Misfit, check_structure
-from hesscond.study.toml_lines import lines_of
 
 SCALES = ("paper", "small")
+#: Lines of a TOML file that begin a table, one of several tables, or the value of a key.
+HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z_][\w.-]*)\s*\]")
+KEY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=")
 
 
 def built_in() -> Iterator[StudyConfig]:
@@ -125,3 +129,29 @@ def line_of(text: str, key: tuple[str | int, ...], *, small: bool) -> str:
                 return f", line {lines[place]}"
             place = place[:-1]
     return ""
+
+
+def lines_of(text: str) -> dict[tuple[str | int, ...], int]:
+    r"""The line, from 1, on which each table and key first appears that stands at the beginning of a line.
+
+    Examples
+    --------
+    >>> lines_of("[[a]]\nb = 1\n[[a]]\nb = [\n  2,\n]")
+    {('a',): 1, ('a', 0): 1, ('a', 0, 'b'): 2, ('a', 1): 3, ('a', 1, 'b'): 4}
+    """
+    found: dict[tuple[str | int, ...], int] = {}
+    table: tuple[str | int, ...] = ()
+    tables: Counter[tuple[str | int, ...]] = Counter()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := HEADER.match(line):
+            table = place = tuple(header[2].split("."))
+            if header[1] == "[[":
+                table = place = (*place, tables[place])
+                tables[place[:-1]] += 1
+        elif key := KEY.match(line):
+            place = (*table, *key[1].split("."))
+        else:
+            continue
+        for end in range(1, len(place) + 1):
+            found.setdefault(place[:end], number)
+    return found

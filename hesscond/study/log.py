@@ -1,4 +1,4 @@
-"""Writes the run folder: ``config.toml`` and the append-only log ``run.sqlite``."""
+"""The writer of a run's folder, and which folders a run may begin or go on in."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ import tomli_w
 
 from hesscond.errors import ConfigError, RunError
 from hesscond.study.checkpoint import LOCK
-from hesscond.study.reading import LOG, check_regular
-from hesscond.study.schema import TABLES, check_schema, create
-from hesscond.study.stored import open_run
-
-#: How a run can end that need not go on.
-OVER = ("finished", "diverged")
+from hesscond.study.config import completed
+from hesscond.study.store import (
+    APPLICATION_ID,
+    BESIDE,
+    KEYS,
+    LOG,
+    SCHEMA_VERSION,
+    TABLES,
+    check_regular,
+    check_schema,
+    open_run,
+)
 
 #: Seconds between commits of training rows between probed iterations, and between two entries of the clock.
 COMMIT_INTERVAL = 1.0
@@ -174,6 +180,17 @@ class RunLog:
         self._connection.close()
 
 
+def create(connection: sqlite3.Connection) -> None:
+    """Make the tables of this version in an empty database, inside the transaction that is open."""
+    for table, columns in (TABLES | BESIDE).items():
+        spec = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        connection.execute(f"CREATE TABLE {table} ({spec})")
+    for table, key in KEYS.items():
+        connection.execute(f"CREATE UNIQUE INDEX one_{table} ON {table} ({', '.join(key)})")
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
 def running() -> dict[str, Any]:
     """The facts of a run that this process writes."""
     return {"status": "running", "pid": os.getpid(), "host": socket.gethostname()}
@@ -213,8 +230,6 @@ def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> bool:
     RunError
         It holds a damaged one.
     """
-    from hesscond.study.config import completed  # readers of logs need no configuration, nor torch
-
     if not os.path.lexists(folder / LOG):
         return False
     there, wanted = completed(open_run(folder).config), completed({**config})

@@ -205,7 +205,7 @@ class Prober:
                 )
 
     def _maker(self, data: Any) -> HessianMaker:
-        return partial(HessianOperator, self.model, self.loss_fn, data, memory=MEMORY)
+        return partial(HessianOperator, self.model, self.loss_fn, data)
 
     def _capture(self, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, LayerCapture]:
         dtype = torch.float64 if self.config.precision == "float64" else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import scipy
@@ -28,10 +28,11 @@ from hesscond.models import build
 from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.config import StudyConfig
 from hesscond.study.datasets import Augmentation, check_data
+from hesscond.study.log import RunLog, can_be_resumed, check_free
 from hesscond.study.probing import Prober, ProbeRow
 from hesscond.study.schedule import scheduler
 from hesscond.study.sections import ModelConfig
-from hesscond.study.store import OVER, RunLog, can_be_resumed, check_free, open_run
+from hesscond.study.store import OVER, open_run
 from hesscond.study.structure import check_structure, probed_layers
 from hesscond.theorems import LayerStatement, statement
 
@@ -165,16 +166,32 @@ def run(
     """
     check_plan(plan, data)
     config = plan.config(data)
-    going_on = resume and can_be_resumed(plan.folder, config)
-    if going_on and open_run(plan.folder).status in OVER:
+    if standing(plan, config, resume=resume) == "over":
         return
-    if not going_on:
-        check_free(plan.folder, begun=resume)
     with Checkpoints(plan.folder) as checkpoints, seeded(plan):
-        # whoever has the lock: of two processes that begin a run at once, the second has stopped
-        log = RunLog.reopened(plan.folder) if going_on else RunLog(plan.folder, config, begun=resume)
+        # another process may have done it until now, but cannot any more
+        now = standing(plan, config, resume=resume)
+        if now == "over":
+            return
+        log = RunLog.reopened(plan.folder) if now == "begun" else RunLog(plan.folder, config, begun=resume)
         with closed_at_end(log):
             Training(plan, data, log, on_progress).run(checkpoints)
+
+
+def standing(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal["new", "begun", "over"]:
+    """How the run of a plan stands in its folder; "over" and "begun" can be if it is to be resumed.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds something else.
+    RunError
+        It holds a damaged run.
+    """
+    if resume and can_be_resumed(plan.folder, config):
+        return "over" if open_run(plan.folder).status in OVER else "begun"
+    check_free(plan.folder, begun=resume)
+    return "new"
 
 
 @contextmanager
@@ -184,9 +201,6 @@ def closed_at_end(log: RunLog) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         log.close("interrupted", "stopped by the user")
-        raise
-    except SystemExit:  # of Slurm, which runs the rest later
-        log.close("interrupted", "the process was told to end")
         raise
     except DivergedError as error:
         log.close("diverged", str(error))

@@ -1,20 +1,522 @@
-"""The run folder: ``config.toml`` and the append-only log ``run.sqlite``, written by one process, read by any."""
+"""The run folder: ``config.toml`` and the append-only log ``run.sqlite``, its tables, and how they are read."""
 
-from hesscond.study.log import OVER, RunLog, can_be_resumed, check_free, check_no_run
-from hesscond.study.schema import KEYS, PROBE_MEANING, SCHEMA_VERSION, TABLES
-from hesscond.study.stored import StoredRun, find_runs, open_run
+from __future__ import annotations
 
-__all__ = [
-    "KEYS",
-    "OVER",
-    "PROBE_MEANING",
-    "SCHEMA_VERSION",
-    "TABLES",
-    "RunLog",
-    "StoredRun",
-    "can_be_resumed",
-    "check_free",
-    "check_no_run",
-    "find_runs",
-    "open_run",
-]
+import math
+import os
+import re
+import shutil
+import socket
+import sqlite3
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hesscond.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LOG = "run.sqlite"
+#: What SQLite keeps beside the log while it is written, or after a kill.
+COMPANIONS = ("-wal", "-shm", "-journal")
+#: How a run can end that need not go on.
+OVER = ("finished", "diverged")
+#: Before every row number.
+FROM_THE_START = -(2**63)
+#: Seconds after which a run on another machine, of which nothing was heard since, is no longer called running.
+SILENCE = 900.0
+#: Attempts at a copy between two of the writer's checkpoints.
+ATTEMPTS = 20
+#: Characters that steer a terminal or turn the direction of text, and bytes of a path that are no UTF-8.
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+#: Of `TABLES` and all else below; a change of theirs is a new version.
+SCHEMA_VERSION = 5
+#: "HESS", in the header of the file.
+APPLICATION_ID = 0x48455353
+
+#: Columns of the log's tables with their SQLite types; `PROBE_MEANING` explains those of ``probe``.
+TABLES: dict[str, dict[str, str]] = {
+    "training": {"iteration": "INTEGER PRIMARY KEY", "epoch": "INTEGER", "loss": "REAL", "lr": "REAL"},
+    "evaluation": {
+        "iteration": "INTEGER PRIMARY KEY",
+        "epoch": "INTEGER",
+        "test_loss": "REAL",
+        "test_accuracy": "REAL",
+    },
+    "probe": {
+        "iteration": "INTEGER",
+        "epoch": "INTEGER",
+        "data": "TEXT",
+        "layer": "TEXT",
+        "unit": "INTEGER",
+        "samples": "INTEGER",
+        "n_params": "INTEGER",
+        "kappa": "REAL",
+        "kappa_lower": "REAL",
+        "kappa_upper": "REAL",
+        "kappa_preconditioned": "REAL",
+        "kappa_preconditioned_lower": "REAL",
+        "kappa_preconditioned_upper": "REAL",
+        "kappa_own": "REAL",
+        "kappa_own_lower": "REAL",
+        "kappa_own_upper": "REAL",
+        "kappa_D": "REAL",
+        "kappa_D_eps": "REAL",
+        "kappa_D_running": "REAL",
+        "kappa_D_running_eps": "REAL",
+        "dead": "INTEGER",
+        "rank": "INTEGER",
+        "nullity": "INTEGER",
+        "negative": "INTEGER",
+        "resolved": "INTEGER",
+        "lambda_max": "REAL",
+        "lambda_min": "REAL",
+        "rank_preconditioned": "INTEGER",
+        "resolved_preconditioned": "INTEGER",
+        "rank_own": "INTEGER",
+        "resolved_own": "INTEGER",
+        "coordinates": "TEXT",
+        "solver": "TEXT",
+    },
+    "statements": {
+        "iteration": "INTEGER",
+        "epoch": "INTEGER",
+        "data": "TEXT",
+        "layer": "TEXT",
+        "unit": "INTEGER",
+        "statement": "TEXT",
+        "claim": "TEXT",
+        "known": "INTEGER",
+        "status": "TEXT",
+        "used": "REAL",
+        "reason": "TEXT",
+    },
+    "readings": {
+        "iteration": "INTEGER",
+        "epoch": "INTEGER",
+        "data": "TEXT",
+        "layer": "TEXT",
+        "unit": "INTEGER",
+        "coordinates": "TEXT",
+        "kappa": "REAL",
+        "kappa_lower": "REAL",
+        "kappa_upper": "REAL",
+        "rank": "INTEGER",
+        "nullity": "INTEGER",
+        "negative": "INTEGER",
+        "resolved": "INTEGER",
+        "solver": "TEXT",
+    },
+}
+
+#: What makes a row the same: a resumed run measures some of them a second time.
+KEYS = {
+    "probe": ("iteration", "data", "layer", "unit"),
+    "readings": ("iteration", "data", "layer", "unit", "coordinates"),
+    "statements": ("iteration", "data", "layer", "unit", "statement", "claim"),
+}
+
+#: Beside `TABLES`: facts of the run as a whole, and how many iterations were logged by when (seconds since 1970), at
+#: most a row a second, in each session (the process that started the run, and those that went on with it).
+BESIDE = {
+    "run": {"key": "TEXT PRIMARY KEY", "value": "TEXT"},
+    "clock": {"session": "INTEGER", "time": "REAL", "iterations": "INTEGER"},
+}
+
+PROBE_MEANING = {
+    "iteration": "optimizer steps taken when it was measured",
+    "data": "samples of the Hessian: batch (the mini-batch about to be trained on) or train (the training set)",
+    "kappa": "κ(H) in the plain parameters [b, w]; inf if unresolved",
+    "kappa_preconditioned": "κ(PᵀHP) with P = U D from the raw statistics of the same samples, whatever the method",
+    "kappa_own": "κ in the method's own coordinates: P of its step, a tangent space, … (vanilla: equal to kappa)",
+    "kappa_D": "κ(D), D = diag(1, 1/σ) from the raw statistics of the same samples, dead features left out",
+    "kappa_D_eps": "the same with Algorithm 2's ε₁, ε₂",
+    "kappa_D_running": "κ(D) of the method's raw running statistics (empty where it has none)",
+    "kappa_D_running_eps": "the same with ε₁, ε₂: the D that the step used",
+    "dead": "input features constant over the samples (σ = 0)",
+    "coordinates": "the coordinates of kappa_own",
+    "rank": "rank of H; with nullity it adds up to n_params",
+}
+
+#: The values of columns as `sqlite3` gives them.
+PYTHON: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,)}
+
+
+def check_schema(connection: sqlite3.Connection) -> None:
+    """See that a database is a log of this version, with all tables.
+
+    Raises
+    ------
+    RunError
+        It is not; the sentence lacks the file's name.
+    """
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise RunError("it is no log of hesscond")
+    if version != SCHEMA_VERSION:
+        raise RunError(
+            f"its schema version is {version}, but this hesscond reads {SCHEMA_VERSION}: take the hesscond that the "
+            "run's config.toml names, or run the study again"
+        )
+    # no view, which may compute without end
+    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    for table in TABLES | BESIDE:
+        if table not in there:
+            raise RunError(f"it has no table {table}")
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a run's log that writes nothing and runs nothing.
+
+    A log that nobody writes is opened as it is. Where a kill left a write-ahead log it is read too, from a copy if the
+    folder does not let SQLite index it in place (a read-only medium).
+
+    Raises
+    ------
+    RunError
+        It is damaged, of another version, no log at all, or not a file.
+    """
+    path = folder / LOG
+    check_regular(folder)
+    try:
+        with _connected(path) as connection:
+            connection.execute("PRAGMA query_only = ON")
+            connection.execute("PRAGMA trusted_schema = OFF")
+            check_schema(connection)
+            yield connection
+    except RunError as error:
+        raise error if str(path) in str(error) else RunError(f"the log {path} cannot be read: {error}") from None
+    except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
+        raise RunError(f"the log {path} cannot be read: {error}") from None
+    except OSError as error:
+        raise RunError(f"the log {path} cannot be read: {error.strerror or error}") from None
+
+
+def check_regular(folder: Path) -> None:
+    """Refuse a run whose files are not files in its own folder: what a link leads to is not this run's.
+
+    The folder itself may be reached through links.
+
+    Raises
+    ------
+    RunError
+        One is a link, a folder or a device.
+    """
+    for name in (LOG, "config.toml", *(LOG + end for end in COMPANIONS)):
+        path = folder / name
+        if path.is_symlink():
+            raise RunError(f"{path} is a symbolic link: a run is read from files in its own folder only")
+        if os.path.lexists(path) and not path.is_file():
+            raise RunError(f"{path} is not a file")
+
+
+@contextmanager
+def _connected(path: Path) -> Iterator[sqlite3.Connection]:
+    """A read-only connection to what SQLite finds in a file and its companions."""
+    wal, shm, journal = (path.with_name(path.name + end) for end in COMPANIONS)
+    written = wal.exists()
+    in_place = written and shm.exists() and os.access(shm, os.W_OK) and os.access(path.parent, os.W_OK)
+    if not in_place and (written or journal.exists()):
+        with (
+            tempfile.TemporaryDirectory(prefix="hesscond-") as folder,
+            closing(sqlite3.connect(_copied(path, Path(folder)), isolation_level=None)) as connection,
+        ):
+            yield connection
+        return
+    # nobody writes, but a header that asks for a write-ahead log would make SQLite begin one
+    immutable = "" if written else "&immutable=1"
+    address = f"{path.absolute().as_uri()}?mode=ro{immutable}"
+    with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        if not written and path.stat().st_size % size:
+            raise RunError("it was cut off")
+        yield connection
+
+
+def _copied(path: Path, folder: Path) -> Path:
+    """A copy of a log and its companions as they were at one moment."""
+    for _ in range(ATTEMPTS):
+        before = path.stat()
+        copies = [shutil.copyfile(path, folder / path.name)]
+        for end in ("-wal", "-journal"):
+            companion = path.with_name(path.name + end)
+            if companion.exists():
+                copies.append(shutil.copyfile(companion, folder / companion.name))
+        after = path.stat()
+        # the write-ahead log only grows until what it holds has gone to the main file
+        if (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size):
+            return Path(copies[0])
+    raise RunError("it changes faster than it can be copied")
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run folder, read only.
+
+    Attributes
+    ----------
+    folder
+        Where it lies.
+    config
+        The contents of ``config.toml``; ``config["run"]`` has method, seed, learning rate and versions.
+    facts
+        Status, message and times; status is running, finished, interrupted, diverged, failed or killed, or silent: it
+        runs on another machine, and nothing was heard of it for a quarter of an hour.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    facts: dict[str, str]
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return str(self.config["run"]["method"])
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return int(self.config["run"]["seed"])
+
+    @property
+    def label(self) -> str:
+        """METHOD-seedS."""
+        return f"{self.method}-seed{self.seed}"
+
+    @property
+    def status(self) -> str:
+        """How the run stands."""
+        return self.facts.get("status", "unknown")
+
+    @property
+    def iterations(self) -> int:
+        """Training iterations in the log."""
+        with reading(self.folder) as connection:
+            return int(connection.execute("SELECT COUNT(*) FROM training").fetchone()[0])
+
+    @property
+    def total(self) -> int | None:
+        """Iterations that the run is to have; None where neither its config nor its log says so yet."""
+        training = self.config["training"]
+        if training.get("iterations") is not None:
+            return int(training["iterations"])
+        total = self.facts.get("total", "")
+        return int(total) if total.isdecimal() else None
+
+    @property
+    def last_loss(self) -> float:
+        """The training loss of the last iteration in the log; NaN if there is none."""
+        with reading(self.folder) as connection:
+            found = connection.execute("SELECT loss FROM training ORDER BY iteration DESC LIMIT 1").fetchone()
+        return float(found[0]) if found and found[0] is not None else math.nan
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has worked, breaks left out; NaN if nothing was logged yet."""
+        spans: dict[int, list[float]] = {}
+        clock = self.rows("clock")[1]
+        for session, at in zip(clock["session"], clock["time"], strict=True):
+            spans.setdefault(session, []).append(at or 0.0)
+        return float(sum(max(0.0, span[-1] - span[0]) for span in spans.values())) if spans else math.nan
+
+    def rows(self, table: str, *, after: int = FROM_THE_START) -> tuple[list[int], dict[str, list[Any]]]:
+        """The rows of a table that came after row number ``after``: their numbers, and the values by column.
+
+        Raises
+        ------
+        RunError
+            The log is damaged.
+        """
+        columns = (TABLES | BESIDE)[table]
+        with reading(self.folder) as connection:
+            found = connection.execute(
+                f"SELECT rowid, {', '.join(columns)} FROM {table} WHERE rowid > ? ORDER BY rowid", [after]
+            ).fetchall()
+            numbers, *values = map(list, zip(*found, strict=True)) if found else [[] for _ in range(len(columns) + 1)]
+            for (column, kind), own in zip(columns.items(), values, strict=True):
+                allowed = PYTHON[kind.split()[0]] + (() if column in ("iteration", "epoch") else (type(None),))
+                if strange := [value for value in own if not isinstance(value, allowed)]:
+                    raise RunError(f"{table}.{column} holds {strange[0]!a}, which is not of type {kind}")
+        return numbers, dict(zip(columns, values, strict=True))
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A table of the log: ``"training"``, ``"probe"``, ``"evaluation"``, ``"statements"`` or ``"readings"``.
+
+        Readings are κ's in further coordinates that the method has, one row each; statements are the published ones
+        that were checked, a row for each claim (``known``: whether it is known to hold; ``used``: how much of what is
+        allowed was used).
+
+        Raises
+        ------
+        ConfigError
+            No such table.
+        RunError
+            The log is damaged.
+        """
+        import pandas as pd
+
+        if name not in TABLES:
+            raise ConfigError(f"unknown table {name!r}: choose from {', '.join(TABLES)}")
+        _, values = self.rows(name)
+        columns = {}
+        for column, kind in TABLES[name].items():
+            own = values[column]
+            if kind == "REAL":
+                columns[column] = pd.Series(own, dtype=float)
+            elif column.startswith("resolved"):
+                columns[column] = pd.Series([None if v is None else v != 0 for v in own], dtype="boolean")
+            elif kind.startswith("INTEGER"):
+                columns[column] = pd.Series(own, dtype="Int64" if None in own else "int64")
+            else:
+                columns[column] = pd.Series(own, dtype=None if own else object)
+        return pd.DataFrame(columns).sort_values("iteration", kind="stable", ignore_index=True)
+
+
+def open_run(folder: Path | str) -> StoredRun:
+    """Read a run folder.
+
+    Raises
+    ------
+    RunError
+        There is no run, or it is damaged, or of another version.
+    """
+    folder = Path(folder)
+    try:
+        there = all(os.path.lexists(folder / name) for name in (LOG, "config.toml"))
+    except ValueError:  # a null character
+        there = False
+    if not there:
+        raise RunError(f"{folder} is not a run folder: it has no {LOG} with a config.toml beside it")
+    check_regular(folder)
+    config = read_config(folder / "config.toml")
+    with reading(folder) as connection:
+        facts = {str(key): str(value) for key, value in connection.execute("SELECT key, value FROM run")}
+        (latest,) = connection.execute("SELECT MAX(time) FROM clock").fetchone()
+    if facts.get("status") == "running":
+        if facts.get("host", socket.gethostname()) == socket.gethostname():
+            facts["status"] = "running" if alive(facts.get("pid", "")) else "killed"
+        elif time.time() - (latest or 0.0) > SILENCE:
+            facts["status"] = "silent"
+    return StoredRun(folder, config, facts)
+
+
+class _Table(BaseModel):
+    """What reports need of a table of ``config.toml``; all else in it may be as it is."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Training(_Table):
+    batch_size: int
+    iterations: int | None = None
+    epochs: int | None = None
+
+
+class _Probe(_Table):
+    layers: Annotated[list[str], Field(min_length=1)]
+    units: Annotated[list[int], Field(min_length=1)]
+
+
+class _Run(_Table):
+    method: str
+    seed: int
+    learning_rate: Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Config(_Table):
+    name: str
+    data: dict[str, Any]
+    model: dict[str, Any]
+    training: _Training
+    probe: _Probe
+    run: _Run
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The contents of a run's config.toml, with all that reports need.
+
+    Raises
+    ------
+    RunError
+        It is damaged, or no file that a run leaves behind.
+    """
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        _Config.model_validate(config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RunError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}") from None
+    return config
+
+
+def alive(pid: str) -> bool:
+    """Whether a process of that number runs on this machine."""
+    try:
+        if int(pid) <= 0:
+            return False
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def moment(text: str) -> float | None:
+    """Seconds since 1970 of a time as the log writes it; None if it is none."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def run_folders(folder: Path | str) -> list[Path]:
+    """The run folders at or below ``folder``, in the order of their paths; links to folders are not followed.
+
+    Raises
+    ------
+    RunError
+        The folder does not exist.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise RunError(f"no folder {folder}")
+    # a run holds no other run: what else lies in it need not be looked through
+    found = []
+    for place, below, files in os.walk(folder):
+        if LOG in files or LOG in below:
+            found.append(Path(place))
+            below.clear()
+    return sorted(found)
+
+
+def find_runs(folder: Path | str) -> Iterator[StoredRun]:
+    """Every run at or below ``folder``, in the order of their paths.
+
+    Raises
+    ------
+    RunError
+        The folder does not exist; on the way, one of the runs is damaged.
+    """
+    return map(open_run, run_folders(folder))
+
+
+def printable(text: str) -> str:
+    """A text with escapes for characters that steer a terminal, or that cannot be printed: a path may hold any."""
+    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -2,50 +2,68 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 import threading
 import time
-import uuid
-from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from hesscond.data import Dataset
-from hesscond.errors import ConfigError
-from hesscond.study.checkpoint import LOCK
-from hesscond.study.executors import DataKey, Executor, Handle, data_key
+from hesscond.errors import ConfigError, DivergedError, HesscondError, RunError
+from hesscond.study.checkpoint import BusyError
+from hesscond.study.datasets import load_data
 from hesscond.study.grid import SweepConfig, check_same_sweep, write_sweep
-from hesscond.study.grouping import Groups, each_alone, grouped
-from hesscond.study.runner import RunPlan, check_plan
-from hesscond.study.store import can_be_resumed, check_free
-from hesscond.study.worker import STATES, Outcome, Task, is_locked, over
+from hesscond.study.runner import RunPlan, check_plan, run, standing
+from hesscond.study.sections import DataConfig
+from hesscond.study.store import open_run
+from hesscond.study.workers import sigterm_interrupts
 
 #: Seconds between two looks at what the workers do.
 INTERVAL = 0.25
-#: Seconds that runs have to end by themselves after a Ctrl-C.
-GRACE = 20.0
 #: How often a run is begun whose worker broke down each time.
 ATTEMPTS = 3
 #: Seconds after which a run that somebody else worked on is tried again, once: workers of a killed sweep end by then.
 AGAIN = 2.0
 
+#: A data set and what was done to it.
+DataKey = tuple[str, tuple[str, ...]]
+
+#: Runs share torch's random state and its threads: one at a time in a process.
+one_at_a_time = threading.Lock()
+
+
+def data_key(plan: RunPlan) -> DataKey:
+    """What tells the data of a run from those of another."""
+    return plan.study.data.name, plan.study.data.preparation
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: ``finished``, ``diverged``, ``failed``, ``interrupted``, or ``busy``: another works on it."""
+
+    name: str
+    status: str
+    message: str = ""
+
 
 class Watcher(Protocol):
     """What a sweep tells about itself."""
 
-    def began(self, task: Task) -> None:
-        """Runs were handed over."""
-
     def ended(self, outcome: Outcome) -> None:
         """A run is over."""
 
-    def broke(self, task: Task, reason: str) -> None:
-        """A worker broke down; its runs are begun again, each by itself."""
+    def broke(self, name: str, reason: str) -> None:
+        """The worker of a run broke down; the run is gone on with."""
 
     def tick(self) -> None:
         """Time has gone by."""
@@ -53,22 +71,13 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A sweep that was checked: what is over and what is left to do."""
+    """A sweep that was checked: the runs that are over, by name, and those that are left to do."""
 
-    plans: list[RunPlan]
     done: dict[str, Outcome]
     left: list[RunPlan]
-    groups: Groups
 
 
-def prepare(
-    config: SweepConfig,
-    plans: Sequence[RunPlan],
-    data: Mapping[DataKey, Dataset],
-    out: Path,
-    *,
-    jobs: int | None = None,
-) -> Prepared:
+def prepare(config: SweepConfig, plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path) -> Prepared:
     """Check every run of a sweep and what is in its folder, then describe the sweep there.
 
     Parameters
@@ -79,8 +88,6 @@ def prepare(
         Of every plan, by its `data_key`, on the CPU.
     out
         The sweep's folder.
-    jobs
-        How many tasks are done at a time, if that is known: runs that are trained together are spread over them.
 
     Raises
     ------
@@ -95,62 +102,43 @@ def prepare(
         check_plan(replace(plan, device=torch.device("cpu")), data[data_key(plan)])
     done, left = {}, []
     for plan in plans:
-        ended = already_over(plan, data[data_key(plan)])
-        if ended is None:
-            left.append(plan)
+        if standing(plan, plan.config(data[data_key(plan)]), resume=True) == "over":
+            done[plan.folder.name] = ended(plan)
         else:
-            done[ended.name] = ended
+            left.append(plan)
     try:
-        (out / STATES).mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the folder {out} cannot be written: {error.strerror}") from None
     write_sweep(config, out)
-    return Prepared(list(plans), done, left, grouped(left, data, jobs) if config.together else each_alone(left))
-
-
-def already_over(plan: RunPlan, data: Dataset) -> Outcome | None:
-    """How a run ended before; None if it is still to be done, or somebody is at it.
-
-    Raises
-    ------
-    ConfigError
-        Its folder holds a run of another configuration, or something else.
-    RunError
-        The run is damaged.
-    """
-    claim = plan.folder.parent / STATES / f"{plan.folder.name}.lock"
-    # a log that is being written is not looked into
-    if is_locked(claim) or is_locked(plan.folder / LOCK):
-        return None
-    if (plan.folder / "run.sqlite").exists():
-        can_be_resumed(plan.folder, plan.config(data))
-        return over(plan.folder)
-    check_free(plan.folder, begun=True)
-    return None
+    return Prepared(done, left)
 
 
 def sweep(
-    groups: Sequence[Sequence[RunPlan]],
+    plans: Sequence[RunPlan],
     executor: Executor,
     watcher: Watcher,
     *,
     threads: int,
+    files: Mapping[DataKey, Path] | None = None,
     data_dir: Path | None = None,
 ) -> dict[str, Outcome]:
     """Do runs of one sweep.
 
     Parameters
     ----------
-    groups
-        What is left to do: the runs of each task.
+    plans
+        What is left to do.
     executor
-        Where; it is closed at the end.
+        Where; it is shut down at the end.
     watcher
         Told what happens.
     threads
-        Of each task.
+        Of each run.
+    files
+        From `shared_files`; without them each worker loads the data by itself.
     data_dir
-        Where workers that load the data sets themselves look for them.
+        Where it looks for them.
 
     Returns
     -------
@@ -160,112 +148,108 @@ def sweep(
     Raises
     ------
     KeyboardInterrupt
-        Raised while it waited; the runs in flight have been stopped, and can be gone on with.
+        Raised while it waited. Runs in flight on this machine have been stopped, those on a cluster go on to their end.
     """
-    if not groups:
-        executor.close()
-        return {}
-    states = groups[0][0].folder.parent / STATES
-    stop = states / f"stop-{os.getpid()}-{uuid.uuid4().hex}"
-    at_work = AtWork(executor, watcher, [Task(tuple(plans), None, data_dir, threads, stop) for plans in groups])
+    outcomes: dict[str, Outcome] = {}
+    breakdowns: Counter[str] = Counter()
+    flying: dict[Future[Outcome], RunPlan] = {}
+
+    def submit(plan: RunPlan) -> None:
+        # a worker of a cluster is at home in another folder
+        there = replace(plan, folder=plan.folder.absolute())
+        flying[executor.submit(work, there, (files or {}).get(data_key(plan)), data_dir, threads)] = plan
+
+    def take(plan: RunPlan, future: Future[Outcome]) -> None:
+        name = plan.folder.name
+        try:
+            outcome = future.result()
+        # whatever it is: a process that was killed, a cluster that gave up
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            breakdowns[name] += 1
+            if breakdowns[name] < ATTEMPTS:
+                watcher.broke(name, reason)
+                submit(plan)
+                return
+            outcome = Outcome(name, "failed", f"its worker broke down {ATTEMPTS} times ({reason})")
+        outcomes[name] = outcome
+        if outcome.status != "busy":
+            watcher.ended(outcome)
+
+    def finish() -> None:
+        while flying:
+            for future in wait(flying, INTERVAL, FIRST_COMPLETED).done:
+                take(flying.pop(future), future)
+            watcher.tick()
+
     try:
-        at_work.until_done()
-    except KeyboardInterrupt:
-        stop.touch()
-        executor.withdraw()
-        at_work.until_stopped(GRACE)
+        for plan in plans:
+            submit(plan)
+        finish()
+        if busy := [plan for plan in plans if outcomes[plan.folder.name].status == "busy"]:
+            time.sleep(AGAIN)
+            for plan in busy:
+                submit(plan)
+            finish()
+    except BaseException:
+        for future in flying:
+            future.cancel()
+        executor.shutdown(wait=False)
         raise
-    finally:
-        executor.close()
-        with suppress(OSError):
-            stop.unlink()
-    return at_work.outcomes
+    executor.shutdown()
+    return outcomes
 
 
-class AtWork:
-    """The tasks of a sweep: those that wait, those in flight, and how the others ended."""
+@contextmanager
+def shared_files(data: Mapping[DataKey, Dataset]) -> Iterator[tuple[Path, dict[DataKey, Path]]]:
+    """A folder with a file of each data set, which all processes of this machine map into their memory."""
+    with tempfile.TemporaryDirectory(prefix="hesscond-sweep-", ignore_cleanup_errors=True) as folder:
+        files = {key: Path(folder) / f"{number}.pt" for number, key in enumerate(data)}
+        for key, file in files.items():
+            torch.save(data[key], file)
+        del data  # the workers have it
+        yield Path(folder), files
 
-    def __init__(self, executor: Executor, watcher: Watcher, tasks: Sequence[Task]) -> None:
-        self.executor, self.watcher = executor, watcher
-        self.waiting = deque(tasks)
-        self.flying: list[tuple[Task, Handle]] = []
-        self.busy: list[Task] = []
-        self.attempts: dict[str, int] = {}
-        self.outcomes: dict[str, Outcome] = {}
-        self.wake = threading.Event()
 
-    def until_done(self) -> None:
-        """All of them; those that were busy once more at the end."""
-        self.go_on()
-        if self.busy:
-            again, self.busy = self.busy, []
-            pause_until = time.monotonic() + AGAIN
-            while time.monotonic() < pause_until:
-                time.sleep(INTERVAL)
-                self.watcher.tick()
-            self.waiting.extend(again)
-            self.go_on()
-        for task in self.busy:
-            (name,) = task.names
-            self.end(Outcome(name, "busy", "another process works on it"))
+def work(plan: RunPlan, file: Path | None, data_dir: Path | None, threads: int) -> Outcome:
+    """Do a run, or go on with it, in a worker: whatever happens is in the outcome."""
+    name = plan.folder.name
+    # threads of all libraries that add in parallel: torch's, and the BLAS of numpy and of scipy
+    with one_at_a_time, threadpool_limits(threads):
+        torch.set_num_threads(threads)
+        try:
+            with sigterm_interrupts():
+                run(plan, dataset(file, plan.study.data.model_dump_json(), data_dir, plan.device), resume=True)
+        except BusyError:
+            return Outcome(name, "busy")
+        except DivergedError as error:
+            return Outcome(name, "diverged", str(error))
+        except KeyboardInterrupt:
+            return Outcome(name, "interrupted")
+        except HesscondError as error:
+            return Outcome(name, "failed", str(error))
+        except Exception as error:
+            trace = plan.folder.with_name(f"{name}.traceback")
+            with suppress(OSError):
+                trace.write_text(traceback.format_exc(), encoding="utf-8")
+            reason = str(error).partition("\n")[0]
+            return Outcome(name, "failed", f"{type(error).__name__}: {reason} (see {trace})")
+        return ended(plan)
 
-    def go_on(self) -> None:
-        """Until nothing waits and nothing is in flight."""
-        while self.waiting or self.flying:
-            room = self.executor.capacity - len(self.flying)
-            tasks = [self.waiting.popleft() for _ in range(int(min(room, len(self.waiting))))]
-            for task in tasks:
-                self.watcher.began(task)
-            if tasks:
-                handles = self.executor.submit(tasks, lambda _: self.wake.set())
-                self.flying += zip(tasks, handles, strict=True)
-            self.wake.wait(INTERVAL)
-            self.wake.clear()
-            self.collect()
-            self.watcher.tick()
 
-    def until_stopped(self, seconds: float) -> None:
-        """Until nothing is in flight, or the time is up."""
-        self.waiting.clear()
-        end = time.monotonic() + seconds
-        while self.flying and time.monotonic() < end:
-            self.wake.wait(INTERVAL)
-            self.wake.clear()
-            self.collect(begin_again=False)
+def ended(plan: RunPlan) -> Outcome:
+    """How a run ended that is over, from its log."""
+    try:
+        stored = open_run(plan.folder)
+    except RunError as error:
+        return Outcome(plan.folder.name, "failed", str(error))
+    return Outcome(plan.folder.name, stored.status, stored.facts.get("message", ""))
 
-    def collect(self, *, begin_again: bool = True) -> None:
-        """Take what is over."""
-        over = [(task, handle) for task, handle in self.flying if handle.done()]
-        self.flying = [pair for pair in self.flying if pair not in over]
-        for task, handle in over:
-            try:
-                outcomes = handle.result()
-            # whatever it is: a process that was killed, a cluster's job that failed
-            except Exception as error:
-                self.broken(task, error, begin_again)
-                continue
-            for outcome, alone in zip(outcomes, task.apart(), strict=True):
-                if outcome.status == "busy":
-                    self.busy.append(alone)
-                else:
-                    self.end(outcome)
 
-    def broken(self, task: Task, error: Exception, begin_again: bool) -> None:
-        """A worker broke down: begin its runs again, each by itself, unless that has been tried."""
-        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        again = []
-        for alone in task.apart():
-            (name,) = alone.names
-            times = self.attempts[name] = self.attempts.get(name, 0) + 1
-            if begin_again and times < ATTEMPTS:
-                again.append(alone)
-            else:
-                self.end(Outcome(name, "failed", f"its worker broke down {times} times ({reason})"))
-        if again:
-            self.watcher.broke(replace(task, plans=tuple(plan for alone in again for plan in alone.plans)), reason)
-            self.waiting.extendleft(reversed(again))
-
-    def end(self, outcome: Outcome) -> None:
-        """How a run ended."""
-        self.outcomes[outcome.name] = outcome
-        self.watcher.ended(outcome)
+@lru_cache(maxsize=4)
+def dataset(file: Path | None, config: str, data_dir: Path | None, device: torch.device) -> Dataset:
+    """The data on the device, read once in a process; what is mapped from a file is in memory once for all."""
+    if file is None:
+        return load_data(DataConfig.model_validate_json(config), data_dir).to(device)
+    data: Dataset = torch.load(file, mmap=True, weights_only=False)
+    return data.to(device)

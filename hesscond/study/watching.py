@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hesscond.study.reading import FROM_THE_START
-from hesscond.study.stored import StoredRun, open_run
+from hesscond.study.store import FROM_THE_START, StoredRun, open_run
 
 #: Seconds back over which the speed is taken.
 RECENT = 60.0

@@ -12,7 +12,7 @@ from study.run_logs import CONFIG, row, written_run
 
 from hesscond.export import ScalarReader, TensorBoardFiles, transfer
 from hesscond.study import open_run
-from hesscond.study.store import RunLog
+from hesscond.study.log import RunLog
 
 # packages of others warn about each other
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -10,7 +10,8 @@ import pytest
 from report_page import logged, probe
 
 from hesscond.methods import registered
-from hesscond.study.store import RunLog, StoredRun, open_run
+from hesscond.study.log import RunLog
+from hesscond.study.store import StoredRun, open_run
 
 
 def write_run(

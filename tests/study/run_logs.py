@@ -2,7 +2,7 @@
 
 import shutil
 
-from hesscond.study.store import RunLog
+from hesscond.study.log import RunLog
 
 CONFIG = {
     "name": "made-up",

@@ -14,9 +14,9 @@ import torch
 from hesscond.data import Dataset, Pictures, standardized
 from hesscond.data.dataset import images_from_bytes
 from hesscond.errors import ConfigError
-from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run, run_together
+from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
 from hesscond.study.checkpoint import Checkpoints
-from hesscond.study.worker import dataset
+from hesscond.study.sweep import dataset
 
 CPU = torch.device("cpu")
 #: Of every table the columns that are no measurement of time.
@@ -138,17 +138,6 @@ def test_a_resumed_run_is_the_same(tmp_path, pictures):
     run(plans[0], load_data(study.data), resume=True)
     run(plans[1], in_memory(study, written))
     assert_same(plans[0].folder, plans[1].folder)
-
-
-def test_seeds_together(tmp_path, pictures):
-    """In one pass up to rounding."""
-    folder, written = pictures
-    study = load_study(study_file(tmp_path, folder, data={"standardize": True, "augmentation": ["flip"]}))
-    for name, data in (("disk", load_data(study.data)), ("memory", in_memory(study, written))):
-        plans = [RunPlan(study, "vanilla", seed, 0.01, tmp_path / name / str(seed), CPU) for seed in (0, 1)]
-        assert run_together(plans, data) == [None, None]
-    for seed in ("0", "1"):
-        assert_same(tmp_path / "disk" / seed, tmp_path / "memory" / seed)
 
 
 def test_workers_get_the_path_and_not_the_pixels(tmp_path, pictures):

@@ -9,8 +9,8 @@ import torch
 from hesscond.data import Dataset
 from hesscond.errors import HesscondError
 from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
-from hesscond.study.batch import Overrides
 from hesscond.study.files import SCALES, studies_folder
+from hesscond.study.grid import Overrides
 
 STUDIES = sorted(path.stem for path in studies_folder().glob("*.toml"))
 SMALL = {name: load_study(name, "small") for name in STUDIES}

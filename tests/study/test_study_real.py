@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hesscond.study import RunPlan, load_study, open_run, run
-from hesscond.study.batch import Overrides
+from hesscond.study.grid import Overrides
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,10 @@ from torch.optim import lr_scheduler
 
 from hesscond.data import load
 from hesscond.study import RunPlan, load_study, open_run, run
+from hesscond.study.log import RunLog
 from hesscond.study.runner import Training
 from hesscond.study.schedule import factors
 from hesscond.study.sections import ScheduleConfig, sentence
-from hesscond.study.store import RunLog
-from hesscond.study.together import run_together
 
 PER_EPOCH, ITERATIONS = 10, 60
 
@@ -125,19 +124,13 @@ def test_every_method_s_optimizer_follows(tmp_path, method):
     assert bool(held) is (method == "sphere")
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_the_log_has_the_rate_of_every_step(tmp_path, together):
+def test_the_log_has_the_rate_of_every_step(tmp_path):
     (tmp_path / "study.toml").write_text(tomli_w.dumps(STUDY), encoding="utf-8")
     study, data = load_study(tmp_path / "study.toml"), load("digits")
-    plans = [RunPlan(study, "vanilla", seed, 0.01, tmp_path / str(seed), torch.device("cpu")) for seed in (0, 1)]
-    if together:
-        run_together(plans, data)
-    else:
-        for plan in plans:
-            run(plan, data)
+    plan = RunPlan(study, "vanilla", 0, 0.01, tmp_path / "run", torch.device("cpu"))
+    run(plan, data)
     expected = [0.01 * factor for factor in (1 / 3, 2 / 3, 1, 1, 0.8, 0.6, 0.4, 0.2)]
-    for plan in plans:
-        assert open_run(plan.folder).table("training")["lr"].tolist() == pytest.approx(expected)
+    assert open_run(plan.folder).table("training")["lr"].tolist() == pytest.approx(expected)
 
 
 def test_weight_decay_and_nesterov_are_those_of_torch(tmp_path):

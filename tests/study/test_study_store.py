@@ -12,7 +12,8 @@ import tomli_w
 
 from hesscond.errors import ConfigError, HesscondError, RunError
 from hesscond.study import find_runs, open_run
-from hesscond.study.store import TABLES, RunLog, check_free
+from hesscond.study.log import RunLog, check_free
+from hesscond.study.store import TABLES
 
 CONFIG = {
     "name": "made-up",

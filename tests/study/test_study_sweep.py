@@ -1,7 +1,9 @@
 """A grid's runs: their names, what the folder says of them, and how a sweep deals with whatever happens to a run."""
 
-import json
+import os
+import signal
 import threading
+from concurrent.futures import Executor, Future
 from itertools import product
 
 import pandas as pd
@@ -14,15 +16,20 @@ from threadpoolctl import threadpool_limits
 from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.report.sweeps import best_frame
-from hesscond.study import load_study, open_run, run, run_together, runner
-from hesscond.study.batch import Overrides
+from hesscond.study import load_study, open_run, run
 from hesscond.study.checkpoint import Checkpoints
-from hesscond.study.executors import Executor, LocalProcesses
-from hesscond.study.grid import check_config, parse_settings, plan_sweep, read_sweep, with_settings, write_sweep
-from hesscond.study.grouping import FEWEST, spread
+from hesscond.study.grid import (
+    Overrides,
+    check_config,
+    parse_settings,
+    plan_sweep,
+    read_sweep,
+    with_settings,
+    write_sweep,
+)
 from hesscond.study.store import TABLES
-from hesscond.study.sweep import ATTEMPTS, prepare, sweep
-from hesscond.study.worker import STATES, Outcome, Task, is_locked, read_state, work
+from hesscond.study.sweep import ATTEMPTS, Outcome, prepare, shared_files, sweep, work
+from hesscond.study.workers import WorkerProcesses
 
 CPU = torch.device("cpu")
 
@@ -53,46 +60,39 @@ def prepared(config, out, data):
 
 class Watcher:
     def __init__(self):
-        self.began_names, self.ended_outcomes, self.reasons = [], [], []
-
-    def began(self, task):
-        self.began_names += task.names
+        self.ended_outcomes, self.reasons = [], []
 
     def ended(self, outcome):
         self.ended_outcomes.append(outcome)
 
-    def broke(self, task, reason):
-        self.reasons.append((task.names, reason))
+    def broke(self, name, reason):
+        self.reasons.append((name, reason))
 
     def tick(self):
         pass
 
 
 class Here(Executor):
-    """Runs in this process, as soon as they are handed over; a stand-in may take the place of the work."""
+    """Calls in this process, at once; a stand-in may take the place of the work."""
 
-    def __init__(self, instead=work, capacity=2):
-        self.instead, self.capacity, self.closed = instead, capacity, False
+    def __init__(self, instead=None):
+        self.instead, self.closed = instead, False
 
-    def submit(self, tasks, wake):
-        return [Done(self.instead, task) for task in tasks]
+    def submit(self, fn, /, *args):
+        future = Future()
+        try:
+            future.set_result((self.instead or fn)(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
-    def withdraw(self):
-        pass
-
-    def close(self):
+    def shutdown(self, wait=True, *, cancel_futures=False):
         self.closed = True
 
 
-class Done:
-    def __init__(self, instead, task):
-        self.instead, self.task = instead, task
-
-    def done(self):
-        return True
-
-    def result(self):
-        return self.instead(self.task)
+def starts(folder):
+    """How often a run was begun or gone on with."""
+    return max(open_run(folder).rows("clock")[1]["session"])
 
 
 def test_every_point_of_the_grid_is_one_run_with_a_name_that_says_it(tmp_path):
@@ -208,7 +208,6 @@ def test_a_grid_may_grow_but_not_change(tmp_path, digits):
         (config_of(), "without vanilla-b60-lr0.01-seed2|without bnp-b60-lr0.01-seed2 and 3 more"),
         (config_of(tiny(31), seeds=[0, 1, 2]), r"another sweep \(study\)"),
         (config_of(seeds=[0, 1, 2], threads=2), r"another sweep \(threads\)"),
-        (config_of(seeds=[0, 1, 2], together=True), r"another sweep \(begun without --together\)"),
     ):
         with pytest.raises(ConfigError, match=words):
             prepared(other, tmp_path, digits)
@@ -249,18 +248,21 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_two_processes_come_to_what_separate_runs_come_to(tmp_path, digits, one_thread):
     config = config_of(seeds=[0])
     ready = prepared(config, tmp_path / "sweep", digits)
     watcher = Watcher()
-    outcomes = sweep(ready.groups.tasks, LocalProcesses(2, 1, [CPU], {("digits", ()): digits}), watcher, threads=1)
+    with shared_files({("digits", ()): digits}) as (scratch, files):
+        outcomes = sweep(ready.left, WorkerProcesses([CPU] * 2, scratch), watcher, threads=1, files=files)
+    assert not scratch.exists()
     assert [outcome.status for outcome in outcomes.values()] == ["finished"] * 4
-    assert sorted(watcher.began_names) == sorted(outcomes)
+    assert sorted(outcome.name for outcome in watcher.ended_outcomes) == sorted(outcomes)
     pids = set()
     for plan in plan_sweep(config, tmp_path / "alone", CPU):
         run(plan, digits)
         same_runs(plan.folder, tmp_path / "sweep" / plan.folder.name)
-        pids.add(read_state(tmp_path / "sweep" / STATES, plan.folder.name).pid)
+        pids.add(open_run(tmp_path / "sweep" / plan.folder.name).facts["pid"])
     assert len(pids) == 2
     again = prepared(config, tmp_path / "sweep", digits)
     assert (again.left, set(again.done)) == ([], set(outcomes))
@@ -268,7 +270,7 @@ def test_two_processes_come_to_what_separate_runs_come_to(tmp_path, digits, one_
 
 def test_a_diverged_run_is_recorded_and_not_repeated(tmp_path, digits):
     config = config_of(methods=["vanilla"], seeds=[0], rates=[0.1, 1e30])
-    outcomes = sweep(prepared(config, tmp_path, digits).groups.tasks, Here(), Watcher(), threads=1)
+    outcomes = sweep(prepared(config, tmp_path, digits).left, Here(), Watcher(), threads=1)
     assert outcomes["vanilla-b60-lr1e+30-seed0"].status == "diverged"
     assert outcomes["vanilla-b60-lr0.1-seed0"].status == "finished"
     ready = prepared(config, tmp_path, digits)
@@ -283,7 +285,7 @@ def test_what_goes_wrong_in_one_run_does_not_stop_the_others(tmp_path, digits):
     (tmp_path / "vanilla-b60-lr0.1-seed1" / "thesis.tex").write_text("in the way")
     with pytest.raises(ConfigError, match=r"vanilla-b60-lr0\.1-seed1 is not empty and holds no run"):
         prepared(config, tmp_path, digits)
-    outcomes = sweep(ready.groups.tasks, Here(), Watcher(), threads=1)
+    outcomes = sweep(ready.left, Here(), Watcher(), threads=1)
     assert {name: o.status for name, o in outcomes.items() if o.status != "finished"} == {
         "vanilla-b60-lr0.1-seed1": "failed"
     }
@@ -294,10 +296,10 @@ def test_an_error_of_the_program_leaves_a_traceback(tmp_path, digits, monkeypatc
     def broken(*_, **__):
         raise ZeroDivisionError("so it goes\nand on")
 
-    monkeypatch.setattr("hesscond.study.worker.run", broken)
+    monkeypatch.setattr("hesscond.study.sweep.run", broken)
     ready = prepared(config_of(methods=["vanilla"], seeds=[0], rates=[0.1]), tmp_path, digits)
-    (outcome,) = sweep(ready.groups.tasks, Here(), Watcher(), threads=1).values()
-    trace = tmp_path / STATES / f"{outcome.name}.traceback"
+    (outcome,) = sweep(ready.left, Here(), Watcher(), threads=1).values()
+    trace = tmp_path / f"{outcome.name}.traceback"
     assert (outcome.status, outcome.message) == ("failed", f"ZeroDivisionError: so it goes (see {trace})")
     assert "def broken" in trace.read_text() or "in broken" in trace.read_text()
 
@@ -307,37 +309,30 @@ def test_a_worker_that_breaks_down_is_tried_again_but_not_for_ever(tmp_path, dig
     ready = prepared(config, tmp_path, digits)
     calls = []
 
-    def unlucky(task):
-        (name,) = task.names
+    def unlucky(plan, *_):
+        name = plan.folder.name
         calls.append(name)
         if name.endswith("seed0") or calls.count(name) == 1:
             raise RuntimeError("the worker was killed")
-        return [Outcome(name, "finished")]
+        return Outcome(name, "finished")
 
     executor, watcher = Here(unlucky), Watcher()
-    outcomes = sweep(ready.groups.tasks, executor, watcher, threads=1)
+    outcomes = sweep(ready.left, executor, watcher, threads=1)
     assert outcomes["vanilla-b60-lr0.1-seed1"].status == "finished"
     assert outcomes["vanilla-b60-lr0.1-seed0"].status == "failed"
     assert f"broke down {ATTEMPTS} times" in outcomes["vanilla-b60-lr0.1-seed0"].message
     assert calls.count("vanilla-b60-lr0.1-seed0") == ATTEMPTS
-    assert len(watcher.reasons) == ATTEMPTS
+    assert len(watcher.reasons) == ATTEMPTS  # one of them once, the other until nobody tried again
     assert executor.closed
 
 
-@pytest.mark.parametrize("held", ["sweep", "study"])
-def test_a_run_that_another_process_works_on_is_left_out(tmp_path, digits, held):
-    """By its claim in the sweep's folder, or by the lock of the run itself."""
-    from filelock import FileLock
-
+def test_a_run_that_another_process_works_on_is_left_out(tmp_path, digits):
     config = config_of(methods=["vanilla"], seeds=[0, 1], rates=[0.1])
     ready = prepared(config, tmp_path, digits)
     name = "vanilla-b60-lr0.1-seed0"
-    lock = tmp_path / STATES / f"{name}.lock" if held == "sweep" else tmp_path / name / "checkpoints" / "lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock):
-        assert is_locked(lock)
+    with Checkpoints(tmp_path / name):
         assert [p.folder.name for p in prepared(config, tmp_path, digits).left] == [p.folder.name for p in ready.left]
-        outcomes = sweep(ready.groups.tasks, Here(), Watcher(), threads=1)
+        outcomes = sweep(ready.left, Here(), Watcher(), threads=1)
     assert {n: o.status for n, o in outcomes.items()} == {name: "busy", "vanilla-b60-lr0.1-seed1": "finished"}
     assert not (tmp_path / name / "run.sqlite").exists()
 
@@ -349,7 +344,7 @@ def test_two_sweeps_in_one_folder_do_each_run_once(tmp_path, digits, one_thread)
     found = {}
 
     def one(number):
-        found[number] = sweep(ready.groups.tasks, Here(capacity=1), Watcher(), threads=1)
+        found[number] = sweep(ready.left, Here(), Watcher(), threads=1)
 
     both = [threading.Thread(target=one, args=(number,)) for number in range(2)]
     for thread in both:
@@ -357,258 +352,33 @@ def test_two_sweeps_in_one_folder_do_each_run_once(tmp_path, digits, one_thread)
     for thread in both:
         thread.join()
     for plan in ready.left:
-        assert read_state(tmp_path / STATES, plan.folder.name).starts == 1
+        assert starts(plan.folder) == 1
         assert open_run(plan.folder).status == "finished"
         assert "finished" in {found[number][plan.folder.name].status for number in found}
 
 
-def test_a_stop_file_ends_a_run_and_it_goes_on_to_the_same(tmp_path, digits, one_thread, monkeypatch):
+def test_a_run_that_is_told_to_end_goes_on_to_the_same(tmp_path, digits, one_thread, monkeypatch):
     study = tiny(60, **{"training.checkpoint_seconds": 0.0})
     config = config_of(study, methods=["bnp"], seeds=[0], rates=[0.1])
     (plan,) = prepared(config, tmp_path / "sweep", digits).left
-    stop = tmp_path / "stop"
-    monkeypatch.setattr("hesscond.study.worker.INTERVAL", 0.0)
+    own = Checkpoints.save
 
-    task = Task((plan,), None, None, 1, stop)
-    seen = []
+    def told(self, iteration, state):
+        own(self, iteration, state)
+        if iteration == 25:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    def exists(path):
-        seen.append(path)
-        return path == stop and len(seen) > 25
-
-    monkeypatch.setattr(type(stop), "exists", exists, raising=True)
-    (outcome,) = work(task)
+    monkeypatch.setattr(Checkpoints, "save", told)
+    task = (plan, None, None, 1)
+    assert work(*task).status == "interrupted"
     monkeypatch.undo()
-    assert outcome.status == "interrupted"
-    assert 0 < len(open_run(plan.folder).table("training")) < 60
-    assert [outcome.status for outcome in work(task)] == ["finished"]
+    assert open_run(plan.folder).status == "interrupted"
+    assert len(open_run(plan.folder).table("training")) == 25
+    assert work(*task) == Outcome(plan.folder.name, "finished")
     (alone,) = plan_sweep(config, tmp_path / "alone", CPU)
     run(alone, digits)
     same_runs(alone.folder, plan.folder)
-    state = read_state(tmp_path / "sweep" / STATES, plan.folder.name)
-    assert (state.starts, state.iteration, state.iterations, state.status) == (2, 60, 60, "finished")
-
-
-def joint(seeds=(0, 1, 2, 3), iterations=26, **axes):
-    """Seeds that may be trained together; so short that rounding stays rounding."""
-    study = tiny(iterations, **{"training.checkpoint_seconds": 0.0})
-    return config_of(study, **{"methods": ["vanilla"], "seeds": list(seeds), "rates": [0.01], "together": True, **axes})
-
-
-def alike_up_to_rounding(one, other):
-    for table, columns in (("training", ["loss"]), ("evaluation", ["test_loss"]), ("probe", ["kappa"])):
-        a, b = open_run(one).table(table)[columns], open_run(other).table(table)[columns]
-        assert len(a) > 0
-        pd.testing.assert_frame_equal(a, b, check_exact=False, rtol=1e-4)
-
-
-def same_as_apart(config, folder, data):
-    """Every run of a joint sweep is what it is by itself."""
-    for plan in plan_sweep(config, folder / "alone", CPU):
-        run(plan, data)
-        alike_up_to_rounding(plan.folder, folder / "sweep" / plan.folder.name)
-
-
-@pytest.fixture
-def passes(monkeypatch):
-    """The seeds of each pass that is trained in this process."""
-    seen = []
-
-    def watched(plans, *arguments):
-        seen.append([plan.seed for plan in plans])
-        return run_together(plans, *arguments)
-
-    monkeypatch.setattr("hesscond.study.worker.run_together", watched)
-    return seen
-
-
-def test_runs_that_differ_in_seed_only_are_one_task(tmp_path, digits):
-    config = joint(
-        seeds=range(5), methods=["vanilla", "bnp"], rates=[0.01, 0.1], settings={"training.momentum": [0, 0.9]}
-    )
-    groups = prepared(config, tmp_path, digits).groups
-    assert [len(task) for task in groups.tasks] == [5] * 4 + [1] * 20
-    for group in groups.together:
-        assert len({(p.method, p.learning_rate, p.study.training.momentum) for p in group}) == 1
-        assert sorted(p.seed for p in group) == list(range(5))
-    assert groups.reasons == {"bnp takes part in every step (transform_gradients)": 20}
-    single = prepared(joint(seeds=[3]), tmp_path / "single", digits).groups
-    assert (single.together, single.reasons) == ([], {"no other seed": 1})
-    assert prepared(config_of(), tmp_path / "apart", digits).groups.together == []
-
-
-@pytest.mark.parametrize(
-    ("sizes", "others", "jobs", "wanted"),
-    [
-        ([8], 0, 2, [4, 4]),
-        ([8], 0, 3, [3, 3, 2]),
-        ([8], 0, 8, [2, 2, 2, 2]),
-        ([3], 0, 2, [3]),
-        ([8], 1, 2, [8]),
-        ([8, 8, 8], 0, 2, [8, 8, 4, 4]),
-        ([8, 4], 0, None, [8, 4]),
-        ([], 3, 2, []),
-    ],
-)
-def test_groups_are_divided_for_as_many_workers_as_there_are(sizes, others, jobs, wanted):
-    assert [len(part) for part in spread([list(range(size)) for size in sizes], others, jobs)] == wanted
-
-
-@given(st.lists(st.integers(FEWEST, 40), max_size=6), st.integers(0, 9), st.integers(1, 20))
-def test_divided_groups_hold_each_run_once(sizes, others, jobs):
-    groups = [[(number, seed) for seed in range(size)] for number, size in enumerate(sizes)]
-    parts = spread(groups, others, jobs)
-    assert sorted(run for part in parts for run in part) == [run for group in groups for run in group]
-    assert all(len(part) >= FEWEST and len({number for number, _ in part}) == 1 for part in parts)
-    # nobody has nothing to do while there is a part that could be divided
-    if len(parts) + others < jobs:
-        assert all(len(part) < 2 * FEWEST for part in parts)
-
-
-def test_a_joint_sweep_comes_to_what_separate_runs_come_to(tmp_path, digits, passes, one_thread):
-    config = joint()
-    by_key = {("digits", ()): digits}
-    ready = prepare(config, plan_sweep(config, tmp_path / "sweep", CPU), by_key, tmp_path / "sweep", jobs=2)
-    assert [len(task) for task in ready.groups.tasks] == [2, 2]
-    watcher = Watcher()
-    outcomes = sweep(ready.groups.tasks, Here(), watcher, threads=1)
-    assert passes == [[0, 1], [2, 3]]
-    assert {outcome.status for outcome in outcomes.values()} == {"finished"}
-    assert sorted(watcher.began_names) == sorted(outcomes) == sorted(plan.folder.name for plan in ready.plans)
-    same_as_apart(config, tmp_path, digits)
-    states = [read_state(tmp_path / "sweep" / STATES, plan.folder.name) for plan in ready.plans]
-    for plan, state in zip(ready.plans, states, strict=True):
-        assert (state.status, state.starts, state.iteration, state.iterations) == ("finished", 1, 26, 26)
-        assert state.loss == open_run(plan.folder).table("training")["loss"].iloc[-1]
-    assert len(prepared(config, tmp_path / "sweep", digits).done) == 4
-
-
-def test_a_run_that_another_process_works_on_is_left_out_of_the_pass(tmp_path, digits, passes, one_thread):
-    from filelock import FileLock
-
-    config = joint()
-    ready = prepared(config, tmp_path / "sweep", digits)
-    names = [plan.folder.name for plan in ready.plans]
-    with FileLock(tmp_path / "sweep" / STATES / f"{names[1]}.lock"):
-        outcomes = sweep(ready.groups.tasks, Here(), Watcher(), threads=1)
-    assert passes == [[0, 2, 3]]
-    assert {name: outcomes[name].status for name in names} == dict.fromkeys(names, "finished") | {names[1]: "busy"}
-    assert not (tmp_path / "sweep" / names[1]).exists()
-    # the one that is left is done by itself
-    again = prepared(config, tmp_path / "sweep", digits)
-    assert again.groups.reasons == {"no other seed": 1}
-    assert sweep(again.groups.tasks, Here(), Watcher(), threads=1)[names[1]].status == "finished"
-    assert len(passes) == 1
-    same_as_apart(config, tmp_path, digits)
-
-
-def test_runs_that_were_stopped_together_go_on_each_by_itself(tmp_path, digits, passes, one_thread, monkeypatch):
-    config = joint(seeds=[0, 1, 2])
-    ready = prepared(config, tmp_path / "sweep", digits)
-    stop = tmp_path / "stop"
-    monkeypatch.setattr("hesscond.study.worker.INTERVAL", 0.0)
-    seen = []
-
-    class Stop(type(stop)):
-        def exists(self):
-            seen.append(self)
-            return len(seen) == 12
-
-    (group,) = ready.groups.tasks
-    task = Task(tuple(group), None, None, 1, Stop(stop))
-    assert [outcome.status for outcome in work(task)] == ["interrupted"] * 3
-    for plan in group:
-        assert open_run(plan.folder).status == "interrupted"
-        assert read_state(tmp_path / "sweep" / STATES, plan.folder.name).status == "interrupted"
-    again = prepared(config, tmp_path / "sweep", digits)
-    assert (again.groups.together, again.groups.reasons) == ([], {"begun before": 3})
-    # and so does the same task, which Slurm starts again when a job's time is up
-    assert [outcome.status for outcome in work(task)] == ["finished"] * 3
-    assert passes == [[0, 1, 2]]
-    assert {read_state(tmp_path / "sweep" / STATES, plan.folder.name).starts for plan in group} == {2}
-    same_as_apart(config, tmp_path, digits)
-
-
-def test_of_runs_trained_together_one_may_diverge(tmp_path, digits, monkeypatch, one_thread):
-    own = runner.build_model
-
-    def explosive(plan, data):
-        model = own(plan, data)
-        if plan.seed == 1:
-            for parameter in model.parameters():
-                parameter.data.mul_(1e30)
-        return model
-
-    for module in ("runner", "stacking"):
-        monkeypatch.setattr(f"hesscond.study.{module}.build_model", explosive)
-    monkeypatch.setattr("hesscond.study.worker.INTERVAL", 0.0)
-    config = joint(seeds=[0, 1, 2])
-    ready = prepared(config, tmp_path, digits)
-    outcomes = sweep(ready.groups.tasks, Here(), Watcher(), threads=1)
-    names = [plan.folder.name for plan in ready.plans]
-    assert [outcomes[name].status for name in names] == ["finished", "diverged", "finished"]
-    assert "nan" in outcomes[names[1]].message or "inf" in outcomes[names[1]].message
-    assert [read_state(tmp_path / STATES, name).status for name in names] == ["finished", "diverged", "finished"]
-    assert prepared(config, tmp_path, digits).done == outcomes
-
-
-def test_an_error_in_a_pass_is_that_of_all_its_runs(tmp_path, digits, monkeypatch):
-    def broken(*_):
-        raise ZeroDivisionError("so it goes")
-
-    monkeypatch.setattr("hesscond.study.worker.run_together", broken)
-    ready = prepared(joint(seeds=[0, 1]), tmp_path, digits)
-    outcomes = sweep(ready.groups.tasks, Here(), Watcher(), threads=1)
-    trace = tmp_path / STATES / f"{ready.plans[0].folder.name}.traceback"
-    assert trace.exists()
-    assert {(o.status, o.message) for o in outcomes.values()} == {
-        ("failed", f"ZeroDivisionError: so it goes (see {trace})")
-    }
-
-
-def test_runs_whose_worker_breaks_down_are_begun_again_each_by_itself(tmp_path, digits):
-    ready = prepared(joint(seeds=[0, 1, 2]), tmp_path, digits)
-    names = [plan.folder.name for plan in ready.plans]
-    calls = []
-
-    def unlucky(task):
-        calls.append(task.names)
-        if len(task.names) > 1 or task.names == names[:1]:
-            raise RuntimeError("out of memory")
-        return [Outcome(*task.names, "finished")]
-
-    watcher = Watcher()
-    outcomes = sweep(ready.groups.tasks, Here(unlucky, capacity=1), watcher, threads=1)
-    assert [outcomes[name].status for name in names] == ["failed", "finished", "finished"]
-    assert calls == [names, names[:1], names[:1], names[1:2], names[2:]]
-    assert [told for told, _ in watcher.reasons] == [names, names[:1]]
-    assert sorted(watcher.began_names) == sorted(name for call in calls for name in call)
-
-
-def test_two_joint_sweeps_in_one_folder_do_each_run_once(tmp_path, digits, passes, one_thread):
-    """Both are handed all runs at the same time; threads of this process stand for processes."""
-    ready = prepared(joint(), tmp_path, digits)
-
-    def one():
-        sweep(ready.groups.tasks, Here(capacity=1), Watcher(), threads=1)
-
-    both = [threading.Thread(target=one) for _ in range(2)]
-    for thread in both:
-        thread.start()
-    for thread in both:
-        thread.join()
-    for plan in ready.plans:
-        assert read_state(tmp_path / STATES, plan.folder.name).starts == 1
-        assert open_run(plan.folder).status == "finished"
-    in_passes = [seed for seeds in passes for seed in seeds]
-    assert len(set(in_passes)) == len(in_passes)
-
-
-def test_a_damaged_state_is_no_obstacle(tmp_path):
-    (tmp_path / "run.json").write_text('{"status": "runn')
-    assert read_state(tmp_path, "run").status == "waiting"
-    (tmp_path / "run.json").write_text(json.dumps({"colour": "red"}))
-    assert read_state(tmp_path, "run").status == "waiting"
+    assert starts(plan.folder) == 2
 
 
 def frame_of(rows):

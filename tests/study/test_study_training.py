@@ -17,8 +17,8 @@ from hesscond.methods import BNP
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 from hesscond.study import probing as probing_module
 from hesscond.study.checkpoint import Checkpoints
+from hesscond.study.log import RunLog
 from hesscond.study.runner import Training, build_model
-from hesscond.study.store import RunLog
 
 PER_EPOCH = 1437 // 60
 TABLES = ("training", "evaluation", "probe")
