@@ -24,8 +24,9 @@ study: setup ## the main job on embedded real data: vanilla and BNP on scikit-le
 test: setup ## the tests, without the slow ones, on all cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 
-test-slow: setup ## the slow tests: many random trials, real CIFAR-10 (HESSCOND_DATA_DIR), speed
-	$(BIN)/python -m pytest -m slow
+# those of the support table are run by `make support`
+test-slow: setup ## the slow tests: many random trials, real CIFAR-10 (HESSCOND_DATA_DIR), processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n auto --maxprocesses 8 --ignore tests/support
 
 lint: setup ## ruff: lint and format
 	$(BIN)/ruff check .

@@ -22,8 +22,8 @@ from scipy.sparse.linalg import cg, eigsh, lobpcg, minres
 from torch import nn
 from workloads import Problem
 
-from hesscond.hessians.layer_operator import LayerOperator
-from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator
+from hesscond.hessians import HessianOperator, combined, network_inverse, network_null_directions
+from hesscond.operators import ApproximateInverse, Deflated, Subspace, SymmetricOperator
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.smallest import smallest_nonzero
 
@@ -187,10 +187,13 @@ class Layer:
     def __post_init__(self) -> None:
         self.problem = layer_problem(self.size)
         start = time.perf_counter()
-        self.operator = LayerOperator.of(self.problem.model, self.problem.loss_fn, self.problem.batch, "0")
+        problem = self.problem
+        H = HessianOperator(problem.model, problem.loss_fn, problem.batch, layers=["0"])
         self.capturing = time.perf_counter() - start
         start = time.perf_counter()
-        self.inverse: ApproximateInverse = self.operator.kronecker()
+        null_space = combined(network_null_directions(H))
+        self.operator = H if null_space is None else Deflated(H, null_space)
+        self.inverse: ApproximateInverse = network_inverse(H, null_space=null_space)
         self.preparing = time.perf_counter() - start
 
     @cached_property

@@ -19,7 +19,7 @@ from scipy.stats import wasserstein_distance
 from torch import nn
 from workloads import Problem
 
-from hesscond.hessians.network import HessianOperator
+from hesscond.hessians.network_operator import HessianOperator
 from hesscond.spectra.density import density
 
 CPU = torch.device("cpu")

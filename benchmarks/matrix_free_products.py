@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from workloads import Problem, Row, step_row
 
-from hesscond.hessians.network import GGNOperator, HessianOperator
+from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.spectra.lanczos import lanczos
 
 Data = list[tuple[torch.Tensor, torch.Tensor]]

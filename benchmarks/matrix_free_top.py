@@ -24,7 +24,7 @@ from scipy.sparse.linalg import eigsh
 from torch import nn
 from workloads import Size, training_set
 
-from hesscond.hessians.network import HessianOperator
+from hesscond.hessians.network_operator import HessianOperator
 from hesscond.spectra.lanczos import lanczos
 
 #: Relative error of the eigenvalue that is asked for.

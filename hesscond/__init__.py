@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
-    from hesscond.hessians import GGNOperator, HessianOperator, LayerOperator, Preconditioner, SphereTangentOperator
+    from hesscond.hessians import GGNOperator, HessianOperator, Preconditioner, SphereTangentOperator
     from hesscond.methods import Method, register
     from hesscond.probing import probe
     from hesscond.results import ProbeResult
@@ -38,7 +38,6 @@ __all__ = [
     "EigenResult",
     "GGNOperator",
     "HessianOperator",
-    "LayerOperator",
     "Method",
     "OptimalScaling",
     "Preconditioner",

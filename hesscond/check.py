@@ -306,11 +306,12 @@ def check_operator(H: HessianOperator) -> tuple[Check, float, Precision | None]:
     precision
         What was seen of that of the model.
     """
+    problem = H.problem
     named = dict(zip(H.names, H.layout.tensors, strict=True))
-    witness = Witness(H.model, H.loss_fn, named, H.requested_dtype, H.lift_casts)
-    block = NetworkHessian(H, lambda: ((), Known()), Effort())
+    witness = Witness(problem.model, problem.loss_fn, named, problem.dtype, problem.lift_casts)
+    block = NetworkHessian(H, lambda: ((), Known()), Effort(memory=problem.memory))
     direction = Direction.of(block, H.layout)
-    for drawn, weight in H.weighted_batches():
+    for drawn, weight in problem.counted():
         with drawn.state.again():
             witness.add(drawn.batch, [direction], weight)
     return witness.verdict(direction, block, None, H.total_mass), witness.uncertainty(direction), witness.precision

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hesscond.capture import Batch, Geometry, LayerInputs, LossFunction, chosen_layers, eligible_layers, inputs_of
-from hesscond.capture.batches import Batches, is_batch
+from hesscond.capture import Batch, Geometry, LayerInputs, chosen_layers, eligible_layers, inputs_of
+from hesscond.capture.batches import is_batch
 from hesscond.capture.evaluation import tensors_of
-from hesscond.capture.forward import run_forward
 from hesscond.capture.randomness import gpus_of
 from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Preconditioner
+from hesscond.hessians.coordinates import unit_layout
+from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.methods import Method, Spec, Vanilla, parse
 from hesscond.methods.base import no_step
 from hesscond.methods.regularization import Regularization
@@ -319,32 +320,27 @@ def from_data(method: ProbeMethod) -> tuple[type[Method], dict[str, Any]] | None
 
 
 def layer_coordinates(
-    method: ProbeMethod,
-    model: nn.Module,
-    loss_fn: LossFunction,
-    data: Batch | Iterable[Batch],
-    layers: Sequence[str],
-    *,
-    dtype: torch.dtype | None,
-    memory: int,
-    team: Team | None = None,
+    method: ProbeMethod, operator: NetworkOperator, *, team: Team | None = None
 ) -> Mapping[str, Preconditioner | None]:
-    """The P of each layer, from the statistics of its inputs over all the data (of all processes).
+    """The P of each layer of an operator, from the statistics of its inputs over all the data (of all processes).
 
     Raises
     ------
     ConfigError
-        As for `coordinates`; a layer that the data do not reach.
+        As for `coordinates`.
+    CaptureError
+        A layer that the data do not reach.
     """
-    chosen = chosen_layers(model, layers)
+    chosen = unit_layout(operator).layers
     geometries = {name: Geometry.of(layer) for name, layer in chosen.items()}
     seen: dict[str, Any] = {}
     collect = collector(method)
     if collect is not None:
-        for drawn in Batches(data, gpus_of(list(model.parameters())), memory):
-            calls = run_forward(model, loss_fn, drawn.batch, chosen, dtype=dtype, optional=False).calls
+        for _, linearization in operator.linearizations():
+            calls = linearization.evaluation.calls
             for name, layer in chosen.items():
-                own = collect(name, inputs_of(layer, [(call.inputs, call.delta.shape) for call in calls[name]]))
+                given = [(call.inputs, call.delta.shape) for call in calls.get(name, ())]
+                own = collect(name, inputs_of(layer, given))
                 if own is not None:
                     seen[name] = seen[name].merged(own) if name in seen else own
         if team is not None:

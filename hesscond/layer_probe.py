@@ -16,7 +16,7 @@ from hesscond.capture.batches import is_batch
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
-from hesscond.capture.weighting import BatchWeight, Rule, Weights, share_of_mass
+from hesscond.capture.weighting import BatchWeight, Rule, Weights, mass_of
 from hesscond.check import Check, Direction, Witness, check_operator, in_coordinates, most_curved, refuse_failed
 from hesscond.coordinates import ProbeMethod, collector, coordinates
 from hesscond.errors import CaptureError, ConfigError, HesscondError
@@ -524,10 +524,8 @@ def joined(parts: Sequence[Sums]) -> Sums:
         No target counts in any of them.
     """
     everyone = [part.masses for part in parts]
-    masses = [share_of_mass(own, everyone) for own in everyone]
-    total = sum(masses)
-    # nan: sums are added up
-    found = Sums({}, {}, {}, {}, 1.0 if math.isnan(total) else total)
+    masses = [mass_of(own, everyone) for own in everyone]
+    found = Sums({}, {}, {}, {}, masses[0].total)
     if found.total == 0:
         raise CaptureError("no target in the data of any process counts in the loss: there is no Hessian")
     streamed: dict[tuple[str, int | None], StreamedBlock] = {}
@@ -538,7 +536,7 @@ def joined(parts: Sequence[Sums]) -> Sums:
                 into = streamed.setdefault((name, unit), StreamedBlock(block.order, block.units))
                 # the limit of a streamed factor is that of a loss that knows of no shift of all units
                 shift = isinstance(block, FactoredHessian) and block.rank_limit is not None
-                into.add(block, 1.0 if math.isnan(mass) else mass, shift=shift)
+                into.add(block, mass.value, shift=shift)
         for name, own in part.statistics.items():
             found.statistics[name] = found.statistics[name].merged(own) if name in found.statistics else own
         for name, check in part.checks.items():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 
 from hesscond.capture import Batch, LossFunction, eligible_layers
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
-from hesscond.capture.weighting import BatchWeight, share_of_mass
+from hesscond.capture.weighting import BatchWeight, mass_of
 from hesscond.check import check_operator, refuse_failed
 from hesscond.coordinates import ProbeMethod, layer_coordinates
 from hesscond.errors import ConfigError, HesscondError
@@ -32,6 +34,8 @@ from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
 from hesscond.results import NETWORK, NetworkResult, ProbeResult
 from hesscond.spectra import Effort, Known
+
+Facts = Callable[[], tuple[Sequence[NullDirections], Known]]
 
 
 def probe_network(
@@ -61,8 +65,19 @@ def probe_network(
     CaptureError
         What `HessianOperator` raises, here or in another process.
     """
-    options: dict[str, Any] = {"dtype": dtype, "memory": memory, "reduction": reduction, "weight": weight}
-    options["lift_casts"] = lift_casts
+    options: dict[str, Any] = {"dtype": dtype, "reduction": reduction, "weight": weight, "lift_casts": lift_casts}
+    # the other half, and what is left of this one, is for the vectors and matrices of the solvers
+    options["memory"] = memory / 2
+
+    def local(**wanted: Any) -> HessianOperator:
+        return HessianOperator(model, loss_fn, data, **options, **wanted)
+
+    def measured(
+        operator: SymmetricOperator, H: HessianOperator, parts: Mapping[str, Sequence[slice]], route: str, known: Facts
+    ) -> ProbeResult:
+        block = NetworkHessian(operator, known, Effort(memory=max(memory - H.held, memory // 2)))
+        return with_check(NetworkResult(block, parts, H.names, route, rtol), H, check)
+
     chart = network_chart(method, layers, model)
     if chart is not None:
         if team is not None:
@@ -70,68 +85,55 @@ def probe_network(
         made: list[HessianOperator] = []
 
         def make(**wanted: Any) -> HessianOperator:
-            made.append(HessianOperator(model, loss_fn, data, **options, **wanted))
+            made.append(local(**wanted))
             return made[-1]
 
-        in_chart, rows = chart.network(make)
-        block = NetworkHessian(in_chart, lambda: ((), Known()), Effort(memory=memory))
-        result = NetworkResult(
-            block, {name: [where] for name, where in rows.items()}, made[-1].names, f"products, in {chart.name}", rtol
-        )
-        return checked(result, made[-1], check)
-    names = layers
-    if method is not None and layers is None:
-        names = layers_with_everything(model)
+        operator, rows = chart.network(make)
+        parts = {name: [where] for name, where in rows.items()}
+        return measured(operator, made[-1], parts, f"products, in {chart.name}", nothing_known)
+    names = layers_with_everything(model) if method is not None and layers is None else layers
     modules = {} if names is None else chosen_modules(model, names)
-    by_parameter = any(not isinstance(module, ELIGIBLE) or is_computed(module) for module in modules.values())
-    if by_parameter and method is not None:
-        odd = next(name for name, m in modules.items() if not isinstance(m, ELIGIBLE) or is_computed(m))
+    odd = next((name for name, m in modules.items() if not isinstance(m, ELIGIBLE) or is_computed(m)), None)
+    if odd is not None and method is not None:
         raise ConfigError(
             f"the coordinates of a method are those of a plain weight, which layer {odd!r} does not have: name others"
         )
     prefixes = {name: "" if module is model else f"{name}." for name, module in modules.items()}
     inside = {f"{prefixes[name]}{key}": name for name, m in modules.items() for key, _ in m.named_parameters()}
-
-    def local() -> HessianOperator:
-        wanted = {"parameters": list(inside)} if by_parameter else {"layers": names}
-        return HessianOperator(model, loss_fn, data, **options, **wanted)
-
-    H = local() if team is None else agreed(team, local)
-    operator: SymmetricOperator = H if team is None else shared(H, team)
-    parts: dict[str, list[slice]] = {}
-    if method is None:
-        for name, where in H.parts.items():
-            owner = inside.get(name, name) if names is not None else name.rpartition(".")[0] or "model"
-            parts.setdefault(owner, []).append(where)
-    else:
-        assert names is not None
-        P = layer_coordinates(method, model, loss_fn, data, names, dtype=dtype, memory=memory, team=team)
-        change = coordinates_of(H, P)
-        operator = Congruence(operator, change)
-        start = 0
-        for name, width in zip(names, change.columns, strict=True):
-            parts[name] = [slice(start, start + width)]
-            start += width
-
-    def known() -> tuple[Sequence[NullDirections], Known]:
-        if method is not None:
-            # the null space and the inverse are those of the plain coordinates
-            return (), Known()
-        if team is not None:
-            # what is null for the share of one process need not be so for that of another
-            inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory)
-            return (), Known(None, inverse)
-        found = network_null_directions(H, model, loss_fn, data, dtype=dtype, memory=memory)
-        inverse = network_inverse(H, model, loss_fn, data, dtype=dtype, memory=memory, null_space=combined(found))
-        Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
-        return found, Known(null, PulledInverse(inverse, Z), Z)
-
+    wanted = {"layers": names} if odd is None else {"parameters": list(inside)}
+    H = local(**wanted) if team is None else agreed(team, lambda: local(**wanted))
+    whole = H if team is None else shared(H, team)
     route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
-    result = NetworkResult(NetworkHessian(operator, known, Effort(memory=memory)), parts, H.names, route, rtol)
-    return checked(result, H, check)
+    if method is not None:
+        assert names is not None
+        change = coordinates_of(H, layer_coordinates(method, H, team=team))
+        ends = list(accumulate(change.columns))
+        parts = {name: [slice(end - k, end)] for name, k, end in zip(names, change.columns, ends, strict=True)}
+        # the null space and the inverse are those of the plain coordinates
+        return measured(Congruence(whole, change), H, parts, route, nothing_known)
+    parts = {}
+    for name, where in H.parts.items():
+        owner = inside.get(name, name) if names is not None else name.rpartition(".")[0] or "model"
+        parts.setdefault(owner, []).append(where)
+    # what is null for the share of one process need not be so for that of another
+    known = partial(all_known, H) if team is None else lambda: ((), Known(None, network_inverse(H)))
+    return measured(whole, H, parts, route, known)
 
 
-def checked(result: NetworkResult, H: HessianOperator, check: bool) -> ProbeResult:
+def nothing_known() -> tuple[Sequence[NullDirections], Known]:
+    """What is known beforehand of a Hessian in other coordinates."""
+    return (), Known()
+
+
+def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:
+    """Null directions of a Hessian, and an approximate inverse in what is left without them."""
+    found = network_null_directions(H)
+    inverse = network_inverse(H, null_space=combined(found))
+    Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
+    return found, Known(null, PulledInverse(inverse, Z), Z)
+
+
+def with_check(result: NetworkResult, H: HessianOperator, check: bool) -> ProbeResult:
     """The result with the check of the operator that it is made of, on the data of this process, if that is wanted.
 
     Raises
@@ -199,7 +201,7 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
     operator, failure = None, None
     try:
         operator = make()
-        _ = operator.local_masses  # may be refused too
+        _ = operator.problem.masses  # may be refused too
     except HesscondError as error:
         failure = error
     all_or_none(team, None, failure)
@@ -214,5 +216,5 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
 
 def shared(operator: HessianOperator, team: Team) -> DataParallel:
     """The operator of the data of all processes, each of which has made its own."""
-    masses = operator.local_masses
-    return DataParallel(operator, share_of_mass(masses, team.gathered(masses)), team)
+    masses = operator.problem.masses
+    return DataParallel(operator, mass_of(masses, team.gathered(masses)).share, team)

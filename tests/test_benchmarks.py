@@ -92,6 +92,7 @@ def test_engine_quick(tmp_path):
     assert "told the rank" in answers["torch.func.hessian", "1 unit of layer 1"]
 
 
+@pytest.mark.slow
 def test_engine_only_one_row(tmp_path):
     done = run("engine.py", "--quick", "--only", "units-3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -100,6 +101,7 @@ def test_engine_only_one_row(tmp_path):
     assert "of layer 2" not in done.stdout
 
 
+@pytest.mark.slow
 def test_engine_names_an_unknown_row(tmp_path):
     done = run("engine.py", "--quick", "--only", "nothing", cwd=tmp_path)
     assert done.returncode == 2
@@ -131,6 +133,7 @@ def test_matrix_free_quick(tmp_path):
     assert known["distances"]["hesscond"] < 0.05
 
 
+@pytest.mark.slow
 def test_matrix_free_only_one_section(tmp_path):
     done = run("matrix_free.py", "--quick", "--threads", "1", "--only", "density", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -245,6 +248,7 @@ def test_a_wrong_condition_number_is_found(gpu):
         assert list(gpu.differences(dataclasses.replace(kappa, **change), kappa))
 
 
+@pytest.mark.slow
 def test_failures_are_reported_and_stop_nothing(gpu, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("the device is on fire")

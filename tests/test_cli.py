@@ -119,6 +119,7 @@ def test_one_run_with_its_figure(run_cli, folder):
     assert open_run(folder / "out").status == "finished"
 
 
+@pytest.mark.slow
 def test_several_methods_and_seeds(run_cli, folder, no_figure):
     options = ("--iterations", 4, "--lr", 0.05, "--batch-size", 7, "--probe-every", 2, "--device", "cpu")
     result = run_cli("study", "tiny.toml", "-m", "vanilla", "-m", "bnp", "--seed", "0, 5", "--out", "a[/b]", *options)
@@ -558,6 +559,7 @@ def test_summary_table_as_csv(run_cli, stored):
     assert run_cli("table", "summary", ".", "--format", "docx").code == 2
 
 
+@pytest.mark.slow
 def test_config_toml_of_a_run_repeats_it_without_options(run_cli, folder):
     first = run_cli("study", "tiny.toml", "--method", "bnp", "--seed", "3", "--lr", "0.07", "--out", "first")
     again = run_cli("study", "first/config.toml", "--out", "again")

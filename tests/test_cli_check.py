@@ -170,6 +170,7 @@ def test_a_folder_without_runs(call_cli, tmp_path):
     assert call_cli("check", tmp_path, "--expect", MET).code == 2
 
 
+@pytest.mark.slow
 def test_a_study_that_must_meet_something(call_cli, tmp_path, monkeypatch):
     study = ["study", "fc-digits", "--method", "bnp", "--iterations", "3", "--out"]
     monkeypatch.setenv("GITHUB_ACTIONS", "true")

@@ -48,7 +48,7 @@ def expected(kind=HessianOperator, function="make", seed=0, layers=None, dtype=t
     target = load_target(f"net.py:{function}", seed=seed)
     arguments = target.model, target.loss_fn, target.data
     operator = kind(*arguments, layers=layers, dtype=dtype)
-    null = combined(network_null_directions(operator, *arguments, dtype=dtype))
+    null = combined(network_null_directions(operator))
     return density(operator, seed=seed, null_space=null, **options)
 
 

@@ -46,6 +46,7 @@ def processes():
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_real_study_is_followed_to_its_end(tmp_path, processes, call_cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     study = ("study", "fc-digits", "--method", "vanilla", "--method", "bnp", "--iterations", "100", "--out", "out")
@@ -72,6 +73,7 @@ def test_a_real_study_is_followed_to_its_end(tmp_path, processes, call_cli, monk
             assert part in lines[-1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_watching_and_not_the_run(tmp_path, processes):
     log = RunLog(tmp_path / "run", CONFIG)
     log.training(0, 0, 1.0)

@@ -13,6 +13,7 @@ def run(tmp_path, monkeypatch):
     return logged(tmp_path / "runs" / "bnp-seed0", probes=[probe(), probe()])
 
 
+@pytest.mark.slow
 def test_a_page_is_written_and_replaced(call_cli, run, tmp_path):
     result = call_cli("report", "runs")
     assert (result.code, result.out, result.err) == (0, "report.html\n", "")

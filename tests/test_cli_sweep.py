@@ -135,6 +135,7 @@ def test_a_grid_is_run_shown_and_not_repeated(folder, call_cli):
     assert call_cli("runs", "runs/sweep-tiny", "--json").out.count('"finished"') == 12
 
 
+@pytest.mark.slow
 def test_a_diverged_run_is_named_and_the_code_is_1(folder, call_cli):
     arguments = ("sweep", "tiny.toml", "-m", "vanilla", "--lr", "0.1,1e30", "-j", "1", "--out", "o")
     for _ in range(2):  # recorded, and not repeated

@@ -50,6 +50,7 @@ def test_json(call_cli):
     assert verdict["counterexamples"][0]["factor"] > 1
 
 
+@pytest.mark.slow
 def test_the_worst_by_size_is_what_its_matrix_says(call_cli):
     result = call_cli("verify", "wc-proposition-1", "prec-l2-z", "--trials", "2", "--worst", "--json")
     worst, none = (verdict["worst_by_size"] for verdict in json.loads(result.out))
@@ -125,6 +126,7 @@ id = "bnp-theorem-4"
 """
 
 
+@pytest.mark.slow
 def test_attached_to_a_study(call_cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(STUDY)

@@ -27,7 +27,7 @@ def check(seeds):
     assert answered[True] >= 0.8 * answered.total(), answered
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 8))])
 def test_random_programs_are_measured_rightly_or_refused(part):
     check(range(25 * part, 25 * part + 25))
 
@@ -65,7 +65,7 @@ def leaves_alone(seed):
         assert state_of([model, random_states()]) == before, f"something is not as it was, {where}"
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 4))])
 def test_a_probe_leaves_everything_as_it_was(part):
     for seed in range(300 + 6 * part, 306 + 6 * part):
         leaves_alone(seed)

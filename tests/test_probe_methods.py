@@ -241,6 +241,7 @@ def test_layers_are_those_of_the_network_that_the_method_builds(spec):
     assert same(result["3"].hessian(), truth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_network_is_the_one_that_the_method_builds(spec):
     """All parameters that it has then, by the names that the modules had or have."""

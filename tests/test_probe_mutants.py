@@ -118,7 +118,7 @@ def alike(streamed):
 
 
 def gauss_newton(self, evaluation):
-    return GGNLinearization(evaluation, self._snapshot.leaves, self.loss_fn, self.requested_dtype)
+    return GGNLinearization(evaluation, self.problem.snapshot.leaves, self.problem.loss_fn, self.problem.dtype)
 
 
 class Halved(nn.Linear):

@@ -68,7 +68,7 @@ def test_remaining_coordinates_lose_nothing(name):
     """The columns of Z are orthonormal, and H has nothing outside their span."""
     model, loss_fn, batch = case(name).make()
     H = HessianOperator(model, loss_fn, batch)
-    found = network_null_directions(H, model, loss_fn, batch)
+    found = network_null_directions(H)
     Z, left = remaining(found, H.order, dtype=H.dtype, device=H.device)
     dense, truth = Z.to_dense(), H.to_dense()
     torch.testing.assert_close(dense.T @ dense, torch.eye(Z.shape[1], dtype=H.dtype), rtol=0, atol=1e-12)
@@ -79,6 +79,7 @@ def test_remaining_coordinates_lose_nothing(name):
     assert H.order - Z.shape[1] + (0 if left is None else left.dimension) == (0 if null is None else null.dimension)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.integers(3, 12), st.integers(2, 9), st.integers(1, 30))
 def test_dead_and_doubled_features_and_dead_units_are_taken_out(seed, features, hidden, samples):
@@ -89,7 +90,7 @@ def test_dead_and_doubled_features_and_dead_units_are_taken_out(seed, features, 
     with torch.no_grad():
         model[0].bias[0] = -100.0
     H = HessianOperator(model, nn.CrossEntropyLoss(), (inputs, targets))
-    found = network_null_directions(H, model, nn.CrossEntropyLoss(), (inputs, targets))
+    found = network_null_directions(H)
     Z, left = remaining(found, H.order, dtype=H.dtype, device=H.device)
     dense, truth = Z.to_dense(), H.to_dense()
     torch.testing.assert_close(dense.T @ dense, torch.eye(Z.shape[1], dtype=H.dtype), rtol=0, atol=1e-12)
@@ -244,6 +245,7 @@ def command(folder, *arguments, processes=1):
     return subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_shows_layers_and_network(tmp_path):
     done = command(tmp_path, "mine.py:make", "--level", "network", "--figure", "kappa.png")
     assert done.returncode == 0, done.stderr
@@ -265,6 +267,7 @@ def test_two_processes_find_what_one_finds(tmp_path):
         assert two[name] == pytest.approx(one[name], rel=1e-9 if name == "lambda_max" else 1e-7)
 
 
+@pytest.mark.slow
 def test_processes_need_batches_to_share(tmp_path):
     done = command(tmp_path, "mine.py:one", "--level", "network", processes=2)
     assert done.returncode != 0
@@ -272,6 +275,7 @@ def test_processes_need_batches_to_share(tmp_path):
     assert "Traceback" not in done.stderr.split("error:")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_two_processes_find_the_layers_that_one_finds(tmp_path, level):
     rows = []
@@ -300,3 +304,64 @@ def test_small_features_are_no_zeros_of_a_network(activation, scales):
     assert not kappa.resolved or kappa.rank == plain.rank
     if scales == [1.0, 1.0]:
         assert kappa.resolved
+
+
+def passes(model):
+    """A function that says how often the model has run."""
+    # an attribute of a hook would be put back as the probe found it
+    count = 0
+
+    def hook(*_):
+        nonlocal count
+        count += 1
+
+    model.register_forward_pre_hook(hook)
+    return lambda: count
+
+
+@pytest.mark.parametrize("method", [None, "bnp"])
+@pytest.mark.parametrize("loss_fn", [nn.CrossEntropyLoss(), lambda o, t: nn.functional.cross_entropy(o, t)])
+@pytest.mark.parametrize("check", [False, True])
+def test_every_batch_runs_once_and_once_more_for_the_check(method, loss_fn, check):
+    model, data = mlp(6, 8, 3), split(classes(80, 6, 3), [20, 20, 20, 20])
+    count = passes(model)
+    result = hesscond.probe(model, loss_fn, data, level="network", method=method, check=check)[NETWORK]
+    assert result.kappa.resolved
+    assert method is not None or result.null_directions
+    assert count() == (8 if check else 4)
+
+
+def test_data_that_can_be_read_once_are_enough():
+    model, data = mlp(6, 8, 3), split(classes(80, 6, 3), [30, 40, 10])
+    plain, once = (
+        hesscond.probe(model, nn.CrossEntropyLoss(), source, level="network")[NETWORK] for source in (data, iter(data))
+    )
+    assert once.kappa == plain.kappa
+    assert [str(own) for own in once.null_directions] == [str(own) for own in plain.null_directions]
+
+
+def test_what_is_known_beforehand_is_that_of_the_model_that_was_probed():
+    model, batch = mlp(6, 8, 3), classes(80, 6, 3)
+    with torch.no_grad():
+        model[0].bias[2] = -100.0
+    result, again = (hesscond.probe(model, nn.CrossEntropyLoss(), batch, level="network")[NETWORK] for _ in range(2))
+    expected = result.kappa
+    with torch.no_grad():
+        model[0].bias[2] = 0.0
+    assert again.kappa == expected
+    assert [own.dimension for own in again.null_directions] == [own.dimension for own in result.null_directions]
+
+
+def test_graphs_and_solvers_share_the_memory():
+    model, loss_fn, data = mlp(6, 8, 3), nn.CrossEntropyLoss(), split(classes(400, 6, 3), [100] * 4)
+    free = HessianOperator(model, loss_fn, data)
+    assert free.retained == (4, 4)
+    memory = int(1.5 * free.held)
+    result = hesscond.probe(model, loss_fn, data, level="network", memory=memory)[NETWORK]
+    assert "4 of 4" not in result.route
+    held = HessianOperator(model, loss_fn, data, memory=memory / 2).held
+    assert held <= memory / 2
+    assert result._block.effort.memory == memory - held
+    # with nothing left over the solvers still have half
+    result = hesscond.probe(model, loss_fn, data, level="network", memory=1000)[NETWORK]
+    assert result._block.effort.memory == 500

@@ -97,6 +97,7 @@ SPLIT = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(
     st.lists(st.integers(1, 23), max_size=5, unique=True).map(sorted),

@@ -201,6 +201,7 @@ def agrees(kappa, truth, layer, which, example):
         assert kappa.lambda_max == pytest.approx(float(nonzero.abs().max()), rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_unresolved_is_rare_on_the_cases(level):
     resolved = {

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import hesscond
 from hesscond import GGNOperator, HessianOperator
-from hesscond.capture.weighting import Rule, Weights, share_of_mass
+from hesscond.capture.weighting import SUM, Rule, Weights, mass_of
 from hesscond.errors import ConfigError
 
 WORDS = 6
@@ -231,6 +231,7 @@ def by_layer(truth, layer):
     return truth[index][:, index], width + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pad", [None, -100])
 def test_at_every_level(pad):
     network, batches = model(), sequences(pad)
@@ -256,7 +257,7 @@ def test_the_gauss_newton_matrix_and_a_layer_without_forming_it():
     # the Gauss-Newton matrix of the last layer is its Hessian
     gauss_newton = GGNOperator(network, loss_fn, batches, parameters=PARAMETERS[2:]).to_dense()
     is_close(gauss_newton, truth[16:, 16:])
-    is_close(hesscond.LayerOperator.of(network, loss_fn, batches, "out").to_dense(), by_layer(truth, "out")[0])
+    is_close(hesscond.HessianOperator(network, loss_fn, batches, layers="out").to_dense(), by_layer(truth, "out")[0])
 
 
 def test_a_network_whose_outputs_are_all_the_same_is_decided_too():
@@ -391,7 +392,7 @@ def test_dropout_does_not_hide_what_the_model_averages():
     rules, count = {}, labels_counted(network)
     for mode in (True, False):
         H = HessianOperator(network.train(mode), inner, batches, parameters=PARAMETERS)
-        rules[mode] = H.local_masses
+        rules[mode] = H.problem.masses
     assert rules[True] == rules[False] == {Rule("entries", shifted=True, ignored=-100): sum(map(count, batches))}
     assert network.training is False
 
@@ -462,21 +463,21 @@ def test_processes_agree_on_what_they_count():
     network = model()
 
     def masses(batches):
-        return HessianOperator(network, LOSSES["lambda"][0], batches, parameters=PARAMETERS).local_masses
+        return HessianOperator(network, LOSSES["lambda"][0], batches, parameters=PARAMETERS).problem.masses
 
     decided = masses(sequences(-100))
     (mass,) = decided.values()
     short, long = masses(sequences(sizes=((3, 4), (2, 4)))), masses(sequences(sizes=((1, 4), (2, 4))))
-    assert share_of_mass(decided, [decided, short]) == mass
-    assert share_of_mass(short, [decided, short]) == 20
+    assert mass_of(decided, [decided, short]).value == mass
+    assert mass_of(short, [decided, short]).value == 20
     assert len(short) > 1
-    assert share_of_mass(short, [short, long]) in (5, 20, 15)
+    assert mass_of(short, [short, long]).value in (5, 20, 15)
     with pytest.raises(ConfigError, match="weight="):
-        share_of_mass(short, [short, masses(sequences(sizes=((3, 9),)))])
+        mass_of(short, [short, masses(sequences(sizes=((3, 9),)))])
 
 
 def test_a_plain_sum_has_no_mass():
     weights = Weights(model(), nn.CrossEntropyLoss(), None, "sum")
-    assert share_of_mass({Rule("sum"): float("nan")}, 2 * [{Rule("sum"): float("nan")}]) != 0
+    assert mass_of({SUM: 1.0}, 2 * [{SUM: 1.0}]).share == 1
     with pytest.raises(ConfigError, match="empty stream"):
         _ = weights.total

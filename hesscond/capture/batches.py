@@ -89,6 +89,11 @@ class Batches:
         GPUs whose random state matters.
     memory
         Bytes that batches may take; a batch or a sequence that was given exists already and is free.
+
+    Attributes
+    ----------
+    held
+        Bytes that are kept.
     """
 
     def __init__(self, data: Batch | Iterable[Batch], gpus: Sequence[int], memory: int) -> None:
@@ -98,6 +103,7 @@ class Batches:
         self._kept: list[Drawn] | None = None
         self._start: RandomState | None = None
         self._sums: list[str] = []
+        self.held = 0
 
     def __iter__(self) -> Iterator[Drawn]:
         if self._start is None:
@@ -131,6 +137,7 @@ class Batches:
                     self._sums.append(checksum(batch))
                 yield drawn
         self._start, self._kept = start, kept
+        self.held = 0 if kept is None or self.free else taken
 
     def _again(self, start: RandomState) -> Iterator[Drawn]:
         count = -1

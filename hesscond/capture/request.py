@@ -61,6 +61,10 @@ class Request:
         """Ĥ of all calls, block by block."""
         return LayerInputs(self.layer, tuple((call.inputs, call.delta.shape) for call in self.calls), blocks)
 
+    def inputs_by_sample(self, samples: int) -> LayerInputs:
+        """Ĥ, with a block for each sample if the layout allows it."""
+        return self.inputs(samples if self.splits(samples) else 1)
+
     def positions(self, values: Sequence[torch.Tensor | None], blocks: int) -> torch.Tensor:
         """Derivatives (k, *shape) in each call's output as (k, J, m, q) float64; None stands for zeros."""
         count = next((len(v) for v in values if v is not None), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -72,6 +73,14 @@ class Snapshot:
         self._training = [module.training for module in model.modules()]
         self._owners = {id(t): key for key, t in tensors.items() if isinstance(t, nn.Parameter)}
         self._homes = {t.device for t in tensors.values()}
+
+    def at(self, values: Sequence[torch.Tensor]) -> Snapshot:
+        """The same with other values of the leaves, in their order."""
+        moved = copy(self)
+        moved.leaves = [value.detach().clone().requires_grad_() for value in values]
+        places = {id(leaf): own for leaf, own in zip(self.leaves, moved.leaves, strict=True)}
+        moved._state = {key: places.get(id(tensor), tensor) for key, tensor in self._state.items()}
+        return moved
 
     @torch.enable_grad()
     def evaluate(self, loss_fn: LossFunction, batch: Batch, *, counted: Operations | None = None) -> Evaluation:

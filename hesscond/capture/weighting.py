@@ -166,6 +166,19 @@ class Rule:
         return replace(self, ignored=None)
 
 
+@dataclass(frozen=True)
+class Mass:
+    """What some data count in the loss of all: ``value`` out of ``total``; 1 out of 1 where losses are added up."""
+
+    value: float
+    total: float
+
+    @property
+    def share(self) -> float:
+        """The factor of their loss; 0 where nothing counts."""
+        return self.value / self.total if self.total else 0.0
+
+
 SUM, SAMPLES, TORCH, GIVEN = Rule("sum"), Rule("samples"), Rule("torch"), Rule("given")
 
 
@@ -265,8 +278,8 @@ class Weights:
         return totals[0]
 
     def totals(self) -> dict[Rule, float]:
-        """By rule that is left, the mass of all batches; ``nan`` for a plain sum."""
-        return {rule: math.nan if rule == SUM else sum(own) for rule, own in self.masses.items()}
+        """By rule that is left, what all batches count beside the data of others; 1 where losses are added up."""
+        return {rule: 1.0 if rule == SUM else sum(own) for rule, own in self.masses.items()}
 
     def _scaled(self, rule: Rule, mass: float) -> float:
         assert self._unit is not None
@@ -533,8 +546,8 @@ def refuse_nothing(loss_fn: LossFunction, evaluation: Evaluation) -> None:
         raise ConfigError("no target of the batch counts in the loss: there is no Hessian")
 
 
-def share_of_mass(own: Mapping[Rule, float], everyone: Sequence[Mapping[Rule, float]]) -> float:
-    """The mass of the own data (see `Weights.totals`) by a rule that holds for those of everyone.
+def mass_of(own: Mapping[Rule, float], everyone: Sequence[Mapping[Rule, float]]) -> Mass:
+    """What the own data (see `Weights.totals`) count, by a rule that holds for those of everyone.
 
     Raises
     ------
@@ -548,11 +561,14 @@ def share_of_mass(own: Mapping[Rule, float], everyone: Sequence[Mapping[Rule, fl
         known = [part for part in parts if part is not None]
         if len(known) == len(everyone):
             found[rule] = known
-    shares = [torch.tensor(parts, dtype=torch.float64) / sum(parts) for parts in found.values() if sum(parts)]
-    if not shares or not all(torch.allclose(share, shares[0], 1e-12, 0.0, equal_nan=True) for share in shares):
+    counted = [torch.tensor(parts, dtype=torch.float64) for rule, parts in found.items() if rule != SUM and any(parts)]
+    means = [parts / parts.sum() for parts in counted]
+    if SUM in found and not means:
+        return Mass(1.0, 1.0)
+    if SUM in found or not means or not all(torch.allclose(share, means[0], 1e-12, 0.0) for share in means):
         raise ConfigError(f"the losses of the processes' data do not show what each of them counts: {HOW}")
     rule = next(iter(found))
-    return own.get(rule, own.get(rule.plain, math.nan))
+    return Mass(own.get(rule, own.get(rule.plain, 0.0)), sum(found[rule]))
 
 
 def plausible(whole: Part, ignored: Sequence[int], classes: int) -> list[Rule]:

@@ -147,7 +147,7 @@ def run_density(
     if group is None or group.size() == 1:
         operator = own = local()
         say(f"null directions of {spec}")
-        null = network_null_directions(own, target.model, target.loss_fn, data, **common)
+        null = network_null_directions(own)
     else:
         # what is null for the share of one process need not be so for that of another
         team = Team(group)

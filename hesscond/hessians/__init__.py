@@ -1,7 +1,7 @@
 """Hessians built from what was captured: an output unit or a whole layer, on a batch or streamed over a data set.
 
 Each is kept as its factor S^½Ĥ where there is one, and measured in plain or preconditioned coordinates. Whole networks,
-and what is too large for that, are known by their products: `HessianOperator`, `GGNOperator`, `LayerOperator`.
+and what is too large for that, are known by their products: `HessianOperator`, `GGNOperator`.
 """
 
 from hesscond.hessians.block import BlockHessian
@@ -13,12 +13,11 @@ from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.grouped import GroupedPreconditioner, by_group
 from hesscond.hessians.jacobi import Jacobi
 from hesscond.hessians.kronecker import KroneckerInverse
-from hesscond.hessians.kronecker_network import BlockInverse, network_inverse
 from hesscond.hessians.layer import LayerHessian
-from hesscond.hessians.layer_operator import LayerOperator
-from hesscond.hessians.network import GGNOperator, HessianOperator
-from hesscond.hessians.null_network import network_null_directions
-from hesscond.hessians.null_spaces import NullDirections, combined
+from hesscond.hessians.network_hessian import NetworkHessian
+from hesscond.hessians.network_inverse import BlockInverse, network_inverse
+from hesscond.hessians.network_operator import GGNOperator, HessianOperator
+from hesscond.hessians.null_directions import NullDirections, combined, network_null_directions
 from hesscond.hessians.optimal_diagonal import OptimalDiagonal
 from hesscond.hessians.penalized import Penalized
 from hesscond.hessians.preconditioner import (
@@ -35,7 +34,6 @@ from hesscond.hessians.sphere_chart import SphereChart
 from hesscond.hessians.streaming import stream, stream_layers
 from hesscond.hessians.tangent import SphereTangentOperator
 from hesscond.hessians.whitening import whitening
-from hesscond.hessians.whole import NetworkHessian
 
 __all__ = [
     "BlockHessian",
@@ -53,7 +51,6 @@ __all__ = [
     "KroneckerInverse",
     "LayerCoordinates",
     "LayerHessian",
-    "LayerOperator",
     "NetworkHessian",
     "NullDirections",
     "OptimalDiagonal",

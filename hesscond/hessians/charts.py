@@ -19,7 +19,7 @@ from hesscond.capture.layers import (
 )
 from hesscond.errors import ConfigError
 from hesscond.hessians.block import BlockHessian
-from hesscond.hessians.network import HessianOperator
+from hesscond.hessians.network_operator import HessianOperator
 from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.operators import Congruence, LinearOperator, SymmetricOperator
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hesscond.errors import ConfigError
+from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.hessians.parameters import UnitLayout
 from hesscond.hessians.preconditioner import Preconditioner, UnitPreconditioner
-from hesscond.hessians.stream_operator import NetworkOperator
 from hesscond.operators import LinearOperator
 
 

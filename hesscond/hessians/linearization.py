@@ -11,14 +11,16 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from hesscond.capture.curved import curved_nodes
-from hesscond.capture.evaluation import Evaluation, LossFunction, in_precision, is_finite, mapped, scalar, tensors_of
+from hesscond.capture.evaluation import LossFunction, in_precision, is_finite, mapped, scalar, tensors_of
 from hesscond.capture.forward import variables_of
 from hesscond.capture.graph import is_piecewise_linear, nodes, refuse_wrong_derivatives
+from hesscond.capture.problem import WatchedEvaluation
 from hesscond.errors import CaptureError, NotFiniteError
 
 Tensors = Sequence[torch.Tensor]
@@ -37,9 +39,11 @@ class Linearization(ABC):
         Its gradient, in the shapes of the leaves, detached.
     depends
         Whether the loss depends on any of the leaves.
+    evaluation
+        The loss with its graph and the calls of layers, for first derivatives of another kind.
     """
 
-    def __init__(self, evaluation: Evaluation, leaves: Tensors) -> None:
+    def __init__(self, evaluation: WatchedEvaluation, leaves: Tensors) -> None:
         self.leaves = list(leaves)
         self.loss = float(evaluation.loss.detach())
         self.depends = evaluation.loss.requires_grad
@@ -49,9 +53,10 @@ class Linearization(ABC):
             self.gradient = [g.detach() for g in self._prepare(evaluation)]
         if not all(map(is_finite, self.gradient)):
             raise NotFiniteError("the gradient of the loss of a batch has NaN or infinite entries")
+        self.evaluation = replace(evaluation, output=None, target=None)
 
     @abstractmethod
-    def _prepare(self, evaluation: Evaluation) -> Tensors:
+    def _prepare(self, evaluation: WatchedEvaluation) -> Tensors:
         """Build what the products need; the gradient."""
 
     @abstractmethod
@@ -68,14 +73,15 @@ class Linearization(ABC):
         """The nodes from which the whole retained graph can be reached."""
 
     def bytes(self) -> int:
-        """What the retained graph holds besides the leaves."""
-        return saved_bytes(self.ends(), self.leaves)
+        """What the retained graphs hold besides the leaves."""
+        seen = [call.inputs for calls in self.evaluation.calls.values() for call in calls]
+        return saved_bytes([*self.ends(), self.evaluation.loss.grad_fn], seen, self.leaves)
 
 
 class HessianLinearization(Linearization):
     """∇² of the loss."""
 
-    def _prepare(self, evaluation: Evaluation) -> Tensors:
+    def _prepare(self, evaluation: WatchedEvaluation) -> Tensors:
         refuse_wrong_derivatives([evaluation.loss.grad_fn])
         self._psd = self.depends and is_convex(evaluation.loss)
         found = gradients([evaluation.loss], self.leaves, None, create_graph=True)
@@ -114,12 +120,12 @@ class GGNLinearization(Linearization):
     """
 
     def __init__(
-        self, evaluation: Evaluation, leaves: Tensors, loss_fn: LossFunction, dtype: torch.dtype | None
+        self, evaluation: WatchedEvaluation, leaves: Tensors, loss_fn: LossFunction, dtype: torch.dtype | None
     ) -> None:
         self._loss_fn = in_precision(loss_fn, dtype)
         super().__init__(evaluation, leaves)
 
-    def _prepare(self, evaluation: Evaluation) -> Tensors:
+    def _prepare(self, evaluation: WatchedEvaluation) -> Tensors:
         self._outputs = [o for o in distinct(tensors_of(evaluation.output)) if o.requires_grad]
         if not self._outputs and self.depends:
             raise CaptureError(
@@ -141,7 +147,7 @@ class GGNLinearization(Linearization):
         self._pulled = gradients(self._outputs, self.leaves, self._dummies, create_graph=True)
         return gradients(self._outputs, self.leaves, [slope.detach() for slope in self._slopes])
 
-    def _loss_at_points(self, evaluation: Evaluation) -> torch.Tensor:
+    def _loss_at_points(self, evaluation: WatchedEvaluation) -> torch.Tensor:
         replaced = {id(o): point for o, point in zip(self._outputs, self._points, strict=True)}
         # a clone: the loss may work in place
         output = mapped(evaluation.output, lambda o: replaced[id(o)].clone() if id(o) in replaced else o.detach())
@@ -207,9 +213,10 @@ def distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def saved_bytes(ends: Iterable[Any], but: Tensors) -> int:
-    """Bytes that the nodes of a graph keep for their derivatives, without the storage of the tensors ``but``."""
-    sizes: dict[int, int] = {}
+def saved_bytes(ends: Iterable[Any], others: Tensors, but: Tensors) -> int:
+    """Bytes of ``others`` and of what the nodes of a graph keep for their derivatives, without the tensors ``but``."""
+    storages = [tensor.untyped_storage() for tensor in others]
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
     for node in nodes(ends):
         for name in dir(node):
             if not name.startswith("_saved_") and name != "saved_tensors":

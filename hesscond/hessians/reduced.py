@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hesscond.hessians.null_spaces import NullDirections, combined
+from hesscond.hessians.null_directions import NullDirections, combined
 from hesscond.operators import ApproximateInverse, LinearOperator, Subspace
 from hesscond.operators.subspace import Coordinates, DirectSum, KroneckerComplement, Span
 

@@ -10,9 +10,9 @@ import torch
 
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates import unit_layout
-from hesscond.hessians.stream_operator import NetworkOperator
+from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.operators import DirectSum, Subspace, SymmetricOperator
-from hesscond.operators.algebra import amplified
+from hesscond.operators.operator import amplified
 
 #: What a float32 model may leave of a sum of weights, relative to √n times their norm.
 CENTRED = 1e-5

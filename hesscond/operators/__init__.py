@@ -4,20 +4,23 @@ Nothing here knows of networks or of spectra. A new operator is one class with o
 """
 
 from hesscond.operators.adapters import as_operator
-from hesscond.operators.algebra import (
+from hesscond.operators.estimates import Estimate, diagonal, trace
+from hesscond.operators.operator import (
+    ApproximateInverse,
     BlockDiagonal,
     Congruence,
     Deflated,
     Dense,
     Diagonal,
+    DiagonalInverse,
     Gram,
+    LinearOperator,
     Matrix,
     Shifted,
     Sum,
+    SymmetricOperator,
+    ritz_range,
 )
-from hesscond.operators.base import LinearOperator, SymmetricOperator
-from hesscond.operators.estimates import Estimate, diagonal, ritz_range, trace
-from hesscond.operators.inverse import ApproximateInverse, DiagonalInverse
 from hesscond.operators.subspace import DirectSum, Span, Subspace
 
 __all__ = [

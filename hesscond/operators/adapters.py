@@ -11,8 +11,7 @@ from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from scipy.sparse.linalg import aslinearoperator
 
 from hesscond.errors import MatrixError
-from hesscond.operators.algebra import Dense
-from hesscond.operators.base import LinearOperator, SymmetricOperator
+from hesscond.operators.operator import Dense, LinearOperator, SymmetricOperator
 
 #: Pairs of random vectors that a symmetry check takes.
 PAIRS = 4

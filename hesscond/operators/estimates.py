@@ -1,4 +1,4 @@
-"""What products with a few random vectors tell of an operator: trace, diagonal, and how far its spectrum reaches.
+"""Trace and diagonal of an operator from its products with a few random vectors.
 
 With Q (n, s) orthonormal, R = I − QQᵀ and A symmetric,
 
@@ -17,21 +17,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import numpy as np
 import torch
-from scipy.linalg import eigvalsh_tridiagonal
 
 from hesscond.errors import ConfigError
-from hesscond.operators.base import SymmetricOperator, identity_blocks
+from hesscond.operators.operator import SymmetricOperator, identity_blocks
 from hesscond.operators.parallel import led
 
 Value = TypeVar("Value", float, torch.Tensor)
 
 #: Random vectors that are multiplied at a time.
 BLOCK = 16
-
-#: Products that `ritz_range` makes.
-STEPS = 8
 
 TRACES = {"hutch++": 3, "hutchinson": 0}
 DIAGONALS = {"diag++": 3, "bekas": 0}
@@ -214,49 +209,3 @@ def exact_diagonal(A: SymmetricOperator) -> torch.Tensor:
             for start, block in identity_blocks(A.order, A.dtype, A.device)
         ]
     )
-
-
-def ritz_range(A: SymmetricOperator, steps: int = STEPS, *, seed: int = 0) -> tuple[float, float]:
-    """The smallest and the largest Ritz value of a few Lanczos steps from a random vector.
-
-    Both lie within the range of the spectrum. Without reorthogonalization, which three vectors suffice for: that makes
-    copies of eigenvalues, and does the extreme Ritz values no harm (Paige 1980). For k steps on a positive semidefinite
-    A the largest falls short of ‖A‖ by 0.103·(ln(n(k−1)⁴)/(k−1))² on average, however close the eigenvalues are
-    (Kuczyński and Woźniakowski, SIAM J. Matrix Anal. Appl. 13, 1992, theorem 3.2).
-
-    Parameters
-    ----------
-    A
-        The operator.
-    steps
-        Products to be made, at most.
-    seed
-        Of the random vector.
-
-    Returns
-    -------
-    tuple[float, float]
-    """
-    generator = torch.Generator().manual_seed(seed)
-    vector = torch.randn(A.order, 1, generator=generator, dtype=torch.float64)
-    current = (vector / torch.linalg.vector_norm(vector)).to(A.device, A.dtype)
-    previous, beta = torch.zeros_like(current), 0.0
-    alphas: list[float] = []
-    betas: list[float] = []
-    exponent = 0
-    for step in range(min(steps, A.order)):
-        image = A.multiply(current)
-        if step == 0:
-            # squares of numbers that are far from 1 overflow or underflow
-            exponent = math.frexp(float(image.abs().max()))[1]
-        half = -exponent // 2
-        image = (image * 2.0**half).mul_(2.0 ** (-exponent - half))
-        alphas.append(float((current * image).sum(dtype=torch.float64)))
-        image.sub_(current, alpha=alphas[-1]).sub_(previous, alpha=beta)
-        beta = float(torch.linalg.vector_norm(image, dtype=torch.float64))
-        if beta <= torch.finfo(A.dtype).eps * max(map(abs, [*alphas, *betas])):
-            break
-        betas.append(beta)
-        previous, current = current, image.div_(beta)
-    values = eigvalsh_tridiagonal(np.array(alphas), np.array(betas[: len(alphas) - 1]))
-    return math.ldexp(float(values[0]), exponent), math.ldexp(float(values[-1]), exponent)

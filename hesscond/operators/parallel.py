@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import traceback
 import weakref
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import torch
 from torch import distributed
 
 from hesscond.errors import CaptureError, HesscondError
-from hesscond.operators.base import SymmetricOperator
+from hesscond.operators.operator import SymmetricOperator
 from hesscond.operators.subspace import Subspace
 
 Result = TypeVar("Result")
@@ -130,7 +129,7 @@ class Team:
 
 
 class DataParallel(SymmetricOperator):
-    """Σ_r m_r A_r / Σ_r m_r over the processes r of a group, each with the operator A_r of its share of the data.
+    """Σ_r s_r A_r over the processes r of a group, each with the operator A_r of its share of the data.
 
     Every process makes one, in the same order, and calls the same functions with it, as always with
     `torch.distributed`. A solver runs on the first process alone (see `Team`).
@@ -139,9 +138,9 @@ class DataParallel(SymmetricOperator):
     ----------
     local
         A_r; the same order, precision and known null space in all processes.
-    mass
-        m_r: the number of samples, for a mean over them; ``nan`` in all processes: the plain sum Σ_r A_r. A process
-        without data has mass 0, and any operator of the right order.
+    share
+        s_r: the share of the samples, for a mean over them; 1 in all processes: the plain sum Σ_r A_r. A process
+        without data has 0, and any operator of the right order.
     team
         The processes.
 
@@ -151,16 +150,14 @@ class DataParallel(SymmetricOperator):
         The operators do not fit together, or there are no data at all.
     """
 
-    def __init__(self, local: SymmetricOperator, mass: float, team: Team) -> None:
+    def __init__(self, local: SymmetricOperator, share: float, team: Team) -> None:
         super().__init__(local.order, local.dtype, local.device)
-        self.local, self._team = local, team
-        orders, masses, psd = zip(*team.gathered((local.order, mass, local.psd or mass == 0)), strict=True)
+        self.local, self._share, self._team = local, share, team
+        orders, shares, psd = zip(*team.gathered((local.order, share, local.psd or share == 0)), strict=True)
         if len(set(orders)) > 1:
             raise CaptureError(f"the processes have operators of different orders: {', '.join(map(str, orders))}")
-        total = sum(masses)
-        if total == 0:
+        if not any(shares):
             raise CaptureError("no process has data that count in the loss")
-        self._share = 1.0 if math.isnan(total) else mass / total
         self.psd = all(psd)
         self._number = team.join(self)
 

@@ -19,7 +19,7 @@ import torch
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Estimate, Subspace, SymmetricOperator, as_operator
-from hesscond.operators.base import ROUNDING
+from hesscond.operators.operator import ROUNDING
 from hesscond.operators.parallel import led
 from hesscond.spectra.quadrature import WORKING, Recurrence, recurrences, unit_vectors
 

@@ -14,7 +14,7 @@ import torch
 
 from hesscond.errors import MatrixError
 from hesscond.operators import SymmetricOperator
-from hesscond.operators.base import ROUNDING
+from hesscond.operators.operator import ROUNDING
 from hesscond.spectra.basis import Basis, orthonormalize_
 from hesscond.spectra.eigen import EigenResult
 

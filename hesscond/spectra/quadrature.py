@@ -17,7 +17,7 @@ import torch
 from scipy.linalg import eigh_tridiagonal
 
 from hesscond.operators import Subspace, SymmetricOperator
-from hesscond.operators.base import ROUNDING
+from hesscond.operators.operator import ROUNDING
 
 #: Largest entry of a Radau matrix, in units of its size. It moves the prescribed node by no more than its inverse.
 LARGEST_ENTRY = 1e15

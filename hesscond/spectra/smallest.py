@@ -12,7 +12,7 @@ import torch
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, as_operator
-from hesscond.operators.estimates import ritz_range
+from hesscond.operators.operator import ritz_range
 from hesscond.operators.parallel import led
 from hesscond.spectra.condition import GAP
 from hesscond.spectra.davidson import PAIRS, RANDOM, Davidson

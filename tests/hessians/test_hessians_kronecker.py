@@ -1,20 +1,18 @@
-"""Kronecker factors, the inverses made of them, and the operator of a captured layer, against dense truth."""
+"""Kronecker factors and the inverses made of them, against dense truth."""
 
 import cases
 import pytest
 import torch
-from operators.operator_contract import OperatorCase, OperatorContract
 from torch import nn
 from truth import case_truth, layer_truth
 
 from hesscond.capture import Geometry, capture
-from hesscond.errors import CaptureError, ConfigError, MatrixError
+from hesscond.errors import MatrixError
 from hesscond.hessians.kronecker import KroneckerFactors, KroneckerInverse, Terms, signed_sums
-from hesscond.hessians.kronecker_network import BlockInverse, network_inverse
-from hesscond.hessians.layer_operator import LayerOperator
-from hesscond.hessians.network import GGNOperator, HessianOperator
-from hesscond.hessians.parameters import layout_of
-from hesscond.hessians.placement import covered, placements
+from hesscond.hessians.network_inverse import BlockInverse, network_inverse
+from hesscond.hessians.network_operator import GGNOperator, HessianOperator
+from hesscond.hessians.null_directions import network_null_directions
+from hesscond.hessians.parameters import covered, layout_of, placements
 from hesscond.operators import DiagonalInverse
 from hesscond.operators.subspace import Coordinates, KroneckerComplement
 from hesscond.spectra.smallest import smallest_nonzero
@@ -28,12 +26,6 @@ ALL = {
     for case in group
     if case.dtype == torch.float64
 }
-SOME = [
-    "relu-ce", "leaky-ce-sum", "relu-nonconvex", "tanh-ce", "many-samples", "no-bias", "one-sample", "siamese-relu",
-    "repeated-tanh", "train-batchnorm", "batch-centring", "tokens-mean", "attention-by-hand", "conv1d-stride-dilation",
-    "conv2d-groups", "conv2d-depthwise", "conv2d-pointwise", "transposed2d-groups", "conv3d",
-]  # fmt: skip
-REST = sorted(set(ALL) - set(SOME))
 
 
 def random(*shape, seed=0):
@@ -56,118 +48,22 @@ def wide_problem(samples=400, features=12, units=8, classes=5, seed=0):
     return model, (x, y)
 
 
-# -- the operator of a layer ------------------------------------------------------------------------------------------
-
-
-def check_layers(case):
-    model, loss, batch = case.make()
-    truth, _ = case_truth(case)
-    for name, H in truth.items():
-        if name in case.flat:
-            continue
-        operator = LayerOperator.of(model, loss, batch, name)
-        size = H.norm()
-        assert (operator.to_dense() - H).norm() <= 1e-13 * size
-        if operator.psd:
-            assert torch.linalg.eigvalsh(H).min() >= -1e-13 * size
-        inverse = operator.kronecker()
-        solved = inverse.solve(torch.eye(operator.order, dtype=torch.float64))
-        assert relative(solved, solved.T) < 1e-12
-        assert torch.linalg.eigvalsh((solved + solved.T) / 2).min() > -1e-12 * solved.norm()
-        if operator.null_space is not None:
-            assert operator.null_space.project(solved).norm() < 1e-12 * solved.norm()
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_the_operator_is_the_hessian_of_the_layer(name):
-    check_layers(ALL[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REST)
-def test_the_operator_is_the_hessian_of_the_layer_in_all_cases(name):
-    check_layers(ALL[name])
-
-
-@pytest.mark.parametrize("name", ["relu-ce", "leaky-ce-sum", "relu-ce-weighted-ignored", "conv2d", "tokens-mean-tanh"])
-def test_ragged_batches_count_by_what_they_weigh(name):
-    case = ALL[name]
-    model, loss, batch = case.make()
-    truth, _ = case_truth(case)
-    ragged = cases.split(batch, [case.samples - 3, 1, 2])
-    for layer, H in truth.items():
-        assert relative(LayerOperator.of(model, loss, iter(ragged), layer).to_dense(), H) < 1e-13
-
-
-def test_psd_is_known_where_it_is_proved():
-    known = {name: ALL[name].psd for name in ("relu-ce", "conv2d-groups", "tokens-mean", "siamese-relu", "tanh-ce")}
-    for name, psd in known.items():
-        model, loss, batch = ALL[name].make()
-        first = next(iter(case_truth(ALL[name])[0]))
-        assert LayerOperator.of(model, loss, batch, first).psd is psd
-
-
-def test_rows_are_formed_where_they_are_fewer_than_positions_and_fit():
-    case = ALL["conv2d-reflect"]
-    model, loss, batch = case.make()
-    H = case_truth(case)[0]["0"]
-    formed = LayerOperator.of(model, loss, batch, "0")
-    captured, weight = formed.parts[0]
-    kept = LayerOperator([(captured, weight)], memory=0)
-    kinds = [type(operator.sum.terms[0][1]).__name__ for operator in (formed, kept)]
-    assert kinds == ["Gram", "TermsOperator"]
-    assert relative(formed.to_dense(), H) < 1e-14
-    assert relative(kept.to_dense(), H) < 1e-14
-
-
-def test_the_capture_leaves_the_model_and_says_what_does_not_fit():
-    model, batch = wide_problem()
-    before = [p.clone() for p in model.parameters()]
-    state = torch.get_rng_state()
-    LayerOperator.of(model, CE, batch, "0").kronecker()
-    assert all(map(torch.equal, before, model.parameters()))
-    assert all(p.grad is None for p in model.parameters())
-    assert torch.equal(state, torch.get_rng_state())
-    with pytest.raises(CaptureError, match="HessianOperator"):
-        LayerOperator.of(model, CE, cases.split(batch, [200, 200]), "0", memory=200_000)
-    with pytest.raises(ConfigError, match="empty stream"):
-        LayerOperator.of(model, CE, iter([]), "0")
-    by_unit = capture(model, CE, batch, ["0"])["0"]
-    with pytest.raises(CaptureError, match="whole=True"):
-        LayerOperator([(by_unit, 1.0)])
-
-
-def make_operator(name, layer):
-    def make(dtype, device):
-        model, loss, batch = ALL[name].make(device=device)
-        return LayerOperator.of(model, loss, batch, layer)
-
-    return make
-
-
-def exact(name, layer):
-    return lambda dtype: case_truth(ALL[name])[0][layer].numpy()
-
-
-class TestContract(OperatorContract):
-    CASES = {  # noqa: RUF012
-        name: OperatorCase(make_operator(name, layer), exact(name, layer), (torch.float64,))
-        for name, layer in {
-            "relu-ce": "0",
-            "relu-nonconvex": "2",
-            "conv2d-groups": "0",
-            "repeated-tanh": "layer",
-            "tokens-mean": "first",
-        }.items()
-    }
-
-
 # -- the factors and their inverse ------------------------------------------------------------------------------------
 
 
 def layer_terms(model, loss, batch, layer, weight=1.0):
     captured = capture(model, loss, batch, [layer], whole=True)[layer]
     return Terms(captured.inputs, captured.curvature.B, weight)
+
+
+def layer_inverse(model, loss, batch, layer):
+    """With the exact curvature of the layer."""
+    terms = layer_terms(model, loss, batch, layer)
+    factors = KroneckerFactors(terms.inputs.geometry, terms.inputs.geometry.n_params)
+    factors.add(terms)
+    basis = factors.basis()
+    basis.add(terms)
+    return basis.inverse()
 
 
 def test_factors_are_means_over_ragged_batches():
@@ -187,9 +83,8 @@ def test_where_the_hessian_is_a_kronecker_product_the_solution_is_exact():
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
     batch = random(20, 4), random(20, 3, seed=1)
-    operator = LayerOperator.of(model, nn.MSELoss(), batch, "model")
-    H, V = operator.to_dense(), random(15, 3, seed=2)
-    inverse = operator.kronecker()
+    H, V = layer_truth(model, nn.MSELoss(), batch, "model"), random(15, 3, seed=2)
+    inverse = layer_inverse(model, nn.MSELoss(), batch, "model")
     assert relative(inverse.solve(V), torch.linalg.solve(H, V)) < 1e-13
     # shifted below and within the spectrum
     values, Q = torch.linalg.eigh(H)
@@ -250,9 +145,9 @@ def test_the_inverse_is_bounded_and_refuses_what_is_no_eigenvalue():
 def test_scaling_the_loss_scales_the_inverse():
     model, batch = wide_problem(samples=60)
     V = random(8 * 13, 2)
-    one = LayerOperator.of(model, CE, batch, "0").kronecker().solve(V)
+    one = layer_inverse(model, CE, batch, "0").solve(V)
     for c in (2.0**-100, 2.0**100):
-        scaled = LayerOperator.of(model, lambda o, t, c=c: c * CE(o, t), batch, "0").kronecker().solve(V)
+        scaled = layer_inverse(model, lambda o, t, c=c: c * CE(o, t), batch, "0").solve(V)
         assert relative(scaled * c, one) < 1e-10
 
 
@@ -268,12 +163,12 @@ def test_groups_of_different_rank():
 
 def test_the_bottom_of_a_layer_takes_few_products():
     model, batch = wide_problem(samples=3000, features=30, units=20)
-    operator = LayerOperator.of(model, CE, batch, "0")
+    operator = HessianOperator(model, CE, batch, layers=["0"])
     values = torch.linalg.eigvalsh(operator.to_dense())
-    assert operator.null_space is None
+    assert network_null_directions(operator) == []
     assert values[-1] / values[0] > 1e3
     counts = {}
-    for name, inverse in {"none": None, "kronecker": operator.kronecker()}.items():
+    for name, inverse in {"none": None, "kronecker": layer_inverse(model, CE, batch, "0")}.items():
         found = smallest_nonzero(operator, 1, inverse=inverse, tol=1e-8, max_products=400)
         counts[name] = found.products
     assert abs(float(found.eigenvalues) / float(values[0]) - 1) < 1e-8
@@ -294,7 +189,7 @@ def test_the_inverse_of_a_network_fits_its_gauss_newton_matrix(name):
     operator = GGNOperator(model, loss, batch)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    inverse = network_inverse(operator, model, loss, batch)
+    inverse = network_inverse(operator)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
     solved = inverse.solve(torch.eye(operator.order, dtype=torch.float64))
@@ -306,7 +201,7 @@ def test_the_inverse_of_a_network_fits_its_gauss_newton_matrix(name):
         own = placement.index.flatten()
         trace = G.diagonal()[own].sum()
         assert abs(M.diagonal()[own].sum() - trace) <= share * trace
-    assert torch.equal(inverse.solve(G), network_inverse(operator, model, loss, batch).solve(G))
+    assert torch.equal(inverse.solve(G), network_inverse(operator).solve(G))
 
 
 @pytest.mark.parametrize("name", ["relu-ce", "conv2d-groups", "transposed2d-groups", "no-bias"])
@@ -323,8 +218,8 @@ def test_both_layouts_get_the_same_inverse(name):
         relative(flat.to_dense()[places[0]][:, places[0]], by_unit.to_dense()) < 1e-13
     )
     V = random(flat.order, 2)
-    solved = network_inverse(flat, model, loss, batch).solve(V)
-    assert relative(solved[places[0]], network_inverse(by_unit, model, loss, batch).solve(V[places[0]])) < 1e-12
+    solved = network_inverse(flat).solve(V)
+    assert relative(solved[places[0]], network_inverse(by_unit).solve(V[places[0]])) < 1e-12
 
 
 def test_places_of_layers_without_some_of_their_parameters():
@@ -344,7 +239,7 @@ def test_a_frozen_bias_is_left_out_of_the_factors():
     model, batch = wide_problem(samples=60)
     model[0].bias.requires_grad_(False)
     operator = HessianOperator(model, CE, batch, parameters=["0.weight"])
-    inverse = network_inverse(operator, model, CE, batch)
+    inverse = network_inverse(operator)
     H = layer_truth(model, CE, batch, "0").view(8, 13, 8, 13)[:, 1:, :, 1:].reshape(96, 96)
     solved = inverse.solve(H)
     # M⁻¹H is near the identity, far more so than H
@@ -361,9 +256,7 @@ def test_streams_and_sums_weigh_as_the_operator_does():
     found = {}
     for name, loss, scale in (("mean", CE, 1.0), ("sum", total, 300.0)):
         operator = HessianOperator(model, loss, parts)
-        M = torch.linalg.pinv(
-            network_inverse(operator, model, loss, parts).solve(torch.eye(len(V), dtype=torch.float64))
-        )
+        M = torch.linalg.pinv(network_inverse(operator).solve(torch.eye(len(V), dtype=torch.float64)))
         found[name] = M / scale
         G = GGNOperator(model, loss, parts).to_dense()
         assert abs(float(M.trace() / G.trace()) - 1) < 0.2
@@ -377,7 +270,7 @@ def test_a_loss_of_unknown_curvature_still_gives_an_inverse():
         return (torch.sin(output) * output).mean() + CE(output, target)
 
     operator = HessianOperator(model, loss, batch)
-    solved = network_inverse(operator, model, loss, batch).solve(torch.eye(operator.order, dtype=torch.float64))
+    solved = network_inverse(operator).solve(torch.eye(operator.order, dtype=torch.float64))
     assert torch.isfinite(solved).all()
     assert torch.linalg.eigvalsh((solved + solved.T) / 2).min() > -1e-12 * solved.norm()
 

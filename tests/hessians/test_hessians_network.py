@@ -6,16 +6,17 @@ import functools
 import pytest
 import torch
 from cases import CASES, case, eligible_layers, mlp, split
+from operators.operator_contract import OperatorCase, OperatorContract
 from torch import nn
 from torch.func import functional_call, jacrev
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
-from truth import in_double, same_random_numbers
+from truth import case_truth, in_double, same_random_numbers
 
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians.network import GGNOperator, HessianOperator
+from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -612,3 +613,27 @@ def test_units_in_front_of_it_are_refused_too():
     with pytest.raises(CaptureError, match="weight_norm are wrong in torch"):
         hesscond.probe(model, F.cross_entropy, BATCH, ["0"])
     assert hesscond.probe(model, F.cross_entropy, BATCH, ["2"])["2"].kappa[0].rank > 0
+
+
+# -------------------------------------------------------------------------------------------------- what operators do
+
+
+def of_layer(name, layer):
+    def make(dtype, device):
+        model, loss_fn, batch = case(name).make(device=device)
+        return HessianOperator(model, loss_fn, batch, layers=[layer])
+
+    return OperatorCase(make, lambda dtype: case_truth(case(name))[0][layer].numpy(), (torch.float64,))
+
+
+class TestContract(OperatorContract):
+    CASES = {  # noqa: RUF012
+        name: of_layer(name, layer)
+        for name, layer in {
+            "relu-ce": "0",
+            "relu-nonconvex": "2",
+            "conv2d-groups": "0",
+            "repeated-tanh": "layer",
+            "tokens-mean": "first",
+        }.items()
+    }

@@ -8,9 +8,9 @@ from cases import CASES, Case, mlp, rows, split
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from hesscond.capture.weighting import TORCH
+from hesscond.capture.weighting import SUM, TORCH
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians.network import GGNOperator, HessianOperator
+from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -110,14 +110,13 @@ def test_the_reduction_can_be_given():
 def test_what_an_operator_counts_beside_others():
     model, (x, y) = network(), data_set()
     mean, total = nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum")
-    assert HessianOperator(model, mean, (x, y)).local_masses[TORCH] == 23
-    assert HessianOperator(model, mean, split((x, y), [9, 14])).local_masses[TORCH] == 23
+    assert HessianOperator(model, mean, (x, y)).problem.masses[TORCH] == 23
+    assert HessianOperator(model, mean, split((x, y), [9, 14])).problem.masses[TORCH] == 23
     for data in ((x, y), split((x, y), [9, 14])):
-        (local_mass,) = HessianOperator(model, total, data).local_masses.values()
-        assert local_mass != local_mass
+        assert list(HessianOperator(model, total, data).problem.masses) == [SUM]
     weights = torch.tensor([1.0, 2.0, 5.0]).double()
     H = HessianOperator(model, nn.CrossEntropyLoss(weight=weights), (x, y))
-    assert H.local_masses[TORCH] == pytest.approx(float(weights[y].sum()))
+    assert H.problem.masses[TORCH] == pytest.approx(float(weights[y].sum()))
 
 
 # -------------------------------------------------------------------------------------------- loaders and the memory

@@ -12,7 +12,7 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling, DensePreconditioner
 from hesscond.hessians.coordinates import LayerCoordinates, UnitCoordinates, coordinates_of
-from hesscond.hessians.network import GGNOperator, HessianOperator
+from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.tangent import SphereTangentOperator
 from hesscond.operators import Congruence
 

@@ -136,6 +136,7 @@ def test_an_installed_package_brings_a_method(tmp_path):
     assert {"vanilla", "bnp", "adam"} <= set(rows)
 
 
+@pytest.mark.slow
 def test_a_study_trains_with_the_method_of_an_installed_package(tmp_path):
     """With its options, and in its own coordinates."""
     folder = distribution(tmp_path, "boost = their_package:BiasBooster")

@@ -38,8 +38,8 @@ def main():
     matrices = [symmetric(generator) for _ in range(size)]
     masses = [float(r) for r in range(3, 3 + size)]
     truth = sum(m * A for m, A in zip(masses, matrices, strict=True)) / sum(masses)
-    A = DataParallel(Dense(matrices[rank], psd=rank == 0), masses[rank], team)
-    total = DataParallel(Dense(matrices[rank]), float("nan"), team)
+    A = DataParallel(Dense(matrices[rank], psd=rank == 0), masses[rank] / sum(masses), team)
+    total = DataParallel(Dense(matrices[rank]), 1.0, team)
     lazy = DataParallel(Dense(matrices[rank]), float(rank == 0), team)
     v = torch.randn(ORDER, 2, generator=generator, dtype=torch.float64)
     found = {

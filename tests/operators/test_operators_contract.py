@@ -21,9 +21,8 @@ from hesscond.operators import (
     Shifted,
     Span,
     adapters,
-    algebra,
     as_operator,
-    base,
+    operator,
 )
 
 N = 12
@@ -192,5 +191,5 @@ def test_every_class_is_listed():
 
     for one in CASES.values():
         look(one.make(torch.float64, torch.device("cpu")))
-    for module in (algebra, adapters, base):
+    for module in (adapters, operator):
         assert all_listed(module, made) == set()

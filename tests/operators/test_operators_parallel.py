@@ -24,6 +24,7 @@ def found(request):
     return json.loads(run_processes(request.param, Path(__file__).with_name("parallel_worker.py")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what", ["together", "led", "sum", "without data", "shifted", "of two operators", "still in step"]
 )

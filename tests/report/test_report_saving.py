@@ -22,6 +22,7 @@ def run(make_run: MakeRun) -> StoredRun:
     return make_run("bnp", unresolved=0.1)
 
 
+@pytest.mark.slow
 def test_pdf_embeds_truetype_and_is_small(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(method, iterations=4200, epochs=6, unresolved=0.1) for method in ("vanilla", "bnp")]
     save_figure(conditioning_figure(runs), tmp_path / "figure.pdf")
@@ -54,6 +55,7 @@ def test_png_has_print_resolution(run: StoredRun, tmp_path: Path) -> None:
     assert int.from_bytes(content[16:20], "big") >= 3.3 * 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".pdf", ".svg", ".png"])
 def test_the_same_bytes_every_time(run: StoredRun, tmp_path: Path, suffix: str) -> None:
     for name in ("one", "two"):
@@ -81,6 +83,7 @@ def test_rc_parameters_stay_as_they_are(run: StoredRun, tmp_path: Path) -> None:
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 def test_the_report_never_imports_pyplot_and_the_engine_no_matplotlib() -> None:
     for module, unwanted in (("hesscond.report", "matplotlib.pyplot"), ("hesscond", "matplotlib")):
         code = f"import sys, {module}; sys.exit({unwanted!r} in sys.modules)"

@@ -67,6 +67,7 @@ def shared_trials(layers, *, units):
     return np.array(widths), np.array(solvers)
 
 
+@pytest.mark.slow
 def test_the_truth_is_inside_for_shared_rows_however_graded():
     widths, solvers = shared_trials(40, units=50)
     assert len(widths) == 2000

@@ -112,6 +112,7 @@ def trial(seed, *, dense_order, max_products):
     return result.converged
 
 
+@pytest.mark.slow
 def test_random_spectra_by_iteration():
     converged = [trial(seed, dense_order=0, max_products=200) for seed in range(50)]
     assert converged.count(MISSED) == 0
@@ -151,6 +152,7 @@ def test_many_alternating_spectra():
     assert converged.count(True) > 4
 
 
+@pytest.mark.slow
 def test_layer_within_130_products_and_fewer_than_lobpcg():
     """5,050 parameters, κ ≈ 3e5: the answer, and how sure it is."""
     A = layer_hessian()
@@ -191,6 +193,7 @@ def test_layer_with_null_directions_of_dead_inputs():
     assert float(known.project(given.eigenvectors).abs().max()) < 1e-15
 
 
+@pytest.mark.slow
 def test_forty_unknown_null_directions():
     values = graded(500, 1e5, null=40)
     A, Q = prescribed(values)
@@ -201,6 +204,7 @@ def test_forty_unknown_null_directions():
     assert bool(result.lower > 0)
 
 
+@pytest.mark.slow
 def test_unknown_null_directions_of_an_indefinite_operator():
     values = graded(300, 1e3, null=6) * (-1.0) ** torch.arange(300)
     A, Q = prescribed(values)
@@ -228,6 +232,7 @@ def test_interior_values_are_not_an_algebraic_slice():
     assert result.eigenvalues.tolist() == pytest.approx([0.2, -0.1], rel=1e-8)
 
 
+@pytest.mark.slow
 def test_a_value_that_was_missed_at_first_is_found():
     """−1e-4 beside ±1.03e-4: one iteration in three settles on the wrong one, and the search finds the other out."""
     values = graded(350, 1e4) * (-1.0) ** torch.arange(350)
@@ -335,6 +340,7 @@ def test_without_an_inverse_minres_does_it():
     assert float(result.eigenvalues) == pytest.approx(1 / 300, rel=1e-7)
 
 
+@pytest.mark.slow
 def test_stagnation_falls_back_on_the_correction_equation():
     """No preconditioner worth the name, and a spectrum that Krylov spaces of 50 vectors do not resolve."""
     values = graded(400, 1e5)

@@ -634,6 +634,7 @@ def test_functions_that_jump_know_of_the_null_space(function, null):
     assert found.error < 1e-9
 
 
+@pytest.mark.slow
 def test_the_error_of_a_jump_covers_the_truth():
     """By quadrature a node near zero stands for the null space and for its neighbours on both sides of it."""
     misses, trials = 0, 0

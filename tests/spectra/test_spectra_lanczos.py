@@ -176,6 +176,7 @@ def trial(number, max_products):
     return result.converged
 
 
+@pytest.mark.slow
 def test_random_trials():
     assert sum(trial(number, 150) for number in range(100)) >= 75
 

@@ -105,6 +105,7 @@ def test_the_output_layer_is_probed_if_none_is_named(tmp_path):
     assert set(stored.table("probe")["layer"]) == {"fc"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["bnp", "sphere", "equilibration", "adam", "batchnorm", "layernorm"])
 def test_methods_on_a_convolution(tmp_path, method):
     path = written(tmp_path / "study", "cnn5", probe={"layers": ["conv2", "fc1"], "every": 1})

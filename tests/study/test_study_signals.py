@@ -79,6 +79,7 @@ def test_kill_9_loses_at_most_the_iteration_in_flight(tmp_path, stopped):
     assert len(run.table("training")) == len(run.table("probe").query("data == 'batch'"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_readable_run_and_starts_no_other(tmp_path, stopped):
     code, error = stopped(tmp_path / "out", 40, signal.SIGINT)
     assert code == 130

@@ -248,6 +248,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_two_processes_come_to_what_separate_runs_come_to(tmp_path, digits, one_thread):
     config = config_of(seeds=[0])
     ready = prepared(config, tmp_path / "sweep", digits)

@@ -49,8 +49,6 @@ class Kind:
         What has to be importable, beside torch.
     processes
         How many processes of torch.distributed measure it together.
-    slow
-        Takes more than a second or two.
     """
 
     group: str
@@ -60,7 +58,6 @@ class Kind:
     twin: Callable[[nn.Module], nn.Module] = double
     library: str | None = None
     processes: int = 1
-    slow: bool = False
 
     @property
     def name(self):
@@ -1278,7 +1275,7 @@ def inside(attribute):
     return lambda wrapper: double(getattr(wrapper, attribute))
 
 
-@kind(WRAPPED, "torch.compile", "2", twin=inside("_orig_mod"), slow=True)
+@kind(WRAPPED, "torch.compile", "2", twin=inside("_orig_mod"))
 def compiled():
     return torch.compile(mlp(), backend="eager"), CE, classes()
 
@@ -1347,7 +1344,7 @@ def autocast():
     return Autocast(), CE, classes()
 
 
-@kind(WRAPPED, "DistributedDataParallel, two processes", "2", twin=inside("module"), processes=2, slow=True)
+@kind(WRAPPED, "DistributedDataParallel, two processes", "2", twin=inside("module"), processes=2)
 def distributed():
     model = nn.parallel.DistributedDataParallel(mlp(nn.Tanh()))
     return model, CE, classes()
@@ -1364,7 +1361,7 @@ def gathered(model):
     return twin.double()
 
 
-@kind(WRAPPED, "FSDP2 (fully_shard), two processes", "2", twin=gathered, processes=2, slow=True)
+@kind(WRAPPED, "FSDP2 (fully_shard), two processes", "2", twin=gathered, processes=2)
 def fully_sharded():
     from torch.distributed.fsdp import fully_shard
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 LIBRARIES = "Other libraries"
 KINDS: list[Kind] = []
-kind = functools.partial(register, kinds=KINDS, slow=True)
+kind = functools.partial(register, kinds=KINDS)
 transformers_kind = functools.partial(kind, library="transformers")
 
 #: What keeps a model of any family tiny, and its layers far from a zero function.

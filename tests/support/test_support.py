@@ -12,10 +12,9 @@ from support.truth import Truth
 
 import hesscond
 
-marked = [pytest.param(kind, id=kind.name, marks=[pytest.mark.slow] if kind.slow else []) for kind in KINDS]
 
-
-@pytest.mark.parametrize("kind", marked)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_kind_of_model_is_measured_rightly_or_refused_in_a_sentence_as_the_page_says(kind):
     if kind.missing:
         pytest.skip(kind.missing)

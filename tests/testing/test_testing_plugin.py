@@ -158,6 +158,7 @@ def test_a_run_without_assertions_says_nothing(run, pytester):
     assert "condition numbers" not in run("--strict-markers").stdout.str()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is not installed")
 def test_several_processes(run):
     run("-n", "2", "-k", "baseline", "--hesscond-update-baselines").assert_outcomes(passed=2)
@@ -166,6 +167,7 @@ def test_several_processes(run):
     found.stdout.fnmatch_lines(["assertions about condition numbers: 1 failed, 3 unresolved"])
 
 
+@pytest.mark.slow
 def test_the_plugin_starts_without_torch_and_the_assertions_without_pytest():
     for module, other in (("_hesscond_pytest.plugin", "torch"), ("hesscond.testing", "pytest")):
         code = f"import sys, {module}; print({other!r} in sys.modules)"

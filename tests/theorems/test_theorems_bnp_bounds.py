@@ -100,6 +100,7 @@ def test_means_of_the_entries_of_a_kernel():
     assert found[2, 1] == pytest.approx(h[0, 1:, :].sum() / 12)
 
 
+@pytest.mark.slow
 def test_proposition_11():
     verdict = check_known("bnp-proposition-11", trials=150, seldom=("S ≥ 0, all rows", "S indefinite"))
     found = tallies(verdict)
@@ -135,6 +136,7 @@ def test_kappa_of_indefinite_matrices_exactly():
         exact.kappa_absolute([[1, 1], [1, 1]])
 
 
+@pytest.mark.slow
 def test_gain():
     verdict = check_known("bnp-gain", trials=60, seldom=("gain",))
     found = tallies(verdict)
@@ -149,6 +151,7 @@ def test_gain():
     assert (D.max() / D.min()) ** 2 / 40 / gain == pytest.approx(example.factor, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_normalizing_by_something_else_is_violated():
     class Wrong(BNPGain):
         def normalize(self, H):

@@ -80,11 +80,13 @@ def test_the_curvature_of_networks_is_that_of_the_whole_loss(activation, criteri
     assert torch.allclose(S, torch.diag(network.curvature(0, 2)), rtol=1e-11, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_theorem_3():
     verdict = check_known("bnp-theorem-3", trials=100)
     assert verdict.worst < 1
 
 
+@pytest.mark.slow
 def test_without_centring_the_preconditioned_hessian_is_another():
     class Scaled(BNPTheorem3):
         def normalized(self, H):
@@ -98,6 +100,7 @@ def test_without_centring_the_preconditioned_hessian_is_another():
     check_broken(Unbiased(), "normalized inputs")
 
 
+@pytest.mark.slow
 def test_proposition_9():
     verdict = check_known("bnp-proposition-9", trials=100)
     assert tallies(verdict)["diagonal S"].reasons.get("S is diagonal", 0) < 20

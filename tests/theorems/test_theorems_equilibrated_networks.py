@@ -23,6 +23,7 @@ def verdict():
     return check_known("wc-theorem-2", trials=100, seldom=READINGS)
 
 
+@pytest.mark.slow
 def test_all_readings_are_false(verdict):
     found = tallies(verdict)
     for reading in READINGS:

@@ -22,6 +22,7 @@ from hesscond.theorems.preconditioning import (
 UPDATES = {"prec-l2-z": L2InZ, "prec-l2-p": L2InP, "prec-gradient-regularization": GradientRegularization}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", UPDATES)
 def test_updates(id):
     verdict = check_known(id, trials=100)
@@ -76,6 +77,7 @@ def test_the_counterexample_to_the_minus():
     assert not torch.equal(stepped, p - M @ (g - 2 * p))
 
 
+@pytest.mark.slow
 def test_adaptive():
     verdict = check_known("prec-adaptive", trials=80, seldom=("row equilibration",))
     found = tallies(verdict)
@@ -91,6 +93,7 @@ def test_adaptive():
     assert by_row / scaled(np.diag(H)) / 2**0.5 == pytest.approx(example.factor, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_dividing_by_the_diagonal_is_not_nearly_optimal():
     class Whole(AdaptivePreconditioning):
         def jacobi(self, diagonal):

@@ -196,6 +196,7 @@ def verdicts():
     }
 
 
+@pytest.mark.slow
 def test_rates_are_as_predicted(verdicts):
     assert all(verdict.status == "holds" for verdict in verdicts.values())
     for id, verdict in verdicts.items():
@@ -250,6 +251,7 @@ def test_conditions_are_checked_first():
 # ------------------------------------------------------------------------------------------------------ broken variants
 
 
+@pytest.mark.slow
 def test_the_wrong_coordinates():
     class Plain(PreconditionedRate):
         def curvature(self, H, P):
@@ -266,6 +268,7 @@ def test_the_wrong_coordinates():
     check_broken(Squared(), "attained", trials=10)
 
 
+@pytest.mark.slow
 def test_the_wrong_step_size():
     class Shorter(BNPTheorem1):
         def step_size(self, kappa):
@@ -285,6 +288,7 @@ def test_directions_that_change_the_loss():
     check_broken(Both(), "null space", trials=5)
 
 
+@pytest.mark.slow
 def test_the_wrong_hessian_on_the_sphere():
     class Ambient(ProjectedRate):
         def riemannian(self, found):

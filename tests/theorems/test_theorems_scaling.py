@@ -107,6 +107,7 @@ def test_not_within_the_root_of_m_without_equilibration():
     assert not verify(Worse(), trials=60, counterexamples=False).ok
 
 
+@pytest.mark.slow
 def test_bnp_theorem_4():
     verdict = verify("bnp-theorem-4", trials=40)
     assert verdict.ok
@@ -140,6 +141,7 @@ def test_centring_by_something_else_is_violated():
     assert tallies(verify(Broken(), trials=25, counterexamples=False))["centring"].violated > 3
 
 
+@pytest.mark.slow
 def test_scaling_by_the_variance_is_violated():
     class Broken(BNPTheorem4):
         def normalize(self, H):

@@ -14,7 +14,7 @@ the scale invariance of single rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -23,12 +23,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hesscond.capture import MEMORY, Batch, LossFunction
-from hesscond.capture.batches import Batches
 from hesscond.capture.evaluation import tensors_of
-from hesscond.capture.snapshot import Snapshot
-from hesscond.hessians.placement import Placement, placements
-from hesscond.hessians.stream_operator import NetworkOperator
+from hesscond.hessians.network_operator import NetworkOperator
+from hesscond.hessians.parameters import Placement
 
 #: Relative change of the outputs that rounding may make.
 SAME = 1e-11
@@ -81,38 +78,18 @@ class ScaleSymmetry:
         return result
 
 
-def scale_symmetries(
-    operator: NetworkOperator,
-    model: nn.Module,
-    loss_fn: LossFunction,
-    data: Batch | Iterable[Batch],
-    *,
-    dtype: torch.dtype | None = torch.float64,
-    memory: float = MEMORY,
-) -> list[ScaleSymmetry]:
+def scale_symmetries(operator: NetworkOperator) -> list[ScaleSymmetry]:
     """The scalings of units that leave the outputs of the first batch as they are, tried with random factors.
 
     Tried are: each unit of a layer or of an affine normalization together with what the next layers make of its output
     (positively homogeneous activations); each unit of a layer alone, and a layer as a whole (before a normalization
     without ε).
-
-    Parameters
-    ----------
-    operator
-        Gives the order of the parameters.
-    model, loss_fn, data, dtype
-        What it was made from.
-    memory
-        Bytes that batches may take which can be read only once.
     """
-    snapshot = Snapshot(model, operator.layout.tensors, dtype)
-    drawn = next(iter(Batches(data, snapshot.gpus, int(memory))))
-    tried = Trial(operator, snapshot, loss_fn, drawn.batch)
-    layers = placements(operator.layout, model)
-    order = tried.calls(model)
+    tried, layers = Trial(operator), operator.placements
+    order = tried.order
     consumers = sorted((p for p in layers if p.layer in order), key=lambda p: order[p.layer])
     found = []
-    for name, module, index in producers(operator, model, layers):
+    for name, module, index in producers(operator):
         if module not in order:
             continue
         following = [p for p in consumers if order[p.layer] > order[module] and inputs_of(p) % len(index) == 0][:NEXT]
@@ -131,19 +108,36 @@ def scale_symmetries(
 
 
 class Trial:
-    """Evaluates a network at scaled parameters."""
+    """Evaluates a network on its first batch at scaled parameters.
 
-    def __init__(self, operator: NetworkOperator, snapshot: Snapshot, loss_fn: LossFunction, batch: Batch) -> None:
-        self.operator, self.snapshot, self.loss_fn, self.batch = operator, snapshot, loss_fn, batch
-        self.point = operator.layout.vector_of([leaf.detach().clone() for leaf in snapshot.leaves])
-        self.outputs = self.at(self.point)
+    Attributes
+    ----------
+    outputs
+        Those at the parameters as they are.
+    order
+        The modules in the order of their (last) calls.
+    """
+
+    def __init__(self, operator: NetworkOperator) -> None:
+        self.operator, self.drawn = operator, next(operator.problem.counted())[0]
+        calls: dict[nn.Module, int] = {}
+
+        def note(module: nn.Module, *_: Any) -> None:
+            calls.pop(module, None)
+            calls[module] = len(calls)
+
+        with ExitStack() as stack:
+            for module in operator.problem.model.modules():
+                stack.callback(module.register_forward_pre_hook(note).remove)
+            self.outputs = self.at(operator.point)
+        self.order = {module: number for number, module in enumerate(calls)}
 
     def at(self, point: torch.Tensor) -> list[torch.Tensor]:
         """The outputs at ``point`` (n,)."""
-        with torch.no_grad():
-            for leaf, value in zip(self.snapshot.leaves, self.operator.layout.tensors_of(point), strict=True):
-                leaf.copy_(value)
-        evaluation = self.snapshot.evaluate(self.loss_fn, self.batch)
+        problem = self.operator.problem
+        moved = problem.snapshot.at(self.operator.layout.tensors_of(point))
+        with self.drawn.state.again():
+            evaluation = moved.evaluate(problem.loss_fn, self.drawn.batch)
         return [output.detach() for output in tensors_of(evaluation.output) if output.is_floating_point()]
 
     def holds(self, candidate: ScaleSymmetry) -> bool:
@@ -151,38 +145,22 @@ class Trial:
         generator = torch.Generator().manual_seed(0)
         for _ in range(2):
             factors = torch.empty(candidate.count, dtype=torch.float64).uniform_(0.5, 2.0, generator=generator)
-            outputs = self.at(candidate.scaled(self.point, factors))
+            outputs = self.at(candidate.scaled(self.operator.point, factors))
             for before, after in zip(self.outputs, outputs, strict=True):
                 if float((before - after).norm()) > SAME * float(before.norm()):
                     return False
         return True
 
-    def calls(self, model: nn.Module) -> dict[nn.Module, int]:
-        """The modules in the order of their (last) calls."""
-        order: dict[nn.Module, int] = {}
 
-        def note(module: nn.Module, *_: Any) -> None:
-            order.pop(module, None)
-            order[module] = len(order)
-
-        with ExitStack() as stack:
-            for module in model.modules():
-                stack.callback(module.register_forward_pre_hook(note).remove)
-            self.at(self.point)
-        return {module: number for number, module in enumerate(order)}
-
-
-def producers(
-    operator: NetworkOperator, model: nn.Module, layers: list[Placement]
-) -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+def producers(operator: NetworkOperator) -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
     """Modules with the rows (m, ·) of what makes each of their m outputs: layers, and affine normalizations."""
-    for placement in layers:
+    for placement in operator.placements:
         if placement.first == 0:
             yield placement.name, placement.layer, placement.index
     numbers = operator.layout.tensors_of(torch.arange(operator.order))
     rows = {id(p): number for p, number in zip(operator.layout.tensors, numbers, strict=True)}
-    owned = {placement.layer for placement in layers}
-    for name, module in model.named_modules():
+    owned = {placement.layer for placement in operator.placements}
+    for name, module in operator.problem.model.named_modules():
         own = list(module.parameters(recurse=False))
         if module in owned or not own or any(p.ndim != 1 or id(p) not in rows for p in own):
             continue

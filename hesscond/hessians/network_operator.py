@@ -1,27 +1,25 @@
-"""Matrices of second derivatives over the batches of a data set, by their products."""
+"""Hessian and Gauss-Newton matrix of a network, of its layers or of a unit, by their products over a data set."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
 from torch import nn
 
-from hesscond.capture.batches import Batches, Drawn, is_batch
-from hesscond.capture.capturing import MEMORY
-from hesscond.capture.evaluation import Batch, Evaluation, LossFunction, is_finite
+from hesscond.capture.evaluation import Batch, LossFunction, is_finite
 from hesscond.capture.graph import refuse_dead_ends
 from hesscond.capture.precision import named
-from hesscond.capture.snapshot import Snapshot
-from hesscond.capture.weighting import BatchWeight, Rule, Weights, check_weighting, refuse_nothing
+from hesscond.capture.problem import Problem, WatchedEvaluation
+from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
-from hesscond.hessians.linearization import Linearization
-from hesscond.hessians.parameters import layout_of
+from hesscond.hessians.linearization import GGNLinearization, HessianLinearization, Linearization
+from hesscond.hessians.parameters import UnitLayout, layout_of, placements
 from hesscond.operators import SymmetricOperator
-from hesscond.operators.base import ROUNDING
+from hesscond.operators.operator import ROUNDING
 
 #: What the rounding of products in a measurement shows is taken so many times.
 MARGIN = 64.0
@@ -75,8 +73,10 @@ class NetworkOperator(SymmetricOperator):
         (n,) the parameters.
     psd
         Whether the graphs prove that the matrix is positive semidefinite.
-    weights, total_mass
-        What each batch counts, and what their weighted sum is divided by.
+    problem
+        The model, the loss and the data that it was made from.
+    placements
+        Where the parameters of layers are in the vectors, of layers all of whose weights are.
     retained
         Batches whose graphs are kept, of how many.
 
@@ -103,16 +103,25 @@ class NetworkOperator(SymmetricOperator):
         lift_casts: bool = True,
         weight: BatchWeight | None = None,
     ) -> None:
-        check_weighting(reduction, weight)
-        if memory is not None and not memory > 0:
-            raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
         model = measurable(model)
         self.layout = layout_of(model, layers=layers, unit=unit, parameters=parameters)
-        self._snapshot = Snapshot(model, self.layout.tensors, dtype, lift_casts=lift_casts)
-        self.model, self.loss_fn, self.requested_dtype, self.lift_casts = model, loss_fn, dtype, lift_casts
-        self._weights = Weights(model, loss_fn, dtype, reduction, weight)
-        self._single = is_batch(data)
-        leaves = self._snapshot.leaves
+        self.placements = placements(self.layout, model)
+        watched = {placement.name: placement.layer for placement in self.placements}
+        if isinstance(self.layout, UnitLayout):
+            watched |= self.layout.layers
+        self.problem = Problem(
+            model,
+            loss_fn,
+            data,
+            self.layout.tensors,
+            watched=watched,
+            dtype=dtype,
+            memory=memory,
+            reduction=reduction,
+            weight=weight,
+            lift_casts=lift_casts,
+        )
+        leaves = self.problem.snapshot.leaves
         if len({leaf.device for leaf in leaves}) > 1:
             raise ConfigError("the parameters are on several devices: an operator needs all of them on one")
         for name, leaf in zip(self.layout.names, leaves, strict=True):
@@ -125,10 +134,10 @@ class NetworkOperator(SymmetricOperator):
         point = self.layout.vector_of([leaf.detach() for leaf in leaves])
         super().__init__(self.layout.order, point.dtype, point.device)
         self.point = point
-        self._read(data, MEMORY if memory is None else int(memory))
+        self._read()
 
     @abstractmethod
-    def _linearized(self, evaluation: Evaluation) -> Linearization:
+    def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
         """The matrix of one batch."""
 
     # the parameters
@@ -163,25 +172,15 @@ class NetworkOperator(SymmetricOperator):
 
     # the data
 
-    def _read(self, data: Batch | Iterable[Batch], memory: int) -> None:
-        """Linearize every batch once: weights, loss and gradient, and the graphs that fit."""
-        snapshot = self._snapshot
-        room = memory - sum(t.numel() * t.element_size() for t in snapshot.leaves)
-        # what cannot all be retained has to be read again, so that neither may take the room of the other
-        self._batches = Batches(data, snapshot.gpus, room // 2)
-        room = room if self._batches.free else room // 2
+    def _read(self) -> None:
+        """Linearize every batch once: loss and gradient, and the graphs that fit."""
+        problem = self.problem
         self._retained: dict[int, Linearization] = {}
-        self.weights: list[float] = []
-        taken = largest = 0
+        self._taken = largest = 0
         loss, gradient = 0.0, torch.zeros_like(self.point)
         psd, depends = True, False
-        for drawn in self._batches:
-            evaluation = snapshot.evaluate(self.loss_fn, drawn.batch)
-            # whatever one batch counts, its loss is that of the data
-            self.weights.append(1.0 if self._single else self._weights.add(drawn.batch, evaluation))
-            if self.weights[-1] == 0:
-                continue
-            refuse_nothing(self.loss_fn, evaluation)
+        for drawn, evaluation in problem.read():
+            weight = problem.weights[drawn.number]
             linearization = self._linearized(evaluation)
             refuse_dead_ends(linearization.ends())
             if not depends and linearization.depends:
@@ -189,16 +188,15 @@ class NetworkOperator(SymmetricOperator):
                 self._checked(self._product(linearization, torch.ones_like(self.point)))
             depends |= linearization.depends
             psd &= linearization.psd
-            loss += self.weights[-1] * linearization.loss
-            gradient.add_(self.layout.vector_of(linearization.gradient), alpha=self.weights[-1])
-            size = 0 if self._single else linearization.bytes()
+            loss += weight * linearization.loss
+            gradient.add_(self.layout.vector_of(linearization.gradient), alpha=weight)
+            size = 0 if problem.single else linearization.bytes()
             largest = max(largest, size)
             # room for one that is built anew
-            if taken + size + largest <= room or not self._retained:
-                taken += size
+            if self._taken + size + largest <= problem.room or not self._retained:
+                self._taken += size
                 self._retained[drawn.number] = linearization
             del linearization, evaluation
-        self.total_mass = 1.0 if self._single else self._weights.total
         if not depends:
             raise CaptureError(
                 f"the loss does not depend differentiably on any of the parameters: {', '.join(self.names)}"
@@ -208,31 +206,25 @@ class NetworkOperator(SymmetricOperator):
         self.loss = loss / self.total_mass
         self.gradient = gradient.div_(self.total_mass)
 
-    def weighted_batches(self) -> Iterator[tuple[Drawn, float]]:
-        """The batches that count, in their order, each with its weight: their sum is ``total_mass``."""
-        for drawn in self._batches:
-            if drawn.number in self._needed:
-                yield drawn, self.weights[drawn.number]
+    @property
+    def weights(self) -> Sequence[float]:
+        """What each batch counts."""
+        return self.problem.weights
+
+    @property
+    def total_mass(self) -> float:
+        """What the weighted sum over the batches is divided by."""
+        return self.problem.total_mass
+
+    @property
+    def held(self) -> int:
+        """Bytes that the copies, the batches and the graphs take; those of a batch that was given alone are free."""
+        return self.problem.held + self._taken
 
     @property
     def _complete(self) -> bool:
         """Whether no graph has to be built anew."""
         return self._needed <= set(self._retained)
-
-    @cached_property
-    def local_masses(self) -> Mapping[Rule, float]:
-        """What the data of this operator count beside those of others: Σ_k m_k, by each rule that may hold.
-
-        Raises
-        ------
-        ConfigError
-            One batch, whose loss is neither the mean nor the sum of those of its parts.
-        """
-        if self._single:
-            (drawn,) = self._batches
-            with drawn.state.again():
-                self._weights.add(drawn.batch, self._snapshot.evaluate(self.loss_fn, drawn.batch))
-        return self._weights.totals()
 
     @property
     def retained(self) -> tuple[int, int]:
@@ -257,7 +249,7 @@ class NetworkOperator(SymmetricOperator):
     def local_sum(self, rows: torch.Tensor) -> torch.Tensor:
         """Σ_k m_k A_k v for each v of ``rows`` (k, n), over the batches of this process, in their order."""
         total = None
-        for number, linearization in self._linearizations():
+        for number, linearization in self.linearizations():
             products = [self._product(linearization, row) for row in rows]
             found = products[0][None] if len(products) == 1 else torch.stack(products)
             weight = self.weights[number]
@@ -269,19 +261,14 @@ class NetworkOperator(SymmetricOperator):
         assert total is not None
         return total
 
-    def _linearizations(self) -> Iterator[tuple[int, Linearization]]:
+    def linearizations(self) -> Iterator[tuple[int, Linearization]]:
+        """Every batch that counts by its number, linearized: kept from before, or built anew."""
         if self._complete:
             yield from self._retained.items()
             return
-        for drawn in self._batches:
-            if drawn.number not in self._needed:
-                continue
+        for drawn, _ in self.problem.counted():
             known = self._retained.get(drawn.number)
-            yield drawn.number, self._rebuilt(drawn) if known is None else known
-
-    def _rebuilt(self, drawn: Drawn) -> Linearization:
-        with drawn.state.again():
-            return self._linearized(self._snapshot.evaluate(self.loss_fn, drawn.batch))
+            yield drawn.number, self._linearized(self.problem.evaluate(drawn)) if known is None else known
 
     def _product(self, linearization: Linearization, vector: torch.Tensor) -> torch.Tensor:
         return self.layout.vector_of(linearization.product(self.layout.tensors_of(vector)))
@@ -313,3 +300,43 @@ class NetworkOperator(SymmetricOperator):
         asymmetry = torch.dot(u.to(torch.float64), Av) - torch.dot(v.to(torch.float64), Au.to(torch.float64))
         norm = max(float(size), float(Av.norm()))
         return max(ROUNDING * eps, MARGIN * max(abs(float(asymmetry)), float((again - Av).norm())) / norm)
+
+
+class HessianOperator(NetworkOperator):
+    """The Hessian of the loss of a data set in parameters of a network; arguments and attributes of its base.
+
+    A product costs about one and a half gradients.
+
+    Source: Pearlmutter, Neural Computation 6 (1994), eq. (1): H v = ∇(vᵀ∇L).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    >>> batch = torch.randn(20, 5), torch.randint(0, 3, (20,))
+    >>> H = HessianOperator(model, nn.CrossEntropyLoss(), batch)
+    >>> H.shape, H.parts["2.weight"]
+    ((39, 39), slice(24, 36, None))
+    >>> v = torch.randn(39, dtype=torch.float64)
+    >>> bool(torch.allclose(H @ v, H.to_dense() @ v))
+    True
+    """
+
+    def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
+        return HessianLinearization(evaluation, self.problem.snapshot.leaves)
+
+
+class GGNOperator(NetworkOperator):
+    """The generalized Gauss-Newton matrix Jᵀ H_L J of a data set; arguments and attributes of its base.
+
+    J is the Jacobian of the model's outputs in the parameters and H_L the Hessian of the loss in these outputs. It is
+    the Hessian of the loss of the linearized model, and positive semidefinite if the loss is convex.
+
+    Source: Schraudolph, Neural Computation 14 (2002), sec. 3.
+    """
+
+    def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
+        problem = self.problem
+        return GGNLinearization(evaluation, problem.snapshot.leaves, problem.loss_fn, problem.dtype)

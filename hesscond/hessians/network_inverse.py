@@ -6,22 +6,16 @@ each: good enough for a preconditioner, and positive semidefinite whatever the n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
-from hesscond.capture import MEMORY, Batch, LossFunction
-from hesscond.capture.batches import Batches
 from hesscond.capture.curved import CurvedNode, SoftmaxNode, curved_nodes
-from hesscond.capture.forward import ForwardPass, run_forward
-from hesscond.capture.randomness import gpus_of
-from hesscond.capture.request import Request
+from hesscond.capture.problem import WatchedEvaluation
 from hesscond.hessians.kronecker import KroneckerBasis, KroneckerFactors, Terms
-from hesscond.hessians.placement import Placement, covered, placements
-from hesscond.hessians.stream_operator import NetworkOperator
+from hesscond.hessians.network_operator import NetworkOperator
+from hesscond.hessians.parameters import Placement, covered
 from hesscond.operators import ApproximateInverse, DiagonalInverse, Subspace, SymmetricOperator
 
 #: Random terms times samples that a batch is to give at least, and the most terms.
@@ -63,44 +57,27 @@ class BlockInverse(ApproximateInverse):
         return result if self.null_space is None else self.null_space.remove(result)
 
 
-def network_inverse(
-    operator: NetworkOperator,
-    model: nn.Module,
-    loss_fn: LossFunction,
-    data: Batch | Iterable[Batch],
-    *,
-    dtype: torch.dtype | None = torch.float64,
-    memory: float = MEMORY,
-    null_space: Subspace | None = None,
-    seed: int = 0,
-) -> BlockInverse:
+def network_inverse(operator: NetworkOperator, *, null_space: Subspace | None = None, seed: int = 0) -> BlockInverse:
     """The approximate inverse that fits an operator of a network, in the order of its parameters.
 
     Layers get a Kronecker product; what belongs to no layer (affine parameters of normalization, embeddings) a diagonal
-    of the sizes of its rows within their own block. Two passes over the data.
+    of the sizes of its rows within their own block. Two sweeps over the operator's graphs.
 
     Parameters
     ----------
     operator
-        Its layout is taken over, and a few products with it.
-    model, loss_fn, data, dtype
-        What it was made from.
-    memory
-        Bytes that batches may take which can be read only once.
+        The Hessian or the Gauss-Newton matrix.
     null_space
-        What the operator is known to annihilate.
+        What it is known to annihilate.
     seed
         Of the random terms.
     """
-    layers = {p.name: p for p in placements(operator.layout, model)}
-    batches = Batches(data, gpus_of(operator.layout.tensors), int(memory))
+    layers = {placement.name: placement for placement in operator.placements}
 
     def terms() -> Iterator[Terms]:
         generator = torch.Generator().manual_seed(seed)
-        for drawn in batches:
-            forward = forward_pass(model, loss_fn, drawn.batch, layers, dtype)
-            if m := operator.weights[drawn.number]:
-                yield from sampled_terms(forward, layers, m, generator)
+        for number, linearization in operator.linearizations():
+            yield from sampled_terms(linearization.evaluation, layers, operator.weights[number], generator)
 
     factors: dict[str, KroneckerFactors] = {}
     bases: dict[str, KroneckerBasis] = {}
@@ -126,27 +103,16 @@ def network_inverse(
     return BlockInverse(operator.order, blocks, null_space=null_space)
 
 
-def forward_pass(
-    model: nn.Module, loss_fn: LossFunction, batch: Batch, layers: Mapping[str, Placement], dtype: torch.dtype | None
-) -> ForwardPass:
-    """One of the model with its layers perturbed by zero, and their inputs as they were."""
-    run = partial(
-        run_forward, model, loss_fn, batch, {name: p.layer for name, p in layers.items()}, dtype=dtype, optional=True
-    )
-    forward = run()
-    return run(keep_inputs=True) if forward.overwritten else forward
-
-
 def sampled_terms(
-    forward: ForwardPass, layers: Mapping[str, Placement], weight: float, generator: torch.Generator
+    evaluation: WatchedEvaluation, layers: Mapping[str, Placement], weight: float, generator: torch.Generator
 ) -> Iterator[Terms]:
     """Random rank-one terms of each layer: Jᵀb of random b with the curvature of the loss for their mean of bbᵀ."""
-    nodes = curved_nodes(forward.loss)
-    requests = [Request(name, layers[name].layer, calls, (), True) for name, calls in forward.calls.items() if calls]
-    if not requests:
+    requests = [own.request(evaluation) for name, own in layers.items() if evaluation.calls.get(name)]
+    if not requests or not evaluation.loss.requires_grad:
         return
-    deltas = [delta for request in requests for delta in request.deltas]
-    draws = max(1, min(MOST, -(-SAMPLES // forward.samples)))
+    nodes = curved_nodes(evaluation.loss)
+    edges = [call.node for request in requests for call in request.calls]
+    draws = max(1, min(MOST, -(-SAMPLES // evaluation.samples)))
     found: list[list[torch.Tensor]] = [[] for _ in requests]
     for _ in range(draws):
         if nodes:
@@ -154,12 +120,12 @@ def sampled_terms(
             seeds = [random_root(node, generator).to(node.dtype) for node in nodes]
         else:
             # the gradients of the samples, whose moment is the Fisher matrix if the loss is minus a log-likelihood
-            outputs, seeds = [forward.loss], [forward.loss.new_tensor(forward.samples**0.5)]
-        gradients = iter(torch.autograd.grad(outputs, deltas, seeds, retain_graph=True, allow_unused=True))
+            outputs, seeds = [evaluation.loss], [evaluation.loss.new_tensor(evaluation.samples**0.5)]
+        gradients = iter(torch.autograd.grad(outputs, edges, seeds, retain_graph=True, allow_unused=True))
         for request, own in zip(requests, found, strict=True):
             parts = [next(gradients) for _ in request.calls]
             if any(part is not None for part in parts):
-                blocks = forward.samples if request.splits(forward.samples) else 1
+                blocks = evaluation.samples if request.splits(evaluation.samples) else 1
                 stack = [None if part is None else part[None] for part in parts]
                 own.append(request.positions(stack, blocks))
         if not nodes:

@@ -10,7 +10,7 @@ import torch
 
 from hesscond.errors import CaptureError
 from hesscond.hessians.block import BlockHessian
-from hesscond.hessians.null_spaces import NullDirections
+from hesscond.hessians.null_directions import NullDirections
 from hesscond.hessians.preconditioner import Preconditioner
 from hesscond.operators import SymmetricOperator
 from hesscond.spectra import ConditionNumber, ProductForm

@@ -1,0 +1,198 @@
+"""A model, its loss and its data as they are at one moment: what the operators of a network are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+
+from hesscond.capture.batches import Batches, Drawn, is_batch
+from hesscond.capture.capturing import MEMORY
+from hesscond.capture.evaluation import Batch, Evaluation, LossFunction
+from hesscond.capture.forward import Call
+from hesscond.capture.graph import is_transformed
+from hesscond.capture.layers import Layer
+from hesscond.capture.snapshot import Snapshot
+from hesscond.capture.weighting import BatchWeight, Rule, Weights, refuse_nothing
+from hesscond.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class WatchedEvaluation(Evaluation):
+    """A loss with its graph, and the calls of some layers on the way to it.
+
+    Attributes
+    ----------
+    calls
+        By layer, in their order; ``delta`` has the shape of the output and no entries of its own, ``node`` is the
+        output's place in the graph. Calls that leave no trace in the graph are left out.
+    given
+        Layers all of whose inputs depend on none of the parameters.
+    """
+
+    calls: Mapping[str, list[Call]]
+    given: frozenset[str]
+
+
+class Problem:
+    """The loss of a model over a data set, frozen: parameters, buffers, mode and random state are those of now.
+
+    Every part of a computation evaluates the same batches, each in the random state in which it was met first. The
+    model is only run, never changed.
+
+    Parameters
+    ----------
+    model, loss_fn, data
+        As for `hesscond.probe`.
+    parameters
+        Those of the model's to differentiate in.
+    watched
+        Layers whose calls are noted in every evaluation.
+    dtype
+        Precision that everything is cast to; None: the model's own.
+    memory
+        Bytes for copies of the parameters, batches, and whatever is made of them; None: 4 GB.
+    reduction, weight
+        What a batch of a stream counts: see `hesscond.capture.weighting.Weights`.
+    lift_casts
+        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
+
+    Attributes
+    ----------
+    snapshot
+        Copies of the parameters and buffers.
+    batches
+        Those of the data, in their order.
+    single
+        Whether the data are one batch, whose loss is that of the whole.
+    weights, total_mass
+        What each batch counts, and what the weighted sum is divided by, once they were read.
+    room
+        Bytes that are left for graphs.
+
+    Raises
+    ------
+    ConfigError
+        Memory that is no positive number; data that are neither a batch nor a stream.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        data: Batch | Iterable[Batch],
+        parameters: Sequence[nn.Parameter],
+        *,
+        watched: Mapping[str, Layer],
+        dtype: torch.dtype | None,
+        memory: float | None,
+        reduction: str | None,
+        weight: BatchWeight | None,
+        lift_casts: bool,
+    ) -> None:
+        if memory is not None and not memory > 0:
+            raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
+        self.model, self.loss_fn, self.dtype, self.lift_casts = model, loss_fn, dtype, lift_casts
+        self.snapshot = Snapshot(model, parameters, dtype, lift_casts=lift_casts)
+        self.memory = MEMORY if memory is None else int(memory)
+        self.single = is_batch(data)
+        self.weights: list[float] = []
+        self.total_mass = 1.0
+        self._watched = dict(watched)
+        self._weights = Weights(model, loss_fn, dtype, reduction, weight)
+        self._copies = sum(leaf.numel() * leaf.element_size() for leaf in self.snapshot.leaves)
+        room = self.memory - self._copies
+        # what cannot all be retained has to be read again, so that neither may take the room of the other
+        self.batches = Batches(data, self.snapshot.gpus, room // 2)
+        self.room = room if self.batches.free else room // 2
+
+    @property
+    def held(self) -> int:
+        """Bytes that the copies and the batches take."""
+        return self._copies + self.batches.held
+
+    def read(self) -> Iterator[tuple[Drawn, WatchedEvaluation]]:
+        """Every batch that counts, for the first time; then the weights are known.
+
+        Raises
+        ------
+        ConfigError, CaptureError
+            An empty batch or stream; a loss that does not show what a batch counts; what `Snapshot.evaluate` raises.
+        """
+        for drawn in self.batches:
+            evaluation = self._watch(drawn.batch)
+            # whatever one batch counts, its loss is that of the data
+            self.weights.append(1.0 if self.single else self._weights.add(drawn.batch, evaluation))
+            if self.weights[-1]:
+                refuse_nothing(self.loss_fn, evaluation)
+                yield drawn, evaluation
+            # one graph at a time
+            del evaluation
+        self.total_mass = 1.0 if self.single else self._weights.total
+
+    def counted(self) -> Iterator[tuple[Drawn, float]]:
+        """The batches that count, in their order, each with its weight: their sum is ``total_mass``."""
+        for drawn in self.batches:
+            if weight := self.weights[drawn.number]:
+                yield drawn, weight
+
+    def evaluate(self, drawn: Drawn) -> WatchedEvaluation:
+        """A batch once more, in the random state in which it was met."""
+        with drawn.state.again():
+            return self._watch(drawn.batch)
+
+    @cached_property
+    def masses(self) -> Mapping[Rule, float]:
+        """What the data count beside those of others: Σ_k m_k, by each rule that may hold.
+
+        Raises
+        ------
+        ConfigError
+            One batch, whose loss is neither the mean nor the sum of those of its parts.
+        """
+        if self.single:
+            (drawn,) = self.batches
+            with drawn.state.again():
+                self._weights.add(drawn.batch, self.snapshot.evaluate(self.loss_fn, drawn.batch))
+        return self._weights.totals()
+
+    def _watch(self, batch: Batch) -> WatchedEvaluation:
+        """The loss of a batch, with the calls of the layers that are watched."""
+        calls: dict[str, list[Call]] = {}
+        computed: set[str] = set()
+        versions: dict[str, list[tuple[torch.Tensor, int]]] = {}
+
+        def note(name: str) -> Any:
+            def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+                x: Any = args[0] if args else kwargs.get("input")
+                own = calls.setdefault(name, [])
+                plain = all(isinstance(t, torch.Tensor) and not is_transformed(t) for t in (x, output))
+                if not plain or not output.requires_grad or x.requires_grad:
+                    computed.add(name)
+                if plain and output.requires_grad:
+                    # the graph has it too
+                    seen = x.detach()
+                    versions.setdefault(name, []).append((seen, seen._version))
+                    shape = output.detach().new_zeros(()).expand(output.shape)
+                    own.append(Call(seen, shape, get_gradient_edge(output)))
+
+            return hook
+
+        with ExitStack() as stack:
+            for name, layer in self._watched.items():
+                stack.callback(layer.register_forward_hook(note(name), with_kwargs=True, prepend=True).remove)
+            found = self.snapshot.evaluate(self.loss_fn, batch)
+        for name, seen in versions.items():
+            if any(x._version != version for x, version in seen):
+                # changed in place after the call: what the layer saw is gone
+                calls[name] = []
+                computed.add(name)
+        return WatchedEvaluation(
+            found.loss, found.output, found.target, found.samples, calls, frozenset(calls) - computed
+        )

@@ -1,0 +1,367 @@
+"""What is known of the null space of a network's Hessian or Gauss-Newton matrix, each claim tried on the operator.
+
+At any point, not only at minima: parameters without effect (of units that no sample activates, of features that are
+never used, of layers that are not reached); directions of a layer with given inputs that none of these sees; shifts of
+the parameters that leave the loss as it is (softmax, layer normalization, a bias before batch normalization). The
+directions of a rescaling symmetry are null for the Gauss-Newton matrix, and for the Hessian only where the gradient
+vanishes: see `hesscond.hessians.rescaling`.
+
+With V (m, n̂) in the place of the parameters of a layer, whose Hessian is Σ_j,p,p' (C_j)_pp' ⊗ ĥ_jp ĥ_jp'ᵀ: a V whose
+rows see no ĥ is null whatever the curvature. A unit on which most samples have no curvature (a ReLU that is off) need
+only be orthogonal to the inputs of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hesscond.capture import Geometry
+from hesscond.hessians.kronecker import CHUNK, Terms
+from hesscond.hessians.network_operator import GGNOperator, NetworkOperator
+from hesscond.hessians.parameters import Placement, covered
+from hesscond.hessians.rescaling import scale_symmetries
+from hesscond.hessians.row_space import RowSpace, add_rows, row_space
+from hesscond.hessians.streaming import StreamedBlock
+from hesscond.operators import Subspace, SymmetricOperator
+from hesscond.operators.subspace import Coordinates, DirectSum, KroneckerComplement, OrthogonalSum, Span, SparseSpan
+
+#: A claim fails if a random unit vector of it is multiplied to more than this many times the rounding of a product.
+TOLERANCE = 8.0
+
+#: Random vectors that a claim is tried on.
+TRIALS = 2
+
+#: Entries of a projector's diagonal this close to 0 or 1 are 0 or 1.
+CLOSE = 1e-12
+
+#: Null vectors of single units are kept up to this many bytes.
+KEPT = 2**28
+
+#: Units whose directions are made at a time.
+UNITS = 64
+
+#: A gradient is taken for zero along a direction, as far as trying it goes, below this share of its size.
+FLAT = 1e-10
+
+
+@dataclass(frozen=True)
+class NullDirections:
+    """A subspace that a Hessian is known to annihilate.
+
+    Attributes
+    ----------
+    name
+        In short.
+    reason
+        Why, in a sentence.
+    subspace
+        The directions. Those of one list are orthogonal to one another.
+    """
+
+    name: str
+    reason: str
+    subspace: Subspace
+
+    @property
+    def dimension(self) -> int:
+        """How many there are."""
+        return self.subspace.dimension
+
+    def __str__(self) -> str:
+        return f"{self.dimension} null direction{'s'[: self.dimension != 1]}: {self.name} ({self.reason})"
+
+
+def combined(directions: Sequence[NullDirections]) -> Subspace | None:
+    """The sum of subspaces that are orthogonal to one another; None if there are none."""
+    parts = [own.subspace for own in directions if own.dimension]
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else OrthogonalSum(parts)
+
+
+def holds(operator: SymmetricOperator, subspace: Subspace) -> bool:
+    """Whether products with random unit vectors of the subspace vanish to round-off.
+
+    The size of the operator is that of its product with a random vector, multiplied once more: at most its norm.
+    """
+    if subspace.dimension == 0:
+        return False
+    generator = torch.Generator().manual_seed(subspace.dimension)
+    drawn = torch.randn(operator.order, TRIALS + 1, generator=generator, dtype=torch.float64)
+    vectors = drawn.to(operator.device, operator.dtype)
+    inside = subspace.project(vectors[:, :TRIALS])
+    inside = inside / inside.norm(dim=0)
+    products = operator.multiply(inside).norm(dim=0)
+    image = operator.multiply(vectors[:, TRIALS:])
+    size = float(image.norm())
+    if size > 0:
+        size = float(operator.multiply(image / size).norm())
+    return bool((products <= TOLERANCE * operator.rounding * size).all())
+
+
+def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
+    """Null directions of the Hessian or Gauss-Newton matrix of a network, orthogonal to one another.
+
+    What fails on the operator is not claimed. Nothing is evaluated whose graphs the operator has kept.
+    """
+    zero = zero_rows(operator)
+    rows = given_rows(operator)
+    found: list[NullDirections] = []
+    for placement in operator.placements:
+        found += in_layer(operator, placement, rows.get(placement.name), zero)
+    outside = ~covered(operator.placements, operator.order)
+    found += elsewhere(operator, zero, outside.to(operator.device))
+    found = [own for own in found if holds(operator, own.subspace)]
+    if isinstance(operator, GGNOperator):
+        found += rescalings(operator, combined(found))
+    return found
+
+
+def given_rows(operator: NetworkOperator) -> dict[str, list[RowSpace]]:
+    """By layer and group, the rows ĥ of all data that layers see whose inputs depend on none of the parameters."""
+    candidates = {placement.name: placement for placement in operator.placements}
+    blocks: dict[str, list[StreamedBlock]] = {}
+    for _, linearization in operator.linearizations():
+        evaluation = linearization.evaluation
+        for name in evaluation.calls.keys() - evaluation.given:
+            candidates.pop(name, None)
+        if not evaluation.loss.requires_grad:
+            continue
+        for name in [name for name in candidates if evaluation.calls.get(name)]:
+            own = candidates[name]
+            groups = blocks.setdefault(name, [StreamedBlock(own.index.shape[1]) for _ in range(own.geometry.groups)])
+            inputs = own.request(evaluation).inputs_by_sample(evaluation.samples)
+            for start, stop in inputs.steps(CHUNK):
+                rows = inputs.slice(start, stop)[..., own.first :].flatten(0, 1)
+                for group, block in enumerate(groups):
+                    add_rows(block, rows[:, group], 1.0)
+    like = torch.empty(0, dtype=torch.float64, device=operator.device)
+    return {name: [row_space(block, like) for block in own] for name, own in blocks.items() if name in candidates}
+
+
+def active_terms(operator: NetworkOperator, placement: Placement) -> Iterator[Terms]:
+    """The rows of a layer in each batch, with the gradient in its outputs as ``B``: zero where a unit is off."""
+    for _, linearization in operator.linearizations():
+        evaluation = linearization.evaluation
+        if not evaluation.loss.requires_grad or not evaluation.calls.get(placement.name):
+            continue
+        request = placement.request(evaluation)
+        inputs = request.inputs_by_sample(evaluation.samples)
+        edges = [call.node for call in request.calls]
+        found = torch.autograd.grad(evaluation.loss, edges, retain_graph=True, allow_unused=True)
+        slopes = [
+            torch.zeros_like(call.delta) if g is None else g for call, g in zip(request.calls, found, strict=True)
+        ]
+        B = request.positions([slope[None] for slope in slopes], inputs.blocks)
+        yield Terms(inputs, B, 1.0, placement.first, placement.name)
+
+
+def zero_rows(operator: NetworkOperator) -> torch.Tensor:
+    """(n,) bool: parameters of which the product with random vectors, and the gradient, is exactly zero."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(operator.order, 2, generator=generator, dtype=torch.float64)
+    products = operator.multiply(drawn.to(operator.device, operator.dtype))
+    return (products == 0).all(1) & (operator.gradient == 0)
+
+
+def in_layer(
+    operator: NetworkOperator, placement: Placement, seen: list[RowSpace] | None, zero: torch.Tensor
+) -> list[NullDirections]:
+    """Those within the parameters of a layer; ``seen``: the rows that it sees, if they are given."""
+    index, name = placement.index.to(operator.device), placement.name
+    off = zero[index].unflatten(0, (placement.geometry.groups, -1))
+    Q_C, Q_A, reasons = aligned(operator, placement, seen, off)
+    product = KroneckerComplement(Q_C, Q_A)
+    found = []
+    if product.dimension:
+        space = placed(operator, index, product)
+        found.append(NullDirections(f"layer {name!r}", "; ".join(reasons), space))
+    if seen is not None and [Q.shape[1] for Q in Q_A] == [rows.rank for rows in seen]:
+        alone = single_units(placement.geometry, seen, Q_C, lambda: active_terms(operator, placement))
+        if alone is not None and holds(operator, placed(operator, index, alone)):
+            reason = f"{len(alone.parts)} of its units are active on too few samples to see every direction"
+            found.append(
+                NullDirections(f"rarely active units of layer {name!r}", reason, placed(operator, index, alone))
+            )
+            return found
+    # of the other single parameters, those that are orthogonal to these
+    single = index.flatten()[off.flatten() & (product.diagonal() < CLOSE)]
+    if len(single):
+        reason = f"{len(single)} more of its parameters have no effect: no sample uses them"
+        found.append(NullDirections(f"parameters of layer {name!r}", reason, Coordinates(operator.order, single)))
+    return found
+
+
+def aligned(
+    operator: NetworkOperator, placement: Placement, seen: list[RowSpace] | None, off: torch.Tensor
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[str]]:
+    """Bases, by group, of what is left of Rᵐ and Rⁿ̂ without V with null columns or null rows, and the reasons.
+
+    ``off`` (G, m/G, n̂) bool: single parameters without effect.
+    """
+    index, geometry = placement.index.to(operator.device), placement.geometry
+    groups, per_group, width = off.shape
+    eye_C = torch.eye(per_group, dtype=torch.float64, device=operator.device)
+    eye_A = torch.eye(width, dtype=torch.float64, device=operator.device)
+    Q_C, Q_A, reasons = [eye_C] * groups, [eye_A] * groups, []
+    if seen is not None and any(rows.nullity for rows in seen):
+        bases = [rows.Q for rows in seen]
+        if holds(operator, placed(operator, index, KroneckerComplement(Q_C, bases))):
+            Q_A = bases
+            reasons.append(f"its inputs span {min(rows.rank for rows in seen)} of {width} dimensions")
+    gradient = operator.gradient[index].to(torch.float64)
+    flat = FLAT * float(operator.gradient.norm())
+    if groups == 1 and per_group > 1 and float(gradient.sum(0).norm()) <= flat:
+        others = without([eye_C], [torch.ones_like(eye_C[:, :1])])
+        if holds(operator, placed(operator, index, KroneckerComplement(others, [eye_A]))):
+            Q_C = others
+            reasons.append("the loss does not change if all its outputs are shifted alike")
+    columns, units = off.all(1), off.all(2)
+    inputs = int(columns.any(0).sum())
+    bias = geometry.bias and not placement.first and not bool(columns[:, 0].all())
+    # in front of a normalization a bias has no effect, but for rounding
+    if bias and float(gradient[:, 0].norm()) <= flat and holds(operator, Coordinates(operator.order, index[:, 0])):
+        columns[:, 0] = True
+        reasons.append("its bias has no effect")
+    if units.any():
+        reasons.append(f"{int(units.sum())} of its units have no effect")
+    if inputs:
+        reasons.append(f"{inputs} of its inputs have no effect")
+    Q_C = without(Q_C, [eye_C[:, own] for own in units])
+    Q_A = without(Q_A, [eye_A[:, own] for own in columns])
+    return Q_C, Q_A, reasons
+
+
+def placed(operator: NetworkOperator, index: torch.Tensor, subspace: Subspace) -> DirectSum:
+    """A subspace of the parameters of a layer, at the rows ``index`` (m, n̂) of all parameters."""
+    return DirectSum(operator.order, [(index.flatten(), subspace)])
+
+
+def without(bases: list[torch.Tensor], directions: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Orthonormal bases Q (n, r) less the span of ``directions`` (n, d) of each; Q itself if the angles are vague.
+
+    If the directions are among the columns of Q, the others stay as they are: bases of single units remain so.
+    """
+    found = []
+    for Q, D in zip(bases, directions, strict=True):
+        if D.shape[1] == 0:
+            found.append(Q)
+            continue
+        inner = Q.T @ (D / D.norm(dim=0))
+        touched = inner.abs().amax(1) > 0
+        if bool(((inner == 0) | (inner == 1)).all()):
+            found.append(Q[:, ~touched])
+            continue
+        U, sigma, _ = torch.linalg.svd(inner, full_matrices=True)
+        inside = int((sigma > CLOSE).sum())
+        vague = bool(((sigma > CLOSE) & (sigma < 1e-3)).any())
+        found.append(Q if vague else Q @ U[:, inside:])
+    return found
+
+
+def elsewhere(operator: NetworkOperator, zero: torch.Tensor, outside: torch.Tensor) -> list[NullDirections]:
+    """Parameters without effect that belong to no layer, one by one or a whole tensor of them."""
+    single = (zero & outside).nonzero()[:, 0]
+    found = []
+    if len(single):
+        reason = f"{len(single)} parameters of other modules have no effect"
+        found.append(NullDirections("parameters of no layer", reason, Coordinates(operator.order, single)))
+    size = float(operator.gradient.norm())
+    for name, rows in operator.parts.items():
+        index = torch.arange(rows.start, rows.stop, device=operator.device)
+        index = index[outside[index] & ~zero[index]]
+        if len(index) and float(operator.gradient[index].norm()) <= FLAT * size:
+            space = Coordinates(operator.order, index)
+            if holds(operator, space):
+                found.append(NullDirections(f"parameter {name!r}", "it has no effect, but for rounding", space))
+    return found
+
+
+def rescalings(operator: NetworkOperator, known: Subspace | None) -> list[NullDirections]:
+    """Directions of rescalings that leave the outputs as they are, less what is ``known`` to be null."""
+    symmetries = scale_symmetries(operator)
+    if not symmetries:
+        return []
+
+    def columns() -> Iterator[torch.Tensor]:
+        for symmetry in symmetries:
+            for start in range(0, symmetry.count, UNITS):
+                D = symmetry.directions(operator.point, start, start + UNITS)
+                rest = D if known is None else known.remove(D)
+                lengths = rest.norm(dim=0)
+                kept = lengths > 1e-3 * D.norm(dim=0)
+                yield rest[:, kept] / lengths[kept]
+
+    space = SparseSpan(operator.order, columns())
+    reason = "scaling what enters a unit and unscaling what leaves it does not change the outputs"
+    found = NullDirections("rescaling of units", reason, space)
+    return [found] if holds(operator, space) else []
+
+
+def single_units(
+    geometry: Geometry, inputs: Sequence[RowSpace], Q_C: Sequence[torch.Tensor], batches: Callable[[], Iterable[Terms]]
+) -> DirectSum | None:
+    """Directions of single units that are orthogonal to the inputs on which they are active, but not to all inputs.
+
+    Parameters
+    ----------
+    geometry
+        Of the layer.
+    inputs
+        All rows, by group.
+    Q_C
+        By group, a basis (m/G, r) of what combinations of units are not known to be null.
+    batches
+        Gives the rows, batch by batch; a unit is active where its entries of ``B`` are not zero.
+    """
+    width, per_group = len(inputs[0].Q), geometry.units // geometry.groups
+    # a unit that is null together with others would need directions that are not its own
+    certain = [float(Q[i].square().sum()) > 1 - CLOSE for Q in Q_C for i in range(per_group)]
+    blocks = {unit: StreamedBlock(width) for unit in candidates(geometry, inputs, batches()) if certain[unit]}
+    if not blocks:
+        return None
+    for terms in batches():
+        for unit, block in blocks.items():
+            active = (terms.B[:, :, unit] != 0).any(0)
+            for start, stop in terms.inputs.steps(KEPT):
+                chosen = terms.rows(start, stop)[:, :, geometry.group(unit)][active[start:stop]]
+                if len(chosen):
+                    add_rows(block, chosen, 1.0)
+    parts: list[tuple[slice | torch.Tensor, Span]] = []
+    taken = 0
+    for unit, block in blocks.items():
+        seen = inputs[geometry.group(unit)]
+        own = row_space(block, seen.Q)
+        if own.rank >= seen.rank:
+            continue
+        # what is left of all rows without the unit's own
+        rest = torch.linalg.qr(seen.Q.T @ own.Q, mode="complete").Q[:, own.rank :]
+        taken += 8 * width * rest.shape[1]
+        if taken > KEPT:
+            break
+        parts.append((slice(unit * width, (unit + 1) * width), Span(seen.Q @ rest)))
+    return DirectSum(geometry.units * width, parts) if parts else None
+
+
+def candidates(geometry: Geometry, inputs: Sequence[RowSpace], batches: Iterable[Terms]) -> list[int]:
+    """Units that are active, but on few samples or positions, or never together with some feature."""
+    like = inputs[0].Q
+    active = like.new_zeros(geometry.units)
+    together = like.new_zeros(geometry.units, len(like))
+    for terms in batches:
+        on = (terms.B != 0).any(0).to(like)
+        active += on.sum((0, 2))
+        for start, stop in terms.inputs.steps(KEPT):
+            used = (terms.rows(start, stop) != 0).to(like).permute(2, 0, 1, 3).flatten(1, 2)
+            by_group = on[start:stop].unflatten(1, (geometry.groups, -1)).permute(1, 2, 0, 3).flatten(2)
+            together += (by_group @ used).flatten(0, 1)
+    chosen = []
+    for unit in range(geometry.units):
+        seen = inputs[geometry.group(unit)]
+        few = active[unit] < 2 * seen.rank or bool(((together[unit] == 0) & ~seen.dead).any())
+        if active[unit] > 0 and few:
+            chosen.append(unit)
+    return chosen

@@ -1,0 +1,653 @@
+"""Matrices known by their products with vectors, and operators made of others.
+
+Dense and diagonal matrices, sums, multiples, congruences, projections, blocks; and inverses that are only near.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from numbers import Real
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+import torch
+from scipy.linalg import eigvalsh_tridiagonal
+
+from hesscond.errors import MatrixError
+from hesscond.operators.subspace import DirectSum, Subspace
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator as ScipyOperator
+
+Result = TypeVar("Result")
+
+#: Rounding of one product, in units of round-off of the operator's precision, unless an operator knows better.
+ROUNDING = 32.0
+
+#: Estimated norms are lower bounds: those of the parts are taken this much larger.
+SAFETY = 2.0
+
+#: Products that `ritz_range` makes.
+STEPS = 8
+
+
+class Processes(Protocol):
+    """Several processes that form products together: `hesscond.operators.parallel.Team`."""
+
+    leading: bool
+
+    def lead(self, function: Callable[[], Result]) -> Result:
+        """``function()`` by one of them, while the others serve it with products."""
+
+
+class LinearOperator(ABC):
+    """A real matrix A (m, n): ``A @ v`` for a vector (n,) or a block of them (n, k).
+
+    A subclass calls ``super().__init__`` and writes `multiply`, and `multiply_adjoint` if it has one. A product is
+    computed in ``A.dtype``, on ``A.device``, whatever the precision of ``v``; the result has that of ``A``.
+
+    Attributes
+    ----------
+    shape, dtype, device
+        Those of the matrix.
+    operands
+        The operators that it is made of.
+    """
+
+    operands: Sequence[LinearOperator] = ()
+
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str) -> None:
+        if not dtype.is_floating_point:
+            raise MatrixError(f"an operator is real and of a floating-point type, not {dtype}: convert it to float64")
+        if min(shape) < 1:
+            raise MatrixError(f"an operator has at least one row and one column, not the shape {shape}")
+        # as a tensor says it: "cuda" alone and "cuda:0" are one device that do not compare equal
+        self.shape, self.dtype, self.device = shape, dtype, torch.empty(0, device=device).device
+
+    @abstractmethod
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """A V for V (n, k), of the dtype and device of A. V is not changed and the result is new."""
+
+    def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Aᵀ V for V (m, k).
+
+        Raises
+        ------
+        MatrixError
+            The operator has no adjoint.
+        """
+        raise MatrixError(f"{type(self).__name__} has no adjoint")
+
+    @property
+    def rounding(self) -> float:
+        """ε such that a product is within ε ‖A‖ ‖v‖ of the exact one.
+
+        Where terms may cancel, as in a difference, it depends on norms that are estimated from a few products when
+        this is first asked for.
+        """
+        return ROUNDING * torch.finfo(self.dtype).eps
+
+    @property
+    def team(self) -> Processes | None:
+        """The processes that form its products together; None: this one alone does."""
+        return next((team for operand in self.operands if (team := operand.team) is not None), None)
+
+    @property
+    def T(self) -> LinearOperator:
+        """The adjoint Aᵀ."""
+        return Adjoint(self)
+
+    def __matmul__(self, vectors: torch.Tensor) -> torch.Tensor:
+        if not isinstance(vectors, torch.Tensor):
+            raise MatrixError(
+                f"an operator multiplies torch tensors, not {type(vectors).__name__}: use to_scipy() for numpy arrays"
+            )
+        if vectors.ndim not in (1, 2) or vectors.shape[0] != self.shape[1]:
+            raise MatrixError(
+                f"an operator of shape {self.shape} multiplies vectors ({self.shape[1]},) or ({self.shape[1]}, k), "
+                f"not {tuple(vectors.shape)}"
+            )
+        if vectors.device != self.device:
+            raise MatrixError(f"the operator is on device '{self.device}' but the vectors on '{vectors.device}'")
+        if vectors.is_complex():
+            raise MatrixError("an operator multiplies real vectors: take the real and the imaginary part one by one")
+        block = vectors.to(self.dtype)
+        if vectors.numel() == 0:
+            return block.new_zeros(self.shape[0], 0)
+        return self.multiply(block[:, None])[:, 0] if vectors.ndim == 1 else self.multiply(block)
+
+    def to_dense(self) -> torch.Tensor:
+        """The matrix, from its products with the columns of the identity."""
+        dense = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        for start, block in identity_blocks(self.shape[1], self.dtype, self.device):
+            dense[:, start : start + block.shape[1]] = self.multiply(block)
+        return dense
+
+    def to_scipy(self) -> ScipyOperator:
+        """The same for scipy: it takes and returns numpy arrays on the host (half precision becomes float32)."""
+        from scipy.sparse.linalg import LinearOperator as ScipyOperator
+
+        kept = torch.promote_types(self.dtype, torch.float32)
+
+        def product(A: LinearOperator, array: np.ndarray) -> np.ndarray:
+            # a copy: torch shares no memory that may not be written to, and scipy hands out some
+            given = torch.from_numpy(np.array(array)).to(self.device)
+            return (A @ given).to("cpu", kept).numpy()
+
+        return ScipyOperator(
+            self.shape,
+            dtype=torch.empty(0, dtype=kept).numpy().dtype,
+            matvec=lambda v: product(self, v.reshape(-1)),
+            rmatvec=lambda v: product(self.T, v.reshape(-1)),
+            matmat=lambda v: product(self, v),
+            rmatmat=lambda v: product(self.T, v),
+        )
+
+
+class Adjoint(LinearOperator):
+    """Aᵀ."""
+
+    def __init__(self, A: LinearOperator) -> None:
+        super().__init__((A.shape[1], A.shape[0]), A.dtype, A.device)
+        self.A, self.operands = A, (A,)
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Aᵀ V."""
+        return self.A.multiply_adjoint(vectors)
+
+    def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
+        """A V."""
+        return self.A.multiply(vectors)
+
+    @property
+    def rounding(self) -> float:
+        """That of A."""
+        return self.A.rounding
+
+    @property
+    def T(self) -> LinearOperator:
+        """A itself."""
+        return self.A
+
+
+class SymmetricOperator(LinearOperator):
+    """A real symmetric matrix (n, n), with what is known of it beforehand.
+
+    Attributes
+    ----------
+    psd
+        Whether it is known to be positive semidefinite; False: not known.
+    """
+
+    psd: bool = False
+    # numpy would take the operator for an array of objects; so 2.0 * A comes here whatever kind of number the 2 is
+    __array_ufunc__ = None
+
+    def __init__(self, order: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__((order, order), dtype, device)
+
+    @property
+    def order(self) -> int:
+        """The order n."""
+        return self.shape[0]
+
+    @property
+    def null_space(self) -> Subspace | None:
+        """A subspace of the null space that is known without a product; None: nothing is."""
+        return None
+
+    @property
+    def T(self) -> SymmetricOperator:
+        """A itself."""
+        return self
+
+    def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
+        """A V."""
+        return self.multiply(vectors)
+
+    @property
+    def extremes(self) -> tuple[float, float]:
+        """The smallest and largest Ritz value of a few Lanczos steps: the spectrum reaches at least that far.
+
+        The products are made when this is first asked for (`ritz_range`).
+        """
+        team = self.team
+        # each time by the leader on behalf of all: what it has already, the others may lack
+        return self._extremes if team is None or team.leading else team.lead(lambda: self._extremes)
+
+    @cached_property
+    def _extremes(self) -> tuple[float, float]:
+        return ritz_range(self)
+
+    @property
+    def norm_bound(self) -> float:
+        """The largest |θ| of `extremes`: a lower bound of ‖A‖₂, nearly always within a factor of two."""
+        return max(abs(value) for value in self.extremes)
+
+    def shifted(self, shift: float) -> SymmetricOperator:
+        """A − shift·I."""
+        return Shifted(self, shift)
+
+    def __add__(self, other: object) -> Sum:
+        return self._plus(1.0, other)
+
+    def __sub__(self, other: object) -> Sum:
+        return self._plus(-1.0, other)
+
+    def __mul__(self, factor: object) -> Sum:
+        number = as_number(factor)
+        return NotImplemented if number is None else self._times(number)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: object) -> Sum:
+        number = as_number(divisor)
+        if number is None:
+            return NotImplemented
+        if number == 0:
+            raise MatrixError("an operator cannot be divided by zero")
+        return self._times(1 / number)
+
+    def __neg__(self) -> Sum:
+        return self._times(-1.0)
+
+    def _plus(self, factor: float, other: object) -> Sum:
+        return Sum([(1.0, self), (factor, other)]) if isinstance(other, SymmetricOperator) else NotImplemented
+
+    def _times(self, factor: float) -> Sum:
+        return Sum([(factor, self)])
+
+
+def as_number(value: object) -> float | None:
+    """A real number of Python, numpy or torch as a float; None for anything else."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        return float(value)
+    return float(value) if isinstance(value, Real) else None
+
+
+def agreeing(operators: Sequence[LinearOperator], what: str) -> None:
+    """Refuse no operators at all, and operators of different precision or on different devices.
+
+    Raises
+    ------
+    MatrixError
+        With ``what`` they were meant for.
+    """
+    if not operators:
+        raise MatrixError(f"{what} needs at least one operator")
+    first = operators[0]
+    for other in operators:
+        if (other.dtype, other.device) != (first.dtype, first.device):
+            raise MatrixError(
+                f"{what} needs operators of one dtype on one device: {first.dtype} on '{first.device}' and "
+                f"{other.dtype} on '{other.device}' are not"
+            )
+
+
+def identity_blocks(
+    order: int, dtype: torch.dtype, device: torch.device, size: int = 64
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """The identity (order, order), some columns at a time: the first column's number and the block."""
+    for start in range(0, order, size):
+        block = torch.zeros(order, min(size, order - start), dtype=dtype, device=device)
+        block[start : start + size].fill_diagonal_(1)
+        yield start, block
+
+
+def ritz_range(A: SymmetricOperator, steps: int = STEPS, *, seed: int = 0) -> tuple[float, float]:
+    """The smallest and the largest Ritz value of a few Lanczos steps from a random vector.
+
+    Both lie within the range of the spectrum. Without reorthogonalization, which three vectors suffice for: that makes
+    copies of eigenvalues, and does the extreme Ritz values no harm (Paige 1980). For k steps on a positive semidefinite
+    A the largest falls short of ‖A‖ by 0.103·(ln(n(k−1)⁴)/(k−1))² on average, however close the eigenvalues are
+    (Kuczyński and Woźniakowski, SIAM J. Matrix Anal. Appl. 13, 1992, theorem 3.2).
+
+    Parameters
+    ----------
+    A
+        The operator.
+    steps
+        Products to be made, at most.
+    seed
+        Of the random vector.
+
+    Returns
+    -------
+    tuple[float, float]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    vector = torch.randn(A.order, 1, generator=generator, dtype=torch.float64)
+    current = (vector / torch.linalg.vector_norm(vector)).to(A.device, A.dtype)
+    previous, beta = torch.zeros_like(current), 0.0
+    alphas: list[float] = []
+    betas: list[float] = []
+    exponent = 0
+    for step in range(min(steps, A.order)):
+        image = A.multiply(current)
+        if step == 0:
+            # squares of numbers that are far from 1 overflow or underflow
+            exponent = math.frexp(float(image.abs().max()))[1]
+        half = -exponent // 2
+        image = (image * 2.0**half).mul_(2.0 ** (-exponent - half))
+        alphas.append(float((current * image).sum(dtype=torch.float64)))
+        image.sub_(current, alpha=alphas[-1]).sub_(previous, alpha=beta)
+        beta = float(torch.linalg.vector_norm(image, dtype=torch.float64))
+        if beta <= torch.finfo(A.dtype).eps * max(map(abs, [*alphas, *betas])):
+            break
+        betas.append(beta)
+        previous, current = current, image.div_(beta)
+    values = eigvalsh_tridiagonal(np.array(alphas), np.array(betas[: len(alphas) - 1]))
+    return math.ldexp(float(values[0]), exponent), math.ldexp(float(values[-1]), exponent)
+
+
+def amplified(rounding: float, magnitude: float, norm: float) -> float:
+    """The rounding of an operator of that ``norm`` whose product passes through quantities of that ``magnitude``.
+
+    Their errors, ``rounding`` of the magnitude, stay while the quantities cancel. Where nothing is left, 1: no digit
+    of a product is known.
+    """
+    return rounding * max(1.0, SAFETY * magnitude / norm) if norm > 0 else 1.0
+
+
+def dot_rounding(terms: int, dtype: torch.dtype) -> float:
+    """Of sums of products: √n·eps, as rounding errors accumulate in practice (Higham and Mary 2019), or ROUNDING."""
+    return max(ROUNDING, math.sqrt(terms)) * torch.finfo(dtype).eps
+
+
+def real_tensor(A: torch.Tensor, dimensions: int) -> torch.Tensor:
+    """A, detached, if it is finite, of a floating-point type and has so many dimensions.
+
+    Raises
+    ------
+    MatrixError
+        Otherwise.
+    """
+    if A.ndim != dimensions or not A.dtype.is_floating_point:
+        raise MatrixError(
+            f"expected a real tensor of a floating-point type with {dimensions} dimension{'s'[: dimensions - 1]}, "
+            f"not one of shape {tuple(A.shape)} and {A.dtype}"
+        )
+    if not bool(A.isfinite().all()):
+        raise MatrixError("the matrix has NaN or infinite entries: its products are not defined")
+    return A.detach()
+
+
+class Matrix(LinearOperator):
+    """Any dense matrix A (m, n)."""
+
+    def __init__(self, A: torch.Tensor) -> None:
+        self.A = real_tensor(A, 2)
+        super().__init__((A.shape[0], A.shape[1]), A.dtype, A.device)
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """A V."""
+        return self.A @ vectors
+
+    def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Aᵀ V."""
+        return self.A.T @ vectors
+
+    @property
+    def rounding(self) -> float:
+        """That of the dot products."""
+        return dot_rounding(max(self.shape), self.dtype)
+
+
+class Dense(SymmetricOperator):
+    """A dense symmetric matrix A (n, n).
+
+    Raises
+    ------
+    MatrixError
+        A is not exactly symmetric.
+    """
+
+    def __init__(self, A: torch.Tensor, *, psd: bool = False) -> None:
+        self.A, self.psd = real_tensor(A, 2), psd
+        if A.shape[0] != A.shape[1]:
+            raise MatrixError(f"a symmetric matrix is square, this one has the shape {tuple(A.shape)}")
+        if not torch.equal(self.A, self.A.T):
+            raise MatrixError("the matrix is not symmetric: take (A + Aᵀ)/2 if it should be")
+        super().__init__(len(A), A.dtype, A.device)
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """A V."""
+        return self.A @ vectors
+
+    @property
+    def rounding(self) -> float:
+        """That of the dot products."""
+        return dot_rounding(self.order, self.dtype)
+
+    def to_dense(self) -> torch.Tensor:
+        """A."""
+        return self.A.clone()
+
+
+class Diagonal(SymmetricOperator):
+    """diag(d) for d (n,)."""
+
+    def __init__(self, d: torch.Tensor) -> None:
+        self.d = real_tensor(d, 1)
+        super().__init__(len(d), d.dtype, d.device)
+        self.psd = bool((self.d >= 0).all())
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Rows multiplied by d."""
+        return self.d[:, None] * vectors
+
+    @property
+    def rounding(self) -> float:
+        """Of one product."""
+        return torch.finfo(self.dtype).eps
+
+
+class Gram(SymmetricOperator):
+    """FᵀF for F (m, n): positive semidefinite, and never formed."""
+
+    psd = True
+
+    def __init__(self, F: LinearOperator) -> None:
+        super().__init__(F.shape[1], F.dtype, F.device)
+        self.F, self.operands = F, (F,)
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Fᵀ(F V)."""
+        return self.F.multiply_adjoint(self.F.multiply(vectors))
+
+    @property
+    def rounding(self) -> float:
+        """That of two products: ‖FᵀF‖ = ‖F‖², so nothing cancels."""
+        return 2 * self.F.rounding
+
+
+class Sum(SymmetricOperator):
+    """Σ c_i A_i of operators of one order. Sums among the terms are dissolved."""
+
+    def __init__(self, terms: Sequence[tuple[float, SymmetricOperator]]) -> None:
+        agreeing([term for _, term in terms], "a sum")
+        first = terms[0][1]
+        for factor, term in terms:
+            if term.shape != first.shape:
+                raise MatrixError(f"operators of the shapes {first.shape} and {term.shape} cannot be added")
+            if not math.isfinite(factor):
+                raise MatrixError(f"an operator is multiplied by a finite number, not by {factor}")
+        super().__init__(first.order, first.dtype, first.device)
+        self.terms: list[tuple[float, SymmetricOperator]] = []
+        for factor, term in terms:
+            self.terms += [(factor * c, A) for c, A in term.terms] if isinstance(term, Sum) else [(factor, term)]
+        self.operands = [term for _, term in self.terms]
+        self.psd = all(term.psd and factor >= 0 for factor, term in self.terms)
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Σ c_i A_i V."""
+        factor, term = self.terms[0]
+        total = term.multiply(vectors).mul_(factor)
+        for factor, term in self.terms[1:]:
+            total.add_(term.multiply(vectors), alpha=factor)
+        return total
+
+    @property
+    def rounding(self) -> float:
+        """That of the terms, and more where they cancel.
+
+        Positive semidefinite terms do not: the sum is no smaller than any of them.
+        """
+        most = max(term.rounding for _, term in self.terms)
+        if len(self.terms) == 1 or self.psd:
+            return most * len(self.terms)
+        return amplified(most, sum(abs(factor) * term.norm_bound for factor, term in self.terms), self.norm_bound)
+
+    @property
+    def null_space(self) -> Subspace | None:
+        """That of the operator if there is but one, or if all know the same."""
+        known = self.terms[0][1].null_space
+        return known if all(factor != 0 and term.null_space is known for factor, term in self.terms) else None
+
+
+class Shifted(SymmetricOperator):
+    """A − shift·I."""
+
+    def __init__(self, A: SymmetricOperator, shift: float) -> None:
+        if not math.isfinite(shift):
+            raise MatrixError(f"an operator is shifted by a finite number, not by {shift}")
+        super().__init__(A.order, A.dtype, A.device)
+        self.A, self.shift, self.operands = A, float(shift), (A,)
+        self.psd = A.psd and shift <= 0
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """A V − shift V."""
+        return self.A.multiply(vectors).sub_(vectors, alpha=self.shift)
+
+    def shifted(self, shift: float) -> SymmetricOperator:
+        """A less both shifts."""
+        return Shifted(self.A, self.shift + shift)
+
+    @property
+    def extremes(self) -> tuple[float, float]:
+        """Those of A, shifted: no product is needed."""
+        low, high = self.A.extremes
+        return low - self.shift, high - self.shift
+
+    @property
+    def rounding(self) -> float:
+        """That of A, and more where the shift cancels what is large in A."""
+        if self.psd or self.shift == 0:
+            return 2 * self.A.rounding
+        return amplified(self.A.rounding, self.A.norm_bound + abs(self.shift), self.norm_bound)
+
+
+class Congruence(SymmetricOperator):
+    """PᵀAP for P (n, k): the Hessian in the coordinates z of θ = P z."""
+
+    def __init__(self, A: SymmetricOperator, P: LinearOperator) -> None:
+        if P.shape[0] != A.order:
+            raise MatrixError(f"P of shape {P.shape} does not fit an operator of order {A.order}: PᵀAP is not defined")
+        agreeing([A, P], "PᵀAP")
+        super().__init__(P.shape[1], A.dtype, A.device)
+        self.A, self.P, self.operands, self.psd = A, P, (A, P), A.psd
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Pᵀ(A(P V))."""
+        return self.P.multiply_adjoint(self.A.multiply(self.P.multiply(vectors)))
+
+    @property
+    def rounding(self) -> float:
+        """That of the three products, by the factor ‖P‖²‖A‖/‖PᵀAP‖: the better P conditions A, the more is lost."""
+        gram = Gram(self.P)
+        return amplified(self.A.rounding + 2 * self.P.rounding, self.A.norm_bound * gram.norm_bound, self.norm_bound)
+
+
+class Deflated(SymmetricOperator):
+    """(I − Π) A (I − Π) with Π the projector onto a subspace, which joins the null space."""
+
+    def __init__(self, A: SymmetricOperator, subspace: Subspace) -> None:
+        if subspace.order != A.order:
+            raise MatrixError(f"a subspace of R^{subspace.order} does not fit an operator of order {A.order}")
+        super().__init__(A.order, A.dtype, A.device)
+        self.A, self.subspace, self.operands, self.psd = A, subspace, (A,), A.psd
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Projected, multiplied, projected."""
+        return self.subspace.remove(self.A.multiply(self.subspace.remove(vectors)))
+
+    @property
+    def rounding(self) -> float:
+        """That of A, and more where what is large in A is taken out; nothing is if it was null already."""
+        rounding = self.A.rounding + 2 * ROUNDING * torch.finfo(self.dtype).eps
+        if self.subspace is self.A.null_space:
+            return rounding
+        return amplified(rounding, self.A.norm_bound, self.norm_bound)
+
+    @property
+    def null_space(self) -> Subspace:
+        """The subspace."""
+        return self.subspace
+
+
+class BlockDiagonal(SymmetricOperator):
+    """Operators along the diagonal, in their order."""
+
+    def __init__(self, blocks: Sequence[SymmetricOperator]) -> None:
+        agreeing(blocks, "a block-diagonal operator")
+        super().__init__(sum(block.order for block in blocks), blocks[0].dtype, blocks[0].device)
+        self.blocks = list(blocks)
+        self.operands = self.blocks
+        self.psd = all(block.psd for block in blocks)
+        ends = torch.tensor([block.order for block in blocks]).cumsum(0).tolist()
+        self.slices = [slice(end - block.order, end) for block, end in zip(blocks, ends, strict=True)]
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Block by block."""
+        return torch.cat(
+            [block.multiply(vectors[where]) for block, where in zip(self.blocks, self.slices, strict=True)]
+        )
+
+    @property
+    def rounding(self) -> float:
+        """The largest of the blocks'."""
+        return max(block.rounding for block in self.blocks)
+
+    @property
+    def null_space(self) -> Subspace | None:
+        """The sum of those of the blocks."""
+        known = [(where, block.null_space) for block, where in zip(self.blocks, self.slices, strict=True)]
+        parts = [(where, space) for where, space in known if space is not None]
+        return DirectSum(self.order, parts) if parts else None
+
+
+class ApproximateInverse(ABC):
+    """A symmetric M ≈ A that can be solved with, shifted, at a fraction of the cost of a product with A.
+
+    Attributes
+    ----------
+    order
+        n.
+    """
+
+    order: int
+
+    @abstractmethod
+    def solve(self, vectors: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
+        """(M − shift)⁻¹ V for V (n, k), in its dtype; bounded where M − shift is nearly singular.
+
+        What A is known to annihilate is mapped to zero.
+        """
+
+
+class DiagonalInverse(ApproximateInverse):
+    """Solves with a diagonal M (n,); the quotients are no larger than 1/floor of the largest |M_i|."""
+
+    def __init__(self, diagonal: torch.Tensor, floor: float = 1e-14) -> None:
+        self.order = len(diagonal)
+        self._diagonal, self._floor = diagonal, floor
+
+    def solve(self, vectors: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
+        """V / (diagonal − shift), row by row."""
+        denominators = self._diagonal.to(vectors) - shift
+        smallest = self._floor * float(self._diagonal.abs().max()) or 1.0
+        signs = torch.where(denominators < 0, -1.0, 1.0).to(vectors)
+        return vectors / (signs * denominators.abs().clamp_min(smallest))[:, None]
