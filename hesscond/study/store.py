@@ -346,7 +346,7 @@ class StoredRun:
             ).fetchall()
             numbers, *values = map(list, zip(*found, strict=True)) if found else [[] for _ in range(len(columns) + 1)]
             for (column, kind), own in zip(columns.items(), values, strict=True):
-                allowed = PYTHON[kind.split()[0]] + (() if column in ("iteration", "epoch") else (type(None),))
+                allowed = PYTHON[kind.split()[0]] + (() if column == "iteration" else (type(None),))
                 if strange := [value for value in own if not isinstance(value, allowed)]:
                     raise RunError(f"{table}.{column} holds {strange[0]!a}, which is not of type {kind}")
         return numbers, dict(zip(columns, values, strict=True))
@@ -457,7 +457,10 @@ def read_config(path: Path) -> dict[str, Any]:
         _Config.model_validate(config)
     except ValidationError as error:
         first = error.errors()[0]
-        raise RunError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        *tables, last = map(str, first["loc"])
+        where = f" in [{'.'.join(tables)}]" if tables else ""
+        words = f"it has no {last!r}{where}" if first["type"] == "missing" else f"{last!r}{where}: {first['msg']}"
+        raise RunError(f"{path} is damaged: {words}") from None
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

@@ -151,7 +151,6 @@ def test_a_table_or_a_column_that_is_missing(folder, table):
         ("UPDATE probe SET unit = 1.5 WHERE iteration = 3", ["probe.unit", "1.5"]),
         ("UPDATE probe SET solver = x'c328'", ["probe.solver", "TEXT"]),
         ("UPDATE probe SET solver = CAST(x'c328' AS TEXT)", ["UTF-8"]),
-        ("UPDATE evaluation SET epoch = NULL", ["evaluation.epoch", "None"]),
         ("UPDATE clock SET iterations = 'x'", ["clock.iterations"]),
     ],
 )
