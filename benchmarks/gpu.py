@@ -27,7 +27,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 # a plain checkout: nothing is installed
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT)]
 
 from matrix_free_products import described, products_a_second, whole_network_rows  # noqa: E402
 from measuring import (  # noqa: E402
@@ -191,8 +191,7 @@ def compare_cases(report: Report, seconds: float, stride: int) -> None:
 
 def load_cases() -> tuple[ModuleType, ModuleType]:
     """The modules with the cases and with their dense truth."""
-    import cases
-    import truth
+    from tests import cases, truth
 
     return cases, truth
 
@@ -315,7 +314,7 @@ def run_tests(report: Report, seconds: float) -> None:
     command = [sys.executable, "-m", "pytest", "tests", "-q", "-c", "/dev/null", f"--rootdir={ROOT}", "-k", "cuda"]
     command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-m", "not slow", "--tb=short"]
     command += ["-o", "markers=slow", "-W", "ignore"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=seconds

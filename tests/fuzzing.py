@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from random_programs import FROZEN
 from torch import nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 
 import hesscond
 from hesscond.errors import HesscondError
 from hesscond.hessians import Preconditioner
+from tests.random_programs import FROZEN
 
 LEVELS = ("unit", "layer", "network")
 #: The random state in which the model is probed, and run for the truth.

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import case
-from truth import unit_truth
 
 import hesscond
+from tests.cases import case
+from tests.truth import unit_truth
 
 ROOT = Path(hesscond.__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"

@@ -5,11 +5,11 @@ import math
 from xml.etree import ElementTree
 
 import pytest
-from expectations.expectation_runs import probe_row
 
 from hesscond.commands.check import escaped, escaped_property
 from hesscond.commands.junit import Case, junit_report
 from hesscond.study.log import RunLog
+from tests.expectations.expectation_runs import probe_row
 
 MET, FAILED, OPEN = "kappa < 200", "kappa_preconditioned > 50", "kappa_preconditioned < 12"
 

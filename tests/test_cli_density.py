@@ -4,7 +4,6 @@ import json
 import math
 import re
 
-import cli_targets
 import pytest
 import torch
 
@@ -12,6 +11,7 @@ from hesscond.commands.density import MOMENTS, NEAR_ZERO
 from hesscond.hessians import GGNOperator, HessianOperator, combined, network_null_directions
 from hesscond.spectra.density import density
 from hesscond.target import load_target
+from tests import cli_targets
 
 NET = (
     cli_targets.NET

@@ -12,7 +12,6 @@ import time
 import pytest
 from rich.console import Console
 from rich.live import Live
-from study.run_logs import CONFIG, row, written_run
 
 from hesscond.commands.follow import Screen
 from hesscond.commands.live_view import SweepView, sparkline
@@ -20,6 +19,7 @@ from hesscond.study import open_run
 from hesscond.study.log import RunLog
 from hesscond.study.sweep import Outcome
 from hesscond.study.watching import WatchedRun
+from tests.study.run_logs import CONFIG, row, written_run
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 

@@ -9,7 +9,6 @@ import sys
 import time
 from types import SimpleNamespace
 
-import cli_targets
 import pytest
 import torch
 from rich.cells import cell_len
@@ -21,6 +20,7 @@ from hesscond.commands.printing import sign_of_life
 from hesscond.commands.probe import parse_units
 from hesscond.errors import ConfigError
 from hesscond.target import Stream, load_target
+from tests import cli_targets
 
 NET = (
     cli_targets.NET

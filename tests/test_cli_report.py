@@ -1,9 +1,9 @@
 """``hesscond report``: what it writes, and how it refuses."""
 
 import pytest
-from report_page import Page, logged, probe
 
 from hesscond.report import html_report
+from tests.report_page import Page, logged, probe
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import re
 import tomllib
 from pathlib import Path
 
-import documented
 import pytest
 import typer.main
 
 from hesscond.cli import app
 from hesscond.study import StudyConfig
+from tests import documented
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

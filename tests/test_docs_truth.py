@@ -5,13 +5,13 @@ import copy
 import io
 from pathlib import Path
 
-import documented
 import pytest
 import torch
 from torch import nn
-from truth import layer_truth, unit_truth
 
 import hesscond
+from tests import documented
+from tests.truth import layer_truth, unit_truth
 
 ROOT = Path(__file__).parents[1]
 LOSS = nn.CrossEntropyLoss()

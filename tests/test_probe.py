@@ -4,12 +4,12 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from cases import Case, case, mlp
 from torch import nn
-from truth import unit_truth
 
 import hesscond
 from hesscond.hessians import CentringScaling, DensePreconditioner
+from tests.cases import Case, case, mlp
+from tests.truth import unit_truth
 
 DIGITS = 120
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cases import case, mlp
 from torch import nn
 from torch.nn import functional as F
 
 import hesscond
 from hesscond.errors import CaptureError, ConfigError, HesscondError
+from tests.cases import case, mlp
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(6, 5, generator=GENERATOR), torch.tensor([0, 1, 2, 0, 1, 2])

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fuzzing import LEVELS, built, judged, random_states, seeded, state_of
-from random_programs import write
 
 import hesscond
 from hesscond.capture.evaluation import runs
 from hesscond.errors import HesscondError
+from tests.fuzzing import LEVELS, built, judged, random_states, seeded, state_of
+from tests.random_programs import write
 
 
 def check(seeds):

@@ -5,15 +5,15 @@ import copy
 import numpy as np
 import pytest
 import torch
-from cases import Case, case, eligible_layers, mlp, rows, used
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from truth import layer_truth
 
 import hesscond
 from hesscond.errors import CaptureError
 from hesscond.hessians import Jacobi
+from tests.cases import Case, case, eligible_layers, mlp, rows, used
+from tests.truth import layer_truth
 
 #: One of each kind: dense, convolution, sequence, shared, coupled, indefinite.
 KINDS = [

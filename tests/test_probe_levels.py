@@ -4,12 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cases import case, eligible_layers
 from torch import nn
-from truth import block, layer_truth, unit_truth
 
 import hesscond
 from hesscond.errors import ConfigError
+from tests.cases import case, eligible_layers
+from tests.truth import block, layer_truth, unit_truth
 
 COLUMNS = [
     "layer", "unit", "n_params", "rank", "nullity", "negative", "lambda_max", "lambda_min",

@@ -5,10 +5,7 @@ import json
 
 import pytest
 import torch
-from cases import eligible_layers
-from methods.contract import dense_unit_hessian, untracked
 from torch import nn
-from truth import layer_truth, unit_truth
 
 import hesscond
 from hesscond.errors import ConfigError
@@ -16,6 +13,9 @@ from hesscond.hessians import Reparametrized
 from hesscond.methods import BNP, Adam, parse, registered
 from hesscond.methods.regularization import Penalized
 from hesscond.methods.sphere import SphereChart
+from tests.cases import eligible_layers
+from tests.methods.contract import dense_unit_hessian, untracked
+from tests.truth import layer_truth, unit_truth
 
 SPECS = [
     *(method.name for method in registered()),

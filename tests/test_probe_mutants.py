@@ -6,11 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from cases import Case, case, small, split
-from fuzzing import Sheared
 from torch import nn
 from torch.nn import functional
-from truth import layer_truth
 
 import hesscond
 from hesscond import layer_probe
@@ -21,6 +18,9 @@ from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
 from hesscond.hessians import HessianOperator, LinearCoordinates, Preconditioner
 from hesscond.hessians.linearization import GGNLinearization
+from tests.cases import Case, case, small, split
+from tests.fuzzing import Sheared
+from tests.truth import layer_truth
 
 
 def with_curvature(change):

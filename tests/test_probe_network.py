@@ -9,8 +9,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from cases import CASES, case, split
-from hessians.test_hessians_network import network_truth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -20,6 +18,8 @@ from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import HessianOperator, NetworkHessian, combined, network_null_directions, remaining
 from hesscond.results import NETWORK
 from hesscond.spectra import Effort, Known
+from tests.cases import CASES, case, split
+from tests.hessians.test_hessians_network import network_truth
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from truth import layer_truth, unit_truth
 
 import hesscond
+from tests.truth import layer_truth, unit_truth
 
 
 def activation(rng):

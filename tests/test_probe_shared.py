@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from truth import packed, unpacked
 
 import hesscond
 from hesscond.errors import CaptureError
+from tests.truth import packed, unpacked
 
 
 class Borrowed(nn.Module):

@@ -4,16 +4,16 @@ from itertools import pairwise
 
 import pytest
 import torch
-from cases import CASES, Case, case, eligible_layers, labels, mlp, rows, split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from truth import block, case_truth, layer_truth
 
 import hesscond
 from hesscond.errors import HesscondError
+from tests.cases import CASES, Case, case, eligible_layers, labels, mlp, rows, split
+from tests.truth import block, case_truth, layer_truth
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 

@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import CASES, case, eligible_layers
 from torch import nn
-from truth import (
+
+import hesscond
+from tests.cases import CASES, case, eligible_layers
+from tests.truth import (
     block,
     case_truth,
     forward_over_reverse,
@@ -19,8 +21,6 @@ from truth import (
     unit_truth,
     unpacked,
 )  # fmt: skip
-
-import hesscond
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 

@@ -14,13 +14,14 @@ import copy
 import functools
 
 import torch
-from cases import eligible_layers
 from torch import nn
 from torch.func import functional_call, hessian
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.utils._pytree import tree_map_only
+
+from tests.cases import eligible_layers
 
 
 def layer_truth(model, loss_fn, batch, layer, *, derivative=None):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from truth import Problem, layer_truth, reverse_over_reverse
 
 import hesscond
 from hesscond.errors import CaptureError, HesscondError
+from tests.truth import Problem, layer_truth, reverse_over_reverse
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 5, generator=GENERATOR), torch.arange(12) % 3

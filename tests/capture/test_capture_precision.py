@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from truth import reverse_over_reverse
 
 import hesscond
 from hesscond.capture import capture
 from hesscond.capture.evaluation import WeightWatch, evaluate, tensors_by_module
 from hesscond.capture.precision import Operations, Precision
 from hesscond.capture.snapshot import Snapshot
+from tests.truth import reverse_over_reverse
 
 TOKENS = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(0))
 BATCH = TOKENS, TOKENS.roll(-1, 1)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
-from truth import reverse_over_reverse
 
 import hesscond
 from hesscond.capture.randomness import RandomState
 from hesscond.capture.untouched import untouched
 from hesscond.errors import CaptureError
+from tests.truth import reverse_over_reverse
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 5, generator=GENERATOR), torch.arange(12) % 3

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
-from truth import layer_truth
 
 import hesscond
 from hesscond.capture.wrappers import unwrapped
+from tests.truth import layer_truth
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 5, generator=GENERATOR), torch.arange(12) % 3

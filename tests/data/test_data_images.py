@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import image_folders
 import numpy as np
 import pytest
 import torch
@@ -19,6 +18,7 @@ from torch.nn import functional
 from hesscond.data import Dataset, Pictures, Stream, fetch, form, load, locate, options, part, standardized
 from hesscond.data.dataset import images_from_bytes
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
+from tests import image_folders
 
 SMALL = {"size": 10, "resize": 12, "classes": 3}
 

@@ -6,12 +6,12 @@ from fractions import Fraction
 
 import mpmath
 import pytest
-from expectations.expectation_runs import MadeUpRun, probe_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hesscond.errors import ConfigError
 from hesscond.expectations import Expectation, decisions
+from tests.expectations.expectation_runs import MadeUpRun, probe_row
 
 ROWS = ("kappa", "kappa_preconditioned", "kappa_D", "rank")
 SERIES = [("batch", "fc1", 0), ("batch", "fc3", 2), ("train", "fc3", 2)]

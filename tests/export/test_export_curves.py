@@ -8,11 +8,11 @@ from contextlib import closing
 
 import pytest
 import tomli_w
-from study.run_logs import CONFIG, row, written_run
 
 from hesscond.export import ScalarReader, TensorBoardFiles, transfer
 from hesscond.study import open_run
 from hesscond.study.log import RunLog
+from tests.study.run_logs import CONFIG, row, written_run
 
 # packages of others warn about each other
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -1,10 +1,8 @@
 """Kronecker factors and the inverses made of them, against dense truth."""
 
-import cases
 import pytest
 import torch
 from torch import nn
-from truth import case_truth, layer_truth
 
 from hesscond.capture import Geometry, capture
 from hesscond.errors import MatrixError
@@ -16,6 +14,8 @@ from hesscond.hessians.parameters import covered, layout_of, placements
 from hesscond.operators import DiagonalInverse
 from hesscond.operators.subspace import Coordinates, KroneckerComplement
 from hesscond.spectra.smallest import smallest_nonzero
+from tests import cases
+from tests.truth import case_truth, layer_truth
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 

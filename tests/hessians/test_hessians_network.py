@@ -5,18 +5,18 @@ import functools
 
 import pytest
 import torch
-from cases import CASES, case, eligible_layers, mlp, split
-from operators.operator_contract import OperatorCase, OperatorContract
 from torch import nn
 from torch.func import functional_call, jacrev
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
-from truth import case_truth, in_double, same_random_numbers
 
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
+from tests.cases import CASES, case, eligible_layers, mlp, split
+from tests.operators.operator_contract import OperatorCase, OperatorContract
+from tests.truth import case_truth, in_double, same_random_numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 

@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from cases import CASES, Case, mlp, rows, split
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hesscond.capture.weighting import SUM, TORCH
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
+from tests.cases import CASES, Case, mlp, rows, split
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 

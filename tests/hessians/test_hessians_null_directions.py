@@ -1,10 +1,8 @@
 """Known null spaces against the dense Hessian: never too much, and all of it where theory says so."""
 
-import cases
 import pytest
 import torch
 from torch import nn
-from truth import case_truth
 
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.null_directions import NullDirections, combined, holds, network_null_directions
@@ -13,6 +11,8 @@ from hesscond.hessians.row_space import add_rows, row_space
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import Dense, DirectSum, Span
 from hesscond.operators.subspace import Coordinates, OrthogonalSum, SparseSpan
+from tests import cases
+from tests.truth import case_truth
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 

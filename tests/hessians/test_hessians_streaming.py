@@ -3,7 +3,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from cases import CASES, Case, mlp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -12,6 +11,7 @@ import hesscond
 from hesscond.capture import MEMORY, Diagonal, FeatureStatistics, LayerCapture, LayerInputs, capture
 from hesscond.hessians import CentringScaling, stream, unit_hessian
 from hesscond.methods.bnp import from_statistics
+from tests.cases import CASES, Case, mlp
 
 
 def whole_and_streamed(case, cuts, layer, seed=0):

@@ -6,7 +6,6 @@ import torch
 from pymanopt import manifolds
 from torch import nn
 from torch.func import functional_call, vmap
-from truth import packed, unpacked
 
 import hesscond
 from hesscond.errors import ConfigError
@@ -15,6 +14,7 @@ from hesscond.hessians.coordinates import LayerCoordinates, UnitCoordinates, coo
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.tangent import SphereTangentOperator
 from hesscond.operators import Congruence
+from tests.truth import packed, unpacked
 
 
 def dense(*, centred=False):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from truth import unit_truth
 
 from hesscond.capture import MEMORY, capture
 from hesscond.hessians import unit_conditions, unit_hessians
+from tests.truth import unit_truth
 
 
 def problem(pooling):

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from methods.contract import MethodContract, backward, build, dense_unit_hessian, digits, network
 from torch import nn
 
 from hesscond.capture import eligible_layers
@@ -13,6 +12,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, Jacobi
 from hesscond.methods import BNP, Adam, RMSProp, Vanilla, parse
 from hesscond.probing import probe
+from tests.methods.contract import MethodContract, backward, build, dense_unit_hessian, digits, network
 
 
 class TestVariants(MethodContract):

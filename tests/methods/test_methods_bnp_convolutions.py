@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from methods.contract import MethodContract, stacked_gradient
 from torch import nn
 
 import hesscond
@@ -13,6 +12,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import UnitPreconditioner
 from hesscond.methods import BNP, parse
 from hesscond.results import NETWORK
+from tests.methods.contract import MethodContract, stacked_gradient
 
 
 class TestVariants(MethodContract):

@@ -1,10 +1,10 @@
 """Every registered method is tested here by being registered; and the registry itself."""
 
 import pytest
-from methods.contract import MethodContract, network
 
 from hesscond.errors import ConfigError
 from hesscond.methods import Method, method_class, parse, register, registered
+from tests.methods.contract import MethodContract, network
 
 
 class TestRegistered(MethodContract):

@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from methods.contract import MethodContract, build, digits, network
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -19,6 +18,7 @@ from hesscond.methods import Equilibration, parse
 from hesscond.methods.wrapping import wrap
 from hesscond.probing import probe
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
+from tests.methods.contract import MethodContract, build, digits, network
 
 READINGS = ["through W -> E(W) W", "at the point EW", "E frozen"]
 LAYERS = {

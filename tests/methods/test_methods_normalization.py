@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from methods.contract import NETWORKS, MethodContract, digits, network
 from torch import nn
 
 from hesscond.errors import ConfigError
@@ -17,6 +16,7 @@ from hesscond.methods.normalization import FeaturesLast
 from hesscond.methods.wrapping import Wrapped
 from hesscond.models import MLP
 from hesscond.probing import probe
+from tests.methods.contract import NETWORKS, MethodContract, digits, network
 
 NAMES = ("batchnorm", "batchrenorm", "four-things-batchnorm", "layernorm", "groupnorm", "instancenorm")
 #: Activations of a dense layer, of one with tokens behind it, and of a convolution.

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from methods.contract import MethodContract, stacked_gradient
 from scipy.optimize import minimize
 from torch import nn
 
@@ -15,6 +14,7 @@ from hesscond.capture import capture
 from hesscond.errors import ConfigError
 from hesscond.methods import OptimalDiagonal, parse
 from hesscond.methods.optimal_diagonal import extended_factors
+from tests.methods.contract import MethodContract, stacked_gradient
 
 
 class TestVariants(MethodContract):

@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from methods.contract import MethodContract, build, digits, network
 from torch import nn
 
 from hesscond.errors import ConfigError
@@ -14,6 +13,7 @@ from hesscond.methods import MinMax, Standardization, parse
 from hesscond.models import MLP
 from hesscond.probing import probe
 from hesscond.study import open_run
+from tests.methods.contract import MethodContract, build, digits, network
 
 
 class TestVariants(MethodContract):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from methods.contract import MethodContract, backward, digits, network
 from torch import nn
 
 from hesscond.errors import ConfigError
@@ -11,6 +10,7 @@ from hesscond.hessians import HessianOperator
 from hesscond.methods import BNP, GradientRegularization, parse
 from hesscond.probing import probe
 from hesscond.study import open_run
+from tests.methods.contract import MethodContract, backward, digits, network
 
 STRENGTH, LR = 0.03, 0.1
 #: ρ so close to 1 that the running statistics stay.

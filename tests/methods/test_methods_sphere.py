@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import scipy
 import torch
-from methods.contract import MethodContract, digits, network
 from torch import nn
 from torch.func import functional_call, hessian
-from truth import unit_truth
 
 from hesscond import HessianOperator, probe
 from hesscond.data import load
@@ -18,6 +16,8 @@ from hesscond.hessians import SphereTangentOperator
 from hesscond.methods import parse
 from hesscond.methods.sphere import SphereChart, projected
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
+from tests.methods.contract import MethodContract, digits, network
+from tests.truth import unit_truth
 
 CONSTRAINTS = ("sphere", "centred", "both")
 LOSS = nn.CrossEntropyLoss()

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from methods.contract import MethodContract, build, digits, network
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -14,6 +13,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, Reparametrized, SphereTangentOperator
 from hesscond.methods import parse
 from hesscond.probing import probe
+from tests.methods.contract import MethodContract, build, digits, network
 
 LAYERS = {
     "dense": lambda: nn.Linear(5, 4),

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from methods.contract import MethodContract, stacked_gradient
 from torch import nn
 
 import hesscond
@@ -11,6 +10,7 @@ from hesscond.capture import RowFactor, capture, row_factor
 from hesscond.errors import ConfigError
 from hesscond.methods import Whitening, parse
 from hesscond.results import NETWORK
+from tests.methods.contract import MethodContract, stacked_gradient
 
 
 class TestVariants(MethodContract):

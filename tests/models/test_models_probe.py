@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from models.reduced import batch, reduced
-from truth import unit_truth
 
 import hesscond
 from hesscond.capture import dense_layers, eligible_layers
 from hesscond.models import MODELS
+from tests.models.reduced import batch, reduced
+from tests.truth import unit_truth
 
 
 def ends(model):

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from models.reduced import IMAGE, OUTPUTS, REDUCED, batch, reduced
 from torch import nn
 
 import hesscond
 from hesscond.capture import eligible_layers
 from hesscond.errors import ConfigError
 from hesscond.models import ACTIVATIONS, MODELS, build
+from tests.models.reduced import IMAGE, OUTPUTS, REDUCED, batch, reduced
 
 CIFAR, IMAGENET, CLOUD = (3, 32, 32), (3, 224, 224), (1024, 3)
 #: Shape, outputs and number of parameters at the published size.

@@ -6,7 +6,6 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 import torch
-from operators.operator_contract import OperatorCase, OperatorContract, all_listed, fractions
 from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
 from hesscond.operators import (
@@ -24,6 +23,7 @@ from hesscond.operators import (
     as_operator,
     operator,
 )
+from tests.operators.operator_contract import OperatorCase, OperatorContract, all_listed, fractions
 
 N = 12
 

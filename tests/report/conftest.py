@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_page import logged, probe
 
 from hesscond.methods import registered
 from hesscond.study.log import RunLog
 from hesscond.study.store import StoredRun, open_run
+from tests.report_page import logged, probe
 
 
 def write_run(

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from report_page import Page
 
 from hesscond.report import html_report
 from hesscond.report.findings import (
@@ -17,6 +16,7 @@ from hesscond.report.findings import (
 )
 from hesscond.report.html_report import render_report
 from hesscond.theorems import statement
+from tests.report_page import Page
 
 
 def kinds(runs):

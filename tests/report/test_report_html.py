@@ -7,11 +7,11 @@ import tomllib
 from itertools import pairwise
 
 import pytest
-from report_page import Page, study
 
 from hesscond.errors import ConfigError
 from hesscond.report import html_report, write_report
 from hesscond.report.html_report import render_report, stylesheet
+from tests.report_page import Page, study
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from report_page import logged, probe, study
 
 from hesscond.report import write_report
+from tests.report_page import logged, probe, study
 
 pytestmark = pytest.mark.slow
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")

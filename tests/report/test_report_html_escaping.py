@@ -7,12 +7,12 @@ from functools import cache
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from report_page import Page, logged, probe
 
 from hesscond.report import html_report
 from hesscond.report.findings import LONGEST, visible
 from hesscond.report.html_report import render_report
 from hesscond.study import StoredRun, open_run
+from tests.report_page import Page, logged, probe
 
 HOSTILE = [
     "<script>alert(1)</script>",

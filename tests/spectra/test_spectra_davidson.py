@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg
 import torch
-from spectra.layer_case import layer_hessian
-from spectra.spectra_cases import Counting, generator, prescribed
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import ApproximateInverse, Dense, Diagonal, DiagonalInverse, Span, SymmetricOperator
 from hesscond.spectra.matrix_free import Effort, operator_condition
 from hesscond.spectra.smallest import smallest_nonzero
 from hesscond.spectra.threads import one_thread
+from tests.spectra.layer_case import layer_hessian
+from tests.spectra.spectra_cases import Counting, generator, prescribed
 
 
 class Spectral(ApproximateInverse):

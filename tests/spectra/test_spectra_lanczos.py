@@ -8,13 +8,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.sparse.linalg import eigsh
-from spectra.spectra_cases import Counting, counted, generator, orthogonal, prescribed, random_spectrum, truth
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Dense, Diagonal, SymmetricOperator
 from hesscond.spectra.eigen import Interval, intervals, random_start_bounds
 from hesscond.spectra.lanczos import lanczos
+from tests.spectra.spectra_cases import Counting, counted, generator, orthogonal, prescribed, random_spectrum, truth
 
 EPS = torch.finfo(torch.float64).eps
 WHICH = ["top", "bottom", "both", "magnitude"]

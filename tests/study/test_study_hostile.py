@@ -13,7 +13,6 @@ import pytest
 import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from study.run_logs import CONFIG, written_run
 
 from hesscond.errors import HesscondError, RunError
 from hesscond.report import summary_frame
@@ -21,6 +20,7 @@ from hesscond.study import open_run
 from hesscond.study.log import RunLog, can_be_resumed
 from hesscond.study.store import TABLES
 from hesscond.study.watching import WatchedRun
+from tests.study.run_logs import CONFIG, written_run
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 

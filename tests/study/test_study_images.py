@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import image_folders
 import numpy as np
 import pooch
 import pytest
@@ -17,6 +16,7 @@ from hesscond.errors import ConfigError
 from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
 from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.sweep import dataset
+from tests import image_folders
 
 CPU = torch.device("cpu")
 #: Of every table the columns that are no measurement of time.

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from models.reduced import REDUCED
 
 import hesscond
 from hesscond.capture import eligible_layers
@@ -14,6 +13,7 @@ from hesscond.study import RunPlan, load_data, load_study, open_run, run
 from hesscond.study import probing as probing_module
 from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.runner import LOSSES, build_model
+from tests.models.reduced import REDUCED
 
 DATA = {
     "image": {"name": "digits", "train_samples": 30, "test_samples": 20, "standardize": True},

@@ -6,12 +6,12 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from study.run_logs import CONFIG, row, written_run
 
 from hesscond.errors import ConfigError, RunError
 from hesscond.study import find_runs, open_run
 from hesscond.study.log import RunLog, can_be_resumed
 from hesscond.study.store import SCHEMA_VERSION, TABLES, reading
+from tests.study.run_logs import CONFIG, row, written_run
 
 
 def content(folder):

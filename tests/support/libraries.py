@@ -3,10 +3,11 @@
 import functools
 
 import torch
-from support.kinds import CE, Kind, classes, double, images, mlp
-from support.kinds import kind as register
 from torch import nn
 from torch.nn import functional as F
+
+from tests.support.kinds import CE, Kind, classes, double, images, mlp
+from tests.support.kinds import kind as register
 
 LIBRARIES = "Other libraries"
 KINDS: list[Kind] = []

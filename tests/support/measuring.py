@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from support import kinds, libraries
-from support.truth import Truth
 from torch.utils._pytree import tree_map_only
 
 import hesscond
 from hesscond.errors import HesscondError
+from tests.support import kinds, libraries
+from tests.support.truth import Truth
 
 KINDS = [*kinds.KINDS, *libraries.KINDS]
 LEVELS = ("unit", "layer", "network")
@@ -224,7 +224,7 @@ def generators():
 
 def processes(kind):
     """Measured by several processes of torch.distributed; what the first one found."""
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={kind.processes}", __file__, kind.name]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 if __name__ == "__main__":
-    sys.path.insert(0, str(TESTS))
+    sys.path.insert(0, str(TESTS.parent))
 
-from support.measuring import KINDS, LEVELS, measured  # noqa: E402
+from tests.support.measuring import KINDS, LEVELS, measured  # noqa: E402
 
 PAGE = TESTS.parent / "docs" / "support.md"
 INTRODUCTION = """\

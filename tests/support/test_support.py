@@ -3,14 +3,14 @@
 `make support` runs this where the other libraries are; elsewhere what they make is skipped with the reason.
 """
 
-import documented
 import pytest
 import torch
-from support.measuring import KINDS, LEVELS, differences, measured
-from support.page import PAGE, page, row, rows_of
-from support.truth import Truth
 
 import hesscond
+from tests import documented
+from tests.support.measuring import KINDS, LEVELS, differences, measured
+from tests.support.page import PAGE, page, row, rows_of
+from tests.support.truth import Truth
 
 
 @pytest.mark.slow

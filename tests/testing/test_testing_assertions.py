@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from testing.testing_cases import least_squares, with_a_dead_unit
 from torch import nn
 
 from hesscond import probe
@@ -27,6 +26,7 @@ from hesscond.testing import (
 from hesscond.testing.assertions import conclude
 from hesscond.theorems import Claim, Outcome, Statement, register
 from hesscond.theorems.base import _REGISTRY
+from tests.testing.testing_cases import least_squares, with_a_dead_unit
 
 EPS = 1e-9
 

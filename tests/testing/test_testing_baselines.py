@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from testing.testing_cases import least_squares, with_a_dead_unit
 
 from hesscond.errors import ConfigError
 from hesscond.spectra import ConditionNumber
 from hesscond.testing import BaselineError, ConditionNumberError, UnresolvedError, assert_no_regression
 from hesscond.testing.baselines import Stored, compared, read_baseline, write_baseline
+from tests.testing.testing_cases import least_squares, with_a_dead_unit
 
 
 def condition(lower, upper, rank=3):

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from theorems.verdicts import check_broken, check_known, example_of, kappa, tallies
 
 from hesscond.spectra import condition_number
 from hesscond.theorems import Observation, exact, statement, verify
 from hesscond.theorems.bnp_algorithms import BNPProposition5, BNPProposition10, entry_means
 from hesscond.theorems.bnp_condition_numbers import BNPGain, BNPProposition11
+from tests.theorems.verdicts import check_broken, check_known, example_of, kappa, tallies
 
 
 def test_proposition_5():

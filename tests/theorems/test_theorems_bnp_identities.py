@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from theorems.verdicts import check_broken, check_known, example_of, tallies
 
 from hesscond.theorems import verify
 from hesscond.theorems.base import discrepancy, equal
 from hesscond.theorems.bnp_algorithms import BNPAlgorithm2, BNPAlgorithm3
 from hesscond.theorems.bnp_identities import BNPProposition2, BNPProposition7, BNPProposition9, BNPTheorem3, nonnegative
 from hesscond.theorems.networks import ACTIVATIONS, CRITERIA, random_network
+from tests.theorems.verdicts import check_broken, check_known, example_of, tallies
 
 EPS = np.finfo(float).eps
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from theorems.verdicts import check_broken, check_known, example_of, kappa, tallies
 
 from hesscond.spectra import condition_number
 from hesscond.theorems import verify
@@ -14,6 +13,7 @@ from hesscond.theorems.weight_conditioning import (
     random_linear_networks,
     scale_directions,
 )
+from tests.theorems.verdicts import check_broken, check_known, example_of, kappa, tallies
 
 READINGS = ("(a) through E(W)W", "(b) at the point EW", "(c) E frozen")
 

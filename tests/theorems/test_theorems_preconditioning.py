@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from theorems.verdicts import check_broken, check_known, example_of, kappa, tallies
 
 from hesscond.theorems import verify
 from hesscond.theorems.base import equal
@@ -18,6 +17,7 @@ from hesscond.theorems.preconditioning import (
     compared,
     random_problem,
 )
+from tests.theorems.verdicts import check_broken, check_known, example_of, kappa, tallies
 
 UPDATES = {"prec-l2-z": L2InZ, "prec-l2-p": L2InP, "prec-gradient-regularization": GradientRegularization}
 

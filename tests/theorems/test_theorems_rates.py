@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from theorems.verdicts import check_broken, check_known, tallies
 from torch.func import hessian
 
 from hesscond.spectra import condition_number
@@ -31,6 +30,7 @@ from hesscond.theorems.rates import (
     taught,
 )
 from hesscond.theorems.weight_conditioning import flat_loss
+from tests.theorems.verdicts import check_broken, check_known, tallies
 
 
 def vector(*entries):

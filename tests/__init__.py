@@ -1,0 +1,1 @@
+"""What the tests share lies here, test modules beside it: see README.md."""
