@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -127,77 +128,27 @@ def run_forward(
     tensors = tensors_by_module(model)
     refuse_other_device(layers, tensors, inputs)
     copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
-    state = {key: copies[id(t)] for key, t in tensors.items()}
     originals = {id(p): name for name, layer in layers.items() for p in own_parameters(layer)}
-    unfit = {name: COMPLEX for name, layer in layers.items() if any(p.is_complex() for p in layer.parameters())}
-    in_parameters = in_parameters - set(unfit)
-    parameters = {name: leaves(name, layers[name], copies) for name in layers if name in in_parameters}
+    watch = WeightWatch(originals | {id(copies[i]): name for i, name in originals.items()})
+    hooks = Perturbations(layers, in_parameters, watch, keep_inputs)
+    parameters = {name: leaves(name, layers[name], copies) for name in layers if name in hooks.in_parameters}
     if differentiable:
         make_differentiable(tensors, copies)
-    watch = WeightWatch(originals | {id(copies[i]): name for i, name in originals.items()})
-    calls: dict[str, list[Call]] = {name: [] for name in layers}
-    entangled: set[str] = set()
-    called: set[str] = set()
-    versions: list[tuple[torch.Tensor, int]] = []
-
-    def enter(name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            watch.inside.append(name)
-            called.add(name)
-
-        return hook
-
-    def perturb(name: str) -> Callable[..., torch.Tensor | None]:
-        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> torch.Tensor | None:
-            h: Any = args[0] if args else kwargs.get("input")
-            if name in in_parameters:
-                # what is differentiated in its parameters may take and give anything
-                if not is_transformed(h) and gives_what_torch_would(module, h, output):
-                    calls[name].append(Call(h.detach().clone(), torch.zeros_like(output), None))
-                watch.inside.remove(name)
-                return None
-            watch.inside.remove(name)
-            if not torch.is_grad_enabled():
-                unfit[name] = WITHOUT_GRADIENT
-                return None
-            if is_transformed(h) or is_transformed(output):
-                # inside torch.vmap or torch.func there are other tensors than outside
-                entangled.add(name)
-                return None
-            seen = h.detach().clone() if keep_inputs else h.detach()
-            versions.append((seen, seen._version))
-            earlier = {get_gradient_edge(call.delta).node for call in calls[name]}
-            if earlier and h.grad_fn in dependent([h.grad_fn], earlier):
-                entangled.add(name)
-            delta = torch.zeros_like(output, requires_grad=True)
-            perturbed = output + delta
-            calls[name].append(Call(seen, delta, perturbed.grad_fn))
-            return perturbed
-
-        return hook
-
-    with ExitStack() as stack:
-        for name, layer in layers.items():
-            if name in unfit:
-                continue
-            stack.callback(layer.register_forward_pre_hook(enter(name)).remove)
-            stack.callback(layer.register_forward_hook(perturb(name), with_kwargs=True, prepend=True).remove)
-        try:
+    try:
+        with hooks.attached():
             found = evaluate(
                 model,
                 loss_fn,
                 (inputs, target),
-                state,
+                {key: copies[id(t)] for key, t in tensors.items()},
                 dtype=dtype,
                 watch=watch,
                 lift_casts=lift_casts,
                 counted=counted,
             )
-        except CaptureError as error:
-            if differentiable or not wants_gradients(error):
-                raise
-            found = None
-    if found is None:
+    except CaptureError as error:
+        if differentiable or not wants_gradients(error):
+            raise
         return run_forward(
             model,
             loss_fn,
@@ -211,39 +162,134 @@ def run_forward(
             counted=counted,
             differentiable=True,
         )
-    for number in watch.used_outside:
-        name = watch.weights[number]
-        if number in originals:
-            raise CaptureError(
-                f"the loss uses a parameter of layer {name!r} of the model itself, which is not differentiated: "
-                "leave terms in the parameters, as weight decay, out of the loss (their Hessian is known)"
-            )
-        entangled.add(name)
-    entangled -= {*in_parameters, *(name for name, reason in unfit.items() if reason is COMPLEX)}
+    hooks.look_outside(originals)
     loss = scalar(found.loss)
     refuse_originals(loss, model)
     variables = variables_of(loss)
-    bypassed = {
-        name: unfit.get(name, UNREACHED)
-        for name, seen in calls.items()
-        if not seen
-        and (name not in called or name in unfit)
-        and name not in entangled
-        and not any(id(leaf) in variables for leaf in parameters.get(name, ()))
-    }
+    bypassed = hooks.bypassed({name for name, own in parameters.items() if any(id(leaf) in variables for leaf in own)})
     for name, reason in bypassed.items():
         if not optional:
             raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
-    overwritten = any(seen._version != version for seen, version in versions)
-    reached = {name: seen for name, seen in calls.items() if name not in bypassed}
+    reached = {name: seen for name, seen in hooks.calls.items() if name not in bypassed}
     for name, seen in reached.items():
         if not all(is_finite(call.inputs) for call in seen):
             raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
-    if reached and not variables and not entangled:
+    if reached and not variables and not hooks.entangled:
         raise CaptureError(f"the loss does not depend differentiably on layer {next(iter(reached))!r}")
     return ForwardPass(
-        loss, found.output, found.target, found.samples, reached, parameters, bypassed, entangled, overwritten
+        loss,
+        found.output,
+        found.target,
+        found.samples,
+        reached,
+        parameters,
+        bypassed,
+        hooks.entangled,
+        hooks.overwritten,
     )
+
+
+class Perturbations:
+    """The hooks that add a zero to every output of some layers, and what they see; attributes as of a `ForwardPass`.
+
+    Parameters
+    ----------
+    layers
+        The layers to perturb.
+    in_parameters
+        Those that are only looked at.
+    watch
+        Told which layers are running.
+    keep_inputs
+        Whether to copy inputs.
+    """
+
+    def __init__(
+        self, layers: Mapping[str, Layer], in_parameters: Set[str], watch: WeightWatch, keep_inputs: bool
+    ) -> None:
+        self.layers, self.watch, self.keep_inputs = layers, watch, keep_inputs
+        self.complex = {name for name, layer in layers.items() if any(p.is_complex() for p in layer.parameters())}
+        self.unfit = dict.fromkeys(self.complex, COMPLEX)
+        self.in_parameters = in_parameters - self.complex
+        self.calls: dict[str, list[Call]] = {name: [] for name in layers}
+        self.entangled: set[str] = set()
+        self._entered: set[str] = set()
+        self._versions: list[tuple[torch.Tensor, int]] = []
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """The hooks are on the layers."""
+        with ExitStack() as stack:
+            for name, layer in self.layers.items():
+                if name not in self.unfit:
+                    stack.callback(layer.register_forward_pre_hook(partial(self._enter, name)).remove)
+                    leave = partial(self._leave, name)
+                    stack.callback(layer.register_forward_hook(leave, with_kwargs=True, prepend=True).remove)
+            yield
+
+    def _enter(self, name: str, *_: Any) -> None:
+        self.watch.inside.append(name)
+        self._entered.add(name)
+
+    def _leave(
+        self, name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor
+    ) -> torch.Tensor | None:
+        h: Any = args[0] if args else kwargs.get("input")
+        if name in self.in_parameters:
+            # what is differentiated in its parameters may take and give anything
+            if not is_transformed(h) and gives_what_torch_would(module, h, output):
+                self.calls[name].append(Call(h.detach().clone(), torch.zeros_like(output), None))
+            self.watch.inside.remove(name)
+            return None
+        self.watch.inside.remove(name)
+        if not torch.is_grad_enabled():
+            self.unfit[name] = WITHOUT_GRADIENT
+            return None
+        if is_transformed(h) or is_transformed(output):
+            # inside torch.vmap or torch.func there are other tensors than outside
+            self.entangled.add(name)
+            return None
+        seen = h.detach().clone() if self.keep_inputs else h.detach()
+        self._versions.append((seen, seen._version))
+        earlier = {get_gradient_edge(call.delta).node for call in self.calls[name]}
+        if earlier and h.grad_fn in dependent([h.grad_fn], earlier):
+            self.entangled.add(name)
+        delta = torch.zeros_like(output, requires_grad=True)
+        perturbed = output + delta
+        self.calls[name].append(Call(seen, delta, perturbed.grad_fn))
+        return perturbed
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether an input was changed in place after its call."""
+        return any(seen._version != version for seen, version in self._versions)
+
+    def look_outside(self, originals: Mapping[int, str]) -> None:
+        """Note which layers' parameters were used outside of them.
+
+        Raises
+        ------
+        CaptureError
+            One of the model itself was, whose ids are those of ``originals``.
+        """
+        for number in self.watch.used_outside:
+            name = self.watch.weights[number]
+            if number in originals:
+                raise CaptureError(
+                    f"the loss uses a parameter of layer {name!r} of the model itself, which is not differentiated: "
+                    "leave terms in the parameters, as weight decay, out of the loss (their Hessian is known)"
+                )
+            self.entangled.add(name)
+        self.entangled -= self.in_parameters | self.complex
+
+    def bypassed(self, depended_on: Set[str]) -> dict[str, str]:
+        """The layers that were not used, with the reason; the loss depends on the parameters of ``depended_on``."""
+        kept = self.entangled | depended_on
+        return {
+            name: self.unfit.get(name, UNREACHED)
+            for name, seen in self.calls.items()
+            if not seen and (name not in self._entered or name in self.unfit) and name not in kept
+        }
 
 
 def leaves(name: str, layer: Layer, copies: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
