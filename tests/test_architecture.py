@@ -1,6 +1,7 @@
 """The house: each room imports only from the rooms before it, and the engine needs no study dependencies."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,26 @@ def test_each_room_imports_only_from_those_before_it(path):
         return
     allowed = set(ORDER[: ORDER.index(room) + 1]) - FORBIDDEN.get(room, set())
     assert set(imports(path)) <= allowed
+
+
+def module_name(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_module_imports_one_that_imports_it():
+    """Imports within functions and for type checkers count too."""
+    paths = {module_name(path): path for path in PACKAGE.rglob("*.py")}
+    graph = {}
+    for name, path in paths.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found |= {full if (full := f"{node.module}.{one.name}") in paths else node.module for one in node.names}
+            elif isinstance(node, ast.Import):
+                found |= {one.name for one in node.names}
+        graph[name] = found & paths.keys() - {name}
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 def test_spectra_knows_nothing_of_networks():

@@ -208,6 +208,7 @@ def test_rates_are_as_predicted(verdicts):
     assert tallies(verdicts["cwo-rate"])["Jacobian"].holds > 30
 
 
+@pytest.mark.slow
 def test_a_rate_by_another_hessian_is_far_off(verdicts):
     # more than 10 times as far off as counts as equal is a violation; these are far above
     assert tallies(verdicts["prec-theorem-1"])["plain Hessian"].worst > 300
