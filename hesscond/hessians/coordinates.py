@@ -116,17 +116,14 @@ class TransformedHessian(BlockHessian):
 
     @property
     def plain(self) -> BlockHessian:
-        """H."""
         return self.whole
 
     @property
     def units(self) -> int:
-        """Those of H."""
         return self.whole.units
 
     @property
     def order(self) -> int:
-        """That of H."""
         return self.whole.order
 
     def _then(self, Q: LinearCoordinates | None) -> LinearCoordinates:
@@ -147,11 +144,9 @@ class TransformedHessian(BlockHessian):
         return self.whole.condition_numbers([self._then(P) for P in coordinates], rtol=rtol)
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of PᵀHP."""
         return self.whole.eigenpairs(self._then(P))
 
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """Those of PᵀHP."""
         return self.whole.eigenvalues(self._then(P))
 
 
@@ -229,7 +224,6 @@ class Chart(Coordinates):
         return checked_units(layer, chosen_layers(model, [layer])[layer], units)
 
     def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
-        """The block of `operator`."""
         return source.products(self.operator(source.operator, layer, unit))
 
     @abstractmethod
@@ -328,7 +322,6 @@ class LinearCoordinates(Coordinates):
         return float((d[..., 0].square() * (self.left.to(d).square() @ lengths)).sum())
 
     def _inner(self, units: int) -> int:
-        """M'."""
         return units if self.left is None else self.left.shape[1]
 
     @staticmethod
@@ -365,11 +358,9 @@ class Preconditioner(LinearCoordinates):
         """``rows`` (m, n̂) times P (n̂, k), in float64."""
 
     def of_unit(self, unit: int) -> Preconditioner:
-        """It itself."""
         return self
 
     def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        """It itself, once."""
         return [self]
 
     def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
@@ -628,12 +619,10 @@ class LayerCoordinates(LinearOperator):
         super().__init__((sum(self._rows), sum(self.columns)), blocks[0].dtype, blocks[0].device)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Block by block."""
         parts = vectors.split(self.columns)
         return torch.cat([block.multiply(part) for block, part in zip(self.blocks, parts, strict=True)])
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Block by block."""
         parts = vectors.split(self._rows)
         return torch.cat([block.multiply_adjoint(part) for block, part in zip(self.blocks, parts, strict=True)])
 

@@ -114,7 +114,6 @@ class FactoredHessian(BlockHessian):
         return self.rows.new_ones(len(self.rows)) if self.sign is None else self.sign
 
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """All nonzero eigenvalues, descending."""
         form = self.form(P)
         return torch.from_numpy(np.ascontiguousarray(form.eigenvalues(form.condition()))).to(self.rows.device)
 

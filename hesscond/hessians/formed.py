@@ -36,7 +36,6 @@ class FormedHessian(BlockHessian):
 
     @property
     def order(self) -> int:
-        """Number of parameters."""
         return len(self.H)
 
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
@@ -66,7 +65,6 @@ class FormedHessian(BlockHessian):
         return conditions(forms, rtol=rtol)
 
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """All nonzero eigenvalues, descending."""
         return self.eigenpairs(P)[0]
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:

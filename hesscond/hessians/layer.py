@@ -54,7 +54,6 @@ class LayerHessian(BlockHessian):
 
     @property
     def units(self) -> int:
-        """M."""
         return self.captured.inputs.geometry.units
 
     @property
@@ -167,7 +166,6 @@ class LayerHessian(BlockHessian):
         )
 
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """All nonzero eigenvalues, descending."""
         if P is not None and not P.alike:
             return self.dense().eigenvalues(P)
         R, _ = self.triangular(P)

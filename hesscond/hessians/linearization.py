@@ -102,7 +102,6 @@ class HessianLinearization(Linearization):
             return gradients([g for _, g in self._curved], self.leaves, [seeds[i] for i, _ in self._curved])
 
     def ends(self) -> Iterator[Any]:
-        """Those of the gradient."""
         return (g.grad_fn for _, g in self._curved)
 
 

@@ -47,7 +47,6 @@ class NetworkHessian(BlockHessian):
 
     @property
     def order(self) -> int:
-        """Number of parameters."""
         return self.operator.order
 
     @cached_property
@@ -103,7 +102,6 @@ class NetworkHessian(BlockHessian):
         return values[kept], vectors[:, kept]
 
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """All nonzero eigenvalues, descending."""
         return self.eigenpairs(P)[0]
 
     @cached_property

@@ -69,11 +69,9 @@ class FlatLayout(Layout):
         self._sizes = [shape.numel() for shape in self.shapes]
 
     def tensors_of(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Views of the vector."""
         return [part.view(shape) for part, shape in zip(vector.split(self._sizes), self.shapes, strict=True)]
 
     def vector_of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """All of them flattened."""
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 

@@ -21,11 +21,9 @@ class Selection(LinearOperator):
         self.index = index
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Zeros between the entries."""
         return vectors.new_zeros(self.shape[0], vectors.shape[1]).index_copy_(0, self.index, vectors)
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The entries."""
         return vectors.index_select(0, self.index)
 
 

@@ -123,7 +123,6 @@ class SphereTangentOperator(SymmetricOperator):
 
     @property
     def null_space(self) -> Subspace:
-        """The normals."""
         return self._normals
 
 

@@ -287,7 +287,6 @@ class RMSProp(Adaptive):
         self.alpha, self.centered, self._momentum = alpha, centered, 0.0
 
     def arguments(self) -> dict[str, Any]:
-        """All of them."""
         return {"alpha": self.alpha, "eps": self.epsilon, "centered": self.centered, "momentum": self._momentum}
 
     def optimizer(

@@ -48,7 +48,6 @@ class Composed(Method):
             part.whole = self
 
     def fit(self, inputs: torch.Tensor) -> None:
-        """Of each."""
         for part in self.parts:
             part.fit(inputs)
 
@@ -58,7 +57,6 @@ class Composed(Method):
         return any(part.reads_all_inputs for part in self.parts)
 
     def check_batch(self, samples: int) -> None:
-        """Of each."""
         for part in self.parts:
             part.check_batch(samples)
 
@@ -73,11 +71,9 @@ class Composed(Method):
         return found
 
     def without_decay(self) -> set[int]:
-        """Of all."""
         return set().union(*(part.without_decay() for part in self.parts))
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Of each."""
         for part in self.parts:
             part.follow(optimizer)
 
@@ -123,7 +119,6 @@ class Composed(Method):
         return next((own for own in found if isinstance(own, Penalized)), self.coordinates(layer))
 
     def check_network(self) -> None:
-        """Of each."""
         for part in self.parts:
             part.check_network()
 
@@ -133,15 +128,12 @@ class Composed(Method):
         return own[0].preconditioned(gradients) if own else super().preconditioned(gradients)
 
     def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
-        """Of all."""
         return {name: own for part in self.parts for name, own in part.readings(layer).items()}
 
     def diagnostics(self, layer: str) -> dict[str, float]:
-        """Of all."""
         return {column: value for part in self.parts for column, value in part.diagnostics(layer).items()}
 
     def detach(self) -> None:
-        """All of them."""
         for part in self.parts:
             part.detach()
 

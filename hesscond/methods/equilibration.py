@@ -65,12 +65,10 @@ class ThroughE(Reparametrized):
     """W of the layers that are equilibrated, with E differentiated also where training takes it for a constant."""
 
     def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
-        """As that of `Reparametrized`."""
         with self._differentiated():
             return super().operator(hessian, layer, unit)
 
     def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
-        """As that of `Reparametrized`."""
         with self._differentiated():
             return super().network(hessian)
 

@@ -285,7 +285,6 @@ class InstanceNormalization(Normalization):
         super().__init__(model, self._normalization, position=position, layers=layers)
 
     def sites(self, sites: list[Site], named: bool) -> list[Site]:
-        """The convolutions."""
         defined = [site for site in sites if site.dimensions]
         if not defined or (named and len(defined) < len(sites)):
             dense = ", ".join(site.name for site in sites if not site.dimensions)

@@ -189,7 +189,6 @@ class L2(Regularization):
                     parameter.mul_(1 - group["lr"] * 2 * self.strength)
 
     def detach(self) -> None:
-        """Decay no more."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

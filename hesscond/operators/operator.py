@@ -164,12 +164,10 @@ class Adjoint(LinearOperator):
 
     @property
     def rounding(self) -> float:
-        """That of A."""
         return self.A.rounding
 
     @property
     def T(self) -> LinearOperator:
-        """A itself."""
         return self.A
 
 
@@ -201,7 +199,6 @@ class SymmetricOperator(LinearOperator):
 
     @property
     def T(self) -> SymmetricOperator:
-        """A itself."""
         return self
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
@@ -423,7 +420,6 @@ class Dense(SymmetricOperator):
         return dot_rounding(self.order, self.dtype)
 
     def to_dense(self) -> torch.Tensor:
-        """A."""
         return self.A.clone()
 
 
@@ -441,7 +437,6 @@ class Diagonal(SymmetricOperator):
 
     @property
     def rounding(self) -> float:
-        """Of one product."""
         return torch.finfo(self.dtype).eps
 
 
@@ -584,7 +579,6 @@ class Deflated(SymmetricOperator):
 
     @property
     def null_space(self) -> Subspace:
-        """The subspace."""
         return self.subspace
 
 
@@ -601,7 +595,6 @@ class BlockDiagonal(SymmetricOperator):
         self.slices = [slice(end - block.order, end) for block, end in zip(blocks, ends, strict=True)]
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Block by block."""
         return torch.cat(
             [block.multiply(vectors[where]) for block, where in zip(self.blocks, self.slices, strict=True)]
         )

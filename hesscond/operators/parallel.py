@@ -199,12 +199,10 @@ class DataParallel(SymmetricOperator):
 
     @property
     def team(self) -> Team:
-        """The processes."""
         return self._team
 
     @property
     def rounding(self) -> float:
-        """That of this process."""
         return self.local.rounding
 
     @property
