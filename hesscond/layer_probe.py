@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
-from hesscond.applied import Measured, coordinates_at
+from hesscond.applied import coordinates_at
 from hesscond.capture import (
     Batch,
     Captures,
@@ -19,7 +18,6 @@ from hesscond.capture import (
     Layer,
     LayerCapture,
     LayerInputs,
-    LossFunction,
     capture,
     checked_units,
 )
@@ -27,16 +25,14 @@ from hesscond.capture.batches import is_batch
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
-from hesscond.capture.weighting import BatchWeight, Rule, Weights, mass_of
+from hesscond.capture.weighting import Rule, Weights, mass_of
 from hesscond.check import Check, Direction, Witness, check_operator, in_coordinates, most_curved, refuse_failed
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
     BlockHessian,
-    BlockSource,
     Chart,
     Coordinates,
     FactoredHessian,
-    HessianOperator,
     Preconditioner,
     Reparametrized,
     layer_hessian,
@@ -47,8 +43,9 @@ from hesscond.hessians import (
 )
 from hesscond.hessians.parameters import UnitLayout, parameters_of
 from hesscond.hessians.streaming import StreamedBlock
+from hesscond.measurement import Measurement
 from hesscond.methods.inputs import OfInputs
-from hesscond.operators.parallel import Team, all_or_none
+from hesscond.operators.parallel import all_or_none
 from hesscond.results import LayerResult, ProbeResult
 
 #: What to say of a layer whose Hessian over all data differs from the model's own.
@@ -58,43 +55,27 @@ PRODUCTS = 20_000
 
 
 @dataclass
-class LayerProbe:
-    """One call of `hesscond.probe` at level "unit" or "layer"; the attributes are its arguments, and what it finds.
+class LayerProbe(Measurement):
+    """The Hessians of layers, or of their units.
 
     Attributes
     ----------
     systems
         What each layer is measured in.
+    skipped
+        Layers that were not measured, with the reason.
+    reached
+        Names of the parameters that the loss depends on, once they are known.
+    precision
+        What the forward pass computed in, once that was looked at.
     """
 
-    model: nn.Module
-    loss_fn: LossFunction
-    data: Batch | Iterable[Batch]
-    layers: Sequence[str] | None
-    level: str
-    method: Measured
-    units: Sequence[int] | None
-    dtype: torch.dtype | None
-    rtol: float
-    memory: int
-    reduction: str | None
-    weight: BatchWeight | None
-    check: bool
-    lift_casts: bool
-    team: Team | None
     systems: dict[str, Coordinates | OfInputs | None] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     reached: set[str] | None = None
     precision: Precision | None = None
 
     def result(self) -> ProbeResult:
-        """What was found.
-
-        Raises
-        ------
-        ConfigError, CaptureError
-            As `hesscond.probe`.
-        """
         modules = chosen_modules(self.model, self.layers)
         self.systems = {name: coordinates_at(self.method, name) for name in modules}
         charts = self._charts(modules)
@@ -172,20 +153,6 @@ class LayerProbe:
             self.precision = seen if self.precision is None else self.precision
             refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
         return result
-
-    def source(self, captured: Callable[[str, int | None], BlockHessian] | None = None) -> BlockSource:
-        """What blocks are made from: the loss of this probe, and what was captured of it."""
-        make = partial(
-            HessianOperator,
-            self.model,
-            self.loss_fn,
-            self.data,
-            dtype=self.dtype,
-            reduction=self.reduction,
-            weight=self.weight,
-            lift_casts=self.lift_casts,
-        )
-        return BlockSource(make, self.memory, captured)
 
     # layers that are captured
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
-import torch
 from torch import nn
 
 from hesscond.applied import Measured, coordinates_at, layer_coordinates
-from hesscond.capture import Batch, LossFunction, eligible_layers
+from hesscond.capture import eligible_layers
 from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
-from hesscond.capture.weighting import BatchWeight, mass_of
+from hesscond.capture.weighting import mass_of
 from hesscond.check import check_operator, refuse_failed
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import (
@@ -21,6 +21,7 @@ from hesscond.hessians import (
     Coordinates,
     HessianOperator,
     LinearCoordinates,
+    NetworkHessian,
     NullDirections,
     PulledInverse,
     combined,
@@ -29,92 +30,89 @@ from hesscond.hessians import (
     network_null_directions,
     remaining,
 )
-from hesscond.hessians.source import Facts, nothing_known
+from hesscond.hessians.source import nothing_known
+from hesscond.measurement import Measurement
 from hesscond.methods.inputs import OfInputs
-from hesscond.operators import Congruence, SymmetricOperator
+from hesscond.operators import Congruence
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
 from hesscond.results import NETWORK, NetworkResult, ProbeResult
 from hesscond.spectra import Known
 
 
-def probe_network(
-    model: nn.Module,
-    loss_fn: LossFunction,
-    data: Batch | Iterable[Batch],
-    layers: Sequence[str] | None,
-    method: Measured,
-    *,
-    dtype: torch.dtype | None,
-    rtol: float,
-    memory: int,
-    reduction: str | None,
-    weight: BatchWeight | None,
-    team: Team | None,
-    check: bool,
-    lift_casts: bool,
-) -> ProbeResult:
-    """The Hessian in all parameters that require a gradient, or in those of some layers together.
+class NetworkProbe(Measurement):
+    """The Hessian in all parameters that require a gradient, or in those of some layers together."""
 
-    The arguments are those of `hesscond.probe`.
+    def result(self) -> ProbeResult:
+        source = self.source()
+        chart = network_chart(self.method, self.layers, self.model)
+        if chart is not None:
+            if self.team is not None:
+                raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
+            operator, rows = chart.network(source.operator)
+            parts: dict[str, list[slice]] = {name: [where] for name, where in rows.items()}
+            block = source.products(operator, nothing_known)
+            return self._checked(block, source.latest, parts, f"products, in {chart.name}")
+        names = self.layers
+        if self.method is not None and names is None:
+            names = layers_with_everything(self.model)
+        modules = {} if names is None else chosen_modules(self.model, names)
+        H = self._operator(source, names, modules)
+        whole = H if self.team is None else shared(H, self.team)
+        route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
+        if self.method is not None:
+            assert names is not None
+            change = coordinates_of(H, layer_coordinates(self.method, H, team=self.team))
+            ends = list(accumulate(change.columns))
+            parts = {name: [slice(end - k, end)] for name, k, end in zip(names, change.columns, ends, strict=True)}
+            # the null space and the inverse are those of the plain coordinates
+            return self._checked(source.products(Congruence(whole, change), nothing_known), H, parts, route)
+        inside = parameters_in(modules, self.model)
+        parts = {}
+        for name, where in H.parts.items():
+            owner = inside.get(name, name) if names is not None else name.rpartition(".")[0] or "model"
+            parts.setdefault(owner, []).append(where)
+        # what is null for the share of one process need not be so for that of another
+        known = partial(all_known, H) if self.team is None else lambda: ((), Known(None, network_inverse(H)))
+        return self._checked(source.products(whole, known), H, parts, route)
 
-    Raises
-    ------
-    ConfigError
-        Coordinates of a method where parameters belong to no layer; processes with different models.
-    CaptureError
-        What `HessianOperator` raises, here or in another process.
-    """
-    make = partial(
-        HessianOperator,
-        model,
-        loss_fn,
-        data,
-        dtype=dtype,
-        reduction=reduction,
-        weight=weight,
-        lift_casts=lift_casts,
-    )
-    source = BlockSource(make, memory)
+    def _operator(
+        self, source: BlockSource, names: Sequence[str] | None, modules: Mapping[str, nn.Module]
+    ) -> HessianOperator:
+        """The Hessian in all parameters, or in those of the modules named."""
+        odd = next((name for name, m in modules.items() if not isinstance(m, ELIGIBLE) or is_computed(m)), None)
+        if odd is not None and self.method is not None:
+            raise ConfigError(
+                f"the coordinates of a method are those of a plain weight, which layer {odd!r} does not have: name "
+                "others"
+            )
+        wanted: dict[str, Any] = {"layers": names}
+        if odd is not None:
+            wanted = {"parameters": list(parameters_in(modules, self.model))}
+        return source.operator(**wanted) if self.team is None else agreed(self.team, lambda: source.operator(**wanted))
 
-    def measured(
-        operator: SymmetricOperator, H: HessianOperator, parts: Mapping[str, Sequence[slice]], route: str, known: Facts
+    def _checked(
+        self, block: NetworkHessian, H: HessianOperator, parts: Mapping[str, Sequence[slice]], route: str
     ) -> ProbeResult:
-        return with_check(NetworkResult(source.products(operator, known), parts, H.names, route, rtol), H, check)
+        """The result, with the check of the operator that it is made of on the data of this process, if wanted.
 
-    chart = network_chart(method, layers, model)
-    if chart is not None:
-        if team is not None:
-            raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
-        operator, rows = chart.network(source.operator)
-        parts = {name: [where] for name, where in rows.items()}
-        return measured(operator, source.latest, parts, f"products, in {chart.name}", nothing_known)
-    names = layers_with_everything(model) if method is not None and layers is None else layers
-    modules = {} if names is None else chosen_modules(model, names)
-    odd = next((name for name, m in modules.items() if not isinstance(m, ELIGIBLE) or is_computed(m)), None)
-    if odd is not None and method is not None:
-        raise ConfigError(
-            f"the coordinates of a method are those of a plain weight, which layer {odd!r} does not have: name others"
-        )
+        Raises
+        ------
+        CaptureError
+            It does not agree with the model.
+        """
+        result = NetworkResult(block, parts, H.names, route, self.rtol)
+        precision = "not looked at (check=False)"
+        if self.check:
+            result.check, result.uncertainty, seen = check_operator(H)
+            precision = str(seen)
+            refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
+        return ProbeResult({NETWORK: result}, {}, precision)
+
+
+def parameters_in(modules: Mapping[str, nn.Module], model: nn.Module) -> dict[str, str]:
+    """The names of the parameters in some modules of a model, with the module that each is in."""
     prefixes = {name: "" if module is model else f"{name}." for name, module in modules.items()}
-    inside = {f"{prefixes[name]}{key}": name for name, m in modules.items() for key, _ in m.named_parameters()}
-    wanted = {"layers": names} if odd is None else {"parameters": list(inside)}
-    H = source.operator(**wanted) if team is None else agreed(team, lambda: source.operator(**wanted))
-    whole = H if team is None else shared(H, team)
-    route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
-    if method is not None:
-        assert names is not None
-        change = coordinates_of(H, layer_coordinates(method, H, team=team))
-        ends = list(accumulate(change.columns))
-        parts = {name: [slice(end - k, end)] for name, k, end in zip(names, change.columns, ends, strict=True)}
-        # the null space and the inverse are those of the plain coordinates
-        return measured(Congruence(whole, change), H, parts, route, nothing_known)
-    parts = {}
-    for name, where in H.parts.items():
-        owner = inside.get(name, name) if names is not None else name.rpartition(".")[0] or "model"
-        parts.setdefault(owner, []).append(where)
-    # what is null for the share of one process need not be so for that of another
-    known = partial(all_known, H) if team is None else lambda: ((), Known(None, network_inverse(H)))
-    return measured(whole, H, parts, route, known)
+    return {f"{prefixes[name]}{key}": name for name, m in modules.items() for key, _ in m.named_parameters()}
 
 
 def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:
@@ -123,22 +121,6 @@ def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:
     inverse = network_inverse(H, null_space=combined(found))
     Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
     return found, Known(null, PulledInverse(inverse, Z), Z)
-
-
-def with_check(result: NetworkResult, H: HessianOperator, check: bool) -> ProbeResult:
-    """The result with the check of the operator that it is made of, on the data of this process, if that is wanted.
-
-    Raises
-    ------
-    CaptureError
-        It does not agree with the model.
-    """
-    precision = "not looked at (check=False)"
-    if check:
-        result.check, result.uncertainty, seen = check_operator(H)
-        precision = str(seen)
-        refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
-    return ProbeResult({NETWORK: result}, {}, precision)
 
 
 def network_chart(method: Measured, layers: Sequence[str] | None, model: nn.Module) -> Coordinates | None:

@@ -14,7 +14,8 @@ from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.capture.wrappers import measurable
 from hesscond.errors import ConfigError
 from hesscond.layer_probe import LayerProbe
-from hesscond.network_probe import probe_network
+from hesscond.measurement import Measurement
+from hesscond.network_probe import NetworkProbe
 from hesscond.operators.parallel import Team
 from hesscond.results import ProbeResult
 
@@ -150,24 +151,8 @@ def probe(
     work = applied(model, method, data, whole=level == "network" and names is None, alone=team is None)
     if work.model is not model:
         model, names, data = work.model, work.places(names), work.data
-    if level == "network":
-        found = probe_network(
-            model,
-            loss_fn,
-            data,
-            names,
-            work.method,
-            dtype=dtype,
-            rtol=rtol,
-            memory=budget,
-            reduction=reduction,
-            weight=weight,
-            team=team,
-            check=check,
-            lift_casts=lift_casts,
-        )
-        return work.renamed(found)
-    layers_probed = LayerProbe(
+    kind = NetworkProbe if level == "network" else LayerProbe
+    asked: Measurement = kind(
         model,
         loss_fn,
         data,
@@ -184,7 +169,7 @@ def probe(
         lift_casts,
         team,
     )
-    return work.renamed(layers_probed.result())
+    return work.renamed(asked.result())
 
 
 def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:

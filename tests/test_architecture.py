@@ -23,6 +23,7 @@ ORDER = [
     "methods",
     "results",
     "applied",
+    "measurement",
     "network_probe",
     "layer_probe",
     "probing",

@@ -1,0 +1,73 @@
+"""One call of `hesscond.probe`: what is asked of which model and data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from hesscond.applied import Measured
+from hesscond.capture import Batch, LossFunction
+from hesscond.capture.weighting import BatchWeight
+from hesscond.hessians import BlockHessian, BlockSource, HessianOperator
+from hesscond.operators.parallel import Team
+from hesscond.results import ProbeResult
+
+
+@dataclass
+class Measurement(ABC):
+    """The arguments of `hesscond.probe`, checked, with what a method has made of them; a subclass answers.
+
+    Attributes
+    ----------
+    method
+        What the layers are measured in, as `hesscond.applied.applied` leaves it.
+    memory
+        Bytes, all parts of the work together.
+    team
+        The processes that measure together; None: this one alone.
+    """
+
+    model: nn.Module
+    loss_fn: LossFunction
+    data: Batch | Iterable[Batch]
+    layers: Sequence[str] | None
+    level: str
+    method: Measured
+    units: Sequence[int] | None
+    dtype: torch.dtype | None
+    rtol: float
+    memory: int
+    reduction: str | None
+    weight: BatchWeight | None
+    check: bool
+    lift_casts: bool
+    team: Team | None
+
+    @abstractmethod
+    def result(self) -> ProbeResult:
+        """What was found.
+
+        Raises
+        ------
+        ConfigError, CaptureError
+            As `hesscond.probe`.
+        """
+
+    def source(self, captured: Callable[[str, int | None], BlockHessian] | None = None) -> BlockSource:
+        """What blocks are made from: products with the Hessian of the loss, and what was captured of it."""
+        make = partial(
+            HessianOperator,
+            self.model,
+            self.loss_fn,
+            self.data,
+            dtype=self.dtype,
+            reduction=self.reduction,
+            weight=self.weight,
+            lift_casts=self.lift_casts,
+        )
+        return BlockSource(make, self.memory, captured)
