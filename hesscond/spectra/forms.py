@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral, Real
 from typing import overload
@@ -236,7 +236,7 @@ class ProductForm(Form):
     """
 
     operator: SymmetricOperator
-    known: Callable[[], Known] = Known
+    known: Callable[[], Known] = field(default_factory=lambda: Known)
     effort: Effort | None = None
 
     def _measured(self, rtol: float) -> ConditionNumber:
