@@ -6,19 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import _hesscond_pytest
 from hesscond.data import load
 from hesscond.errors import HesscondError
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell's background job ignores Ctrl-C, and so would the processes that tests start and interrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(autouse=True)
-def assertions_are_what_is_tested(monkeypatch):
-    """Keep what ours are made to find out of the summary of our plugin."""
-    monkeypatch.setattr(_hesscond_pytest, "running", None)
 
 
 @pytest.fixture(scope="session")
