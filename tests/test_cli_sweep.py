@@ -105,6 +105,7 @@ def same_logs(one, other):
         pd.testing.assert_frame_equal(open_run(one).table(table), open_run(other).table(table), check_exact=True)
 
 
+@pytest.mark.slow
 def test_a_grid_is_run_shown_and_not_repeated(folder, call_cli):
     arguments = ("sweep", "tiny.toml", "-m", "vanilla", "-m", "bnp", "--seed", "0:2", "--lr", "grid", "-j", "2")
     done = call_cli(*arguments)

@@ -255,6 +255,7 @@ def test_the_command_shows_layers_and_network(tmp_path):
     assert (tmp_path / "kappa.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds(tmp_path):
     rows = []
     for processes in (1, 2):

@@ -223,6 +223,7 @@ def test_the_fingerprint_knows_names_sizes_and_times(folder, written):
     assert len(found) == 4
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded(tmp_path):
     """A process that decodes 400 pictures grows by much less than their 240 MB in float32, or 60 MB in 8 bits."""
     for name, number in (("few", 2), ("many", 200)):

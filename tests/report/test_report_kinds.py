@@ -136,6 +136,7 @@ def test_a_study_without_accuracy_has_one_panel(make_run: MakeRun) -> None:
     assert len(FIGURES["comparison"].draw([run]).axes) == 1
 
 
+@pytest.mark.slow
 def test_long_runs_are_small_files(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(iterations=1500, epochs=2)
     for name in ("training", "layers", "heatmap", "gain"):

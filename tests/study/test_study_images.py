@@ -160,6 +160,7 @@ def test_methods_that_read_everything_are_refused(tmp_path, pictures, method):
     assert not plan.folder.exists()
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path, pictures, call_cli):
     folder, written = pictures
     path = study_file(tmp_path, folder, probe={"train_every_epochs": 0})

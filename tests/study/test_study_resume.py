@@ -218,6 +218,7 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path):
         assert not list(checkpoints.folder.glob("*.partial"))
 
 
+@pytest.mark.slow
 def test_resume_on_the_command_line(tmp_path, digits, call_cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ("fc-digits", "-m", "bnp", "-m", "vanilla", "--iterations", "5", "--probe-every", "2")

@@ -70,6 +70,7 @@ def check_consistent(run, at_least):
     assert run.table("evaluation")["iteration"].tolist() == [i for i in range(len(training) + 1) if i % 23 == 0]
 
 
+@pytest.mark.slow
 def test_kill_9_loses_at_most_the_iteration_in_flight(tmp_path, stopped):
     code, error = stopped(tmp_path / "out", 40, signal.SIGKILL)
     assert (code, error) == (-signal.SIGKILL, "")
