@@ -218,8 +218,6 @@ class MethodContract:
     """Inherited by the tests of methods; ``specs`` are the variants."""
 
     specs: tuple[str, ...] = ()
-    #: Whether no case of training is left to the slow tests.
-    all_fast = False
     #: Steps of training at batch sizes 1, 2 and 60.
     steps = {1: 400, 2: 300, 60: 120}  # noqa: RUF012
 
@@ -232,8 +230,8 @@ class MethodContract:
             )
 
     def training(self, kind, dtype, batch):
-        """A case of training; of variants only those that say most are fast."""
-        quick = self.all_fast or (batch == 60 and dtype == torch.float32)
+        """A case of training; only those that say most are fast."""
+        quick = batch == 60 and dtype == torch.float32
         name = f"{kind}-{str(dtype).removeprefix('torch.')}-{batch}"
         return pytest.param((kind, dtype, batch), id=name, marks=() if quick else pytest.mark.slow)
 

@@ -9,7 +9,6 @@ from tests.methods.contract import MethodContract, network
 
 class TestRegistered(MethodContract):
     specs = tuple(m.name for m in registered())
-    all_fast = True
 
 
 def test_a_name_is_registered_once():
