@@ -32,6 +32,7 @@ def test_products_are_the_weighted_sum_over_the_processes(found, what):
     assert found[what] < 1e-13
 
 
+@pytest.mark.slow
 def test_one_process_decides_for_all(found):
     assert len(set(found["drawn"])) == 1
 

@@ -69,6 +69,7 @@ def first_batch(plan, data):
     return (inputs.flatten(1) if plan.study.model.name == "mlp" else inputs), data.train_targets[order]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_study_of_every_network(tmp_path, name):
     """κ of the first batch is what a probe of the network says; the run is the same without any probing."""
