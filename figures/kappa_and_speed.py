@@ -51,6 +51,8 @@ RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 TARGETS, MAIN = (0.3, 0.6, 1.0), 1
 #: A rate is given up at this multiple of the iterations that the best one before it took to all targets.
 PATIENCE = 1.5
+#: What never reaches the target counts as this many budgets.
+MISSED = 3
 #: Where a run is measured, as shares of its iterations to the target.
 POINTS = {"start": 0.0, "quarter": 0.25, "half": 0.5, "target": 1.0}
 #: The units of each layer that are measured.
@@ -280,18 +282,24 @@ def speeds(store: Store, setup: Setup, targets: Sequence[float]) -> pd.DataFrame
     rows = []
     for (method, seed, rate), curve in store.read("curve").groupby(["method", "seed", "rate"]):
         at, losses = curve["iteration"].to_numpy(), curve["loss"].to_numpy()
-        rows += [(method, seed, rate, k, crossing(at, losses, target)) for k, target in enumerate(targets)]
-    return pd.DataFrame(rows, columns=["method", "seed", "rate", "target", "iterations"])
+        lowest = losses.min() if len(losses) else math.inf
+        rows += [(method, seed, rate, k, crossing(at, losses, target), lowest) for k, target in enumerate(targets)]
+    return pd.DataFrame(rows, columns=["method", "seed", "rate", "target", "iterations", "lowest"])
 
 
 def best_rates(found: pd.DataFrame, target: int, limit: int) -> dict[str, float]:
-    """The rate of each method whose iterations to a target have the smallest geometric mean over the seeds."""
+    """The rate of each method whose iterations to a target have the smallest geometric mean over the seeds.
+
+    A seed that does not get there counts as `MISSED` budgets, one that diverged from the first as more; where no rate
+    gets there, that of the lowest loss.
+    """
     own = found[found["target"] == target].copy()
-    # a seed that does not get there counts as three budgets
-    own["log"] = own["iterations"].clip(upper=3 * limit).map(lambda n: math.log(max(n, 1)))
-    seeds = own["seed"].nunique()
-    means = own.groupby(["method", "rate"])["log"].agg(lambda logs: logs.sum() + (seeds - len(logs)) * 20) / seeds
-    return {method: values.idxmin()[1] for method, values in means.groupby("method")}
+    own["log"] = own["iterations"].clip(1, MISSED * limit).map(math.log)
+    seeds, worst = own["seed"].nunique(), math.log(2 * MISSED * limit)
+    by_rate = own.groupby(["method", "rate"])
+    means = (by_rate["log"].sum() + (seeds - by_rate["log"].count()) * worst) / seeds
+    table = pd.DataFrame({"log": means.round(9), "lowest": by_rate["lowest"].mean()}).sort_values(["log", "lowest"])
+    return {method: rows.index[0][1] for method, rows in table.groupby("method")}
 
 
 # -- what is measured -------------------------------------------------------------------------------------------------
@@ -609,7 +617,7 @@ def correlations(
     for target in range(len(targets)):
         rates = best_rates(found, target, setup.iterations)
         own = found[(found["target"] == target) & (found["rate"] == found["method"].map(rates))]
-        logs[target] = own.set_index(["method", "seed"])["iterations"].clip(1, 3 * setup.iterations).map(math.log)
+        logs[target] = own.set_index(["method", "seed"])["iterations"].clip(1, MISSED * setup.iterations).map(math.log)
     speed = pd.DataFrame(logs)
     columns = predictors(store, unresolved)
     # every (method, seed) that was measured
@@ -641,7 +649,7 @@ def correlations(
             "p": float((np.abs(null) >= abs(rho) - 1e-12).mean()),
         }
         for label, by_family in (("", False), ("family_", True)):
-            spread = resampled(sample, families, max(draws // 5, 200), by_family=by_family)
+            spread = resampled(sample, families, max(draws // 5, 20), by_family=by_family)
             row[f"{label}low"], row[f"{label}high"] = np.nanquantile(spread, [0.025, 0.975])
         if sharp is not None:
             z = sharp.groupby("method").mean().reindex(methods).to_numpy()
@@ -706,20 +714,22 @@ def methods_table(store: Store, setup: Setup, targets: Sequence[float]) -> str:
     rates = best_rates(found, MAIN, setup.iterations)
     measured = store.read("measured").query("data == 'train' and coordinates == 'own' and point == 'half'")
     lines = [
-        "| method | rate | iterations to the target (smallest … largest) | κ network | κ layers | λ_max · rate |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| method | rate | iterations to the target (smallest … largest) | seeds | κ network | κ layers | λ_max · rate |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     own = found[(found["target"] == MAIN) & (found["rate"] == found["method"].map(rates))]
-    ordered = own.groupby("method")["iterations"].apply(lambda n: np.exp(np.log(n.clip(1, 1e9)).mean())).sort_values()
+    counted = own["iterations"].clip(1, MISSED * setup.iterations).map(math.log)
+    ordered = counted.groupby(own["method"]).mean().map(math.exp).sort_values()
     for method in ordered.index:
         seeds = own[own["method"] == method]["iterations"]
         edge = "*" if rates[method] in (min(setup.rates), max(setup.rates)) else ""
         rows = measured[measured["method"] == method]
         whole, layers = rows[rows["level"] == "network"], rows[rows["level"] == "layer"]
-        text = f"{ordered[method]:.0f}" if ordered[method] < 1e8 else "not reached"
+        reached = seeds[seeds < math.inf]
+        text = f"{ordered[method]:.0f} ({reached.min():.0f} … {reached.max():.0f})" if len(reached) else "not reached"
         sharp = whole["lambda_max"].mean() * rates[method]
         lines.append(
-            f"| `{method}` | {rates[method]:g}{edge} | {text} ({seeds.min():.0f} … {seeds.max():.0f}) "
+            f"| `{method}` | {rates[method]:g}{edge} | {text} | {len(reached)} of {len(seeds)} "
             f"| {kappas(whole)} | {', '.join(kappas(part) for _, part in layers.groupby('layer'))} | {sharp:.2g} |"
         )
     return "\n".join(lines)
