@@ -107,9 +107,9 @@ class UpdateFormula(Statement):
         """One step from a random point."""
         outcomes = []
         problems = self.problems(random_problem(rng))
-        written = {id(one): (self.objectives(one), self.updates(one)) for one in problems}
+        written = {id(one): list(zip(self.objectives(one), self.updates(one), strict=True)) for one in problems}
         for number, problem in enumerate(problems):
-            objective, terms = (both[number] for both in written[id(problem)])
+            objective, terms = written[id(problem)][number]
             stepped = problem.P @ (problem.z - problem.alpha * grad(objective)(problem.z))
             found = problem.p - problem.alpha * torch.stack(terms).sum(0)
             # every term is of the size of a product with P and Pᵀ

@@ -97,6 +97,7 @@ def test_readings_that_are_not_there_are_left_out():
     assert np.isnan(reported(reading, [np.nan]).median)
 
 
+@pytest.mark.slow
 def test_proposition_6():
     check_known("bnp-proposition-6", trials=40, seldom=("comparison, sums shared",))
 
