@@ -78,7 +78,7 @@ class Claim(Section):
     the first one, or the mean over all. ``margin``: how far apart methods that are called equal may be.
     """
 
-    panels: list[str] = []
+    panels: list[str] = Field(default_factory=list)
     says: str
     of: str = "test_accuracy"
     at: At = "end"
