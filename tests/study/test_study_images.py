@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 #: Of every table the columns that are no measurement of time.
 TABLES = ("training", "evaluation", "probe", "readings", "statements")
 RESNET = {"name": "resnet20", "blocks": [1, 1], "widths": [3, 4]}
-CNN = {"name": "cnn5", "widths": [2, 3], "pooled": [1, 2], "hidden": [5]}
+CNN = {"name": "cnn5", "widths": [2, 3], "padding": "same", "pooled": [1, 2], "hidden": [5]}
 
 
 @pytest.fixture
