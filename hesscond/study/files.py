@@ -219,6 +219,13 @@ class StudyFile:
                         f"{self.path}: panel {panel!r} names a method {name!r} that is not in [[methods]]"
                     )
                 content["methods"].append(merged(by_name.get(name, {}), {} if isinstance(entry, str) else entry))
+        others = {entry["name"] for entry in methods} - {entry["name"] for entry in content["methods"]}
+        content["learning_rates"] = [
+            row | {"rate": {name: rate for name, rate in row["rate"].items() if name not in others}}
+            if "rate" in row
+            else row
+            for row in content.get("learning_rates", [])
+        ]
         return content, small
 
     def checked(self, content: dict[str, Any], panel: str) -> StudyConfig:
