@@ -113,9 +113,11 @@ def plan_runs(
     single = len(methods) * len(seeds) == 1
     if not resume:
         check_free(out) if single else check_no_run(out)
+    variants = [study.variant(name) for name in methods]
+    if len({(variant.label, variant.method) for variant in variants}) < len(variants):
+        raise ConfigError("a method is given twice, under two names")
     plans = []
-    for name in methods:
-        variant = study.variant(name)
+    for name, variant in zip(methods, variants, strict=True):
         own = overrides.apply(variant.study)
         rate = overrides.learning_rate or own.learning_rate(name, own.training.batch_size)
         for seed in seeds:
