@@ -97,7 +97,7 @@ class Method:
         return [group for group in groups if group["params"]]
 
     def without_decay(self) -> set[int]:
-        """The ids of the parameters that a weight decay would not regularize, and is not to reach."""
+        """The ids of the parameters that a weight decay is not to reach."""
         return set()
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:

@@ -35,11 +35,15 @@ def wrap(model: nn.Module, name: str, *, before: nn.Module | None = None, after:
     for part in (before, after):
         if part is not None:
             part.to(device=like.device, dtype=like.dtype)
-    places = [(parent, key) for parent in model.modules() for key, m in parent._modules.items() if m is layer]
-    wrapped = Wrapped(parts)
-    wrapped.train(layer.training)
+    put(model, layer, Wrapped(parts))
+
+
+def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module into every place of a model where another one is, in the mode of that one."""
+    places = [(parent, key) for parent in model.modules() for key, m in parent._modules.items() if m is old]
+    new.train(old.training)
     for parent, key in places:
-        parent._modules[key] = wrapped
+        parent._modules[key] = new
 
 
 def place_of(model: nn.Module, name: str) -> str:

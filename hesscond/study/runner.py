@@ -44,7 +44,7 @@ LOSSES: dict[str, Callable[[], nn.Module]] = {"cross_entropy": nn.CrossEntropyLo
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run: a study, a method, a seed, and where it goes."""
+    """One run: a study, a method (and its name in the study, if it has one), a seed, and where it goes."""
 
     study: StudyConfig
     method: str
@@ -52,6 +52,12 @@ class RunPlan:
     learning_rate: float
     folder: Path
     device: torch.device
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The method, by its name in the study if it has one, and the seed."""
+        return f"{self.label or self.method} seed {self.seed}"
 
     def config(self, data: Dataset) -> dict[str, Any]:
         """Everything needed to repeat the run, for ``config.toml``."""
@@ -59,6 +65,7 @@ class RunPlan:
         study["probe"]["layers"] = probed_layers(self.study)
         study["run"] = {
             "method": self.method,
+            **({"label": self.label} if self.label else {}),
             "seed": self.seed,
             "learning_rate": self.learning_rate,
             "device": str(self.device),

@@ -213,7 +213,8 @@ class ScheduleConfig(Section):
 
     ``kind``: ``"constant"``; ``"steps"``, by ``factor`` after each of the ``milestones`` (epochs); ``"exponential"``,
     by ``factor`` over an epoch; ``"cosine"`` or ``"linear"``, from 1 at the end of the warm-up down to ``end`` at the
-    end of the run. Warm-up: over so many epochs or iterations W the rate grows linearly, from 1/W.
+    end of the run. Warm-up, over so many epochs or iterations W: the rate grows linearly from ``warmup_start`` times
+    what it is after (1/W if not given), or stays there (``warmup = "constant"``).
     """
 
     kind: Literal["constant", "steps", "cosine", "linear", "exponential"] = "constant"
@@ -222,6 +223,8 @@ class ScheduleConfig(Section):
     end: Annotated[float, Field(ge=0, lt=1)] = 0.0
     warmup_epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     warmup_iterations: PositiveInt | None = None
+    warmup_start: Annotated[float, Field(gt=0, le=1)] | None = None
+    warmup: Literal["linear", "constant"] = "linear"
 
     @model_validator(mode="after")
     def keys_fit_the_kind(self) -> ScheduleConfig:
@@ -236,6 +239,10 @@ class ScheduleConfig(Section):
             raise misfit(["milestones"], f"must ascend, got {self.milestones}")
         if self.warmup_epochs is not None and self.warmup_iterations is not None:
             raise misfit(["warmup_iterations"], "give either warmup_epochs or warmup_iterations")
+        if self.warmup_start is not None and self.warmup_epochs is None and self.warmup_iterations is None:
+            raise misfit(["warmup_start"], "needs the length of the warm-up: warmup_epochs or warmup_iterations")
+        if self.warmup == "constant" and self.warmup_start is None:
+            raise misfit(["warmup"], "a constant warm-up needs warmup_start")
         return self
 
 

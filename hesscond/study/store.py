@@ -293,8 +293,13 @@ class StoredRun:
 
     @property
     def method(self) -> str:
-        """The method's name."""
+        """The method, as ``--method`` says it."""
         return str(self.config["run"]["method"])
+
+    @property
+    def legend(self) -> str:
+        """The method's name in the study, else what ``--method`` says."""
+        return str(self.config["run"].get("label") or self.method)
 
     @property
     def seed(self) -> int:
@@ -304,7 +309,7 @@ class StoredRun:
     @property
     def label(self) -> str:
         """METHOD-seedS."""
-        return f"{self.method}-seed{self.seed}"
+        return f"{self.legend}-seed{self.seed}"
 
     @property
     def status(self) -> str:
