@@ -275,7 +275,7 @@ class Training:
         if study.model.architecture.kind == "vector":
             self.inputs, self.test_inputs = self.inputs.flatten(1), self.test_inputs.flatten(1)
         self.targets = data.train_targets
-        self.augment = Augmentation(study.data.augmentation, data.form.input_shape, plan.seed)
+        self.augment = Augmentation(study.data.augmentation, data.form, plan.seed)
         self.method: Method = parse(plan.method).create(self.model)
         if isinstance(self.inputs, torch.Tensor):
             self.method.fit(self.inputs)
