@@ -447,7 +447,7 @@ def test_table_and_figure_of_a_stored_run(run_cli, stored, folder):
 
 COLUMNS = {
     "training": {"iteration", "epoch", "loss"},
-    "evaluation": {"iteration", "epoch", "test_loss", "test_accuracy"},
+    "evaluation": {"iteration", "epoch", "test_loss", "test_accuracy", "test_top5", "test_class_accuracy", "test_psnr"},
     "probe": {
         "iteration",
         "data",

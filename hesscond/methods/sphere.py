@@ -106,7 +106,7 @@ class Noise(nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
     def drawn(self, a: torch.Tensor) -> torch.Tensor:
-        """n for activations a, in a shape that spreads over theirs."""
+        """N for activations a, in a shape that spreads over theirs."""
         shape = list(a.shape)
         if self.per != "entry":
             kept = {self.axis % a.ndim} | ({0} if self.per == "sample" else set())

@@ -274,7 +274,17 @@ def test_scales_that_are_not_there(tmp_path, written):
             'name = "digits"\naugmentation = ["crop", "turn"]',
             ["line 7", "augmentation.1", "'flip'"],
         ),
-        ('name = "digits"', 'name = "shapes"\naugmentation = ["crop"]', ["line 7", "data.augmentation", "no images"]),
+        (
+            'name = "digits"',
+            'name = "shapes"\naugmentation = ["crop"]',
+            ["line 7", "augmentation.0", "points", "jitter"],
+        ),
+        (
+            'name = "digits"',
+            'name = "digits"\naugmentation = ["jitter"]',
+            ["line 7", "augmentation.0", "images", "crop"],
+        ),
+        ('name = "digits"', 'name = "occupancy"\naugmentation = ["flip"]', ["line 7", "coordinates", "none"]),
         ('name = "digits"', 'name = "shapes"\npoint = 3', ["line 7", "did you mean 'points'?", "noise"]),
         ('name = "digits"', 'name = "shapes"\npoints = 0', ["line 5", "points must be an integer from 1, not 0"]),
         ('name = "digits"', 'name = "digits"\npoints = 3', ["line 7", "unknown key 'points' in [data]"]),
