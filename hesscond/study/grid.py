@@ -81,9 +81,8 @@ class Overrides:
             if self.probe_every == 0:
                 probe["train_every_epochs"] = 0
         try:
-            there = [dict(own) for own in study.statements]
-            added = [{"id": id} for id in self.statements if {"id": id} not in there]
-            changed = {"training": training, "probe": probe, "statements": there + added}
+            statements = [*(dict(own) for own in study.statements), *({"id": id} for id in self.statements)]
+            changed = {"training": training, "probe": probe, "statements": statements}
             return StudyConfig.model_validate({**dict(study), **changed})
         except ValidationError as error:
             raise ConfigError(sentence(error)) from None
