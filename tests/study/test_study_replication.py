@@ -1,7 +1,9 @@
 """Studies with several panels, methods that change the study, and figures of papers beside what came of their runs."""
 
+import json
 import math
 import tomllib
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
+from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.report.replication import (
     NOT_REPLICATED,
@@ -22,7 +25,9 @@ from hesscond.report.replication import (
     replication_frame,
 )
 from hesscond.study import StudyConfig, load_study, open_run
+from hesscond.study.files import OF_THE_FILE, OF_THE_PANEL, StudyFile
 from hesscond.study.grid import Overrides, plan_runs
+from hesscond.study.listing import studies_folder
 from hesscond.study.replication import Comparison, estimate, plan_replication, replication, replications
 
 CPU = torch.device("cpu")
@@ -123,7 +128,7 @@ def test_a_method_brings_its_changes(figure):
     assert study.variant("vanilla").study is study
     other = study.variant("bnp:rho=0.9")
     assert (other.label, other.study.model.hidden) == ("", [8])
-    with pytest.raises(ConfigError, match="unknown method 'BNP'.*'SGD', 'wide BNP'"):
+    with pytest.raises(ConfigError, match=r"unknown method 'BNP'.*'SGD', 'wide BNP'"):
         study.variant("BNP")
 
 
@@ -167,24 +172,23 @@ def test_a_run_says_which_method_it_was(figure, tmp_path, call_cli):
     [
         ('name = "right"', 'name = "left"', "panel 'left' is there twice"),
         ('name = "right"', 'title = "right"', r"every one of \[\[panels\]\] needs a name"),
-        ('methods = ["wide BNP", {', 'methods = ["narrow", {', "panel 'right' has a method 'narrow'"),
+        ('methods = ["wide BNP", {', 'methods = ["narrow", {', "panel 'right' names a method 'narrow'"),
         ("hidden = [12]", "width = 12", "method 'wide BNP' .* unknown key 'width'"),
         ("hidden = [12]", "hidden = [0]", "hidden"),
         ('method = "vanilla"', 'method = "vanila"', "unknown method 'vanila'"),
         ('rate = { SGD = 0.1, "wide', 'rate = { SDG = 0.1, "wide', "unknown method 'SDG'"),
         ('name = "wide BNP"\nmethod', 'name = "SGD"\nmethod', "'SGD' is there twice"),
-        ("hidden = [8]", "hidden = 8", "line 6, panel left: option 'hidden'|line 6, panel left: hidden"),
+        ("hidden = [8]", "hidden = 8", "line 6, panel left: model.hidden: must be a list"),
     ],
 )
 def test_what_is_wrong_with_a_file_of_panels(figure, old, new, words):
-    path = figure(old, new)
+    file = StudyFile.read(figure(old, new))
     with pytest.raises(ConfigError, match=words):
-        for panel in ("left", "right"):
-            load_study(f"{path}/{panel}")
+        list(map(partial(file.study, scale=None), file.panels))
 
 
 def test_a_file_of_panels_asks_for_one(figure):
-    with pytest.raises(ConfigError, match="several panels: choose from .*mine.toml/left, .*mine.toml/right"):
+    with pytest.raises(ConfigError, match=r"several panels: choose from .*mine.toml/left, .*mine.toml/right"):
         load_study(figure())
     with pytest.raises(ConfigError, match="no panel 'middle': choose from left, right"):
         load_study(f"{figure()}/middle")
@@ -198,7 +202,7 @@ def test_a_file_of_panels_asks_for_one(figure):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('holds = ["wide BNP > SGD"]', 'holds = ["wide BNP >= SGD"]', "no comparison of methods"),
+        ('holds = ["wide BNP > SGD"]', 'holds = ["wide BNP >= SGD"]', "is no comparison: use"),
         ('holds = ["wide BNP > SGD"]', 'holds = ["BNP > SGD"]', "panel 'left' has no method 'BNP'"),
         ('panels = ["left"]', 'panels = ["middle"]', "a claim is of the panel 'middle'"),
         ("values = { SGD = 90.0 }", "values = { GN = 90.0 }", "panel 'left' has no method 'GN'"),
@@ -248,8 +252,6 @@ def test_an_estimate_times_iterations_and_an_evaluation(figure, tmp_path, digits
 
 @pytest.fixture(scope="module")
 def digits_data():
-    from hesscond.data import load
-
     return load("digits")
 
 
@@ -277,8 +279,6 @@ def test_a_figure_from_the_command_line(figure, tmp_path, call_cli):
 
 
 def test_the_list_of_figures(call_cli):
-    import json
-
     rows = {row["name"]: row for row in json.loads(call_cli("replicate", "--list", "--json").out)}
     assert rows["bnp-figure-8"]["runs"] == 2
     assert "cifar10" in rows["bnp-figure-8"]["data"]
@@ -304,13 +304,17 @@ def test_an_interval_is_students():
 
 def test_comparisons_are_paired_by_seed():
     base = np.array([40.0, 50.0, 60.0, 70.0])
+
+    def shifted(*by):
+        return base + np.array(by)
+
     # far apart between seeds, but always 1 ahead
-    assert verdict("A > B", A=base + 1 + [0.01, 0, 0, -0.01], B=base) == REPLICATED
-    assert verdict("B > A", A=base + 1 + [0.01, 0, 0, -0.01], B=base) == NOT_REPLICATED
-    assert verdict("A > B", A=base + [1, -1, 1, -1], B=base) == UNDECIDED
-    assert verdict("A ~ B", A=base + [0.1, -0.1, 0.1, -0.1], B=base) == REPLICATED
-    assert verdict("A ~ B", A=base + [5.1, 4.9, 5.1, 4.9], B=base) == NOT_REPLICATED
-    assert verdict("A ~ B", A=base + [3, -3, 3, -3], B=base) == UNDECIDED
+    assert verdict("A > B", A=shifted(1.01, 1, 1, 0.99), B=base) == REPLICATED
+    assert verdict("B > A", A=shifted(1.01, 1, 1, 0.99), B=base) == NOT_REPLICATED
+    assert verdict("A > B", A=shifted(1, -1, 1, -1), B=base) == UNDECIDED
+    assert verdict("A ~ B", A=shifted(0.1, -0.1, 0.1, -0.1), B=base) == REPLICATED
+    assert verdict("A ~ B", A=shifted(5.1, 4.9, 5.1, 4.9), B=base) == NOT_REPLICATED
+    assert verdict("A ~ B", A=shifted(3, -3, 3, -3), B=base) == UNDECIDED
     assert verdict("A in [40, 70]", A=[50.0, 51.0, 52.0]) == REPLICATED
     assert verdict("A in [40, 45]", A=[50.0, 51.0, 52.0]) == NOT_REPLICATED
     assert verdict("A in [40, 51]", A=[50.0, 51.0, 52.0]) == UNDECIDED
@@ -342,10 +346,6 @@ def test_a_quantity_at_its_time():
 
 
 def test_the_files_of_the_papers_hold_no_key_that_is_not_read():
-    from hesscond.study.config import StudyConfig
-    from hesscond.study.files import OF_THE_FILE, OF_THE_PANEL
-    from hesscond.study.listing import studies_folder
-
     for path in studies_folder().glob("*.toml"):
         content = tomllib.loads(path.read_text())
         assert set(content) <= {*StudyConfig.model_fields, *OF_THE_FILE}
