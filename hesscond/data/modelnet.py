@@ -184,6 +184,8 @@ def of_polygons(numbers: np.ndarray, faces: int) -> np.ndarray:
         return numbers.reshape(faces, 4)[:, 1:]
     triangles, place = [], 0
     for _ in range(faces):
+        if place >= len(numbers):
+            raise ValueError(f"fewer than its {faces} faces")
         corners = numbers[place + 1 : place + 1 + numbers[place]]
         triangles += [(corners[0], corners[k], corners[k + 1]) for k in range(1, len(corners) - 1)]
         place += 1 + int(numbers[place])

@@ -118,7 +118,7 @@ def test_where_it_is_looked_for(folder, tmp_path):
     ("text", "reason"),
     [
         ("PLY\n1 1 0\n", "its first word is not OFF"),
-        ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n", "no faces|numbers where"),
+        ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n", "fewer than its 1 faces"),
         ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 3\n", "vertices that are not there"),
         ("OFF\n3 1 0\n0 0 0\n1 0 0\n2 0 0\n3 0 1 2\n", "its area is zero"),
         ("OFF\n3 1 0\n0 0 0\n1 nan 0\n0 1 0\n3 0 1 2\n", "not there"),
