@@ -16,6 +16,7 @@ from tests.theorems.verdicts import check_broken, check_known, example_of, talli
 EPS = np.finfo(float).eps
 
 
+@pytest.mark.slow
 def test_proposition_2():
     verdict = check_known("bnp-proposition-2", trials=100, least=0.1)
     found = tallies(verdict)
