@@ -10,7 +10,7 @@ TINY = {"blocks": (1, 1), "widths": (4, 6)}
 #: Input shape and options of each network; three outputs.
 REDUCED = {
     "mlp": ((2, 3), {"hidden": (5, 4)}),
-    "cnn5": (IMAGE, {"widths": (3, 4, 3), "hidden": (5,)}),
+    "cnn5": (IMAGE, {"widths": (3, 4, 3), "padding": "same", "hidden": (5,)}),
     "cnn9": (IMAGE, {"widths": (3, 3, 4, 4), "pooled": (2, 4)}),
     "resnet20": (IMAGE, TINY),
     "resnet56": (IMAGE, {"blocks": (2, 2), "widths": (4, 6)}),
