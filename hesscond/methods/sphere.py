@@ -372,8 +372,9 @@ def fed(model: nn.Module) -> Iterator[Layer]:
     """The layers that are registered right before a batch normalization of as many channels as they have units."""
     leaves = [module for module in model.modules() if next(module.children(), None) is None]
     for layer, norm in pairwise(leaves):
-        pair = isinstance(norm, _BatchNorm) and isinstance(layer, ELIGIBLE)
-        if pair and Geometry.of(layer).units == norm.num_features:
+        if not isinstance(layer, ELIGIBLE) or not isinstance(norm, _BatchNorm):
+            continue
+        if Geometry.of(layer).units == norm.num_features:
             yield layer
 
 
