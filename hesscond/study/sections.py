@@ -15,6 +15,7 @@ from hesscond.data import form as data_form
 from hesscond.data import names as data_names
 from hesscond.data import options as data_options
 from hesscond.errors import ConfigError
+from hesscond.methods.base import OptimizerName
 from hesscond.models import MODELS, Architecture, OptionError, checked_option
 
 #: What each kind of data set has.
@@ -182,17 +183,19 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     """``[training]``: mini-batches of ``batch_size`` in a new random order every epoch, the remainder dropped.
 
-    ``loss``: ``"cross_entropy"`` for classes, ``"mse"`` for values, the mean over all of them. ``momentum`` and
-    ``nesterov`` are of SGD: methods whose own optimizer has none refuse them. ``weight_decay``: λ of the λθ that is
-    added to the gradient of every parameter but those that the method holds on a sphere.
-    ``checkpoint_seconds``: how often the state is saved; what a kill loses is computed again, to the same numbers.
+    ``loss``: ``"cross_entropy"`` for classes, ``"mse"`` for values, the mean over all of them. ``optimizer``: takes
+    the steps of a method that is no optimizer itself; the coordinates are the method's, and have no M of Adam in them,
+    which those of ``--method adam+NAME`` have. ``momentum`` and ``nesterov`` are of SGD: other optimizers refuse them.
+    ``weight_decay``: λ of the λθ that is added to the gradient (by AdamW, to the step) of every parameter but those
+    that the method leaves out. ``checkpoint_seconds``: how often the state is saved; what a kill loses is computed
+    again, to the same numbers.
     """
 
     batch_size: PositiveInt
     epochs: PositiveInt | None = None
     iterations: PositiveInt | None = None
     loss: Literal["cross_entropy", "mse"] = "cross_entropy"
-    optimizer: Literal["sgd"] = "sgd"
+    optimizer: OptimizerName = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     nesterov: bool = False
     weight_decay: Annotated[float, Field(ge=0, le=LARGEST_RATE, allow_inf_nan=False)] = 0.0
@@ -211,7 +214,8 @@ class TrainingConfig(Section):
     def optimizer_options(self) -> dict[str, Any]:
         """What the optimizer is made with beside the learning rate, where it is not what it would be anyway."""
         asked = {"nesterov": self.nesterov, "weight_decay": self.weight_decay}
-        return {"momentum": self.momentum} | {key: value for key, value in asked.items() if value}
+        kind = {} if self.optimizer == "sgd" else {"kind": self.optimizer}
+        return {"momentum": self.momentum} | kind | {key: value for key, value in asked.items() if value}
 
 
 #: The keys of ``[schedule]`` that belong to some kinds only.
