@@ -21,7 +21,7 @@ from hesscond.capture import chosen_layers
 from hesscond.capture.layers import unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Jacobi, UnitScaling
-from hesscond.methods.base import Method, no_step
+from hesscond.methods.base import Method, OptimizerName, no_step, refuse_momentum
 from hesscond.methods.registry import register
 
 JACOBI = Jacobi()
@@ -83,19 +83,22 @@ class Adaptive(Method):
         """
 
     def optimizer(
-        self, lr: float, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+        self,
+        lr: float,
+        *,
+        kind: OptimizerName = "sgd",
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
     ) -> Optimizer:
-        """The optimizer of torch; the weight decay is as torch has it, unless it is an option of the method.
+        """The method's own optimizer of torch, not ``kind``; the weight decay as torch has it, or an option of its own.
 
         Raises
         ------
         ConfigError
             A momentum, or Nesterov's step, which it does not have; two weight decays.
         """
-        if momentum:
-            raise ConfigError(f"method {self.name!r} has no momentum of its own: set momentum to 0, not {momentum}")
-        if nesterov:
-            raise ConfigError(f"method {self.name!r} has no Nesterov step: set nesterov to false")
+        refuse_momentum(f"method {self.name!r}", momentum, nesterov)
         own = self.arguments()
         if weight_decay and "weight_decay" in own:
             raise ConfigError(
@@ -290,7 +293,13 @@ class RMSProp(Adaptive):
         return {"alpha": self.alpha, "eps": self.epsilon, "centered": self.centered, "momentum": self._momentum}
 
     def optimizer(
-        self, lr: float, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+        self,
+        lr: float,
+        *,
+        kind: OptimizerName = "sgd",
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
     ) -> Optimizer:
         """The optimizer of torch, which has a momentum."""
         self._momentum = momentum

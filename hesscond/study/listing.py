@@ -32,13 +32,14 @@ def aliases() -> dict[str, str]:
 
 
 def described() -> list[dict[str, str]]:
-    """Name, data set and description of each; every panel of one that has some."""
-    before = {name: alias for alias, name in aliases().items()}
+    """Name, data set and description of each, every panel of one that has some, and names that they had before."""
     rows = []
     for content in contents():
         for panel in content.get("panels", [{}]):
             name = f"{content['name']}/{panel['name']}" if panel else content["name"]
-            what = panel.get("title") or content["description"]
             data = panel.get("data", {}).get("name") or content["data"]["name"]
-            rows.append({"name": name, "data": data, "description": what, "also": before.get(name, "")})
+            rows.append({"name": name, "data": data, "description": panel.get("title") or content["description"]})
+    data = {row["name"]: row["data"] for row in rows}
+    for alias, name in sorted(aliases().items()):
+        rows.append({"name": alias, "data": data[name], "description": f"another name of {name}"})
     return rows

@@ -16,7 +16,7 @@ from hesscond.methods.normalization import FeaturesLast
 from hesscond.methods.wrapping import Wrapped
 from hesscond.models import MLP
 from hesscond.probing import probe
-from tests.methods.contract import NETWORKS, MethodContract, digits, network
+from tests.methods.contract import NETWORKS, MethodContract, digits, network, trained
 
 NAMES = ("batchnorm", "batchrenorm", "four-things-batchnorm", "layernorm", "groupnorm", "instancenorm")
 #: Activations of a dense layer, of one with tokens behind it, and of a convolution.
@@ -474,6 +474,16 @@ def test_a_single_sample_has_no_statistics(name):
 def test_without_gradient_through_its_statistics_a_single_sample_is_refused_too():
     with pytest.raises(ValueError, match="more than one value"):
         StopGradientBatchNorm(3)(torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("spec", ["{}", "adam+{}", "{}+adam"])
+def test_four_things_train_by_adam_on_single_samples(spec, batch, kind):
+    spec = spec.format("four-things-batchnorm:ghost=1,groups=2")
+    _, method, before, after = trained(spec, kind, batch=batch, steps=300, lr=0.003, optimizer="adam")
+    assert type(method.optimizer(0.003, kind="adam")) is torch.optim.Adam
+    assert after < 0.8 * before
 
 
 def test_groups_of_channels_have_statistics_of_a_single_sample():

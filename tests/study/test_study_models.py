@@ -96,6 +96,8 @@ def test_a_study_of_every_network(tmp_path, name):
     assert all(torch.equal(one[key], other[key]) for key in one)
     accuracy = stored.table("evaluation")["test_accuracy"]
     assert accuracy.isna().all() if name == "nerf" else accuracy.between(0, 1).all()
+    psnr = stored.table("evaluation")["test_psnr"]
+    assert psnr.notna().all() if name == "nerf" else psnr.isna().all()
 
 
 def test_the_output_layer_is_probed_if_none_is_named(tmp_path):
