@@ -133,7 +133,7 @@ class StatementConfig(Section):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         if not isinstance(found, LayerStatement):
-            raise ValueError(f"statement {value!r} does not speak of a layer in training: use hesscond verify {value}")
+            raise ValueError(f"statement {value!r} {found.elsewhere}: use hesscond verify {value}")
         return found.id
 
 

@@ -31,11 +31,13 @@ from hesscond.theorems.base import (
     statements,
     verify,
 )
+from hesscond.theorems.networks import LayerNetwork
 
 __all__ = [
     "Claim",
     "Counterexample",
     "Extreme",
+    "LayerNetwork",
     "LayerStatement",
     "Observation",
     "Outcome",

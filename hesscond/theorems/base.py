@@ -14,7 +14,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from hesscond.errors import ConfigError
+from hesscond.hessians import BlockHessian
 from hesscond.spectra import ConditionNumber
+from hesscond.theorems.networks import LayerNetwork
 
 Status = Literal["holds", "violated", "not-applicable", "unresolved"]
 
@@ -280,6 +282,8 @@ class Statement(ABC):
     reports: ClassVar[tuple[Reading, ...]] = ()
     #: Trials unless another number is asked for: seconds on one core.
     trials: ClassVar[int] = 200
+    #: Why it cannot be followed along a study, unless it is a `LayerStatement`.
+    elsewhere: ClassVar[str] = "does not speak of a layer in training"
 
     @abstractmethod
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
@@ -404,7 +408,7 @@ class Observation:
     Attributes
     ----------
     centred : (k, n + 1)
-        ĤU = [e, H − eμᵀ], or a triangular factor of it: constant features left out.
+        ĤU = [e, H − eμᵀ], or a triangular factor of it: constant features left out. No rows if no statement wants them.
     mu, sigma : (n,)
         Means and standard deviations of these features.
     samples
@@ -413,6 +417,14 @@ class Observation:
         Of the layer; as torch has it, one row a unit.
     kappa, kappa_preconditioned
         κ of the unit's Hessian in plain coordinates, and in those of BNP from the same data.
+    means : (all features)
+        Of all features, constant ones among them.
+    unit
+        Its number.
+    hessian
+        Its Hessian in plain coordinates.
+    network
+        The network in which the layer is, with the data.
     """
 
     centred: np.ndarray
@@ -422,6 +434,10 @@ class Observation:
     weight: np.ndarray
     kappa: ConditionNumber
     kappa_preconditioned: ConditionNumber
+    means: np.ndarray | None = None
+    unit: int = 0
+    hessian: BlockHessian | None = None
+    network: LayerNetwork | None = None
 
     @property
     def plain(self) -> np.ndarray:
@@ -453,6 +469,13 @@ def observed_inputs(H: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 class LayerStatement(Statement):
     """A statement that can be checked on a layer of a network in training."""
+
+    #: Of which modules it speaks.
+    layers: ClassVar[tuple[str, ...]] = ("Linear",)
+    #: Whether it differs from unit to unit of a layer; if not, it is checked with the first one that is probed.
+    by_unit: ClassVar[bool] = False
+    #: Whether it reads the inputs, ``centred``: over a training set that takes one more pass, and a triangular factor.
+    inputs: ClassVar[bool] = True
 
     @abstractmethod
     def observe(self, seen: Observation) -> Sequence[Outcome]:

@@ -7,8 +7,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from hesscond.hessians import FactoredHessian
 from hesscond.scaling import optimal_diagonal_scaling
-from hesscond.spectra import condition_number
+from hesscond.spectra import ConditionNumber, condition_number
 from hesscond.theorems import exact
 from hesscond.theorems.base import (
     Claim,
@@ -408,7 +409,7 @@ def spread(values: np.ndarray) -> float:
 
 
 @register
-class BNPProposition11(Statement):
+class BNPProposition11(LayerStatement):
     """κ of a Hessian is at most that of its inputs, squared, times that of its curvature."""
 
     id = "bnp-proposition-11"
@@ -428,6 +429,32 @@ class BNPProposition11(Statement):
         Claim("S indefinite", "κ(ĤᵀSĤ) ≤ κ(Ĥ)² κ(S)", False, published=False),
     )
     trials = 120
+    by_unit = True
+    inputs = False
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """One unit, on a mini-batch, where its S is known sample by sample."""
+        block = seen.hessian
+        if not isinstance(block, FactoredHessian) or block.root is None:
+            return [Outcome("not-applicable", reason="S is not kept apart from Ĥ")] * 4
+        nothing = Outcome("not-applicable", reason="S is indefinite")
+        H, root = block.rows.cpu().numpy(), block.root.cpu().numpy()
+        if block.sign is not None:
+            return [nothing, nothing, nothing, self.bounded(seen.kappa, H, root[root > 0])]
+        active = root > 0
+        if not active.any():
+            return [Outcome("not-applicable", reason="the unit is dead: S = 0")] * 4
+        outcome, some = self.bounded(seen.kappa, H[active], root[active]), not active.all()
+        definite = Outcome("not-applicable", reason="S is singular" if some else "S is not singular")
+        whole = self.bounded(seen.kappa, H, root[active]) if some else definite
+        return [definite if some else outcome, outcome, whole, Outcome("not-applicable", reason="S ≥ 0")]
+
+    def bounded(self, found: ConditionNumber, H: np.ndarray, root: np.ndarray) -> Outcome:
+        """κ(ĤᵀSĤ) over κ(Ĥ)², against κ(S) of S = ±diag(root²)."""
+        if not found.resolved:
+            return Outcome("unresolved", reason="a condition number is unresolved")
+        inputs = kappa(H)
+        return decided(found.lower / inputs.upper**2, found.upper / inputs.lower**2, spread(root) ** 2)
 
     def factor(self, B: np.ndarray, H: np.ndarray) -> np.ndarray:
         """BᵀĤ for S = BBᵀ."""
@@ -517,6 +544,8 @@ class BNPGain(LayerStatement):
         Claim("gain", "κ(ĤᵀSĤ)/κ(ĜᵀSĜ) ≥ κ(D)²/40", False),
     )
     trials = 60
+    by_unit = True
+    inputs = False
 
     def normalize(self, H: np.ndarray) -> np.ndarray:
         """Ĝ = ĤUD."""

@@ -11,7 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hesscond.theorems.base import GAP, Claim, Counterexample, Outcome, Statement, discrepancy, equal, register
+from hesscond.theorems.base import (
+    GAP,
+    Claim,
+    Counterexample,
+    LayerStatement,
+    Observation,
+    Outcome,
+    Statement,
+    discrepancy,
+    equal,
+    register,
+)
 from hesscond.theorems.matrices import random_size
 from hesscond.theorems.networks import (
     ACTIVATIONS,
@@ -46,7 +57,7 @@ def product(H_hat: Tensor, S: Tensor) -> Tensor:
 
 
 @register
-class BNPProposition2(Statement):
+class BNPProposition2(LayerStatement):
     """The Hessian of a unit is a product of its inputs and a diagonal curvature."""
 
     id = "bnp-proposition-2"
@@ -70,11 +81,18 @@ class BNPProposition2(Statement):
         Claim("logistic regression", "∇² of the mean cross-entropy = Ĥᵀ diag(ŷ(1 − ŷ)) Ĥ/N", True),
     )
     trials = 100
+    by_unit = True
+    inputs = False
     #: S of a regression, N times, from its outputs ŷ (N,).
     regressions: ClassVar[dict[str, Callable[[Tensor], Tensor]]] = {
         "squared error": torch.ones_like,
         "logistic": lambda y: y * (1 - y),
     }
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """ĤᵀSĤ as the probe has it, against double backward through the network; of the signs it is not known why."""
+        others = len(self.claims) - 1
+        return [same_unit(seen), *[Outcome("not-applicable", reason="what follows the unit is not looked at")] * others]
 
     def curvature(self, network: Network, layer: int, unit: int) -> Tensor:
         """Diagonal of S (N,)."""
@@ -233,7 +251,7 @@ def transformation(mu: Tensor, sigma: Tensor) -> Tensor:
 
 
 @register
-class BNPProposition9(Statement):
+class BNPProposition9(LayerStatement):
     """The Hessian of a channel of a convolution, with a curvature that couples the positions of a sample."""
 
     id = "bnp-proposition-9"
@@ -251,6 +269,13 @@ class BNPProposition9(Statement):
         Claim("diagonal S", "∇²_ŵ L = Ĥᵀ diag(S) Ĥ", False, published=False),
     )
     trials = 100
+    layers = ("Conv1d", "Conv2d", "Conv3d")
+    by_unit = True
+    inputs = False
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """ĤᵀSĤ as the probe has it, against double backward through the network."""
+        return [same_unit(seen), Outcome("not-applicable", reason="the diagonal of S is not kept apart")]
 
     def blocks(self, layer: ConvolutionLayer, channel: int) -> Tensor:
         """S: (N, rs, rs)."""
@@ -280,6 +305,25 @@ class BNPProposition9(Statement):
         wrong = [sum(v[k] ** 2 * rows[k][i] * rows[k][j] for k in range(2)) for i in range(2) for j in range(2)]
         text = f"∇² = {right}, Ĥᵀ diag(S) Ĥ = {wrong} (row by row) for pixels h and the loss ½ (vᵀa)²: [h, v]"
         yield Counterexample(self.claims[1].name, [h, v], text, float(discrepancy(wrong, right)))
+
+
+#: Products that a Hessian that was built is compared in, and what double backward may round, beside its own precision.
+VECTORS, BACKWARD, UNITS = 3, 1e-10, 1e3
+
+
+def same_unit(seen: Observation) -> Outcome:
+    """Whether the Hessian of a unit in training is what double backward gives, with features on one scale."""
+    network, block = seen.network, seen.hessian
+    assert network is not None
+    assert block is not None
+    H = network.of_unit(seen.unit)
+    scales = block.scales().to(H.device, torch.float64)
+    scales = torch.where(scales > 0, scales, 1.0)[:, None]
+    v = torch.randn(H.order, VECTORS, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(H.device)
+    found = block.product(v / scales) / scales
+    expected = (H @ (v / scales).to(H.dtype)).to(torch.float64) / scales
+    allowed = max(BACKWARD, UNITS * float(torch.finfo(H.dtype).eps))
+    return equal(found.cpu().numpy(), expected.cpu().numpy(), allowed=allowed)
 
 
 def blockwise(H_hat: Tensor, S: Tensor) -> Tensor:

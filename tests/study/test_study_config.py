@@ -305,7 +305,7 @@ def test_parts_that_do_not_fit_are_named(written, old, new, words):
 def test_statements_speak_of_dense_layers(tmp_path):
     text = STUDY.replace("hidden = [8]", "name = 'cnn5'\npadding = 'same'").replace('["fc2"]', '["fc2", "conv1"]')
     (tmp_path / "tiny.toml").write_text(text + "\n[[statements]]\nid = 'bnp-theorem-4'\n")
-    with pytest.raises(ConfigError, match=r"line 24: statements: .* dense layers, but layer 'conv1' is a Conv2d"):
+    with pytest.raises(ConfigError, match=r"line 24.* bnp-theorem-4 speaks of Linear layers, .* 'conv1' is a Conv2d"):
         load_study(tmp_path / "tiny.toml")
 
 

@@ -31,7 +31,7 @@ from hesscond.theorems.rates import (
     second_order,
     taught,
 )
-from hesscond.theorems.weight_conditioning import flat_loss
+from hesscond.theorems.weight_conditioning import QuadraticDescent, flat_loss
 from tests.theorems.verdicts import check_broken, check_known, tallies
 
 
@@ -374,6 +374,42 @@ def test_random_numbers_are_from_the_generator_only():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", ["prec-theorem-1", "bnp-theorem-1", "cwo-rate"])
+@pytest.mark.parametrize("id", ["prec-theorem-1", "bnp-theorem-1", "cwo-rate", "wc-quadratic"])
 def test_many_trials(id):
     assert verify(id, trials=700, seed=7, counterexamples=False).ok
+
+
+# ------------------------------------------------------------------------------------------------- quadratic functions
+
+
+def test_descent_on_quadratic_functions():
+    verdict = check_known("wc-quadratic", trials=30)
+    gradients = {"(13) as printed": 1.0, "(13) with ½": 0.5}
+    for name, factor in gradients.items():
+        (example,) = [example for example in verdict.counterexamples if example.claim == name]
+        *A, P, theta = (torch.tensor(row, dtype=torch.float64) for row in example.matrix)
+        PA, theta = torch.diag(P) @ torch.stack(A), theta.requires_grad_()
+        assert torch.linalg.eigvalsh(torch.stack(A))[0] > 0
+        (slope,) = torch.autograd.grad(factor * theta @ PA @ theta, theta)
+        step = PA @ theta.detach()
+        off = (slope - step).abs().max() / step.abs().max()
+        assert float(off) == pytest.approx(example.factor - 1, rel=1e-12)
+
+
+def test_descent_with_another_factor_or_bound():
+    class Half(QuadraticDescent):
+        def factors(self, eta, sigma):
+            return 1 - eta * sigma / 2
+
+    class Longer(QuadraticDescent):
+        def longest(self, sigma):
+            return 2.5 / sigma.max()
+
+    class Shorter(QuadraticDescent):
+        def longest(self, sigma):
+            return 1 / sigma.max()
+
+    check_broken(Half(), "per direction", trials=3)
+    check_broken(Half(), "preconditioned", trials=3)
+    check_broken(Longer(), "step size", trials=20)
+    check_broken(Shorter(), "step size", trials=20)

@@ -32,6 +32,16 @@ def equilibrated(A):
     return A / np.linalg.norm(A, axis=1)[:, None]
 
 
+def by_column(A):
+    return A / np.linalg.norm(A, axis=0)
+
+
+def diagonals(example):
+    """The scalings that are printed."""
+    parts = [part.split(")")[0].split(",") for part in example.text.split("diag(")[1:]]
+    return [np.sqrt([float(Fraction(entry.strip().removeprefix("√"))) for entry in part]) for part in parts]
+
+
 def test_van_der_sluis_holds():
     verdict = verify("van-der-sluis", trials=30)
     assert (verdict.status, verdict.expected, verdict.violations) == ("holds", "holds", 0)
@@ -63,9 +73,16 @@ def test_equilibration_is_not_optimal():
     assert tallies(verdict)["two rows"].violated == 0
     assert tallies(verdict)["two rows"].holds > 15
     assert tallies(verdict)["three rows or more"].violated > 15
-    (example,) = verdict.counterexamples
-    weights = [Fraction(part.strip().removeprefix("√")) for part in example.text.split("diag(")[1][:-1].split(",")]
-    check_counterexample(example, equilibrated, lambda A: np.sqrt(np.array(weights, dtype=float))[:, None] * A)
+    assert tallies(verdict)["two columns"].holds > 15
+    assert tallies(verdict)["three columns or more"].violated > 15
+    assert tallies(verdict)["row-column"].violated > 15
+    rows, columns, both = verdict.counterexamples
+    (p,) = diagonals(rows)
+    check_counterexample(rows, equilibrated, lambda A: p[:, None] * A)
+    (q,) = diagonals(columns)
+    check_counterexample(columns, by_column, lambda A: A * q)
+    p, q = diagonals(both)
+    check_counterexample(both, lambda A: by_column(equilibrated(A)), lambda A: p[:, None] * A * q)
 
 
 def test_for_two_rows_another_scaling_is_told_from_the_best():
@@ -88,9 +105,13 @@ def test_equilibration_does_not_improve_every_matrix():
     verdict = verify("wc-proposition-1", trials=200)
     assert verdict.ok
     assert tallies(verdict)["within √m"].violated == 0
-    assert 2 <= tallies(verdict)["improves"].violated <= 60
-    (example,) = verdict.counterexamples
-    check_counterexample(example, equilibrated, lambda A: A)
+    for name in ("improves", "columns", "row-column"):
+        assert 2 <= tallies(verdict)[name].violated <= 60
+    assert tallies(verdict)["row-column within √(mn)"].holds > 190
+    examples = {example.claim: example for example in verdict.counterexamples}
+    check_counterexample(examples["improves"], equilibrated, lambda A: A)
+    check_counterexample(examples["columns"], by_column, lambda A: A)
+    check_counterexample(examples["row-column"], lambda A: by_column(equilibrated(A)), lambda A: A)
 
 
 def test_not_within_the_root_of_m_without_equilibration():
@@ -102,10 +123,22 @@ def test_not_within_the_root_of_m_without_equilibration():
     class Worse(WeightConditioningProposition1):
         def check(self, W):
             bounds = kappa(W) / kappa(equilibrated(W))
-            return [decided(*bounds), decided(*bounds, len(W) ** 0.5)]
+            return [decided(*bounds), decided(*bounds, len(W) ** 0.5), *super().check(W)[2:]]
 
-    assert verify(Broken(), trials=20, counterexamples=False).ok
+    assert tallies(verify(Broken(), trials=20, counterexamples=False))["within √m"].violated == 0
     assert not verify(Worse(), trials=60, counterexamples=False).ok
+
+
+def test_columns_that_are_graded_again_are_not_equilibrated():
+    class Graded(WeightConditioningProposition1):
+        def check(self, W):
+            from hesscond.theorems.matrices import kappa
+
+            scaled = by_column(equilibrated(W)) * np.geomspace(1, 1e-6, W.shape[1])
+            bounds = kappa(scaled) / kappa(W)
+            return [*super().check(W)[:4], decided(*bounds, W.size**0.5)]
+
+    assert tallies(verify(Graded(), trials=40, counterexamples=False))["row-column within √(mn)"].violated > 5
 
 
 @pytest.mark.slow
