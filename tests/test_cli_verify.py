@@ -6,8 +6,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from hesscond.commands import completion
+from hesscond.errors import ConfigError
 from hesscond.study import open_run
-from hesscond.theorems import Claim, Outcome, Statement, register, statements
+from hesscond.theorems import Claim, Outcome, Statement, register, statement, statements
 from hesscond.theorems.base import _REGISTRY
 
 
@@ -74,6 +76,29 @@ def test_a_violated_statement_that_should_hold_is_exit_code_1(call_cli, false_st
     assert ElementTree.parse(report).getroot().get("failures") == "1"
 
 
+def test_other_ids_of_a_statement(call_cli):
+    result = call_cli("verify", "prec-theorem-2", "van-der-sluis", "bnp-lemma-a1", "--trials", "2", "--json")
+    (verdict,) = json.loads(result.out)
+    assert verdict["id"] == "van-der-sluis"
+    assert verdict["aliases"] == ["prec-theorem-2", "bnp-lemma-a1"]
+    assert verdict["readings"] == []
+    assert type(statement("prec-theorem-2")) is type(statement("van-der-sluis"))
+    assert "prec-theorem-2" not in [s.id for s in statements()]
+    listed = {s["id"]: s["aliases"] for s in json.loads(call_cli("statements", "--json").out)}
+    assert listed["van-der-sluis"] == {"prec-theorem-2": "rows", "bnp-lemma-a1": "columns"}
+    assert call_cli("statements").out.count("prec-theorem-2") == 1
+    assert "also called bnp-lemma-a1: columns" in call_cli("statements", "--long").out
+    assert "bnp-lemma-a1" in completion.statement_ids("bnp-l")
+
+
+@pytest.mark.parametrize(("id", "others"), [("van-der-sluis", {}), ("new", {"prec-theorem-2": "all"})])
+def test_an_id_that_is_taken(id, others):
+    wrong = type("Wrong", (Statement,), {"id": id, "aliases": others})
+    with pytest.raises(ConfigError, match="is registered already"):
+        register(wrong)
+    assert "new" not in _REGISTRY
+
+
 def test_the_lists(call_cli):
     shown = call_cli("statements")
     listed = json.loads(call_cli("statements", "--json").out)
@@ -130,16 +155,16 @@ id = "bnp-theorem-4"
 def test_attached_to_a_study(call_cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(STUDY)
-    result = call_cli(
-        "study", "tiny.toml", "-m", "vanilla", "--lr", "0.1", "--statement", "wc-theorem-1", "--out", "out"
-    )
+    # one that is attached by several ids is checked once
+    attached = [word for id in ("wc-theorem-1", "prec-theorem-2", "bnp-lemma-a1") for word in ("--statement", id)]
+    result = call_cli("study", "tiny.toml", "-m", "vanilla", "--lr", "0.1", *attached, "--out", "out")
     assert (result.code, result.err) == (0, "")
     assert "three rows or more" in result.out
     run = open_run("out")
-    assert run.config["statements"] == [{"id": "bnp-theorem-4"}, {"id": "wc-theorem-1"}]
+    assert [own["id"] for own in run.config["statements"]] == ["bnp-theorem-4", "wc-theorem-1", "van-der-sluis"]
     table = run.table("statements")
-    # two layers, one unit, at two iterations of the batch and two of the training set, 5 + 2 claims
-    assert len(table) == 2 * (2 + 2) * 7
+    # two layers, one unit, at two iterations of the batch and two of the training set, 8 + 2 + 2 claims
+    assert len(table) == 2 * (2 + 2) * 12
     whole = table.query("data == 'train' and claim == 'scaling'")
     assert set(whole["status"]) == {"holds"}
     assert whole["used"].between(0, 1).all()

@@ -127,14 +127,14 @@ class StatementConfig(Section):
     @field_validator("id")
     @classmethod
     def known(cls, value: str) -> str:
-        """Refuse a statement that does not exist, or does not speak of a layer."""
+        """The statement's own id; one that does not exist, or does not speak of a layer, is refused."""
         try:
             found = statement(value)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         if not isinstance(found, LayerStatement):
-            raise ValueError(f"statement {value!r} does not speak of a layer in training: use hesscond verify {value}")
-        return value
+            raise ValueError(f"statement {value!r} {found.elsewhere}: use hesscond verify {value}")
+        return found.id
 
 
 class RunConfig(Section):
@@ -194,6 +194,12 @@ class StudyConfig(Section):
     statements: list[StatementConfig] = Field(default_factory=list)
     run: RunConfig | None = None
     small: dict[str, Any] = Field(default_factory=dict, exclude=True)
+
+    @field_validator("statements")
+    @classmethod
+    def once(cls, value: list[StatementConfig]) -> list[StatementConfig]:
+        """Each statement once, whichever of its ids it is named by."""
+        return list({own.id: own for own in value}.values())
 
     @model_validator(mode="after")
     def methods_are_known(self) -> StudyConfig:

@@ -219,6 +219,24 @@ class StudyFile:
                         f"{self.path}: panel {panel!r} names a method {name!r} that is not in [[methods]]"
                     )
                 content["methods"].append(merged(by_name.get(name, {}), {} if isinstance(entry, str) else entry))
+        return content, small
+        own = next(table for table in self.content["panels"] if table["name"] == panel)
+        if "small" in own:
+            small.append(own["small"])
+        methods = content.pop("methods", [])
+        content = merged(content, {key: value for key, value in own.items() if key not in OF_THE_PANEL})
+        content["panel"] = panel
+        content["methods"] = list(methods)
+        if "methods" in own:
+            by_name = {entry["name"]: entry for entry in methods}
+            content["methods"] = []
+            for entry in own["methods"]:
+                name = entry if isinstance(entry, str) else entry.get("name")
+                if isinstance(entry, str) and name not in by_name:
+                    raise ConfigError(
+                        f"{self.path}: panel {panel!r} names a method {name!r} that is not in [[methods]]"
+                    )
+                content["methods"].append(merged(by_name.get(name, {}), {} if isinstance(entry, str) else entry))
         others = {entry["name"] for entry in methods} - {entry["name"] for entry in content["methods"]}
         content["learning_rates"] = [
             row | {"rate": {name: rate for name, rate in row["rate"].items() if name not in others}}
@@ -227,6 +245,16 @@ class StudyFile:
             for row in content.get("learning_rates", [])
         ]
         return content, small
+
+    def with_own_rates(self, content: dict[str, Any]) -> dict[str, Any]:
+        """The contents without the learning rates of methods that other panels have."""
+        here = [entry["name"] for entry in content["methods"]]
+        others = {entry["name"] for entry in self.content.get("methods", [])} - set(here)
+        rows = [
+            row | {"rate": {name: rate for name, rate in row.get("rate", {}).items() if name not in others}}
+            for row in content.get("learning_rates", [])
+        ]
+        return content | {"learning_rates": rows}
 
     def checked(self, content: dict[str, Any], panel: str) -> StudyConfig:
         """The study from contents of the file, or from those of a panel, or of its small version.
@@ -237,7 +265,7 @@ class StudyFile:
             The first thing wrong, with the line of its key.
         """
         try:
-            study = StudyConfig.model_validate(content)
+            study = StudyConfig.model_validate(self.with_own_rates(content) if panel else content)
             check_structure(study)
             for entry in study.methods:
                 if entry.changes and study.run is None:

@@ -81,9 +81,8 @@ class Overrides:
             if self.probe_every == 0:
                 probe["train_every_epochs"] = 0
         try:
-            there = [dict(own) for own in study.statements]
-            added = [{"id": id} for id in self.statements if {"id": id} not in there]
-            changed = {"training": training, "probe": probe, "statements": there + added}
+            statements = [*(dict(own) for own in study.statements), *({"id": id} for id in self.statements)]
+            changed = {"training": training, "probe": probe, "statements": statements}
             return StudyConfig.model_validate({**dict(study), **changed})
         except ValidationError as error:
             raise ConfigError(sentence(error)) from None
@@ -113,9 +112,11 @@ def plan_runs(
     single = len(methods) * len(seeds) == 1
     if not resume:
         check_free(out) if single else check_no_run(out)
+    variants = [study.variant(name) for name in methods]
+    if len({(variant.label, variant.method) for variant in variants}) < len(variants):
+        raise ConfigError("a method is given twice, under two names")
     plans = []
-    for name in methods:
-        variant = study.variant(name)
+    for name, variant in zip(methods, variants, strict=True):
         own = overrides.apply(variant.study)
         rate = overrides.learning_rate or own.learning_rate(name, own.training.batch_size)
         for seed in seeds:

@@ -25,6 +25,7 @@ from hesscond.data.preparation import chosen
 from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, NotFiniteError, RunError
 from hesscond.methods import Method, parse
 from hesscond.models import build
+from hesscond.study import metrics
 from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.config import StudyConfig
 from hesscond.study.datasets import Augmentation, check_data
@@ -274,7 +275,7 @@ class Training:
         if study.model.architecture.kind == "vector":
             self.inputs, self.test_inputs = self.inputs.flatten(1), self.test_inputs.flatten(1)
         self.targets = data.train_targets
-        self.augment = Augmentation(study.data.augmentation, data.form.input_shape, plan.seed)
+        self.augment = Augmentation(study.data.augmentation, data.form, plan.seed)
         self.method: Method = parse(plan.method).create(self.model)
         if isinstance(self.inputs, torch.Tensor):
             self.method.fit(self.inputs)
@@ -431,9 +432,9 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float | None]:
-        """Mean loss on the test set, and accuracy where the targets are classes."""
-        total, correct = 0.0, 0
-        samples, classes = len(self.test_inputs), self.data.classes > 0
+        """Mean loss on the test set, and the metrics of its classes or values."""
+        total, right = 0.0, []
+        samples, classes = len(self.test_inputs), self.data.classes
         chunk = EVALUATION_CHUNK[self.plan.study.model.architecture.kind]
         self.model.eval()
         for start in range(0, samples, chunk):
@@ -441,8 +442,10 @@ class Training:
             output, targets = self.model(self.test_inputs[part]), self.data.test_targets[part]
             if classes:
                 total += functional.cross_entropy(output, targets, reduction="sum").item()
-                correct += int((output.argmax(1) == targets).sum())
+                right.append(metrics.hits(output, targets))
             else:
                 total += functional.mse_loss(output, targets, reduction="sum").item() / targets.shape[1]
         self.model.train()
-        return {"test_loss": total / samples, "test_accuracy": correct / samples if classes else None}
+        loss, targets = total / samples, self.data.test_targets
+        own = metrics.of_classes(torch.cat(right), targets, classes) if classes else metrics.of_values(loss, targets)
+        return {"test_loss": loss, **own}

@@ -10,13 +10,16 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from hesscond.data import Form
+from hesscond.data import AUGMENTATIONS, Form
 from hesscond.data import form as data_form
 from hesscond.data import names as data_names
 from hesscond.data import options as data_options
 from hesscond.errors import ConfigError
 from hesscond.methods.base import OptimizerName
 from hesscond.models import MODELS, Architecture, OptionError, checked_option
+
+#: What each kind of data set has.
+INPUTS = {"image": "images", "points": "clouds of points", "coordinates": "coordinates"}
 
 #: The largest integer that TOML, SQLite and torch have in common.
 LARGEST = 2**63 - 1
@@ -68,7 +71,9 @@ class DataConfig(Section):
     `hesscond.data.preparation.chosen`). ``standardize``: each channel (coordinate) minus its mean over the training
     set, divided by its standard deviation; else images are scaled to [0, 1]. ``augmentation``: ``"crop"``, each image
     moved by up to 4 pixels with zeros around it; ``"resized-crop"``, a random part of it (0.08 to 1 of its area, 3/4 to
-    4/3 as wide as high) brought back to its size; ``"flip"``, mirrored left to right with probability ½.
+    4/3 as wide as high) brought back to its size; ``"flip"``, mirrored left to right with probability ½; ``"cutout"``,
+    zeros in a rectangle of half its height and width at a random place (16 × 16 of CIFAR). Of points: ``"rotation"``,
+    about the third axis by a random angle; ``"jitter"``, noise of 0.01 in each coordinate.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -77,7 +82,7 @@ class DataConfig(Section):
     train_samples: PositiveInt | None = None
     test_samples: PositiveInt | None = None
     standardize: bool = False
-    augmentation: list[Literal["crop", "resized-crop", "flip"]] = []
+    augmentation: list[Literal["crop", "resized-crop", "flip", "cutout", "rotation", "jitter"]] = []
 
     @classmethod
     def allowed_keys(cls, content: Mapping[str, Any]) -> Sequence[str]:
@@ -100,8 +105,13 @@ class DataConfig(Section):
             found = self.form
         except ConfigError as error:
             raise ValueError(str(error)) from None
-        if self.augmentation and found.kind != "image":
-            raise misfit(["augmentation"], f"data set {self.name!r} has no images to crop or flip: leave it out")
+        for number, name in enumerate(self.augmentation):
+            if name not in AUGMENTATIONS[found.kind]:
+                there = ", ".join(AUGMENTATIONS[found.kind]) or "none"
+                raise misfit(
+                    ["augmentation", number],
+                    f"{name!r} cannot change {INPUTS[found.kind]}, which data set {self.name!r} has: there are {there}",
+                )
         if len(set(self.augmentation)) < len(self.augmentation):
             raise misfit(["augmentation"], f"each may be given only once, got {self.augmentation}")
         return self

@@ -14,6 +14,7 @@ from hesscond.errors import ConfigError
 from hesscond.models import MODELS, OptionError
 from hesscond.study.config import StudyConfig
 from hesscond.study.sections import ModelConfig
+from hesscond.theorems import LayerStatement, statement
 
 #: What each kind of network sees, for people.
 INPUTS = {
@@ -105,8 +106,11 @@ def check_structure(study: StudyConfig) -> None:
                     ("probe", "units", number),
                     f"unit {unit} is out of range: layer {name!r} has units 0 to {layers[name].units - 1}",
                 )
-        if study.statements and layers[name].kind != "Linear":
-            raise Misfit(
-                ("statements",),
-                f"they speak of dense layers, but layer {name!r} is a {layers[name].kind}: probe others",
-            )
+        for number, own in enumerate(study.statements):
+            found = statement(own.id)
+            if isinstance(found, LayerStatement) and layers[name].kind not in found.layers:
+                raise Misfit(
+                    ("statements", number),
+                    f"{own.id} speaks of {' and '.join(found.layers)} layers, but layer {name!r} is a "
+                    f"{layers[name].kind}: probe others",
+                )

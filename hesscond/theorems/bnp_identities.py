@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hesscond.theorems.base import GAP, Claim, Counterexample, Outcome, Statement, discrepancy, equal, register
+from hesscond.theorems.base import (
+    GAP,
+    Claim,
+    Counterexample,
+    LayerStatement,
+    Observation,
+    Outcome,
+    Statement,
+    discrepancy,
+    equal,
+    register,
+)
 from hesscond.theorems.matrices import random_size
 from hesscond.theorems.networks import (
     ACTIVATIONS,
     CRITERIA,
+    LINKS,
     PIECEWISE_LINEAR,
     ConvolutionLayer,
     Network,
@@ -26,6 +39,8 @@ from hesscond.theorems.networks import (
 
 #: Negative entries of S of up to this, of its largest, are round-off; above `GAP` times that they are none.
 ROUND_OFF = 1e-13
+#: A feature whose standard deviation is less than this share of its mean loses digits by centring, in every layer.
+FLAT = 1e-2
 
 
 def drawn_unit(rng: np.random.Generator) -> tuple[Network, int, int]:
@@ -42,25 +57,42 @@ def product(H_hat: Tensor, S: Tensor) -> Tensor:
 
 
 @register
-class BNPProposition2(Statement):
+class BNPProposition2(LayerStatement):
     """The Hessian of a unit is a product of its inputs and a diagonal curvature."""
 
     id = "bnp-proposition-2"
+    aliases: ClassVar[Mapping[str, str]] = {"prec-theorem-3": "Hessian, and the examples of regression"}
     title = "the Hessian of a unit is ĤᵀSĤ"
-    source = "BNP, Proposition 2"
+    source = "BNP, Proposition 2; PREC, Theorem 3"
     text = (
         "∇²_ŵ L = ĤᵀSĤ for the parameters ŵ = [b, w] of one unit of a dense layer, with Ĥ = [e, H] and the diagonal S "
         "of second derivatives of the mean loss in its pre-activations. True for every activation (almost everywhere "
-        "if it has kinks). What is not said: S ≥ 0. It is so if all that follows is piecewise linear and the loss "
-        "convex, with many entries exactly 0; with tanh, GELU or sigmoid hidden units a third to half of S is negative."
+        "if it has kinks). PREC's examples: S = I/N in linear regression with the loss Σ(ŷ − y)²/2N, and S = "
+        "diag(ŷ(1 − ŷ))/N in logistic regression. What is not said: S ≥ 0. It is so if all that follows is piecewise "
+        "linear and the loss convex, with many entries exactly 0; with tanh, GELU or sigmoid hidden units a third to "
+        "half of S is negative."
     )
     hypotheses = ("the loss is twice differentiable at the point", "the unit is not dead (S ≠ 0)")
     claims = (
         Claim("Hessian", "∇²_ŵ L = ĤᵀSĤ", True),
         Claim("S ≥ 0, piecewise linear", "S ≥ 0 if all after the unit is piecewise linear and the loss convex", True),
         Claim("S ≥ 0, smooth", "S ≥ 0 with tanh, sigmoid or GELU units", False, published=False),
+        Claim("linear regression", "∇² Σ(ŷ − y)²/2N = ĤᵀĤ/N", True),
+        Claim("logistic regression", "∇² of the mean cross-entropy = Ĥᵀ diag(ŷ(1 − ŷ)) Ĥ/N", True),
     )
     trials = 100
+    by_unit = True
+    inputs = False
+    #: S of a regression, N times, from its outputs ŷ (N,).
+    regressions: ClassVar[dict[str, Callable[[Tensor], Tensor]]] = {
+        "squared error": torch.ones_like,
+        "logistic": lambda y: y * (1 - y),
+    }
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """ĤᵀSĤ as the probe has it, against double backward through the network; of the signs it is not known why."""
+        others = len(self.claims) - 1
+        return [same_unit(seen), *[Outcome("not-applicable", reason="what follows the unit is not looked at")] * others]
 
     def curvature(self, network: Network, layer: int, unit: int) -> Tensor:
         """Diagonal of S (N,)."""
@@ -76,9 +108,23 @@ class BNPProposition2(Statement):
             product(H_hat.abs(), S.abs()).max().item(),
         )
         sign = nonnegative(S.numpy())
+        regressions = [self.regression(rng, criterion) for criterion in self.regressions]
         if layer == len(network.weights) - 1 or network.activation in PIECEWISE_LINEAR:
-            return [same, sign, Outcome("not-applicable", reason="all after the unit is piecewise linear")]
-        return [same, Outcome("not-applicable", reason=f"{network.activation} after the unit"), sign]
+            return [
+                same,
+                sign,
+                Outcome("not-applicable", reason="all after the unit is piecewise linear"),
+                *regressions,
+            ]
+        return [same, Outcome("not-applicable", reason=f"{network.activation} after the unit"), sign, *regressions]
+
+    def regression(self, rng: np.random.Generator, criterion: str) -> Outcome:
+        """One unit without an activation, on random inputs."""
+        network = random_network(rng, [random_size(rng), 1], random_size(rng, 40), criterion=criterion)
+        H_hat, fitted = network.features(0), LINKS[criterion](network.output())[:, 0]
+        S = self.regressions[criterion](fitted) / len(fitted)
+        scale = product(H_hat.abs(), S.abs()).max().item()
+        return equal(product(H_hat, S).numpy(), network.unit_hessian(0, 0).numpy(), scale)
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """A tanh unit at the a where tanh a = p/q, with output v tanh a and target y: S is rational."""
@@ -120,12 +166,20 @@ class BNPTheorem3(Statement):
     source = "BNP, Theorem 3"
     text = (
         "With ŵ = P z, P = U D, U = [[1, −μᵀ], [0, I]], D = diag(1, 1/σ): ∇²_z L = ĜᵀSĜ = Pᵀ ∇²_ŵ L P, Ĝ = ĤP = "
-        "[e, (H − eμᵀ)/σ]. True for every activation; S is that of Proposition 2, and so are its signs."
+        "[e, (H − eμᵀ)/σ]. True for every activation; S is that of Proposition 2, and so are its signs. So is PREC's "
+        "eq. (24): in a network with B₀,₁ before each layer, whose statistics are constants, the Hessian of a unit is "
+        "ĜᵀSĜ of its normalized inputs. Differentiated through the statistics it is another, except in the last layer."
     )
-    hypotheses = ("no feature is constant on the batch", "the unit is not dead (S ≠ 0)")
+    hypotheses = (
+        "no feature is constant on the batch",
+        "the unit is not dead (S ≠ 0)",
+        "B₀,₁ with constant statistics (third claim)",
+    )
     claims = (
         Claim("normalized inputs", "∇²_z L = ĜᵀSĜ", True),
         Claim("congruence", "∇²_z L = Pᵀ ∇²_ŵ L P", True),
+        Claim("constant statistics", "∇² = ĜᵀSĜ for a unit behind B₀,₁, μ and σ constants", True),
+        Claim("batch statistics", "the same, differentiated through μ and σ", False, published=False),
     )
     trials = 100
 
@@ -138,8 +192,12 @@ class BNPTheorem3(Statement):
         network, layer, unit = drawn_unit(rng)
         H_hat, S = network.features(layer), network.curvature(layer, unit)
         H = H_hat[:, 1:]
+        # for inputs of order one, or its activations saturate
+        small = [torch.from_numpy(rng.standard_normal(weight.shape)) for weight in network.weights]
+        own = replace(network, weights=tuple(weight / weight.shape[1] ** 0.5 for weight in small))
+        behind = [self.behind_statistics(own, layer, unit, through=through) for through in (False, True)]
         if (H.min(0).values == H.max(0).values).any():
-            return [Outcome("not-applicable", reason="a feature is constant")] * 2
+            return [*[Outcome("not-applicable", reason="a feature is constant")] * 2, *behind]
         P = transformation(H.mean(0), H.std(0, correction=0))
         z = torch.linalg.solve_triangular(P, network.weights[layer][unit][:, None], upper=True)[:, 0]
         loss = network.unit_loss(layer, unit)
@@ -148,7 +206,41 @@ class BNPTheorem3(Statement):
         return [
             equal(product(self.normalized(H), S).numpy(), in_z, scale),
             equal((P.T @ network.unit_hessian(layer, unit) @ P).numpy(), in_z, scale),
+            *behind,
         ]
+
+    def behind_statistics(self, network: Network, layer: int, unit: int, *, through: bool) -> Outcome:
+        """The Hessian of a unit of the same network with B₀,₁ before each layer, against ĜᵀSĜ."""
+        if through and layer == len(network.weights) - 1:
+            return Outcome("not-applicable", reason="no statistics depend on the last layer")
+
+        def loss(own: Tensor) -> Tensor:
+            weight = network.weights[layer]
+            moved = torch.cat([weight[:unit], own[None], weight[unit + 1 :]])
+            weights = [*network.weights[:layer], moved, *network.weights[layer + 1 :]]
+            return normalized_loss(network, weights, through=through)[0]
+
+        _, statistics = normalized_loss(network, network.weights, through=False)
+        if any((sigma <= FLAT * mu.abs()).any() for mu, sigma in statistics):
+            return Outcome("not-applicable", reason="a feature is nearly constant")
+        # what is merged has the same pre-activations, and so the same S
+        same = [merged(weight, *known) for weight, known in zip(network.weights, statistics, strict=True)]
+        plain = replace(network, weights=tuple(same))
+        H, S = plain.features(layer)[:, 1:], plain.curvature(layer, unit)
+        if not S.any():
+            return Outcome("not-applicable", reason="the unit is dead: S = 0")
+        found = torch.func.hessian(loss)(network.weights[layer][unit]).numpy()
+        # what is centred is as exact as it was before
+        size = max(float(((H.abs() + mu.abs()) / sigma).max()) for mu, sigma in statistics[layer:][:1])
+        return equal(product(self.normalized(H), S).numpy(), found, size**2 * float(S.abs().sum()))
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """Two samples −1 and 1 with ½ (v B(wx) − y)²: B(wx) = x does not depend on w > 0."""
+        w, v, y = (int(i) for i in np.random.default_rng(seed).integers(1, 6, 3))
+        # with σ = w held fixed B(wx) is linear in w, of slope x/σ; the mean of both samples
+        held = Fraction(v**2, w**2)
+        text = f"∂²L/∂w² = 0 through μ and σ, {held} without, for x = ∓1 and the loss ½ (v B(wx) − y)²: [w, v, y]"
+        yield Counterexample(self.claims[3].name, [[w, v, y]], text, float(1 + held))
 
 
 def transformation(mu: Tensor, sigma: Tensor) -> Tensor:
@@ -159,7 +251,7 @@ def transformation(mu: Tensor, sigma: Tensor) -> Tensor:
 
 
 @register
-class BNPProposition9(Statement):
+class BNPProposition9(LayerStatement):
     """The Hessian of a channel of a convolution, with a curvature that couples the positions of a sample."""
 
     id = "bnp-proposition-9"
@@ -177,6 +269,13 @@ class BNPProposition9(Statement):
         Claim("diagonal S", "∇²_ŵ L = Ĥᵀ diag(S) Ĥ", False, published=False),
     )
     trials = 100
+    layers = ("Conv1d", "Conv2d", "Conv3d")
+    by_unit = True
+    inputs = False
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """ĤᵀSĤ as the probe has it, against double backward through the network."""
+        return [same_unit(seen), Outcome("not-applicable", reason="the diagonal of S is not kept apart")]
 
     def blocks(self, layer: ConvolutionLayer, channel: int) -> Tensor:
         """S: (N, rs, rs)."""
@@ -206,6 +305,25 @@ class BNPProposition9(Statement):
         wrong = [sum(v[k] ** 2 * rows[k][i] * rows[k][j] for k in range(2)) for i in range(2) for j in range(2)]
         text = f"∇² = {right}, Ĥᵀ diag(S) Ĥ = {wrong} (row by row) for pixels h and the loss ½ (vᵀa)²: [h, v]"
         yield Counterexample(self.claims[1].name, [h, v], text, float(discrepancy(wrong, right)))
+
+
+#: Products that a Hessian that was built is compared in, and what double backward may round, beside its own precision.
+VECTORS, BACKWARD, UNITS = 3, 1e-10, 1e3
+
+
+def same_unit(seen: Observation) -> Outcome:
+    """Whether the Hessian of a unit in training is what double backward gives, with features on one scale."""
+    network, block = seen.network, seen.hessian
+    assert network is not None
+    assert block is not None
+    H = network.of_unit(seen.unit)
+    scales = block.scales().to(H.device, torch.float64)
+    scales = torch.where(scales > 0, scales, 1.0)[:, None]
+    v = torch.randn(H.order, VECTORS, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(H.device)
+    found = block.product(v / scales) / scales
+    expected = (H @ (v / scales).to(H.dtype)).to(torch.float64) / scales
+    allowed = max(BACKWARD, UNITS * float(torch.finfo(H.dtype).eps))
+    return equal(found.cpu().numpy(), expected.cpu().numpy(), allowed=allowed)
 
 
 def blockwise(H_hat: Tensor, S: Tensor) -> Tensor:

@@ -84,6 +84,7 @@ class ProjectedStep(Statement):
         Claim("without √c", "(w − α Pg)/‖w − α Pg‖ solves (9)", False, published=False),
         Claim("any start", "w⁺ solves (9) although 1ᵀw ≠ 0", False, published=False),
     )
+    elsewhere = "speaks of a step from any weights, whatever the network"
 
     def step(self, w: np.ndarray, gradient: np.ndarray, alpha: float, c: float) -> np.ndarray:
         """w⁺ of eq. (11)."""
@@ -235,6 +236,7 @@ class KeptVariance(Statement):
         Claim("mean zero alone", "several layers, with weights that are not symmetric", False, published=False),
     )
     trials = 60
+    elsewhere = "speaks of random weights, of which a network in training is one draw"
 
     def kept(self, before: Law, n: int, variance: float) -> float:
         """(n/2) Var(w) Var(y_{l−1})."""
@@ -301,6 +303,7 @@ class IgnoredMean(LayerStatement):
         Claim("means of the batch", "wᵀ(x − μ) = wᵀx, μ the mean of x over the batch", False, published=False),
     )
     trials = 100
+    inputs = False
 
     def centre(self, w: np.ndarray) -> np.ndarray:
         """Rows of weights that sum to zero."""
@@ -315,6 +318,7 @@ class IgnoredMean(LayerStatement):
     def observe(self, seen: Observation) -> Sequence[Outcome]:
         """The weights of a layer, and the mean of its inputs for x."""
         W = seen.weight
+        assert seen.means is not None
         if (np.abs(W.sum(1)) > CENTRED * np.abs(W).sum(1)).any():
             return not_applicable(2, "1ᵀw ≠ 0: the layer is not constrained")
         # what training has rounded is no part of the claim
@@ -370,6 +374,7 @@ class StandardizedGradient(Statement):
         Claim("explodes by itself", "σ_w falls in a plain step", False, published=False),
     )
     trials = 100
+    elsewhere = "speaks of any weights and gradients, whatever the network"
 
     def formula(self, w: Tensor, g: Tensor, along: Tensor) -> Tensor:
         """(1/σ_w) P(g − ⟨a, g⟩ a/n) for rows; a is ŵ, or w where the hats are exchanged."""
@@ -432,7 +437,7 @@ def pulled_back(along: list[int], g: list[int], sigma: int) -> list[Fraction]:
     """(1/σ) P(g − ⟨a, g⟩ a/n), exactly."""
     share = Fraction(sum(a * b for a, b in zip(along, g, strict=True)), len(g))
     inner = [b - share * a for a, b in zip(along, g, strict=True)]
-    return [(value - sum(inner) / len(g)) / sigma for value in inner]
+    return [(value - sum(inner, Fraction(0)) / len(g)) / sigma for value in inner]
 
 
 #: Samples, and noise in the targets.
@@ -606,6 +611,7 @@ class ProjectedRate(Statement):
         Claim("without curvature", "rate = (κ − 1)/(κ + 1), κ = κ(Proj ∇²L Proj)", False, published=False),
     )
     trials = 30
+    elsewhere = "speaks of a minimum, and of the steps to it"
 
     def riemannian(self, found: SphereTangentOperator) -> Tensor:
         """Hess_R (d, d), zero on the normals."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, hessian
 
+from hesscond.hessians import HessianOperator
 from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.spectra import ConditionNumber
 from hesscond.theorems import exact
@@ -41,7 +42,16 @@ from hesscond.theorems.matrices import (
     random_size,
     row_norms,
 )
-from hesscond.theorems.networks import LINKS, Network, flat_loss, hessian_kappa, random_network
+from hesscond.theorems.networks import (
+    LINKS,
+    ROUND_OFF,
+    LayerNetwork,
+    Network,
+    flat_loss,
+    hessian_kappa,
+    random_network,
+)
+from hesscond.theorems.rates import not_applicable
 
 
 def column_equilibrated(A: np.ndarray) -> np.ndarray:
@@ -56,7 +66,8 @@ def row_column_equilibrated(A: np.ndarray) -> np.ndarray:
 
 def column_squares(A: np.ndarray) -> list[Fraction]:
     """Squared norms of the columns of EA, for an integer A whose rows are not zero."""
-    return [sum(Fraction(int(a) ** 2, int(row @ row)) for a, row in zip(column, A, strict=True)) for column in A.T]
+    norms = [Fraction(1, int(row @ row)) for row in A]
+    return [sum((int(a) ** 2 * n for a, n in zip(column, norms, strict=True)), Fraction(0)) for column in A.T]
 
 
 def row_column_kappa(A: np.ndarray) -> tuple[Fraction, Fraction]:
@@ -88,6 +99,7 @@ class WeightConditioningTheorem1(LayerStatement):
         Claim("row-column", "κ(EAF) ≤ κ(PAQ), F for the columns of EA", False),
     )
     trials = 60
+    inputs = False
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """Two rows against random scalings, more against the best one; so for columns, and for both."""
@@ -223,6 +235,7 @@ class WeightConditioningProposition1(LayerStatement):
         Claim("row-column", "κ(EWF) ≤ κ(W), F for the columns of EW", False),
         Claim("row-column within √(mn)", "κ(EWF) ≤ √(mn) κ(W)", True),
     )
+    inputs = False
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """A matrix of any shape."""
@@ -406,6 +419,10 @@ def random_linear_networks(seed: int, *, columns: bool = False) -> Iterator[Line
 EXACT = 1e-6
 #: Dimensions along which norms are taken: each input's weights, then each unit's.
 ROW_COLUMN = (0, 1)
+#: Largest order of a layer's Hessian that is formed along a study, and of order times samples: some seconds each.
+FORMED, PRODUCTS = 2000, 2_000_000
+#: Products that the size of the largest eigenvalue is taken from.
+POWER = 4
 
 
 def norms_along(weight: Tensor, dim: int) -> Tensor:
@@ -419,7 +436,7 @@ def scaled(weight: Tensor, norms: Tensor) -> Tensor:
 
 
 @register
-class WeightConditioningTheorem2(Statement):
+class WeightConditioningTheorem2(LayerStatement):
     """Equilibrating the weights of a network improves κ of its Hessian."""
 
     id = "wc-theorem-2"
@@ -446,6 +463,7 @@ class WeightConditioningTheorem2(Statement):
         Claim("(c) row-column", "κ of ∇²_W L(EWF), E and F frozen, ≤ κ(∇²L(W))", False),
     )
     trials = 60
+    inputs = False
 
     def weights(self, weight: Tensor, dim: int) -> Tensor:
         """[b, E(W) W] of a layer."""
@@ -462,11 +480,10 @@ class WeightConditioningTheorem2(Statement):
             [compared(hessian_kappa(H), before) for H in (first, *self.at_equilibrated(network, own))]
             for first, own in zip(through, (dims, ROW_COLUMN), strict=True)
         )
-        # what is invariant, of both, too
-        known = through[0], dims
-        if rng.random() < 0.5:
-            known = through[1], ROW_COLUMN
-        return [*one, self.identity(network, known[1], known[0]), self.nullity(network, known[1]), *both]
+        # what is invariant in the one, or in both
+        number = int(rng.integers(2))
+        own = (dims, ROW_COLUMN)[number]
+        return [*one, self.identity(network, own, through[number]), self.nullity(network, own), *both]
 
     def at_equilibrated(self, network: Network, dims: tuple[int, ...]) -> list[Tensor]:
         """The Hessians at the point EW, and in W with E held fixed."""
@@ -508,10 +525,61 @@ class WeightConditioningTheorem2(Statement):
             return Outcome("unresolved", reason="the rank of a Hessian is unresolved")
         return Outcome("holds" if found.nullity >= rows else "violated", rows / max(found.nullity, 0.5))
 
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """The layer's own Hessian, W what is trained: its weight, of which alone E(W)W is taken."""
+        network = seen.network
+        assert network is not None
+        if network.weight is None:
+            reason = "the layer's weight is computed from other parameters: follow a method that trains it itself"
+            return not_applicable(len(self.claims), reason)
+        nothing = Outcome("not-applicable", reason="no critical point is known here")
+        one, both = (self.readings(seen, network, dims) for dims in (ROW_COLUMN[:1], ROW_COLUMN))
+        return [*one, self.observed_identity(network), nothing, *both]
+
+    def readings(self, seen: Observation, network: LayerNetwork, dims: tuple[int, ...]) -> list[Outcome]:
+        """The three readings of a layer with weight W."""
+        weight = network.weight
+        assert weight is not None
+        before = network.reweighted(weight)
+        if (undecided := singular(seen, before)) is not None:
+            return [undecided] * 3
+        factors = torch.ones_like(weight, dtype=torch.float64)
+        for dim in dims:
+            factors = factors / own_norms(weight * factors, dim)
+        at = network.reweighted(weight * factors)
+        scales = torch.cat([factors.flatten(), factors.new_ones(at.order - factors.numel())]).cpu()
+        H, through = at.to_dense().cpu(), network.reweighted(weight, lambda W: self.own(W, dims))
+        error = max(ROUND_OFF, at.rounding) * float(H.norm())
+        readings = [
+            observed_kappa(through),
+            hessian_kappa(H, error),
+            hessian_kappa(scales[:, None] * H * scales, error * float(scales.max()) ** 2),
+        ]
+        plain = observed_kappa(before)
+        return [compared(reading, plain) for reading in readings]
+
+    def own(self, weight: Tensor, dims: tuple[int, ...]) -> Tensor:
+        """E(W) W of a layer in training, or E(W) W F(W)."""
+        for dim in dims:
+            weight = weight / own_norms(weight, dim)
+        return weight
+
+    def observed_identity(self, network: LayerNetwork) -> Outcome:
+        """H w = −∇ on the rows, for random multiples of them at once: one product."""
+        weight = network.weight
+        assert weight is not None
+        H = network.reweighted(weight, lambda W: self.own(W, ROW_COLUMN[:1]))
+        multiples = torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        rows, rest = weight.double() * multiples.to(weight.device), H.point.new_zeros(H.order - weight.numel())
+        slopes = H.gradient[: weight.numel()].view_as(weight) * multiples.to(weight.device)
+        v, expected = (torch.cat([part.flatten(), rest]) for part in (rows, -slopes))
+        allowed = max(ALLOWED, H.rounding)
+        return equal((H @ v).cpu().numpy(), expected.cpu().numpy(), largest(H) * float(v.norm()), allowed=allowed)
+
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """Linear networks with small integer weights whose rows have integer norms, so that all is rational."""
         for columns, (through, at, frozen) in enumerate((self.claims[:3], self.claims[5:])):
-            wanted = {
+            wanted: dict[str, Callable[[LinearNetwork], np.ndarray]] = {
                 through.name: partial(LinearNetwork.hessian_through, columns=bool(columns)),
                 at.name: LinearNetwork.hessian_at_equilibrated,
             }
@@ -524,6 +592,53 @@ class WeightConditioningTheorem2(Statement):
                 if not wanted:
                     break
             yield frozen_counterexample(frozen.name, seed, columns=bool(columns))
+
+
+def own_norms(weight: Tensor, dim: int) -> Tensor:
+    """Norms along a dimension, which is kept; 1 for what is zero."""
+    zero = (weight == 0).all(dim, keepdim=True)
+    # the norm has no derivative at zero
+    norms = torch.where(zero, torch.ones_like(weight), weight).norm(dim=dim, keepdim=True)
+    return torch.where(zero, torch.ones_like(norms), norms)
+
+
+def largest(H: HessianOperator) -> float:
+    """The size of the largest eigenvalue, from below."""
+    v = torch.randn(H.order, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(H.device)
+    size = 0.0
+    for _ in range(POWER):
+        v = H @ (v / v.norm())
+        size = max(size, float(v.norm()))
+        if size == 0:
+            break
+    return size
+
+
+def singular(seen: Observation, H: HessianOperator) -> Outcome | None:
+    """Why a layer's Hessian has not full rank, or is not formed; None: it may have."""
+    constant = seen.weight.shape[1] - len(seen.mu)
+    if constant and H.order > seen.weight.size:
+        return Outcome("not-applicable", reason="H is singular: inputs of the layer are constant")
+    if seen.samples * len(seen.weight) < H.order:
+        return Outcome("not-applicable", reason="H is singular: fewer samples than weights of a unit")
+    # the same change of all units, which a softmax does not see
+    change = torch.randn(seen.weight.shape[1], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    rest = torch.ones(H.order - seen.weight.size, dtype=torch.float64)
+    v = torch.cat([change.expand(seen.weight.shape).flatten(), rest]).to(H.device)
+    if float((H @ v).norm()) <= max(ALLOWED, H.rounding) * largest(H) * float(v.norm()):
+        return Outcome("not-applicable", reason="H is singular: no loss sees what changes all units alike")
+    if H.order > FORMED or H.order * seen.samples > PRODUCTS:
+        reason = (
+            f"{H.order} weights, {seen.samples} samples: H is formed up to {FORMED} and {PRODUCTS} of both together"
+        )
+        return Outcome("unresolved", reason=reason)
+    return None
+
+
+def observed_kappa(H: HessianOperator) -> ConditionNumber:
+    """From all products with the columns of the identity."""
+    dense = H.to_dense().cpu()
+    return hessian_kappa(dense, max(ROUND_OFF, H.rounding) * float(dense.norm()))
 
 
 def scale_directions(network: Network, dim: int) -> Tensor:
@@ -617,6 +732,7 @@ class QuadraticDescent(Statement):
         Claim("(13) with ½", "∇ ½θᵀPAθ = PAθ", False, published=False),
     )
     trials = 100
+    elsewhere = "speaks of quadratic functions"
 
     def factors(self, eta: float, sigma: np.ndarray) -> np.ndarray:
         """1 − ησ_i."""

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 import torch
 
-from hesscond.data import Dataset, Pictures, standardized
+from hesscond.data import Dataset, Form, Pictures, standardized
 from hesscond.data.dataset import images_from_bytes
 from hesscond.errors import ConfigError
 from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
@@ -213,4 +213,4 @@ def test_augmentation_of_earlier_studies_is_drawn_as_before():
 
     (spread,) = np.random.SeedSequence([5, 2]).generate_state(1)
     state = torch.Generator().manual_seed(int(spread)).get_state()
-    assert torch.equal(Augmentation(["crop", "flip"], (1, 8, 8), 5).generator.get_state(), state)
+    assert torch.equal(Augmentation(["crop", "flip"], Form((1, 8, 8), 10, 10), 5).generator.get_state(), state)

@@ -71,6 +71,12 @@ def test_warm_up_is_linear(keys):
     )
 
 
+def test_a_warm_up_begins_where_it_is_told_to():
+    grown = by_ours(warmup_iterations=4, warmup_start=0.1)
+    assert grown == pytest.approx([0.1, 0.325, 0.55, 0.775] + [1.0] * 56)
+    assert by_ours(warmup_iterations=3, warmup_start=0.1, warmup="constant") == pytest.approx([0.1] * 3 + [1.0] * 57)
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -82,7 +88,9 @@ def test_warm_up_is_linear(keys):
         ({"kind": "steps", "milestones": [3.0, 2.0], "factor": 0.1}, "milestones: must ascend"),
         ({"warmup_epochs": 1.0, "warmup_iterations": 2}, "either warmup_epochs or warmup_iterations"),
         ({"kind": "sawtooth"}, "kind: Input should be 'constant', 'steps', 'cosine', 'linear' or 'exponential'"),
-        ({"warmup": 3}, "unknown key 'warmup': did you mean 'warmup_epochs'? allowed: kind"),
+        ({"warmups": 3}, "unknown key 'warmups': did you mean 'warmup'? allowed: kind"),
+        ({"warmup_start": 0.1}, "warmup_start: needs the length of the warm-up"),
+        ({"warmup": "constant", "warmup_epochs": 1.0}, "warmup: a constant warm-up needs warmup_start"),
     ],
 )
 def test_what_does_not_fit_is_named(keys, words):

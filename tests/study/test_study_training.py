@@ -1,6 +1,7 @@
 """Training and probing of a study against plain torch and numpy."""
 
 import io
+import math
 from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.metrics import balanced_accuracy_score, top_k_accuracy_score
 from torch import nn
 
 import hesscond
@@ -342,6 +344,11 @@ def test_evaluations_equal_a_plain_pass_over_the_test_set(tmp_path, digits):
         assert row["test_accuracy"] == (output.argmax(1) == digits.test_targets).double().mean().item()
         loss = nn.functional.cross_entropy(output, digits.test_targets).item()
         assert row["test_loss"] == pytest.approx(loss, rel=1e-5)
+        # scikit-learn's scores
+        truth, ranked = digits.test_targets.numpy(), output.numpy()
+        assert row["test_top5"] == pytest.approx(top_k_accuracy_score(truth, ranked, k=5, labels=range(10)))
+        assert row["test_class_accuracy"] == pytest.approx(balanced_accuracy_score(truth, ranked.argmax(1)))
+        assert math.isnan(row["test_psnr"])
     assert last["test_accuracy"] > first["test_accuracy"]
 
 
