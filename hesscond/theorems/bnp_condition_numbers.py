@@ -289,9 +289,9 @@ class BNPPropertyA(LayerStatement):
     source = "BNP, section 3.3, after Theorem 4"
     text = (
         "If UᵀĤᵀĤU has Property A, so is 2×2 block with diagonal (1, 1) and (2, 2) blocks after a permutation, the "
-        "factor √(n+1) of Theorem 4 drops, and D = diag(1, 1/σ) is optimal: κ(Ĝ) = min over diagonal D of κ(ĤUD). True. "
-        "The features are then of two kinds, and those of one kind uncorrelated; two features always are, three of a "
-        "network hardly ever."
+        "factor √(n+1) of Theorem 4 drops, and D = diag(1, 1/σ) is optimal: κ(Ĝ) = min over diagonal D of κ(ĤUD). "
+        "True. The features are then of two kinds, and those of one kind uncorrelated; two features always are, three "
+        "of a network hardly ever."
     )
     hypotheses = ("UᵀĤᵀĤU has Property A", "Ĥ = [e, H] has full column rank", "no feature is constant")
     claims = (Claim("D optimal", "κ(Ĝ) = min_D κ(ĤUD)", True),)
