@@ -142,13 +142,13 @@ def list_replications(data_dir: Path | None, as_json: bool) -> None:
                 "shows": one.description,
                 "runs": sum(len(panel.study.methods) for panel in one.panels),
                 "data": ", ".join(name + (" (not here)" if name in missing else "") for name in data),
-                "core hours": f"{hours:.2g} {one.cost.how}" if hours else "not known: --estimate",
+                "core hours": f"{hours:.2g} {one.cost.how}" if hours else "",
             }
         )
     listing(rows, as_json)
     if not as_json:
         stderr.print(
-            "runs: of one seed; core hours: all, five seeds, on one core; measured, or extrapolated from the first 100 "
-            "iterations of each method",
+            "runs: of one seed; core hours: of all with five seeds, on one core of a machine with two, measured or "
+            "extrapolated from the first 100 iterations of each method: hesscond replicate NAME --estimate tells yours",
             soft_wrap=True,
         )

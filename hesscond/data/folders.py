@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hesscond.data import image_folder, modelnet
+from hesscond.data import image_folder, llff, modelnet
 from hesscond.data.dataset import Dataset, Form
 
 
@@ -37,5 +37,6 @@ FOLDERS: dict[str, FolderSource] = {
     image_folder.NAME: FolderSource(
         image_folder.OPTIONS, image_folder.form_of, image_folder.load_image_folder, image_folder.what_to_bring
     ),
+    llff.NAME: FolderSource(llff.OPTIONS, llff.form_of, llff.load_llff, llff.what_to_bring),
     modelnet.NAME: FolderSource(modelnet.OPTIONS, modelnet.form_of, modelnet.load_modelnet, modelnet.what_to_bring),
 }

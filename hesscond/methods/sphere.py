@@ -219,7 +219,11 @@ class Sphere(Method):
         ``"sphere"``: ‖w‖² = c, ``"centred"``: 1ᵀw = 0, ``"both"``, or ``"none"``: normalizations are replaced, and
         that is all.
     c
-        The squared norm of a unit's weights.
+        The squared norm of a unit's weights. 2 keeps the second moment from layer to layer behind ReLU (times 1 − 1/π
+        if weights are centred), but nothing keeps the sum of residual branches small. Measured on images of 16 × 16,
+        batch 64, momentum 0.9: initial logits of ResNet-110 have a deviation of 2×10⁴, and at 10⁻⁶ and larger rates it
+        diverged at once; with c = 0.5 it trained at 0.1. WRN-28-10 diverged at 0.2 within five steps, WRN-28-1 trained
+        at 0.02, and at 0.2 with a linear warm-up over 120 steps or with c = 0.5.
     affine
         Whether there are γ and β; without them layers keep their own bias.
     noise
@@ -372,8 +376,9 @@ def fed(model: nn.Module) -> Iterator[Layer]:
     """The layers that are registered right before a batch normalization of as many channels as they have units."""
     leaves = [module for module in model.modules() if next(module.children(), None) is None]
     for layer, norm in pairwise(leaves):
-        pair = isinstance(norm, _BatchNorm) and isinstance(layer, ELIGIBLE)
-        if pair and Geometry.of(layer).units == norm.num_features:
+        if not isinstance(layer, ELIGIBLE) or not isinstance(norm, _BatchNorm):
+            continue
+        if Geometry.of(layer).units == norm.num_features:
             yield layer
 
 

@@ -18,6 +18,7 @@ from hesscond.models.dgcnn import DGCNN
 from hesscond.models.inception import Inception
 from hesscond.models.layers import OptionError
 from hesscond.models.mlp import CoordinateMLP, mlp
+from hesscond.models.nerf import RadianceField
 from hesscond.models.resnet import PreActResNet, ResNet
 from hesscond.models.transformer import VisionTransformer
 
@@ -154,6 +155,7 @@ MODELS: dict[str, Architecture] = {
     "vit-s16": Architecture("ViT-S/16", "image", VisionTransformer),
     "vit-b16": Architecture("ViT-B/16", "image", VisionTransformer, {"width": 768, "heads": 12, "hidden": 3072}),
     "nerf": Architecture("NeRF's MLP on any coordinates", "coordinates", CoordinateMLP),
+    "nerf-rays": Architecture("NeRF on rays, volume rendering included", "coordinates", RadianceField),
     "occupancy-mlp": Architecture(
         "MLP for solids as functions, logits inside and outside",
         "coordinates",

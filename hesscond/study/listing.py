@@ -32,14 +32,33 @@ def aliases() -> dict[str, str]:
 
 
 def described() -> list[dict[str, str]]:
-    """Name, data set and description of each, every panel of one that has some, and names that they had before."""
+    """Name, data sets, number of panels and description of each, and the names that studies had before."""
     rows = []
     for content in contents():
-        for panel in content.get("panels", [{}]):
-            name = f"{content['name']}/{panel['name']}" if panel else content["name"]
-            data = panel.get("data", {}).get("name") or content["data"]["name"]
-            rows.append({"name": name, "data": data, "description": panel.get("title") or content["description"]})
-    data = {row["name"]: row["data"] for row in rows}
+        panels = content.get("panels", [])
+        tables = [content.get("data"), *(panel.get("data") for panel in panels)]
+        data = dict.fromkeys(table["name"] for table in tables if table)
+        count = f"{len(panels)}" if panels else ""
+        rows.append(
+            {"name": content["name"], "data": ", ".join(data), "panels": count, "description": content["description"]}
+        )
+    by_name = {row["name"]: row for row in rows}
     for alias, name in sorted(aliases().items()):
-        rows.append({"name": alias, "data": data[name], "description": f"another name of {name}"})
+        data = by_name[name.partition("/")[0]]["data"]
+        rows.append({"name": alias, "data": data, "panels": "", "description": f"another name of {name}"})
+    return rows
+
+
+def panels_of(name: str) -> list[dict[str, str]]:
+    """Name, data set and title of each panel of a study; of one without panels, itself."""
+    rows = []
+    for content in contents():
+        if content["name"] == aliases().get(name, name).partition("/")[0]:
+            for panel in content.get("panels", [{}]):
+                own = f"{content['name']}/{panel['name']}" if panel else content["name"]
+                data = panel.get("data", {}).get("name") or content["data"]["name"]
+                methods = panel.get("methods", content.get("methods", []))
+                names = ", ".join(entry if isinstance(entry, str) else entry["name"] for entry in methods)
+                title = panel.get("title") or content["description"]
+                rows.append({"name": own, "data": data, "shows": title, "methods": names})
     return rows

@@ -502,6 +502,9 @@ def test_groups_of_channels_have_statistics_of_a_single_sample():
             "groupnorm:groups=3",
             "the 20 channels at layer 'fc1' do not split into 3 groups .* among 1, 2, 4, 5, 10, or indiv",
         ),
+        ("groupnorm:size=3", "do not split into groups of 3 channels, .* choose size among 2, 4, 5, 10, 20, or indiv"),
+        ("groupnorm:size=1", "cannot be normalized in groups of 1 channels: a group needs two values"),
+        ("groupnorm:size=4,groups=5", "either a number of groups or their size"),
         ("groupnorm:groups=20", "do not split into 20 groups"),
         ("groupnorm:groups=0", "cannot be normalized in 0 groups"),
         ("groupnorm:indivisible=round", "must be one of refuse, largest-divisor"),
@@ -553,5 +556,28 @@ def test_a_model_without_hidden_layers_is_refused(position):
 def test_the_largest_divisor_leaves_two_values_a_group(groups, expected):
     model = MLP(4, [20, 6], 2, generator=torch.Generator().manual_seed(0))
     parse(f"groupnorm:groups={groups},indivisible=largest-divisor").create(model)
+    found = {m.num_channels: m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)}
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("size=4", {16: 4, 32: 8, 64: 16}),
+        ("size=32", "the 16 channels at layer '0'"),
+        ("size=32,indivisible=largest-divisor", {16: 1, 32: 1, 64: 2}),
+        ("size=1", {16: 16, 32: 32, 64: 64}),
+        ("", {16: 2, 32: 2, 64: 2}),
+    ],
+)
+def test_groups_by_size_have_as_many_channels(options, expected):
+    """The groups of ResNet-110's three widths, in the paper of BNP of size 4; of a convolution a channel will do."""
+    model = nn.Sequential(*(nn.Conv2d(n, m, 1) for n, m in [(3, 16), (16, 32), (32, 64), (64, 2)]))
+    spec = parse(f"groupnorm:{options}" if options else "groupnorm")
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            spec.create(model)
+        return
+    spec.create(model)
     found = {m.num_channels: m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)}
     assert found == expected

@@ -33,6 +33,7 @@ PUBLISHED = {
     "vit-s16": (IMAGENET, 1000, 22_050_664),
     "vit-b16": (IMAGENET, 1000, 86_567_656),
     "nerf": ((3,), 4, 60 * 256 + 256 + 6 * (256 * 256 + 256) + 316 * 256 + 256 + 256 * 4 + 4),
+    "nerf-rays": ((11,), 3, 595_844),  # of one network in the published code
     "occupancy-mlp": ((3,), 2, 36 * 256 + 256 + 7 * (256 * 256 + 256) + 256 * 2 + 2),
     "dgcnn": (CLOUD, 40, 1_809_576),  # 1.81 M
 }
@@ -94,7 +95,7 @@ def test_without_normalization(name):
 
 
 @pytest.mark.parametrize("norm", ["batch", "group", "layer"])
-@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("vit")])
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith(("vit", "nerf-rays"))])
 def test_with_each_normalization(name, norm):
     model = reduced(name, norm=norm)
     kind = nn.modules.batchnorm._BatchNorm if norm == "batch" else nn.GroupNorm
@@ -212,6 +213,13 @@ def test_the_smallest_images_fit(name):
         ("nerf", {}, r"this network needs coordinates of shape \(d,\), not inputs of shape \(2, 8, 8\)"),
         ("nerf", {"input_shape": (2,), "hidden": ()}, "hidden must have the width of at least one layer"),
         ("nerf", {"input_shape": (2,), "output": "tanh"}, "unknown output 'tanh': choose from sigmoid, linear"),
+        ("nerf-rays", {}, r"this network needs rays of shape \(11,\): origin"),
+        (
+            "nerf-rays",
+            {"input_shape": (11,), "samples": 1},
+            "samples be 2 at least and jitter 1 at most, got .* 1 and 1",
+        ),
+        ("nerf-rays", {"input_shape": (11,), "norm": "batch"}, "unknown norm 'batch': choose from layer, none"),
         ("dgcnn", {}, r"this network needs point clouds \(points, d\) of at least k = 20 points"),
         ("dgcnn", {"input_shape": (19, 3)}, r"at least k = 20 points, not inputs of shape \(19, 3\)"),
         ("dgcnn", {"input_shape": (20, 3), "widths": ()}, "widths must have the channels"),
