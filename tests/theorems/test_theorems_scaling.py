@@ -330,6 +330,8 @@ def test_observed_in_a_layer():
     assert np.allclose(seen.normalized[:, 1:].std(0), 1)
     outcomes = statement("bnp-theorem-4").observe(seen)
     assert [o.status for o in outcomes[:2]] == ["holds", "holds"]
+    # of the second the first is a part
+    assert statement("prec-theorem-4").observe(seen) == (outcomes[0], outcomes[4])
     factor = np.linalg.qr(centred, mode="r")
     small = Observation(factor, mu, sigma, 50, seen.weight, None, None)
     for a, b in zip(outcomes, statement("bnp-theorem-4").observe(small), strict=True):
