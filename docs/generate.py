@@ -38,6 +38,7 @@ def method_page(method: type[Method]) -> str:
     head, *rest = SECTION.split(text)
     parts = [f"# {method.name}\n\n{method.summary}.\n\n**Source:** {linked(method.source)}\n"]
     parts.append(f"**Options:** `{shown_options(method) or 'none'}`\n")
+    parts.append(f"**Learning rate** where none is given: {method.rate:g}\n")
     parts.append(prose(head))
     for title, body in zip(rest[::2], rest[1::2], strict=True):
         if title not in ("Raises", "Examples"):

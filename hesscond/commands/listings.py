@@ -54,17 +54,19 @@ def methods(
         return
     stdout.print(f"{chosen.name}: {chosen.summary}", soft_wrap=True)
     stdout.print(f"source:  {chosen.source}", soft_wrap=True)
-    stdout.print(f"options: {shown_options(chosen) or 'none'}\n", soft_wrap=True)
+    stdout.print(f"options: {shown_options(chosen) or 'none'}", soft_wrap=True)
+    stdout.print(f"rate:    {chosen.rate:g}\n", soft_wrap=True)
     stdout.print(inspect.getdoc(chosen) or "", soft_wrap=True)
 
 
-def method_row(method: type[Method]) -> dict[str, str]:
+def method_row(method: type[Method]) -> dict[str, str | float]:
     """A method in a listing."""
     from hesscond.methods.spec import shown_options
 
     return {
         "name": method.name,
         "options": shown_options(method),
+        "rate": method.rate,
         "summary": method.summary,
         "source": method.source,
     }

@@ -1,6 +1,7 @@
 """Where normalizations of activations go, what they compute, and what they refuse."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -157,6 +158,36 @@ def test_convolutions_of_every_dimension(name, dimensions):
 
 
 # -- what they compute ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_after_the_activations_with_tensorflows_defaults_it_is_that_of_bnps_paper(kind):
+    """Averages that decay by 0.99 from 0 and 1, ε = 1e-3; of its dense path, with 1/N, the variance is a factor off."""
+    model = network(kind)
+    parse("batchnorm:position=post,eps=0.001,momentum=0.01").create(model)
+    name = {"mlp": "fc3", "cnn": "3"}[kind]
+    seen = []
+    model.get_submodule(f"{name}.before").register_forward_hook(lambda m, h, y: seen.append((h[0].numpy(), y.numpy())))
+    x, _ = digits()
+    with torch.no_grad():
+        for step in range(3):
+            model(x[6 * step : 6 * step + 6])
+        model.eval()(x[60:90])
+    moving_mean, moving_variance, dense = 0.0, 1.0, 1.0
+    for h, y in seen[:-1]:
+        assert (h >= 0).all()
+        over = (0, *range(2, h.ndim))
+        mean, variance, count = h.mean(over), h.var(over), h.size // h.shape[1]
+        spread = partial(by_channel, ndim=h.ndim)
+        close(torch.from_numpy(y), (h - spread(mean)) / np.sqrt(spread(variance) + 1e-3), 10)
+        moving_mean = 0.99 * moving_mean + 0.01 * mean
+        moving_variance = 0.99 * moving_variance + 0.01 * variance * count / (count - 1)
+        dense = 0.99 * dense + 0.01 * variance
+    h, y = seen[-1]
+    close(torch.from_numpy(y), (h - spread(moving_mean)) / np.sqrt(spread(moving_variance) + 1e-3), 10)
+    np.testing.assert_allclose(
+        dense - 0.99**3, (moving_variance - 0.99**3) * (count - 1) / count, rtol=1e-9, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
