@@ -83,12 +83,8 @@ def test_a_statement_page_is_made_of_its_verdict(generate):
     verdict = verify("wc-proposition-1", trials=5)
     page = generate.statement_page(next(s for s in statements() if s.id == "wc-proposition-1"), verdict)
     assert verdict.counterexamples
-<<<<<<< HEAD
     for example in verdict.counterexamples:
         assert str(example.matrix) in page
-=======
-    assert all(str(example.matrix) in page for example in verdict.counterexamples)
->>>>>>> cwostatements
     assert "| improves | κ(EW) ≤ κ(W) | false | violated |" in page
 
 
