@@ -163,12 +163,12 @@ def test_attached_to_a_study(call_cli, tmp_path, monkeypatch):
     run = open_run("out")
     assert [own["id"] for own in run.config["statements"]] == ["bnp-theorem-4", "wc-theorem-1", "van-der-sluis"]
     table = run.table("statements")
-    # two layers, the first unit, at two iterations of the batch and two of the training set, 8 + 5 + 2 claims
-    assert len(table) == 2 * (2 + 2) * 15
+    # two layers, the first unit, at two iterations of the batch and two of the training set, 7 + 5 + 2 claims
+    assert len(table) == 2 * (2 + 2) * 14
     assert set(table["unit"]) == {3}
     # what is printed has one row for each claim
     ids = ("bnp-theorem-4", "wc-theorem-1", "van-der-sluis")
-    assert sum(line.startswith(ids) for line in result.out.splitlines()) == 15
+    assert sum(line.startswith(ids) for line in result.out.splitlines()) == 14
     whole = table.query("data == 'train' and claim == 'scaling'")
     assert set(whole["status"]) == {"holds"}
     assert whole["used"].between(0, 1).all()
