@@ -48,7 +48,7 @@ def test_json(call_cli):
         "wc-proposition-1", "violated", "violated", True,
     )  # fmt: skip
     assert (verdict["trials"], verdict["seed"]) == (4, 3)
-    assert [c["known_to_hold"] for c in verdict["claims"]] == [False, True]
+    assert [c["known_to_hold"] for c in verdict["claims"]] == [False, True, False, False, True]
     assert verdict["counterexamples"][0]["factor"] > 1
 
 
@@ -143,7 +143,7 @@ batch_size = 40
 iterations = 6
 [probe]
 layers = ["fc2", "fc3"]
-units = [3]
+units = [3, 0]
 every = 3
 train_every_epochs = 1
 [[statements]]
@@ -163,8 +163,12 @@ def test_attached_to_a_study(call_cli, tmp_path, monkeypatch):
     run = open_run("out")
     assert [own["id"] for own in run.config["statements"]] == ["bnp-theorem-4", "wc-theorem-1", "van-der-sluis"]
     table = run.table("statements")
-    # two layers, one unit, at two iterations of the batch and two of the training set, 8 + 2 + 2 claims
-    assert len(table) == 2 * (2 + 2) * 12
+    # two layers, the first unit, at two iterations of the batch and two of the training set, 7 + 5 + 2 claims
+    assert len(table) == 2 * (2 + 2) * 14
+    assert set(table["unit"]) == {3}
+    # what is printed has one row for each claim
+    ids = ("bnp-theorem-4", "wc-theorem-1", "van-der-sluis")
+    assert sum(line.startswith(ids) for line in result.out.splitlines()) == 14
     whole = table.query("data == 'train' and claim == 'scaling'")
     assert set(whole["status"]) == {"holds"}
     assert whole["used"].between(0, 1).all()

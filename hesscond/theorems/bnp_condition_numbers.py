@@ -101,14 +101,12 @@ class BNPTheorem4(NormalizedInputs):
         "where σ_max falls and σ_min rises, and fails for κ⁺ with N ≤ n samples, the usual mini-batch; the second is "
         "true for any rank if no feature is constant. The first is strict if the mean μ has a part s along the top "
         "eigenvector of the sample covariance, by the factor √(1 + s²/max(1, λ₁)) at least; other means, not zero, may "
-        "leave κ as it is. The factor √(n+1) drops if UᵀĤᵀĤU has Property A: its features are of two kinds, and those "
-        "of one kind uncorrelated. Not claimed, and false: κ(Ĝ) ≤ κ(ĤU), and κ(Ĝ) ≤ κ(Ĥ)."
+        "leave κ as it is. Not claimed, and false: κ(Ĝ) ≤ κ(ĤU), and κ(Ĝ) ≤ κ(Ĥ)."
     )
     hypotheses = (
         "Ĥ = [e, H] has full column rank (first part, strictness)",
         "no feature is constant",
         "μ is not orthogonal to the top eigenvector of the sample covariance (strictness)",
-        "UᵀĤᵀĤU is, up to a permutation, 2×2 block with diagonal (1, 1) and (2, 2) blocks (Property A)",
     )
     claims = (
         Claim("centring", "κ(ĤU) ≤ κ(Ĥ), full column rank", True),
@@ -118,15 +116,12 @@ class BNPTheorem4(NormalizedInputs):
         Claim("centring, N ≤ n", "κ⁺(ĤU) ≤ κ⁺(Ĥ) where the rank is smaller (not claimed)", False, published=False),
         Claim("strict", "κ(ĤU) √(1 + s²/max(1, λ₁)) ≤ κ(Ĥ), s = v₁ᵀμ ≠ 0: κ(ĤU) < κ(Ĥ)", True),
         Claim("strict, any mean", "κ(ĤU) √(1 + ‖μ‖²/max(1, λ₁)) ≤ κ(Ĥ) (not claimed)", False, published=False),
-        Claim("Property A", "κ(Ĝ) = min_D κ(ĤUD)", True),
     )
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """Any inputs, and some of two kinds."""
+        """Any inputs."""
         H = self.draw(rng)
-        outcomes = self.check(extended(H), self.centre(H), self.normalize(H), H.mean(0))
-        two_kinds = self.normalize(with_property_a(rng))
-        return [*outcomes[:-1], optimal_scaling(two_kinds, kappa(two_kinds))]
+        return self.check(extended(H), self.centre(H), self.normalize(H), H.mean(0))
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
         """On the inputs of a layer."""
@@ -143,7 +138,6 @@ class BNPTheorem4(NormalizedInputs):
             decided(*(both / plain)),
             few,
             *self.strictness(full, centred_only / plain, moved, mu),
-            optimal_scaling(scaled, both),
         ]
 
     def strictness(
@@ -284,6 +278,37 @@ class PRECInputScaling(Statement):
                 text = f"κ([eᵀ; X']) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ([eᵀ; X]): Xᵀ"
                 yield Counterexample(self.claims[2].name, H.tolist(), text, float(low / high) ** 0.5)
                 return
+
+
+@register
+class BNPPropertyA(LayerStatement):
+    """Normalization is the best diagonal scaling after centring, if the features are of two kinds."""
+
+    id = "bnp-property-a"
+    title = "with Property A scaling is optimal"
+    source = "BNP, section 3.3, after Theorem 4"
+    text = (
+        "If UᵀĤᵀĤU has Property A, so is 2×2 block with diagonal (1, 1) and (2, 2) blocks after a permutation, the "
+        "factor √(n+1) of Theorem 4 drops, and D = diag(1, 1/σ) is optimal: κ(Ĝ) = min over diagonal D of κ(ĤUD). "
+        "True. The features are then of two kinds, and those of one kind uncorrelated; two features always are, three "
+        "of a network hardly ever."
+    )
+    hypotheses = ("UᵀĤᵀĤU has Property A", "Ĥ = [e, H] has full column rank", "no feature is constant")
+    claims = (Claim("D optimal", "κ(Ĝ) = min_D κ(ĤUD)", True),)
+    trials = 100
+
+    def normalize(self, H: np.ndarray) -> np.ndarray:
+        """ĤUD."""
+        return normalized(H)
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """Features of two kinds."""
+        scaled = self.normalize(with_property_a(rng))
+        return [optimal_scaling(scaled, kappa(scaled))]
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """On the inputs of a layer."""
+        return [optimal_scaling(seen.normalized, kappa(seen.normalized))]
 
 
 def with_property_a(rng: np.random.Generator) -> np.ndarray:

@@ -192,9 +192,7 @@ class BNPTheorem3(Statement):
         network, layer, unit = drawn_unit(rng)
         H_hat, S = network.features(layer), network.curvature(layer, unit)
         H = H_hat[:, 1:]
-        # for inputs of order one, or its activations saturate
-        small = [torch.from_numpy(rng.standard_normal(weight.shape)) for weight in network.weights]
-        own = replace(network, weights=tuple(weight / weight.shape[1] ** 0.5 for weight in small))
+        own = order_one(rng, network)
         behind = [self.behind_statistics(own, layer, unit, through=through) for through in (False, True)]
         if (H.min(0).values == H.max(0).values).any():
             return [*[Outcome("not-applicable", reason="a feature is constant")] * 2, *behind]
@@ -221,7 +219,7 @@ class BNPTheorem3(Statement):
             return normalized_loss(network, weights, through=through)[0]
 
         _, statistics = normalized_loss(network, network.weights, through=False)
-        if any((sigma <= FLAT * mu.abs()).any() for mu, sigma in statistics):
+        if nearly_constant(statistics):
             return Outcome("not-applicable", reason="a feature is nearly constant")
         # what is merged has the same pre-activations, and so the same S
         same = [merged(weight, *known) for weight, known in zip(network.weights, statistics, strict=True)]
@@ -335,10 +333,16 @@ def blockwise(H_hat: Tensor, S: Tensor) -> Tensor:
 Statistics = list[tuple[Tensor, Tensor]]
 
 
-def normalized_loss(network: Network, weights: Sequence[Tensor], *, through: bool) -> tuple[Tensor, Statistics]:
-    """The loss of the network with B₀,₁ before each layer, and the statistics of the batch there.
+#: γ and β of B before each layer.
+Affine = Sequence[tuple[Tensor, Tensor]]
 
-    ``through`` says whether the gradient goes through μ and σ.
+
+def normalized_output(
+    network: Network, weights: Sequence[Tensor], affine: Affine | None = None, *, through: bool
+) -> tuple[Tensor, Statistics]:
+    """The output (N, c) of the network with B before each layer, and the statistics of the batch there.
+
+    Without ``affine`` it is B₀,₁; ``through`` says whether the gradient goes through μ and σ.
     """
     h, statistics = network.inputs, []
     for number, weight in enumerate(weights):
@@ -347,8 +351,29 @@ def normalized_loss(network: Network, weights: Sequence[Tensor], *, through: boo
         if not through:
             mu, sigma = mu.detach(), sigma.detach()
         statistics.append((mu.detach(), sigma.detach()))
-        h = extended((h - mu) / sigma) @ weight.T
-    return CRITERIA[network.criterion](h, network.targets).mean(), statistics
+        h = (h - mu) / sigma
+        if affine is not None:
+            gamma, beta = affine[number]
+            h = gamma * h + beta
+        h = extended(h) @ weight.T
+    return h, statistics
+
+
+def normalized_loss(network: Network, weights: Sequence[Tensor], *, through: bool) -> tuple[Tensor, Statistics]:
+    """The mean loss of the network with B₀,₁ before each layer, and the statistics of the batch there."""
+    output, statistics = normalized_output(network, weights, through=through)
+    return CRITERIA[network.criterion](output, network.targets).mean(), statistics
+
+
+def nearly_constant(statistics: Statistics) -> bool:
+    """Whether a feature loses digits by centring."""
+    return any((sigma <= FLAT * mu.abs()).any() for mu, sigma in statistics)
+
+
+def order_one(rng: np.random.Generator, network: Network) -> Network:
+    """With weights for inputs of order one, as normalized ones are, so that activations do not saturate."""
+    drawn = [torch.from_numpy(rng.standard_normal(weight.shape)) for weight in network.weights]
+    return replace(network, weights=tuple(weight / weight.shape[1] ** 0.5 for weight in drawn))
 
 
 def merged(weight: Tensor, mu: Tensor, sigma: Tensor) -> Tensor:
@@ -454,6 +479,89 @@ class BNPProposition7(Statement):
         right, wrong = [0, -1, 1], [-h, -1, 1]
         text = f"w moves by {right} with BN, by {wrong} in the merged network, for pixels h ∓ 1 and the loss a_1: [h]"
         yield Counterexample(self.claims[3].name, [[h]], text, float(discrepancy(wrong, right)))
+
+
+def affine_merged(weight: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+    """[b̂, Ŵ] = [b + Wβ, W diag(γ)] for rows [b, w]."""
+    W = weight[:, 1:]
+    return torch.cat([weight[:, :1] + (W @ beta)[:, None], W * gamma], 1)
+
+
+@register
+class BNPMerging(Statement):
+    """Scale and shift of batch normalization merge into the layer that follows."""
+
+    id = "bnp-merging"
+    title = "γ and β merge into the next layer"
+    source = "BNP, section 2 and Proposition 7"
+    text = (
+        "A layer behind B_β,γ = γ (h − μ)/σ + β is one behind B₀,₁ with Ŵ = W diag(γ) and b̂ = Wβ + b, so that theory "
+        "may take γ = 1, β = 0. True of the function, and of gradients by the chain rule: ∇_W = ∇_Ŵ diag(γ) + ∇_b̂ βᵀ, "
+        "∇_b = ∇_b̂, ∇_γ = diag(Wᵀ∇_Ŵ), ∇_β = Wᵀ∇_b̂. It is not the same step: one in W, b, γ and β moves Ŵ and b̂ by "
+        "something else than one in these, so that what is proved of B₀,₁ is of another iteration."
+    )
+    hypotheses = ("no feature is constant on the batch",)
+    claims = (
+        Claim("function", "B_β,γ before W, b = B₀,₁ before Ŵ, b̂, in every layer", True),
+        Claim("gradients", "those in W, b, γ, β are those in Ŵ, b̂ by the chain rule", True),
+        Claim("step", "a step in W, b, γ, β, merged, is a step in Ŵ, b̂", False, published=False),
+    )
+    trials = 100
+
+    def merge(self, weight: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+        """[b̂, Ŵ]."""
+        return affine_merged(weight, gamma, beta)
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """A random network with γ and β before every layer."""
+        sizes = [random_size(rng, 20), *rng.integers(2, 8, rng.integers(1, 3)).tolist(), int(rng.integers(2, 5))]
+        network = order_one(rng, random_network(rng, sizes, int(rng.integers(10, 60))))
+        widths = [weight.shape[1] - 1 for weight in network.weights]
+        draw = (torch.from_numpy(rng.standard_normal(width)) for width in widths for _ in range(2))
+        gammas, betas = zip(*(((0.3 * next(draw)).exp(), next(draw)) for _ in widths), strict=True)
+        own = leaves([*network.weights, *gammas, *betas])
+        depth = len(widths)
+        weights, gamma, beta = own[:depth], own[depth : 2 * depth], own[2 * depth :]
+        merged_weights = leaves([self.merge(*layer) for layer in zip(weights, gamma, beta, strict=True)])
+        output, statistics = normalized_output(network, weights, list(zip(gamma, beta, strict=True)), through=True)
+        if nearly_constant(statistics):
+            return [Outcome("not-applicable", reason="a feature is nearly constant")] * 3
+        plain = normalized_output(network, merged_weights, through=True)[0]
+        criterion = CRITERIA[network.criterion]
+        found, hat = (
+            gradients(criterion(at, network.targets).mean(), inputs)
+            for at, inputs in ((output, own), (plain, merged_weights))
+        )
+        right, stepped = [], []
+        for number, G_hat in enumerate(hat):
+            layer = weights[number].detach(), gamma[number].detach(), beta[number].detach()
+            right.append(self.chain_rule(*layer, G_hat))
+            steps = (at - found[number + kind * depth] for kind, at in enumerate(layer))
+            stepped.append((self.merge(*steps) - self.merge(*layer)).flatten())
+        by_layer = [part for kind in zip(*right, strict=True) for part in kind]
+        return [
+            equal(output.detach().numpy(), plain.detach().numpy()),
+            # to the largest of all: where B comes next some gradients are sums that cancel
+            equal(*(torch.cat([part.flatten() for part in side]).numpy() for side in (found, by_layer))),
+            equal(torch.cat(stepped).numpy(), -torch.cat([G_hat.flatten() for G_hat in hat]).numpy()),
+        ]
+
+    def chain_rule(self, weight: Tensor, gamma: Tensor, beta: Tensor, G_hat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients in [b, W], γ and β of a layer from ``G_hat`` (m, n + 1) in [b̂, Ŵ]."""
+        W, in_b, in_W = weight[:, 1:], G_hat[:, :1], G_hat[:, 1:]
+        return torch.cat([in_b, in_W * gamma + in_b * beta], 1), (W * in_W).sum(0), (W * in_b).sum(0)
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """One weight and the loss g ŵ, ŵ = wγ: a step of size one in w and γ, all integers."""
+        rng = np.random.default_rng(seed)
+        while True:
+            w, gamma, g = (int(i) for i in rng.integers(2, 7, 3))
+            found, expected = (w - g * gamma) * (gamma - g * w), w * gamma - g
+            if expected and found != expected:
+                text = f"ŵ becomes {found} by a step in w and γ, {expected} by one in ŵ, for the loss g ŵ: [w, γ, g]"
+                far = float(discrepancy([found], [expected]))
+                yield Counterexample(self.claims[2].name, [[w, gamma, g]], text, far)
+                return
 
 
 def worst(found: Sequence[Outcome]) -> Outcome:

@@ -533,16 +533,18 @@ class WeightConditioningTheorem2(LayerStatement):
             reason = "the layer's weight is computed from other parameters: follow a method that trains it itself"
             return not_applicable(len(self.claims), reason)
         nothing = Outcome("not-applicable", reason="no critical point is known here")
-        one, both = (self.readings(seen, network, dims) for dims in (ROW_COLUMN[:1], ROW_COLUMN))
+        before = network.reweighted(network.weight)
+        if (undecided := singular(seen, before)) is not None:
+            return [*[undecided] * 3, self.observed_identity(network), nothing, *[undecided] * 3]
+        plain = observed_kappa(before)
+        one, both = (
+            [compared(reading, plain) for reading in self.readings(network, network.weight, dims)]
+            for dims in (ROW_COLUMN[:1], ROW_COLUMN)
+        )
         return [*one, self.observed_identity(network), nothing, *both]
 
-    def readings(self, seen: Observation, network: LayerNetwork, dims: tuple[int, ...]) -> list[Outcome]:
-        """The three readings of a layer with weight W."""
-        weight = network.weight
-        assert weight is not None
-        before = network.reweighted(weight)
-        if (undecided := singular(seen, before)) is not None:
-            return [undecided] * 3
+    def readings(self, network: LayerNetwork, weight: Tensor, dims: tuple[int, ...]) -> list[ConditionNumber]:
+        """κ in the three readings of a layer with weight W."""
         factors = torch.ones_like(weight, dtype=torch.float64)
         for dim in dims:
             factors = factors / own_norms(weight * factors, dim)
@@ -550,13 +552,11 @@ class WeightConditioningTheorem2(LayerStatement):
         scales = torch.cat([factors.flatten(), factors.new_ones(at.order - factors.numel())]).cpu()
         H, through = at.to_dense().cpu(), network.reweighted(weight, lambda W: self.own(W, dims))
         error = max(ROUND_OFF, at.rounding) * float(H.norm())
-        readings = [
+        return [
             observed_kappa(through),
             hessian_kappa(H, error),
             hessian_kappa(scales[:, None] * H * scales, error * float(scales.max()) ** 2),
         ]
-        plain = observed_kappa(before)
-        return [compared(reading, plain) for reading in readings]
 
     def own(self, weight: Tensor, dims: tuple[int, ...]) -> Tensor:
         """E(W) W of a layer in training, or E(W) W F(W)."""

@@ -72,7 +72,14 @@ def test_both_scales_are_whole(name):
                     assert min(grid) <= entry.rate[method] <= max(grid)
 
 
-@pytest.mark.parametrize("name", [name for name in STUDIES if name not in AT_HAND])
+def slow_but_one(names):
+    """Of the panels of one file, all but the first are slow tests: they differ in the data or the network alone."""
+    files = [name.partition("/")[0] for name in names]
+    marks = [pytest.mark.slow if file in files[:place] else () for place, file in enumerate(files)]
+    return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
+
+
+@pytest.mark.parametrize("name", slow_but_one([name for name in STUDIES if name not in AT_HAND]))
 def test_the_small_version_fits_together(tmp_path, name):
     """Every method fits the network; one of them trains, on noise in place of the data."""
     study = shortened(SMALL[name])
@@ -86,7 +93,7 @@ def test_the_small_version_fits_together(tmp_path, name):
     check_run(trained(study, data, methods[1], tmp_path / "run"))
 
 
-@pytest.mark.parametrize("name", AT_HAND)
+@pytest.mark.parametrize("name", slow_but_one(AT_HAND))
 def test_the_small_version_trains(tmp_path, name):
     study = Overrides(iterations=2).apply(SMALL[name])
     data = load_data(study.data)

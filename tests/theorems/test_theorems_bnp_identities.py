@@ -9,7 +9,14 @@ import torch
 from hesscond.theorems import verify
 from hesscond.theorems.base import discrepancy, equal
 from hesscond.theorems.bnp_algorithms import BNPAlgorithm2, BNPAlgorithm3
-from hesscond.theorems.bnp_identities import BNPProposition2, BNPProposition7, BNPProposition9, BNPTheorem3, nonnegative
+from hesscond.theorems.bnp_identities import (
+    BNPMerging,
+    BNPProposition2,
+    BNPProposition7,
+    BNPProposition9,
+    BNPTheorem3,
+    nonnegative,
+)
 from hesscond.theorems.networks import ACTIVATIONS, CRITERIA, random_network
 from tests.theorems.verdicts import check_broken, check_known, example_of, tallies
 
@@ -209,6 +216,32 @@ def test_the_counterexample_to_the_gradient_through_the_statistics():
         assert bool(gradient.abs() > 1e-3) == held
 
 
+def test_merging():
+    verdict = check_known("bnp-merging", trials=60)
+    assert tallies(verdict)["gradients"].holds > 50
+    w, gamma, g = example_of(verdict, "step").matrix[0]
+    pair = torch.tensor([w, gamma], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(g * pair.prod(), pair)
+    assert (pair - slope).prod().item() != w * gamma - g
+
+
+def test_broken_mergers():
+    class Shift(BNPMerging):
+        """β as if it came behind the layer."""
+
+        def merge(self, weight, gamma, beta):
+            W = weight[:, 1:]
+            return torch.cat([weight[:, :1] + W.sum(1, keepdim=True) * beta.mean(), W * gamma], 1)
+
+    class Transposed(BNPMerging):
+        def chain_rule(self, weight, gamma, beta, G_hat):
+            in_weight, in_gamma, in_beta = super().chain_rule(weight, gamma, beta, G_hat)
+            return in_weight, in_beta, in_gamma
+
+    check_broken(Shift(), "function", trials=5)
+    check_broken(Transposed(), "gradients", trials=5)
+
+
 def test_equality_up_to_round_off():
     one = np.array([1.0, 2.0])
     assert equal(one, one * (1 + 3 * EPS)).status == "holds"
@@ -232,6 +265,7 @@ def test_equality_up_to_round_off():
         ("bnp-algorithm-3", 10_000),
         ("bnp-proposition-7", 10_000),
         ("bnp-proposition-9", 3000),
+        ("bnp-merging", 3000),
     ],
 )
 def test_many_trials(id, trials):

@@ -218,6 +218,7 @@ def test_a_rate_by_another_hessian_is_far_off(verdicts):
     assert tallies(verdicts["cwo-rate"])["without curvature"].worst > 100
 
 
+@pytest.mark.slow
 def test_dead_units_are_the_reason(verdicts):
     found = tallies(verdicts["bnp-theorem-1"])
     assert found["assumption"].violated > 2

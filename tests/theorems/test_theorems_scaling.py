@@ -9,9 +9,9 @@ from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.theorems import Observation, observed_inputs, statement, verify
 from hesscond.theorems.base import decided
 from hesscond.theorems.bnp_condition_numbers import (
+    BNPPropertyA,
     BNPTheorem4,
     PRECInputScaling,
-    optimal_scaling,
     two_kinds,
     with_property_a,
 )
@@ -171,12 +171,11 @@ def test_bnp_theorem_4():
 
 
 @pytest.mark.slow
-def test_strictness_and_property_a():
+def test_strictness():
     found = tallies(verify("bnp-theorem-4", trials=60, counterexamples=False))
     assert found["strict"].holds > 35
     assert found["strict"].worst > 0.9
     assert found["strict, any mean"].violated > 5
-    assert found["Property A"].holds == 60
 
 
 def test_the_theorem_as_prec_prints_it_is_false():
@@ -207,14 +206,16 @@ def test_a_mean_along_the_top_eigenvector_lowers_kappa_by_what_is_claimed():
     assert outcomes[5] == outcomes[6]
 
 
-def test_scaling_by_something_else_is_not_the_best_with_property_a():
-    class Broken(BNPTheorem4):
-        def normalize(self, H):
-            moved = super().centre(H)
-            moved[:, 1:] /= H.var(0)
-            return moved
+def test_with_property_a_scaling_is_optimal():
+    verdict = check_known("bnp-property-a", trials=60)
+    assert tallies(verdict)["D optimal"].holds == 60
 
-    assert tallies(verify(Broken(), trials=10, counterexamples=False))["Property A"].violated > 5
+    class Variance(BNPPropertyA):
+        def normalize(self, H):
+            moved = H - H.mean(0)
+            return np.hstack([np.ones((len(H), 1)), moved / H.var(0)])
+
+    check_broken(Variance(), "D optimal", trials=10)
 
 
 def test_property_a_is_told():
@@ -229,7 +230,9 @@ def test_property_a_is_told():
     any_inputs = rng.standard_normal((20, 3))
     assert two_kinds(any_inputs) is None
     assert two_kinds(any_inputs[:, :2]).tolist() == [1, -1]
-    assert optimal_scaling(np.hstack([np.ones((20, 1)), any_inputs]), kappa(any_inputs)).reason == "no Property A"
+    for columns, status in ((3, "not-applicable"), (2, "holds"), (1, "holds")):
+        seen = Observation(*observed_inputs(any_inputs[:, :columns]), 20, np.ones((1, columns)), None, None)
+        assert statement("bnp-property-a").observe(seen)[0].status == status
 
 
 def test_with_property_a_the_optimum_is_that_of_the_optimizer():
@@ -336,6 +339,8 @@ def test_observed_in_a_layer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", ["van-der-sluis", "bnp-theorem-4", "wc-proposition-1", "wc-theorem-1", "prec-theorem-4"])
+@pytest.mark.parametrize(
+    "id", ["van-der-sluis", "bnp-theorem-4", "wc-proposition-1", "wc-theorem-1", "prec-theorem-4", "bnp-property-a"]
+)
 def test_many_trials(id):
     assert verify(id, trials=1500, seed=7, counterexamples=False).ok
