@@ -36,11 +36,12 @@ from hesscond.capture import eligible_layers
 from hesscond.capture.untouched import untouched
 from hesscond.data import Dataset
 from hesscond.errors import HesscondError
-from hesscond.hessians import Reparametrized
+from hesscond.hessians import HessianOperator, Reparametrized, unit_layout
 from hesscond.methods import Method, parse, registered
 from hesscond.models import build
 from hesscond.operators import Congruence, SymmetricOperator, trace
 from hesscond.report import Page, method_colors, save_figure
+from hesscond.results import NetworkResult
 from hesscond.spectra.condition import NOISE, conclude
 from hesscond.spectra.symmetric import eigenvalue_values
 from hesscond.study import StudyConfig, load_data, load_study
@@ -57,7 +58,7 @@ UNITS = (0, 1, 2, 3)
 #: Matrices up to this order are formed; of larger ones the largest eigenvalue and the trace are estimated.
 FORMED, PROBES = 3000, 60
 #: Steps of gradient descent in the case with a known answer.
-MOST = 40_000
+MOST = 80_000
 LEVELS = ("unit", "layer", "network")
 STATISTICS = {
     "kappa": "κ",
@@ -65,6 +66,7 @@ STATISTICS = {
     "concentration": "λ_max / Σ|λ|",
     "lambda_max": "λ_max",
     "sharpness": "λ_max · rate",
+    "decrease": "‖Pᵀ∇L‖² / (2 λ_max L)",
 }
 #: Methods of one kind; what is near to each other is no independent evidence.
 FAMILIES = {
@@ -330,6 +332,7 @@ def of_spectrum(H: SymmetricOperator) -> dict[str, Any]:
     size_of_A = float(torch.linalg.matrix_norm(A))
     error = max(float(torch.linalg.matrix_norm(A - A.T)), NOISE * torch.finfo(A.dtype).eps * size_of_A)
     values = eigenvalue_values(((A + A.T) / 2).numpy(), error, error)
+    assert values.negative is not None
     signed = np.where(values.negative, -values.magnitudes, values.magnitudes)
     return numbers_of_values(torch.from_numpy(signed), conclude(values, order=size, limit=size, scale=0))
 
@@ -351,19 +354,27 @@ def numbers_of_values(values: torch.Tensor, kappa: ConditionNumber) -> dict[str,
 
 
 class Plain(NamedTuple):
-    """The Hessian in the parameters themselves, formed once; other coordinates are products with it."""
+    """The Hessian in the parameters themselves, formed once; other coordinates are products with it.
+
+    ``H`` has tensor after tensor, as `parts` says; operators of layers have unit after unit.
+    """
 
     H: SymmetricOperator
     names: tuple[str, ...]
-    sizes: dict[str, int]
+    shapes: dict[str, torch.Size]
 
-    def of(self, names: Sequence[str]) -> SymmetricOperator:
-        """Of some parameters."""
-        if tuple(names) == self.names:
-            return self.H
-        ends = dict(zip(self.names, accumulate(self.sizes[name] for name in self.names), strict=True))
-        rows = torch.cat([torch.arange(ends[name] - self.sizes[name], ends[name]) for name in names])
-        return Part(self.H, rows)
+    @property
+    def parts(self) -> dict[str, list[slice]]:
+        """The rows of every parameter."""
+        sizes = [self.shapes[name].numel() for name in self.names]
+        return {n: [slice(end - k, end)] for n, k, end in zip(self.names, sizes, accumulate(sizes), strict=True)}
+
+    def like(self, other: HessianOperator) -> SymmetricOperator:
+        """The Hessian in the order of that of some layers."""
+        layout, parts = unit_layout(other), self.parts
+        rows = {name: torch.arange(own[0].start, own[0].stop).view(self.shapes[name]) for name, own in parts.items()}
+        numbered = layout.vector_of([rows[name].to(torch.float64) for name in layout.names])
+        return Part(self.H, numbered.long())
 
 
 def measure(setup: Setup, step: Step, layers: Sequence[str]) -> list[dict[str, Any]]:
@@ -372,12 +383,12 @@ def measure(setup: Setup, step: Step, layers: Sequence[str]) -> list[dict[str, A
     places = {step.method.layer(layer): layer for layer in layers}
     rows = []
     for data, pairs in (("train", (inputs, targets)), ("batch", step.batch)):
-        whole = probe(step.model, loss_fn, pairs, level="network", check=False)["network"]
+        whole = of_all(step.model, loss_fn, pairs, None, None)
         H: SymmetricOperator = whole.operator
         if whole.n_params <= FORMED:
             H = Formed(H.to_dense())
-        sizes = {name: p.numel() for name, p in step.model.named_parameters()}
-        plain = Plain(H, whole.parameters, sizes)
+        shapes = {name: p.shape for name, p in step.model.named_parameters()}
+        plain = Plain(H, whole.parameters, shapes)
         in_plain: list[dict[str, Any]] = []
         for coordinates, method in (("plain", None), ("own", step.method), ("raw", "bnp")):
             if coordinates == "own" and is_plain(step.method, layers):
@@ -392,6 +403,15 @@ def measure(setup: Setup, step: Step, layers: Sequence[str]) -> list[dict[str, A
                 in_plain += found if coordinates == "plain" else []
                 rows += found
     return rows
+
+
+def of_all(
+    model: nn.Module, loss_fn: nn.Module, pairs: Any, layers: Sequence[str] | None, method: ProbeMethod
+) -> NetworkResult:
+    """The Hessian of all parameters, or of those of some layers together."""
+    found = probe(model, loss_fn, pairs, layers, "network", method, check=False)["network"]
+    assert isinstance(found, NetworkResult)
+    return found
 
 
 def is_plain(method: Method, layers: Sequence[str]) -> bool:
@@ -421,17 +441,16 @@ def of_network(
     model: nn.Module, loss_fn: nn.Module, pairs: Any, places: Mapping[str, str], method: ProbeMethod, plain: Plain
 ) -> list[dict[str, Any]]:
     """The network, and the blocks of its Hessian that belong to the layers."""
+    parts: Mapping[str, Sequence[slice]]
     if method is None:
-        H = plain.H
-        ends = accumulate(plain.sizes[name] for name in plain.names)
-        parts = {n: [slice(end - plain.sizes[n], end)] for n, end in zip(plain.names, ends, strict=True)}
+        H, parts = plain.H, plain.parts
     else:
         # the raw statistics give a P for layers only, which may not be all that the network has
         only = list(places) if isinstance(method, str) else None
-        whole = probe(model, loss_fn, pairs, only, "network", method, check=False)["network"]
+        whole = of_all(model, loss_fn, pairs, only, method)
         H, parts = whole.operator, whole.parts
-        if isinstance(H, Congruence):
-            H = Congruence(plain.of(whole.parameters), H.P)
+        if isinstance(H, Congruence) and isinstance(H.A, HessianOperator):
+            H = Congruence(plain.like(H.A), H.P)
         if H.shape[0] <= FORMED:
             H = Formed(H.to_dense())
     rows = [{"level": "network"} | of_spectrum(H)]
@@ -474,13 +493,13 @@ def measure_run(folder: Path, setup: Setup, text: str, seed: int, rate: float, l
         layers = list(eligible_layers(build_plain(setup)))
         rows = measure(setup, step, layers)
         top = next((r.get("lambda_max") for r in rows if is_whole(r)), None)
-        share = decrease(setup, step, top)
+        promised = decrease(setup, step, top)
         seconds = time.monotonic() - start
         for name in where.pop(step.iteration):
             at = {"method": text, "seed": seed, "point": name}
             store.write(
                 measured=[[(at | row).get(column) for column in columns] for row in rows],
-                point=[(text, seed, name, step.iteration, loss, rate, share, seconds)],
+                point=[(text, seed, name, step.iteration, loss, rate, promised, seconds)],
             )
         if not where:
             break
@@ -533,6 +552,10 @@ def predictors(store: Store, unresolved: str) -> pd.DataFrame:
     together = pd.concat([by_layer, everywhere])
     long = together.melt(["method", "seed", "level", "layer", "coordinates", "data", "point"], var_name="statistic")
     names = ["level", "layer", "coordinates", "data", "statistic", "point"]
+    shares = store.read("point").dropna(subset=["decrease"])
+    shares = shares[shares["decrease"] > 0].assign(value=lambda own: own["decrease"].map(math.log10))
+    where = {"level": "network", "layer": "all", "coordinates": "own", "data": "train", "statistic": "decrease"}
+    long = pd.concat([long, shares[["method", "seed", "point", "value"]].assign(**where)])
     return long.pivot_table(index=["method", "seed"], columns=names, values="value")
 
 
@@ -563,15 +586,16 @@ def resampled(sample: Sample, families: np.ndarray, draws: int, *, by_family: bo
     """Spearman's correlation of bootstrap samples: methods (or families of them), then seeds of each."""
     rng = np.random.default_rng(0)
     methods, seeds = sample.x.shape
-    groups = [np.flatnonzero(families == name) for name in np.unique(families)] if by_family else None
+    # a seed without it counts as the mean of the others
+    sample = Sample(*(np.where(np.isnan(v), np.nanmean(v, 1, keepdims=True), v) for v in sample))
+    kinds = families if by_family else np.arange(methods)
+    groups = [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]
     found = np.empty(draws)
     for k in range(draws):
-        if groups is None:
-            chosen = rng.integers(methods, size=methods)
-        else:
-            chosen = np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])
+        drawn = rng.integers(len(groups), size=len(groups))
+        chosen = np.concatenate([groups[i] for i in drawn])
         of_seeds = rng.integers(seeds, size=(len(chosen), seeds))
-        x, y = (np.nanmean(part[chosen[:, None], of_seeds], 1) for part in sample)
+        x, y = (part[chosen[:, None], of_seeds].mean(1) for part in sample)
         found[k] = ranked(x) @ ranked(y)
     return found
 
@@ -765,8 +789,8 @@ def known_case() -> str:
     inputs, targets = data.train_inputs.flatten(1).to(torch.float64), data.train_targets
     loss_fn = nn.CrossEntropyLoss()
     gaps = (0.5, 0.1, 0.01, 1e-4, 1e-6)
-    rows = []
-    texts = ("l2", "standardize+l2", "minmax+l2", "bnp:statistics=data+l2", "equilibration+l2", "weightnorm+l2")
+    rows: list[tuple[Any, ...]] = []
+    texts = ("l2", "standardize+l2", "minmax+l2", "bnp:statistics=data+l2", "optimal-diagonal+l2")
     for strength in (1e-3, 1e-2):
         for text in texts:
             spec = f"{text}:strength={strength}"
@@ -780,7 +804,7 @@ def known_case() -> str:
         "| --- | ---: | ---: | ---: |" + " ---: |" * len(gaps),
     ]
     for spec, kappa, predicted, seen, *counts in rows:
-        shown = " | ".join(str(count) for count in counts)
+        shown = " | ".join(f"{count:g}" for count in counts)
         lines.append(f"| `{spec}` | {kappa:.4g} | {predicted:.4g} | {seen:.4g} | {shown} |")
     found = [
         f"{float(ranked(np.array([r[1] for r in rows])) @ ranked(np.array([r[4 + k] for r in rows]))):+.2f}"
@@ -816,7 +840,9 @@ def one_known(
         for p, q in zip(model.parameters(), start, strict=True):
             p.copy_(q)
     optimizer = method.optimizer(alpha)
-    first, counts, sizes = objective().item() - least, [], []
+    first = objective().item() - least
+    counts: list[float] = []
+    sizes: list[float] = []
     for step in range(MOST):
         optimizer.zero_grad()
         loss = objective()
@@ -825,7 +851,7 @@ def one_known(
         while len(counts) < len(gaps) and gap <= gaps[len(counts)] * first:
             counts.append(step)
         sizes.append(math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)))
-        if sizes[-1] < 1e-8 * sizes[0] or not math.isfinite(sizes[-1]):
+        if sizes[-1] < 1e-7 * sizes[0] or not math.isfinite(sizes[-1]):
             break
         method.transform_gradients()
         optimizer.step()
@@ -903,7 +929,7 @@ def main() -> None:
     store = Store(given.out, setup)
     runnable = [text for text in given.methods if trains(setup, text)]
     with ProcessPoolExecutor(given.jobs) as pool:
-        every = list(pool.map(work, [(run_rates, given.out, setup, "vanilla", seed, []) for seed in given.seeds]))
+        list(pool.map(work, [(run_rates, given.out, setup, "vanilla", seed, []) for seed in given.seeds]))
         targets = targets_of(store, setup)
         print("targets:", ", ".join(f"{target:.4g}" for target in targets), flush=True)
         others = [text for text in runnable if text != "vanilla"]

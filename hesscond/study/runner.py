@@ -39,7 +39,22 @@ from hesscond.theorems import LayerStatement, statement
 
 #: Samples in one forward pass of an evaluation: fully connected networks take little memory for each.
 EVALUATION_CHUNK = {"vector": 5000, "coordinates": 5000, "image": 250, "points": 250}
-LOSSES: dict[str, Callable[[], nn.Module]] = {"cross_entropy": nn.CrossEntropyLoss, "mse": nn.MSELoss}
+
+
+class OneVersusAll(nn.Module):
+    """Binary cross-entropy of every class against the others, the mean over samples and classes."""
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Of outputs (N, c), the log-odds of each class, and classes (N,)."""
+        wanted = functional.one_hot(target, output.shape[1]).to(output)
+        return functional.binary_cross_entropy_with_logits(output, wanted)
+
+
+LOSSES: dict[str, Callable[[], nn.Module]] = {
+    "cross_entropy": nn.CrossEntropyLoss,
+    "binary_cross_entropy": OneVersusAll,
+    "mse": nn.MSELoss,
+}
 
 
 @dataclass(frozen=True)
@@ -440,11 +455,9 @@ class Training:
         for start in range(0, samples, chunk):
             part = slice(start, start + chunk)
             output, targets = self.model(self.test_inputs[part]), self.data.test_targets[part]
+            total += self.loss_fn(output, targets).item() * len(targets)
             if classes:
-                total += functional.cross_entropy(output, targets, reduction="sum").item()
                 right.append(metrics.hits(output, targets))
-            else:
-                total += functional.mse_loss(output, targets, reduction="sum").item() / targets.shape[1]
         self.model.train()
         loss, targets = total / samples, self.data.test_targets
         own = metrics.of_classes(torch.cat(right), targets, classes) if classes else metrics.of_values(loss, targets)

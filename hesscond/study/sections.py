@@ -183,18 +183,18 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     """``[training]``: mini-batches of ``batch_size`` in a new random order every epoch, the remainder dropped.
 
-    ``loss``: ``"cross_entropy"`` for classes, ``"mse"`` for values, the mean over all of them. ``optimizer``: takes
-    the steps of a method that is no optimizer itself; the coordinates are the method's, and have no M of Adam in them,
-    which those of ``--method adam+NAME`` have. ``momentum`` and ``nesterov`` are of SGD: other optimizers refuse them.
-    ``weight_decay``: λ of the λθ that is added to the gradient (by AdamW, to the step) of every parameter but those
-    that the method leaves out. ``checkpoint_seconds``: how often the state is saved; what a kill loses is computed
-    again, to the same numbers.
+    ``loss``: for classes ``"cross_entropy"``, or ``"binary_cross_entropy"`` of every class against the others;
+    ``"mse"`` for values; the mean over all of them. ``optimizer``: takes the steps of a method that is no optimizer
+    itself; the coordinates are the method's, and have no M of Adam in them, which those of ``--method adam+NAME`` have.
+    ``momentum`` and ``nesterov`` are of SGD: other optimizers refuse them. ``weight_decay``: λ of the λθ that is added
+    to the gradient (by AdamW, to the step) of every parameter but those that the method leaves out.
+    ``checkpoint_seconds``: how often the state is saved; what a kill loses is computed again, to the same numbers.
     """
 
     batch_size: PositiveInt
     epochs: PositiveInt | None = None
     iterations: PositiveInt | None = None
-    loss: Literal["cross_entropy", "mse"] = "cross_entropy"
+    loss: Literal["cross_entropy", "binary_cross_entropy", "mse"] = "cross_entropy"
     optimizer: OptimizerName = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     nesterov: bool = False

@@ -91,10 +91,12 @@ def check_structure(study: StudyConfig) -> None:
         They do not.
     """
     form = study.data.form
-    loss = "cross_entropy" if form.classes else "mse"
-    if study.training.loss != loss:
+    fitting = ("cross_entropy", "binary_cross_entropy") if form.classes else ("mse",)
+    if study.training.loss not in fitting:
         there = "class labels" if form.classes else "values to predict, no classes"
-        raise Misfit(("training", "loss"), f"the data set {study.data.name!r} has {there}: use {loss!r}")
+        raise Misfit(
+            ("training", "loss"), f"the data set {study.data.name!r} has {there}: use {' or '.join(map(repr, fitting))}"
+        )
     layers = layers_of(study.model, form)
     for number, name in enumerate(study.probe.layers or []):
         if name not in layers:

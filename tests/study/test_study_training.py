@@ -352,6 +352,32 @@ def test_evaluations_equal_a_plain_pass_over_the_test_set(tmp_path, digits):
     assert last["test_accuracy"] > first["test_accuracy"]
 
 
+def test_binary_cross_entropy_is_of_every_class_against_the_others(tmp_path, digits):
+    """Evaluated and measured as −log σ(±o), a mean over samples and classes, by torch.func of units of the output."""
+    training = {"loss": "binary_cross_entropy"}
+    plan = plan_for(tmp_path / "run", iterations=1, training=training, probe={"precision": "float64"}, hidden=[12, 12])
+    run(plan, digits)
+    model = build_model(plan, digits).double()
+    x, labels = digits.train_inputs.flatten(1).double(), digits.train_targets
+    h = torch.relu(model.fc2(torch.relu(model.fc1(x))))
+    h = torch.cat([torch.ones(len(h), 1, dtype=h.dtype), h], 1).detach()
+    sign = torch.where(labels == 3, -1.0, 1.0)
+
+    def loss(w):
+        return torch.log1p(torch.exp(sign * (h @ w))).mean() / 10
+
+    H = torch.func.hessian(loss)(torch.cat([model.fc3.bias[3:4], model.fc3.weight[3]]).detach()).detach().numpy()
+    row = open_run(plan.folder).table("probe").query("data == 'train' and iteration == 0").iloc[0]
+    kappa, rank = dense_kappa(H)
+    assert (row["rank"], row["samples"]) == (rank, len(x))
+    assert row["kappa"] == pytest.approx(kappa, rel=1e-5)
+    assert row["lambda_max"] == pytest.approx(np.linalg.eigvalsh(H)[-1], rel=1e-5)
+    first = open_run(plan.folder).table("evaluation").iloc[0]
+    odds = model(digits.test_inputs.double()).detach().numpy()
+    signs = np.where(np.arange(10) == digits.test_targets.numpy()[:, None], -1, 1)
+    assert first["test_loss"] == pytest.approx(np.log1p(np.exp(signs * odds)).mean(), rel=1e-5)
+
+
 def test_when_evaluations_and_train_probes_happen(tmp_path, digits):
     iterations = 5 * PER_EPOCH + 4
     plan = plan_for(
