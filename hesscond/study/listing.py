@@ -37,7 +37,7 @@ def described() -> list[dict[str, str]]:
     for content in contents():
         panels = content.get("panels", [])
         tables = [content.get("data"), *(panel.get("data") for panel in panels)]
-        data = dict.fromkeys(table["name"] for table in tables if table)
+        data = dict.fromkeys(table["name"] for table in tables if table and "name" in table)
         count = f"{len(panels)}" if panels else ""
         rows.append(
             {"name": content["name"], "data": ", ".join(data), "panels": count, "description": content["description"]}
