@@ -15,7 +15,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from hesscond.commands.verify import known, status_of
+from hesscond.commands.verify import known, ranged, status_of
 from hesscond.methods import Method, registered
 from hesscond.methods.spec import shown_options
 from hesscond.report import margin_figure, save_figure
@@ -38,6 +38,7 @@ def method_page(method: type[Method]) -> str:
     head, *rest = SECTION.split(text)
     parts = [f"# {method.name}\n\n{method.summary}.\n\n**Source:** {linked(method.source)}\n"]
     parts.append(f"**Options:** `{shown_options(method) or 'none'}`\n")
+    parts.append(f"**Learning rate** where none is given: {method.rate:g}\n")
     parts.append(prose(head))
     for title, body in zip(rest[::2], rest[1::2], strict=True):
         if title not in ("Raises", "Examples"):
@@ -83,7 +84,10 @@ def entries(text: str) -> str:
 
 def statement_page(one: Statement, verdict: Verdict) -> str:
     """Text, claims, verdicts and counterexamples of a statement."""
-    lines = [f"# {one.id}: {one.title}\n", f"**Source:** {linked(one.source)}\n", f"{one.text}\n"]
+    lines = [f"# {one.id}: {one.title}\n", f"**Source:** {linked(one.source)}\n"]
+    if one.aliases:
+        lines.append(f"**Also:** {'; '.join(f'`{alias}` ({part})' for alias, part in one.aliases.items())}\n")
+    lines.append(f"{one.text}\n")
     lines.append(f"**If** {'; '.join(one.hypotheses) or 'always'}.\n")
     lines.append(f"`hesscond verify {one.id} --trials {verdict.trials}`:\n")
     lines.append("| claim | | known to be | status | violated | n/a | unresolved | used at most |")
@@ -97,6 +101,10 @@ def statement_page(one: Statement, verdict: Verdict) -> str:
             f"{tally.violated} of {decided} | {tally.not_applicable} | {tally.unresolved} | {used} |"
         )
     lines.append(f"\n![how much of what each claim allows the trials used]({one.id}.png)\n")
+    if verdict.readings:
+        lines.append("Reported, and judged by no bound:\n\n| | | median (least to most) |\n|---|---|---|")
+        lines += [f"| {found.reading.name} | {found.reading.text} | {ranged(found)} |" for found in verdict.readings]
+        lines.append("")
     for example in verdict.counterexamples:
         lines.append(f"**Certified counterexample of “{example.claim}”**, factor {example.factor:.4f}:\n")
         lines.append(f"```\n{example.matrix}\n{example.text}\n```\n")
@@ -131,7 +139,8 @@ def write(folder: Path, trials: int | None = None) -> None:
         verdict = verify(one, trials=trials)
         (folder / "statements" / f"{one.id}.md").write_text(statement_page(one, verdict), encoding="utf-8")
         save_figure(margin_figure(verdict), folder / "statements" / f"{one.id}.png")
-        listed.append((one.id, f"{one.title}: **{verdict.status}**", linked(one.source)))
+        also = f" ({', '.join(f'`{alias}`' for alias in one.aliases)})" if one.aliases else ""
+        listed.append((one.id, f"{one.title}{also}: **{verdict.status}**", linked(one.source)))
     (folder / "statements" / "index.md").write_text(index("Statements", listed), encoding="utf-8")
 
 

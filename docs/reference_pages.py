@@ -31,7 +31,7 @@ from hesscond.report import TABLES as TABLE_KINDS
 from hesscond.study.config import StudyConfig
 from hesscond.study.grid import SweepConfig
 from hesscond.study.store import KEYS as ROW_KEYS
-from hesscond.study.store import PROBE_MEANING, SCHEMA_VERSION, TABLES
+from hesscond.study.store import LACKING, PROBE_MEANING, SCHEMA_VERSION, TABLES
 
 GALLERY = Path(__file__).parents[1] / "figures" / "gallery"
 #: Base classes from elsewhere, whose members are not listed.
@@ -242,6 +242,9 @@ COLUMNS = {
     "evaluation": {
         "test_loss": "mean loss over the test set",
         "test_accuracy": "share of the test set that is classified correctly, 0 to 1",
+        "test_top5": "share whose class is among the five largest outputs, 0 to 1; empty with fewer than ten classes",
+        "test_class_accuracy": "mean over the classes of the share of each that is classified correctly",
+        "test_psnr": "−10 log₁₀ of the mean squared error, in dB, where all values are in [0, 1]; else empty",
     },
     "probe": {
         "samples": "samples that the Hessian is a mean over",
@@ -277,7 +280,8 @@ COLUMNS = {
 def tables() -> str:
     """The tables of a run's log, column by column."""
     kinds = {"INTEGER": "integer", "REAL": "number", "TEXT": "text"}
-    parts = [f"This is version {SCHEMA_VERSION} of the log; those of other versions are refused.\n"]
+    older = ", ".join(str(version) for version in LACKING if version != SCHEMA_VERSION)
+    parts = [f"This is version {SCHEMA_VERSION} of the log; {older} is read too, other versions are refused.\n"]
     for table, columns in TABLES.items():
         key = ", ".join(f"`{name}`" for name in ROW_KEYS.get(table, ("iteration",)))
         parts.append(f"## `{table}`\n\nOne row for each {key}.\n\n| column | | meaning |\n|---|---|---|")

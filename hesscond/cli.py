@@ -33,7 +33,12 @@ Example: hesscond study fc-digits --method vanilla --method bnp
 #: The sections of ``hesscond --help`` with their commands: the module in `hesscond.commands`, and the function in it.
 SECTIONS = {
     "Measure and prove": {"probe": "probe:probe", "density": "density:density", "verify": "verify:verify_statements"},
-    "Train and compare methods": {"study": "study:study", "sweep": "sweep:sweep", "compare": "compare:compare_methods"},
+    "Train and compare methods": {
+        "study": "study:study",
+        "sweep": "sweep:sweep",
+        "compare": "compare:compare_methods",
+        "replicate": "replicate:replicate",
+    },
     "Look at runs": {
         "check": "check:check",
         "figure": "drawing:figure",

@@ -6,8 +6,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from hesscond.commands import completion
+from hesscond.errors import ConfigError
 from hesscond.study import open_run
-from hesscond.theorems import Claim, Outcome, Statement, register, statements
+from hesscond.theorems import Claim, Outcome, Statement, register, statement, statements
 from hesscond.theorems.base import _REGISTRY
 
 
@@ -46,7 +48,7 @@ def test_json(call_cli):
         "wc-proposition-1", "violated", "violated", True,
     )  # fmt: skip
     assert (verdict["trials"], verdict["seed"]) == (4, 3)
-    assert [c["known_to_hold"] for c in verdict["claims"]] == [False, True]
+    assert [c["known_to_hold"] for c in verdict["claims"]] == [False, True, False, False, True]
     assert verdict["counterexamples"][0]["factor"] > 1
 
 
@@ -72,6 +74,29 @@ def test_a_violated_statement_that_should_hold_is_exit_code_1(call_cli, false_st
     assert case.get("classname") == "wrong"
     assert "violated in" in case.find("failure").get("message")
     assert ElementTree.parse(report).getroot().get("failures") == "1"
+
+
+def test_other_ids_of_a_statement(call_cli):
+    result = call_cli("verify", "prec-theorem-2", "van-der-sluis", "bnp-lemma-a1", "--trials", "2", "--json")
+    (verdict,) = json.loads(result.out)
+    assert verdict["id"] == "van-der-sluis"
+    assert verdict["aliases"] == ["prec-theorem-2", "bnp-lemma-a1"]
+    assert verdict["readings"] == []
+    assert type(statement("prec-theorem-2")) is type(statement("van-der-sluis"))
+    assert "prec-theorem-2" not in [s.id for s in statements()]
+    listed = {s["id"]: s["aliases"] for s in json.loads(call_cli("statements", "--json").out)}
+    assert listed["van-der-sluis"] == {"prec-theorem-2": "rows", "bnp-lemma-a1": "columns"}
+    assert call_cli("statements").out.count("prec-theorem-2") == 1
+    assert "also called bnp-lemma-a1: columns" in call_cli("statements", "--long").out
+    assert "bnp-lemma-a1" in completion.statement_ids("bnp-l")
+
+
+@pytest.mark.parametrize(("id", "others"), [("van-der-sluis", {}), ("new", {"prec-theorem-2": "all"})])
+def test_an_id_that_is_taken(id, others):
+    wrong = type("Wrong", (Statement,), {"id": id, "aliases": others})
+    with pytest.raises(ConfigError, match="is registered already"):
+        register(wrong)
+    assert "new" not in _REGISTRY
 
 
 def test_the_lists(call_cli):
@@ -118,7 +143,7 @@ batch_size = 40
 iterations = 6
 [probe]
 layers = ["fc2", "fc3"]
-units = [3]
+units = [3, 0]
 every = 3
 train_every_epochs = 1
 [[statements]]
@@ -130,16 +155,20 @@ id = "bnp-theorem-4"
 def test_attached_to_a_study(call_cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(STUDY)
-    result = call_cli(
-        "study", "tiny.toml", "-m", "vanilla", "--lr", "0.1", "--statement", "wc-theorem-1", "--out", "out"
-    )
+    # one that is attached by several ids is checked once
+    attached = [word for id in ("wc-theorem-1", "prec-theorem-2", "bnp-lemma-a1") for word in ("--statement", id)]
+    result = call_cli("study", "tiny.toml", "-m", "vanilla", "--lr", "0.1", *attached, "--out", "out")
     assert (result.code, result.err) == (0, "")
     assert "three rows or more" in result.out
     run = open_run("out")
-    assert run.config["statements"] == [{"id": "bnp-theorem-4"}, {"id": "wc-theorem-1"}]
+    assert [own["id"] for own in run.config["statements"]] == ["bnp-theorem-4", "wc-theorem-1", "van-der-sluis"]
     table = run.table("statements")
-    # two layers, one unit, at two iterations of the batch and two of the training set, 5 + 2 claims
-    assert len(table) == 2 * (2 + 2) * 7
+    # two layers, the first unit, at two iterations of the batch and two of the training set, 7 + 5 + 2 claims
+    assert len(table) == 2 * (2 + 2) * 14
+    assert set(table["unit"]) == {3}
+    # what is printed has one row for each claim
+    ids = ("bnp-theorem-4", "wc-theorem-1", "van-der-sluis")
+    assert sum(line.startswith(ids) for line in result.out.splitlines()) == 14
     whole = table.query("data == 'train' and claim == 'scaling'")
     assert set(whole["status"]) == {"holds"}
     assert whole["used"].between(0, 1).all()

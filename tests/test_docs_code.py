@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from hesscond.cli import app
-from hesscond.study import StudyConfig
+from hesscond.study.files import StudyFile
 from tests import documented
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +81,9 @@ def test_every_study_on_the_pages_is_one():
     ]
     assert studies
     for page, block in studies:
-        assert StudyConfig.model_validate(tomllib.loads(block.text)).name, page
+        file = StudyFile(Path(block.file or "docs.toml"), block.text, tomllib.loads(block.text))
+        for panel in file.panels or [""]:
+            assert file.study(panel, None).name, page
 
 
 def test_make_targets_on_the_pages_exist():

@@ -38,10 +38,10 @@ def methods(incomplete: str) -> list[str]:
 
 
 def statement_ids(incomplete: str) -> list[str]:
-    """Statements."""
-    from hesscond.theorems import statements
+    """Statements, by any of their ids."""
+    from hesscond.theorems.base import ids
 
-    return among(one.id for one in statements())(incomplete)
+    return among(ids())(incomplete)
 
 
 def runs(incomplete: str) -> list[str]:

@@ -9,18 +9,27 @@ import typer
 
 from hesscond.commands import completion
 from hesscond.commands.printing import AsJson, listing, stdout
-from hesscond.study.listing import described
+from hesscond.errors import ConfigError
+from hesscond.study.listing import described, panels_of
 
 if TYPE_CHECKING:
     from hesscond.methods import Method
 
 
-def studies(as_json: AsJson = False) -> None:
-    """List the built-in studies.
+def studies(
+    name: Annotated[
+        str | None, typer.Argument(help="Show the panels and methods of this one.", autocompletion=completion.studies)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the built-in studies, or the panels of one.
 
-    Example: hesscond studies --json
+    Example: hesscond studies bnp-figure-3
     """
-    listing(described(), as_json)
+    rows = described() if name is None else panels_of(name)
+    if not rows:
+        raise ConfigError(f"unknown study {name!r}: hesscond studies lists them")
+    listing(rows, as_json)
 
 
 def methods(
@@ -45,17 +54,19 @@ def methods(
         return
     stdout.print(f"{chosen.name}: {chosen.summary}", soft_wrap=True)
     stdout.print(f"source:  {chosen.source}", soft_wrap=True)
-    stdout.print(f"options: {shown_options(chosen) or 'none'}\n", soft_wrap=True)
+    stdout.print(f"options: {shown_options(chosen) or 'none'}", soft_wrap=True)
+    stdout.print(f"rate:    {chosen.rate:g}\n", soft_wrap=True)
     stdout.print(inspect.getdoc(chosen) or "", soft_wrap=True)
 
 
-def method_row(method: type[Method]) -> dict[str, str]:
+def method_row(method: type[Method]) -> dict[str, str | float]:
     """A method in a listing."""
     from hesscond.methods.spec import shown_options
 
     return {
         "name": method.name,
         "options": shown_options(method),
+        "rate": method.rate,
         "summary": method.summary,
         "source": method.source,
     }

@@ -91,11 +91,12 @@ def study(
         out = Path(name).parent
     if config.run is not None:
         if not method:
-            method, lr = [config.run.method], lr or config.run.learning_rate
+            method, lr = [config.run.label or config.run.method], lr or config.run.learning_rate
         seed = str(config.run.seed) if seed is None else seed
     if not method:
+        own = "".join(f"{entry.name}, " for entry in config.methods)
         names = ", ".join(m.name for m in registered())
-        raise ConfigError(f"name at least one method with --method: {names}")
+        raise ConfigError(f"name at least one method with --method: {own}{names}")
     where = out or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     overrides = Overrides(iterations, epochs, batch_size, lr, probe_every, tuple(statement or ()))
     plans = plan_runs(
@@ -113,6 +114,8 @@ def study(
         data = load_data(config.data, data_dir, on_decoded)
     for plan in plans:
         check_plan(plan, data)
+    if lr is None:
+        tell_default_rates(plans)
     data = data.to(plans[0].device)
     diverged = run_all(plans, data, resume)
     stored = [open_run(plan.folder) for plan in plans]
@@ -142,16 +145,20 @@ def run_all(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[str]:
     sentences = []
     for plan in plans:
         try:
-            with interruptible(plan.folder), progress_bar(stderr, label(plan)) as on_progress:
+            with interruptible(plan.folder), progress_bar(stderr, plan.name) as on_progress:
                 run(plan, data, on_progress, resume=resume)
         except DivergedError as error:
-            sentences.append(f"{plan.study.name} {label(plan)}: {error}")
+            sentences.append(f"{plan.study.name} {plan.name}: {error}")
     return sentences
 
 
-def label(plan: RunPlan) -> str:
-    """Method and seed."""
-    return f"{plan.method} seed {plan.seed}"
+def tell_default_rates(plans: Sequence[RunPlan]) -> None:
+    """Say which methods train at a learning rate of their own, for want of one in the study."""
+    for method, plan in {plan.method: plan for plan in plans}.items():
+        size = plan.study.training.batch_size
+        if plan.study.known_rate(plan.label or method, size) is None:
+            said = f"study {plan.study.full_name} has no learning rate for {method} at batch size {size}"
+            stderr.print(f"{said}: taking the method's default, {plan.learning_rate:g}", soft_wrap=True)
 
 
 @contextmanager

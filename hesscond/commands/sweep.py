@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from hesscond.report.sweeps import best_frame, best_table, sweep_frame
 from hesscond.study import RunPlan, load_data, load_study, open_run, resolve_device
 from hesscond.study.grid import FILE, Overrides, SweepConfig, check_config, parse_settings, plan_sweep, read_sweep
 from hesscond.study.sections import LARGEST
-from hesscond.study.sweep import DataKey, Outcome, data_key, prepare, shared_files
+from hesscond.study.sweep import DataKey, Outcome, Prepared, data_key, prepare_sweep, shared_files
 from hesscond.study.sweep import sweep as run_sweep
 from hesscond.study.workers import WorkerProcesses, dask_workers, sigterm_interrupts
 
@@ -113,29 +113,9 @@ def sweep(
             raise ConfigError("name at least one method with --method (hesscond methods lists them)")
         config = check_config(content)
     plans = plan_sweep(config, where, torch.device(place.devices[0].type))
-    wanted = {data_key(plan): plan.study.data for plan in plans}
-    with loading_bar(stderr, ", ".join(sorted({one.name for one in wanted.values()}))) as on_decoded:
-        data = {key: load_data(one, data_dir, on_decoded) for key, one in wanted.items()}
-        prepared = prepare(config, plans, data, where)
-    left = prepared.left
-    said = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
-    said += f", {len(prepared.done)} of them over before" if prepared.done else ""
-    stderr.print(f"{said}; {words(place, config, len(left))}", soft_wrap=True)
-    outcomes = dict(prepared.done)
-    if left:
-        try:
-            with (
-                sigterm_interrupts(Terminated),
-                place.workers(data, len(left)) as (executor, files),
-                sweep_view(stderr, [plan.folder for plan in left], len(plans)) as shown,
-            ):
-                del data
-                outcomes |= run_sweep(
-                    left, executor, shown, threads=config.threads, files=files, data_dir=absolute(data_dir)
-                )
-        except KeyboardInterrupt as interrupt:
-            stderr.print(f"interrupted: hesscond sweep {where} goes on", soft_wrap=True)
-            raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
+    data = data_of(plans, data_dir)
+    prepared = prepare_sweep(config, plans, data, where)
+    outcomes = do(plans, prepared, data, place, config.threads, data_dir, f"hesscond sweep {where}")
     finish(config, where, plans, outcomes)
 
 
@@ -186,6 +166,55 @@ def place_of(jobs: int | None, device: str, dask: str | None) -> Place:
     if len({one.type for one in devices}) > 1:
         raise ConfigError(f"--device {device}: either the CPU or GPUs, their last digits differ")
     return Place(jobs or (len(devices) if devices[0].type == "cuda" else cores()), tuple(devices))
+
+
+def data_of(plans: Sequence[RunPlan], data_dir: Path | None) -> dict[DataKey, Dataset]:
+    """The data sets of many runs, each loaded once."""
+    wanted = {data_key(plan): plan.study.data for plan in plans}
+    with loading_bar(stderr, ", ".join(sorted({one.name for one in wanted.values()}))) as on_decoded:
+        return {key: load_data(one, data_dir, on_decoded) for key, one in wanted.items()}
+
+
+def do(
+    plans: Sequence[RunPlan],
+    prepared: Prepared,
+    data: dict[DataKey, Dataset],
+    place: Place,
+    threads: int,
+    data_dir: Path | None,
+    again: str,
+) -> dict[str, Outcome]:
+    """Do what is left of many runs, and show it; ``data`` are given away, ``again`` is the command that goes on."""
+    left = prepared.left
+    said = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
+    said += f", {len(prepared.done)} of them over before" if prepared.done else ""
+    stderr.print(f"{said}; {words(place, threads, len(left))}", soft_wrap=True)
+    outcomes = dict(prepared.done)
+    if left:
+        try:
+            with (
+                sigterm_interrupts(Terminated),
+                place.workers(data, len(left)) as (executor, files),
+                sweep_view(stderr, [plan.folder for plan in left], len(plans)) as shown,
+            ):
+                data.clear()
+                outcomes |= run_sweep(left, executor, shown, threads=threads, files=files, data_dir=absolute(data_dir))
+        except KeyboardInterrupt as interrupt:
+            stderr.print(f"interrupted: {again} goes on", soft_wrap=True)
+            raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
+    return outcomes
+
+
+def complain_of(outcomes: Mapping[str, Outcome]) -> None:
+    """Name the runs that somebody else works on, and those that went wrong; exit code 1 if some did."""
+    for outcome in outcomes.values():
+        if outcome.status == "busy":
+            stderr.print(f"{outcome.name}: left out, another process works on it", soft_wrap=True)
+    bad = [outcome for outcome in outcomes.values() if outcome.status in ("diverged", "failed")]
+    for outcome in bad:
+        complain(f"{outcome.name} {outcome.status}: {outcome.message}")
+    if bad:
+        raise typer.Exit(DIVERGED)
 
 
 def cores() -> int:
@@ -250,14 +279,14 @@ def integers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def words(place: Place, config: SweepConfig, runs: int) -> str:
-    """Where a sweep computes, in words."""
+def words(place: Place, threads: int, runs: int) -> str:
+    """Where runs compute, in words."""
     if not runs:
         return "nothing to do"
-    threads = f"{config.threads} thread{'s' if config.threads > 1 else ''} each"
+    each = f"{threads} thread{'s' if threads > 1 else ''} each"
     if place.dask is not None:
-        return f"Dask at {place.dask}, on {place.devices[0].type}, {threads}"
-    return f"{min(place.jobs, runs)} at a time on {', '.join(map(str, place.devices))}, {threads}"
+        return f"Dask at {place.dask}, on {place.devices[0].type}, {each}"
+    return f"{min(place.jobs, runs)} at a time on {', '.join(map(str, place.devices))}, {each}"
 
 
 def absolute(path: Path | None) -> Path | None:
@@ -284,14 +313,7 @@ def finish(config: SweepConfig, where: Path, plans: list[RunPlan], outcomes: dic
         print_table(best_table(best, config.axes, f"{config.study.name} · {len(stored)} runs"))
         stdout.print(f"runs:   {where}", soft_wrap=True)
         stdout.print(f"tables: {where / 'best.csv'}, {where / 'runs.csv'}", soft_wrap=True)
-    for outcome in outcomes.values():
-        if outcome.status == "busy":
-            stderr.print(f"{outcome.name}: left out, another process works on it", soft_wrap=True)
-    bad = [outcome for outcome in outcomes.values() if outcome.status in ("diverged", "failed")]
-    for outcome in bad:
-        complain(f"{outcome.name} {outcome.status}: {outcome.message}")
-    if bad:
-        raise typer.Exit(DIVERGED)
+    complain_of(outcomes)
 
 
 def value_at(config: dict[str, Any], key: str) -> Any:

@@ -26,7 +26,7 @@ from hesscond.errors import ConfigError
 from hesscond.report.margins import margin_figure
 from hesscond.report.page import METADATA, save_figure
 from hesscond.study.sections import LARGEST
-from hesscond.theorems import Claim, Statement, Tally, Verdict, statement, statements, verify
+from hesscond.theorems import Claim, Reported, Statement, Tally, Verdict, statement, statements, verify
 
 #: Sizes of the matrices of ``--worst``.
 SIZES = (3, 4, 6, 8, 12)
@@ -64,9 +64,10 @@ def verify_statements(
         raise ConfigError(f"--trials must be at least 1, got {trials}")
     check_file("--junit", junit, None)
     check_file("--figure", figure, METADATA)
-    if figure is not None and (all_of_them or len(set(ids or ())) != 1):
+    # one that is named by several of its ids is checked once
+    chosen = list(statements()) if all_of_them else list({s.id: s for s in map(statement, ids or ())}.values())
+    if figure is not None and len(chosen) != 1:
         raise ConfigError("--figure draws one statement: name that one only")
-    chosen = list(statements()) if all_of_them else [statement(id) for id in dict.fromkeys(ids or ())]
     verdicts = run_all(chosen, trials, seed)
     extremes = {one.id: largest(one, seed) for one in chosen} if worst else {}
     if as_json:
@@ -76,6 +77,7 @@ def verify_statements(
         print_table(verdict_table(verdicts))
         for verdict in verdicts:
             show_counterexamples(verdict)
+            show_readings(verdict)
             for row in extremes.get(verdict.id, ()):
                 stdout.print(
                     f"{verdict.id}, {row['claim']}, size {row['size']}: exceeded by {row['factor']:.4f}, "
@@ -132,7 +134,8 @@ def list_statements(
     for column in ("id", "known to", "title", "source"):
         table.add_column(column, no_wrap=column in ("id", "known to"))
     for one in statements():
-        table.add_row(one.id, expectation(one), one.title, one.source)
+        names = "\n".join([one.id, *(f"= {alias}" for alias in one.aliases)])
+        table.add_row(names, expectation(one), one.title, one.source)
     if not long:
         print_table(table)
         return
@@ -142,6 +145,10 @@ def list_statements(
         stdout.print(textwrap.fill(one.text, width, initial_indent="  ", subsequent_indent="  "), soft_wrap=True)
         for claim in one.claims:
             stdout.print(f"  {known(claim)}:  {claim.name}: {claim.text}", soft_wrap=True)
+        for reading in one.reports:
+            stdout.print(f"  reported:  {reading.name}: {reading.text}", soft_wrap=True)
+        for alias, part in one.aliases.items():
+            stdout.print(f"  also called {alias}: {part}", soft_wrap=True)
         stdout.print(f"  if {'; '.join(one.hypotheses) or 'always'}\n", soft_wrap=True)
 
 
@@ -160,6 +167,7 @@ def described(one: Statement) -> dict[str, Any]:
     """A statement for JSON."""
     return {
         "id": one.id,
+        "aliases": dict(one.aliases),
         "title": one.title,
         "source": one.source,
         "text": one.text,
@@ -167,6 +175,7 @@ def described(one: Statement) -> dict[str, Any]:
         "claims": [
             {"name": c.name, "text": c.text, "known_to_hold": c.true, "published": c.published} for c in one.claims
         ],
+        "readings": [{"name": r.name, "text": r.text} for r in one.reports],
     }
 
 
@@ -189,7 +198,7 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     for name in ("violated", "n/a", "open", "used"):
         table.add_column(name, justify="right", no_wrap=True)
     for verdict in verdicts:
-        table.add_row(Text(verdict.id, style="bold"))
+        table.add_row(Text(" = ".join([verdict.id, *verdict.aliases]), style="bold"))
         for tally in verdict.tallies:
             status = status_of(verdict, tally)
             table.add_row(
@@ -218,17 +227,29 @@ def show_counterexamples(verdict: Verdict) -> None:
         stdout.print(f"  {example.text}", soft_wrap=True)
 
 
+def show_readings(verdict: Verdict) -> None:
+    """What is reported beside the claims."""
+    for found in verdict.readings:
+        stdout.print(f"{verdict.id}, {found.reading.name}: {ranged(found)}, {found.reading.text}", soft_wrap=True)
+
+
+def ranged(found: Reported) -> str:
+    """The median of a reading, and its range."""
+    return f"{found.median:.3g} ({found.least:.3g} to {found.most:.3g})"
+
+
 def as_dict(verdict: Verdict) -> dict[str, Any]:
     """A verdict for JSON."""
     return {
         "id": verdict.id,
+        "aliases": list(verdict.aliases),
         "status": verdict.status,
         "expected": verdict.expected,
         "ok": verdict.ok,
         "trials": verdict.trials,
         "seed": verdict.seed,
         "violations": verdict.violations,
-        "worst": None if math.isnan(verdict.worst) else verdict.worst,
+        "worst": number(verdict.worst),
         "seconds": verdict.seconds,
         "claims": [
             {
@@ -250,7 +271,22 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
         "counterexamples": [
             {"claim": e.claim, "matrix": e.matrix, "text": e.text, "factor": e.factor} for e in verdict.counterexamples
         ],
+        "readings": [
+            {
+                "name": r.reading.name,
+                "text": r.reading.text,
+                "median": number(r.median),
+                "least": number(r.least),
+                "most": number(r.most),
+            }
+            for r in verdict.readings
+        ],
     }
+
+
+def number(value: float) -> float | None:
+    """For JSON, which has no NaN."""
+    return None if math.isnan(value) else value
 
 
 def junit_cases(verdicts: list[Verdict]) -> Iterator[Case]:

@@ -9,10 +9,9 @@ from typing import Any
 
 from hesscond.data.dataset import Dataset, Form
 from hesscond.data.files import DownloadError, download_files
+from hesscond.data.folders import FOLDERS
 from hesscond.data.generated import DIGITS, GENERATED, digits_folder
-from hesscond.data.image_folder import NAME as IMAGE_FOLDER
-from hesscond.data.image_folder import OPTIONS as IMAGE_FOLDER_OPTIONS
-from hesscond.data.image_folder import find, form_of, load_image_folder, what_to_bring
+from hesscond.data.image_folder import find
 from hesscond.data.preparation import part
 from hesscond.data.published import SOURCES, Source
 from hesscond.errors import ConfigError, DataNotFoundError
@@ -33,7 +32,7 @@ def names() -> tuple[str, ...]:
     >>> names()[:6]
     ('cifar10', 'cifar100', 'digits', 'fashion-mnist', 'image-folder', 'image-regression')
     """
-    return tuple(sorted((*SOURCES, *GENERATED, IMAGE_FOLDER)))
+    return tuple(sorted((*SOURCES, *GENERATED, *FOLDERS)))
 
 
 def options(name: str) -> dict[str, Any]:
@@ -54,8 +53,8 @@ def options(name: str) -> dict[str, Any]:
     >>> options("occupancy")
     {'train': 20000, 'test': 5000, 'seed': 0}
     """
-    if name == IMAGE_FOLDER:
-        return dict(IMAGE_FOLDER_OPTIONS)
+    if name in FOLDERS:
+        return dict(FOLDERS[name].options)
     return GENERATED[name].options if name in GENERATED else {}
 
 
@@ -84,8 +83,8 @@ def form(name: str, **given: Any) -> Form:
     >>> form("shapes", points=64)
     Form(input_shape=(64, 3), outputs=5, classes=5)
     """
-    if name == IMAGE_FOLDER:
-        return form_of(given)
+    if name in FOLDERS:
+        return FOLDERS[name].form(given)
     refuse_options(name, given)
     return GENERATED[name].form(GENERATED[name].checked(given)) if name in GENERATED else _source(name).form
 
@@ -139,13 +138,13 @@ def load(
     >>> data.train_inputs.shape, data.test_inputs.shape
     (torch.Size([1437, 1, 8, 8]), torch.Size([360, 1, 8, 8]))
     """
-    if data_dir is not None and name in (*SOURCES, IMAGE_FOLDER) and not Path(data_dir).expanduser().is_dir():
+    if data_dir is not None and name in (*SOURCES, *FOLDERS) and not Path(data_dir).expanduser().is_dir():
         raise DataNotFoundError(
             f"the data directory {data_dir} does not exist: make it, or give the folder that holds {name}."
         )
-    if name == IMAGE_FOLDER:
+    if name in FOLDERS:
         directories = _directories(data_dir)
-        return load_image_folder(given, directories, train_samples=train_samples, test_samples=test_samples)
+        return FOLDERS[name].load(given, directories, train_samples=train_samples, test_samples=test_samples)
     refuse_options(name, given)
     if name in GENERATED:
         data = GENERATED[name](**given)
@@ -185,8 +184,8 @@ def fetch(name: str, data_dir: Path | str | None = None) -> Path:
         return digits_folder()
     if name in GENERATED:
         raise ConfigError(f"the data set {name!r} is generated: there is nothing to fetch.")
-    if name == IMAGE_FOLDER:
-        raise ConfigError(f"{name} is not for download: {what_to_bring(_directories(data_dir))}")
+    if name in FOLDERS:
+        raise ConfigError(f"{name} is not for download: {FOLDERS[name].what_to_bring(_directories(data_dir))}")
     source = _source(name)
     directory, place = _locate(source, _directories(data_dir), may_download=True)
     source.verified_files(place)
@@ -213,8 +212,8 @@ def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
     ConfigError
         If there is no data set of this name, or it has no files.
     """
-    if name == IMAGE_FOLDER:
-        return find(IMAGE_FOLDER_OPTIONS["folder"], _directories(data_dir))
+    if name in FOLDERS:
+        return find(FOLDERS[name].options["folder"], _directories(data_dir))
     source = _source(name)
     return next((place for directory in _directories(data_dir) if (place := source.find(directory))), None)
 

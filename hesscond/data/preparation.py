@@ -1,4 +1,4 @@
-"""What a study does to samples: take a part of them, standardize them, crop and flip mini-batches of images."""
+"""What a study does to samples: take a part of them, standardize them, augment mini-batches."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ PADDING = 4
 #: Of a random crop that is resized: its share of the image, its width over its height, and how often it is drawn again
 #: where it does not fit into the image.
 AREA, ASPECT, DRAWS = (0.08, 1.0), (3 / 4, 4 / 3), 10
+
+#: Standard deviation of the noise of points.
+JITTER = 0.01
 
 
 def chosen(targets: torch.Tensor, samples: int) -> torch.Tensor:
@@ -202,9 +205,43 @@ def boxes(samples: int, height: int, width: int, generator: torch.Generator) -> 
     return top, left, high, wide
 
 
-#: In the order in which they are done. What is drawn is drawn on the CPU: the same on every device.
-AUGMENTATIONS: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
-    "crop": crop,
-    "resized-crop": resized_crop,
-    "flip": flip,
+def cutout(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Each image (N, C, H, W) with zeros in a rectangle of half its height and width, about a pixel of it.
+
+    DeVries, Taylor, Improved Regularization of Convolutional Neural Networks with Cutout (2017), section 3.2: of CIFAR
+    16 × 16, cut off at the border. The zeros are those of what the network sees, as with `crop`.
+    """
+    samples, _, height, width = images.shape
+    inside = []
+    for side in (height, width):
+        middle = torch.randint(side, (samples, 1), generator=generator).to(images.device)
+        place = torch.arange(side, device=images.device)
+        start = middle - side // 4
+        inside.append((place >= start) & (place < start + side // 2))
+    rows, columns = inside
+    return images.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
+
+
+def rotation(clouds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Each cloud (N, P, 3) turned about its third axis, which points up, by an angle uniform over the circle."""
+    angle = (2 * math.pi * torch.rand(len(clouds), generator=generator)).to(clouds)
+    cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
+    turns = torch.stack([cos, sin, zero, -sin, cos, zero, zero, zero, one], 1).view(-1, 3, 3)
+    return clouds @ turns
+
+
+def jitter(clouds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Clouds (N, P, d) with N(0, 0.01²), cut off at ±0.05, added to each coordinate.
+
+    Qi, Su, Mo, Guibas, PointNet (CVPR 2017), section 5.1; the bounds are those of the published code.
+    """
+    noise = JITTER * torch.randn(clouds.shape, generator=generator)
+    return clouds + noise.clamp(-5 * JITTER, 5 * JITTER).to(clouds)
+
+
+#: By kind of input, in the order in which they are done. What is drawn is drawn on the CPU: the same on every device.
+AUGMENTATIONS: dict[str, dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]]] = {
+    "image": {"crop": crop, "resized-crop": resized_crop, "flip": flip, "cutout": cutout},
+    "points": {"rotation": rotation, "jitter": jitter},
+    "coordinates": {},
 }

@@ -46,6 +46,7 @@ class Adam(Adaptive):
     name = "adam"
     summary = "Adam (torch), measured in M^1/2 of its averaged squared gradients"
     source = "Kingma, Ba, ICLR 2015, Algorithm 1"
+    rate = 0.001
     kind: ClassVar[type[Optimizer]] = torch.optim.Adam
 
     def __init__(

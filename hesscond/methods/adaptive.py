@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from hesscond.capture import chosen_layers
 from hesscond.capture.layers import unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Jacobi, UnitScaling
-from hesscond.methods.base import Method, no_step
+from hesscond.methods.base import Method, OptimizerName, no_step, refuse_momentum
 from hesscond.methods.registry import register
 
 JACOBI = Jacobi()
@@ -83,19 +83,22 @@ class Adaptive(Method):
         """
 
     def optimizer(
-        self, lr: float, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+        self,
+        lr: float,
+        *,
+        kind: OptimizerName = "sgd",
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
     ) -> Optimizer:
-        """The optimizer of torch; the weight decay is as torch has it, unless it is an option of the method.
+        """The method's own optimizer of torch, not ``kind``; the weight decay as torch has it, or an option of its own.
 
         Raises
         ------
         ConfigError
             A momentum, or Nesterov's step, which it does not have; two weight decays.
         """
-        if momentum:
-            raise ConfigError(f"method {self.name!r} has no momentum of its own: set momentum to 0, not {momentum}")
-        if nesterov:
-            raise ConfigError(f"method {self.name!r} has no Nesterov step: set nesterov to false")
+        refuse_momentum(f"method {self.name!r}", momentum, nesterov)
         own = self.arguments()
         if weight_decay and "weight_decay" in own:
             raise ConfigError(
@@ -138,14 +141,21 @@ class Adaptive(Method):
         if self._optimizer is None or group is None:
             return None
         state = self._optimizer.state.get(parameter, {})
-        gradient = parameter.grad if self._about_to_step else None
-        if gradient is not None:
-            gradient = gradient.detach().to(torch.float64)
-            if not group.get("decoupled_weight_decay"):
-                gradient = gradient + group["weight_decay"] * parameter.detach()
+        gradient = None
+        if self._about_to_step and parameter.grad is not None:
+            gradient = self._gradient(parameter, group, torch.float64)
         elif not float(state.get("step", 0)) > 0:
             return None
         return 1 / (self.second_moment(state, group, gradient).sqrt() + group["eps"])
+
+    @staticmethod
+    def _gradient(parameter: nn.Parameter, group: Mapping[str, Any], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The gradient of the next step, with that of the weight decay."""
+        assert parameter.grad is not None
+        gradient = parameter.grad.detach().to(dtype)
+        return (
+            gradient if group.get("decoupled_weight_decay") else gradient + group["weight_decay"] * parameter.detach()
+        )
 
     @property
     def _groups(self) -> dict[int, Mapping[str, Any]]:
@@ -230,6 +240,7 @@ class AdaGrad(Adaptive):
     name = "adagrad"
     summary = "AdaGrad (torch), measured in M^1/2 of its accumulated squared gradients"
     source = "Duchi, Hazan, Singer, JMLR 2011, Figure 1"
+    rate = 0.01
     kind = torch.optim.Adagrad
 
     def __init__(self, model: nn.Module, *, initial_accumulator: float = 0.0, epsilon: float = 1e-10) -> None:
@@ -269,28 +280,57 @@ class RMSProp(Adaptive):
         ε.
     centered
         Whether v_t − ḡ_t² is taken.
+    start
+        ``"zero"``: from v_0 = 0. ``"first-gradient"``: from v_1 = g_1², so that v_t = a^{t−1} g_1² + (1−a) Σ_{i≥2}
+        a^{t−i} g_i² is an average. ``"corrected"``: v_0 = 0, and v_t/(1−aᵗ), the average with the weights a^{t−i},
+        in place of v_t.
 
     Raises
     ------
     ConfigError
-        An option out of its range.
+        An option out of its range; ``centered`` with another start than from zero, of which v_1 − ḡ_1² would be 0.
+
+    Notes
+    -----
+    torch has the first of the three starts. For the others its state is changed before the step, such that its update
+    a v + (1−a) g² makes the v_t wanted of it. The third is Adam's: ``adam:beta_1=0,beta_2=a`` takes the same steps.
     """
 
     name = "rmsprop"
     summary = "RMSProp (torch), measured in M^1/2 of its averaged squared gradients"
     source = "Tieleman, Hinton, lecture 6.5, 2012"
+    rate = 0.001
     kind = torch.optim.RMSprop
 
-    def __init__(self, model: nn.Module, *, alpha: float = 0.99, epsilon: float = 1e-8, centered: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        alpha: float = 0.99,
+        epsilon: float = 1e-8,
+        centered: bool = False,
+        start: Literal["zero", "first-gradient", "corrected"] = "zero",
+    ) -> None:
         super().__init__(model, epsilon=epsilon)
         check_decay(self.name, "alpha", alpha)
-        self.alpha, self.centered, self._momentum = alpha, centered, 0.0
+        if centered and start != "zero":
+            raise ConfigError(
+                f"method 'rmsprop': of start={start} a single gradient has the variance 0: set centered to false, or "
+                "start to zero"
+            )
+        self.alpha, self.centered, self.start, self._momentum = alpha, centered, start, 0.0
 
     def arguments(self) -> dict[str, Any]:
         return {"alpha": self.alpha, "eps": self.epsilon, "centered": self.centered, "momentum": self._momentum}
 
     def optimizer(
-        self, lr: float, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+        self,
+        lr: float,
+        *,
+        kind: OptimizerName = "sgd",
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
     ) -> Optimizer:
         """The optimizer of torch, which has a momentum."""
         self._momentum = momentum
@@ -300,10 +340,48 @@ class RMSProp(Adaptive):
         self, state: Mapping[str, Any], group: Mapping[str, Any], gradient: torch.Tensor | None
     ) -> torch.Tensor:
         """v, or v − ḡ²."""
+        if self.start != "zero" and gradient is not None:
+            share = self.share(float(state.get("step", 0)) + 1, group["alpha"])
+            v = state.get("square_avg", gradient.square()).to(torch.float64)
+            return torch.lerp(v, gradient.square(), share)
         v = averaged(state.get("square_avg"), None if gradient is None else gradient.square(), group["alpha"])
         if not group["centered"]:
             return v
         return v - averaged(state.get("grad_avg"), gradient, group["alpha"]).square()
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Read the state of this optimizer from now on, and give it the start.
+
+        Raises
+        ------
+        ConfigError
+            It is of another kind.
+        """
+        known = optimizer is self._optimizer
+        super().follow(optimizer)
+        if not known and self.start != "zero":
+            optimizer.register_step_pre_hook(self._give_start)
+
+    def share(self, t: float, a: float) -> float:
+        """What g_t² is counted with in v_t, once there is a first gradient."""
+        return (1 - a) / (1 - a**t) if self.start == "corrected" else 1 - a
+
+    @torch.no_grad()
+    def _give_start(self, optimizer: Optimizer, *_: Any) -> None:
+        """Change v such that torch's a v + (1−a) g² is the v_t of the start."""
+        for group in optimizer.param_groups:
+            a = group["alpha"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state, squares = optimizer.state[parameter], self._gradient(parameter, group).square()
+                if not state:
+                    state |= {"step": torch.tensor(0.0), "square_avg": squares}
+                    if group["momentum"]:
+                        state["momentum_buffer"] = torch.zeros_like(squares)
+                elif a:
+                    share, v = self.share(float(state["step"]) + 1, a), state["square_avg"]
+                    v.mul_((1 - share) / a).add_(squares, alpha=(share - (1 - a)) / a)
 
 
 def check_decay(method: str, option: str, value: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, Reparametrized, UnitCoordinates
 from hesscond.hessians.parameters import UnitLayout
 from hesscond.methods.wrapping import place_of
+
+#: Names of the optimizers of torch that may take a method's steps.
+OptimizerName = Literal["sgd", "adam", "adamw"]
 
 
 class Method:
@@ -36,6 +39,8 @@ class Method:
     summary: ClassVar[str]
     #: Paper and equation.
     source: ClassVar[str]
+    #: Learning rate if none is given. At it, the study ``fc-digits`` reaches at least 80 % whatever the seed.
+    rate: ClassVar[float] = 0.1
     #: Whether the step goes along P Pᵀ∇L for a P that is not the identity; two such methods cannot be combined.
     preconditions: ClassVar[bool] = False
     #: Whether that is done by the optimizer's step, and not by `transform_gradients`: adaptive methods.
@@ -78,11 +83,28 @@ class Method:
     # -- the step -----------------------------------------------------------------------------------------------------
 
     def optimizer(
-        self, lr: float, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+        self,
+        lr: float,
+        *,
+        kind: OptimizerName = "sgd",
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
     ) -> torch.optim.Optimizer:
-        """What takes the steps: SGD, unless the method is an optimizer itself."""
+        """What takes the steps: torch's SGD, Adam or AdamW, unless the method is an optimizer itself.
+
+        Raises
+        ------
+        ConfigError
+            A momentum, or Nesterov's step, for one that is not SGD.
+        """
         parameters = self.parameter_groups(weight_decay)
-        found = torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=nesterov)
+        found: torch.optim.Optimizer
+        if kind == "sgd":
+            found = torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=nesterov)
+        else:
+            refuse_momentum(f"optimizer {kind!r}", momentum, nesterov)
+            found = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[kind](parameters, lr=lr)
         self.follow(found)
         return found
 
@@ -97,7 +119,7 @@ class Method:
         return [group for group in groups if group["params"]]
 
     def without_decay(self) -> set[int]:
-        """The ids of the parameters that a weight decay would not regularize, and is not to reach."""
+        """The ids of the parameters that a weight decay is not to reach."""
         return set()
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
@@ -252,6 +274,14 @@ class Method:
         """
         if state:
             raise ConfigError(f"method {self.name!r} has no state, but was given {', '.join(state)}")
+
+
+def refuse_momentum(what: str, momentum: float, nesterov: bool) -> None:
+    """Raise a ConfigError for options of SGD that something else has not."""
+    if momentum:
+        raise ConfigError(f"{what} has no momentum of its own: set momentum to 0, not {momentum}")
+    if nesterov:
+        raise ConfigError(f"{what} has no Nesterov step: set nesterov to false")
 
 
 def no_step(method: str) -> ConfigError:

@@ -82,6 +82,13 @@ class BatchNormalization(Normalization):
     mode. In training mode the samples are coupled. With ``gradient_through_statistics=False`` its derivatives,
     Hessians among them, are those at fixed μ and σ.
 
+    Lange, Helfrich and Ye (JMLR 2022) normalize after the activations, h_l = g(W B(h_{l−1}) + b), with the defaults of
+    TensorFlow 1.13 in their fully connected networks and the CNN of five layers:
+    ``batchnorm:position=post,eps=0.001,momentum=0.01``; their ResNets have those of torch. σ² is the variance of the N
+    values with 1/N in training, and the running average is of that with 1/(N−1), as torch and TensorFlow's fused path
+    (of convolutions) have it. TensorFlow's dense path averages that with 1/N: at batch 6 this changed the test accuracy
+    on CIFAR-10 by −0.3 to 0.7 points (six runs of three hidden layers of 100 units).
+
     Parameters
     ----------
     model, position, layers

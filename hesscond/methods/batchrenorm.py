@@ -6,6 +6,8 @@ Algorithm 1.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -20,7 +22,7 @@ class BatchRenorm(nn.Module):
     """One layer of batch renormalization; takes activations (N, C, *positions). See `BatchRenormalization`.
 
     The counter of training batches and the running statistics are buffers. With ``track_running_stats`` false they
-    are read, not written.
+    are read, not written. With ``debias`` the running statistics are the debiased ones.
     """
 
     running_mean: torch.Tensor
@@ -39,8 +41,10 @@ class BatchRenorm(nn.Module):
         momentum: float,
         eps: float,
         affine: bool,
+        debias: bool = False,
     ) -> None:
         super().__init__()
+        self.debias = debias
         self.r_max, self.d_max, self.start, self.r_end, self.d_end = r_max, d_max, start, r_end, d_end
         self.momentum, self.eps, self.track_running_stats = momentum, eps, True
         self.weight = nn.Parameter(torch.ones(channels)) if affine else None
@@ -59,8 +63,10 @@ class BatchRenorm(nn.Module):
         r, d = self.correction(mean, std)
         if self.track_running_stats:
             self.num_batches_tracked.add_(1)
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_std.lerp_(std, self.momentum)
+            # debiased, the first batch is all of the average, and the share falls to the momentum
+            share = self.momentum / self._counted() if self.debias else self.momentum
+            self.running_mean.lerp_(mean, share)
+            self.running_std.lerp_(std, share)
         # γ (x̂ r + d) + β with x̂ by torch's own function
         if self.weight is not None and self.bias is not None:
             r, d = self.weight * r, torch.addcmul(self.bias, self.weight, d)
@@ -70,9 +76,17 @@ class BatchRenorm(nn.Module):
         """(C,) r = clip(σ_B / σ) and d = clip((μ_B − μ) / σ), in the bounds of the present batch."""
         r_max = 1 + (self.r_max - 1) * self._progress(self.r_end)
         d_max = self.d_max * self._progress(self.d_end)
-        r = torch.minimum(torch.maximum(std / self.running_std, 1 / r_max), r_max)
-        d = torch.minimum(torch.maximum((mean - self.running_mean) / self.running_std, -d_max), d_max)
+        mu, sigma = self.running_mean, self.running_std
+        if self.debias:
+            counted = self._counted()
+            mu, sigma = torch.lerp(mean, mu, counted), torch.lerp(std, sigma, counted)
+        r = torch.minimum(torch.maximum(std / sigma, 1 / r_max), r_max)
+        d = torch.minimum(torch.maximum((mean - mu) / sigma, -d_max), d_max)
         return r, d
+
+    def _counted(self) -> torch.Tensor:
+        """What all batches up to now weigh in a running average from zero: 1 − (1−α)ᵗ."""
+        return (1 - (1 - self.momentum) ** self.num_batches_tracked.to(torch.float64)).to(self.running_std.dtype)
 
     def _progress(self, end: int) -> torch.Tensor:
         """From 0, up to the start of the schedule, to 1 at its end; a tensor, as reading it would wait for a GPU."""
@@ -88,10 +102,22 @@ class BatchRenormalization(Normalization):
     the batch and μ and σ running averages of these, from before the batch. Where nothing is clipped, training and
     inference compute the same function. A probe after the forward pass sees μ and σ after it.
 
+    ``clip=false,debias=true`` is TensorFlow 1.13's with its default arguments and, with ``position=post``, that of
+    Lange, Helfrich and Ye (JMLR 2022); but TensorFlow infers by a second running average, of the debiased ones. It can
+    diverge. Measured on three hidden layers of 100 units, CIFAR-10, batch 6, rate 0.05, ``position=post``, five seeds,
+    1,000 iterations: on inputs in [0, 1] three did (after 600 to 900), and without ``debias`` all five (within 230); on
+    standardized inputs none, with it or without.
+
     Parameters
     ----------
     model, position, layers
         See `Normalization`.
+    clip
+        Whether r and d are clipped, as ``r_max`` to ``d_end`` say. Without, there is no warm-up either.
+    debias
+        Whether the running averages start from the first batch: at batch t + 1, with c = 1 − (1−α)ᵗ, μ is c times the
+        average of batches 1 to t, their weights divided by c, plus 1 − c times the mean of the batch itself; σ
+        alike. At inference there is no such second term. False: from μ = 0, σ = 1.
     r_max, d_max
         Final bounds.
     start
@@ -109,7 +135,7 @@ class BatchRenormalization(Normalization):
     Raises
     ------
     ConfigError
-        No such layer; r_max below 1, d_max or a number of batches negative.
+        No such layer; r_max below 1, d_max or a number of batches negative, or a bound infinite.
     """
 
     name = "batchrenorm"
@@ -121,6 +147,8 @@ class BatchRenormalization(Normalization):
         model: nn.Module,
         *,
         position: Position = "pre",
+        clip: bool = True,
+        debias: bool = False,
         r_max: float = 3.0,
         d_max: float = 5.0,
         start: int = 5000,
@@ -131,10 +159,13 @@ class BatchRenormalization(Normalization):
         eps: float = 1e-3,
         layers: tuple[str, ...] | None = None,
     ) -> None:
+        if max(r_max, d_max) == math.inf:
+            raise ConfigError("batchrenorm cannot grow a bound to infinity: give clip=false to clip nothing")
         if not r_max >= 1 or not d_max >= 0:
             raise ConfigError(f"batchrenorm needs r_max of 1 at least and d_max of 0 at least, not {r_max} and {d_max}")
         if min(start, r_end, d_end) < 0:
             raise ConfigError(f"batchrenorm counts batches from 0: not {min(start, r_end, d_end)}")
+        self.clip, self.debias = clip, debias
         self.r_max, self.d_max, self.start, self.r_end, self.d_end = r_max, d_max, start, r_end, d_end
         self.affine, self.momentum, self.eps = affine, checked_momentum(momentum), positive_eps(eps)
         super().__init__(model, self._normalization, position=position, layers=layers)
@@ -142,14 +173,15 @@ class BatchRenormalization(Normalization):
     def _normalization(self, site: Site) -> nn.Module:
         return BatchRenorm(
             site.channels,
-            r_max=self.r_max,
-            d_max=self.d_max,
-            start=self.start,
-            r_end=self.r_end,
-            d_end=self.d_end,
+            r_max=self.r_max if self.clip else math.inf,
+            d_max=self.d_max if self.clip else math.inf,
+            start=self.start if self.clip else 0,
+            r_end=self.r_end if self.clip else 0,
+            d_end=self.d_end if self.clip else 0,
             momentum=self.momentum,
             eps=self.eps,
             affine=self.affine,
+            debias=self.debias,
         )
 
     def check_batch(self, samples: int) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates
-from hesscond.methods.base import Method
+from hesscond.methods.base import Method, OptimizerName
 from hesscond.methods.regularization import Penalized
 
 
@@ -61,12 +61,18 @@ class Composed(Method):
             part.check_batch(samples)
 
     def optimizer(
-        self, lr: float, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+        self,
+        lr: float,
+        *,
+        kind: OptimizerName = "sgd",
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
     ) -> torch.optim.Optimizer:
-        """Of the one that has its own, else SGD."""
+        """Of the one that has its own, else what is asked for."""
         own = [part for part in self.parts if type(part).optimizer is not Method.optimizer]
         make = own[0].optimizer if own else super().optimizer
-        found = make(lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+        found = make(lr, kind=kind, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
         self.follow(found)
         return found
 

@@ -1,7 +1,7 @@
 """Weight equilibration (weight conditioning): the layer multiplies with E(W) W, E diagonal.
 
 Sources: Saratchandran, Wang and Lucey, *Weight Conditioning for Smooth Optimization of Neural Networks*, ECCV 2024,
-sec. 3; Van der Sluis, *Condition numbers and equilibration of matrices*, Numerische Mathematik 14 (1969).
+sec. 4 and 5.1; Van der Sluis, *Condition numbers and equilibration of matrices*, Numerische Mathematik 14 (1969).
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class Equilibration(Reparametrization):
     p
         Of the norm, 1 ≤ p ≤ inf.
     layers
-        Those to equilibrate (the paper's choice for its convolutional networks is the first and the last); None: all.
+        Those to equilibrate; ``ends``: the first and the last, as the paper has it in its convolutional networks; None:
+        all.
 
     Raises
     ------
@@ -139,7 +140,7 @@ class Equilibration(Reparametrization):
 
     name = "equilibration"
     summary = "weight matrices are equilibrated in the forward pass (weight conditioning): E(W) W"
-    source = "Saratchandran, Wang, Lucey, ECCV 2024, sec. 3"
+    source = "Saratchandran, Wang, Lucey, ECCV 2024, sec. 4, 5.1"
     coordinates_name = "through W -> E(W) W"
 
     def __init__(

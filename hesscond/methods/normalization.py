@@ -115,7 +115,7 @@ def positive_eps(eps: float) -> float:
     return eps
 
 
-def channel_groups(site: Site, groups: int, indivisible: Indivisible) -> int:
+def channel_groups(site: Site, groups: int | None, indivisible: Indivisible, *, size: int | None = None) -> int:
     """The number of groups that the channels of a site are split into.
 
     Parameters
@@ -123,10 +123,12 @@ def channel_groups(site: Site, groups: int, indivisible: Indivisible) -> int:
     site
         Where.
     groups
-        Number asked for.
+        Number asked for; None: ``size`` is.
     indivisible
-        Where the channels do not split into as many groups of the same size: ``"refuse"``, or take the largest number
-        below it into which they do.
+        Where the channels do not split into as many groups of the same size, or groups of this size: ``"refuse"``, or
+        take the largest number below it into which they do.
+    size
+        Channels in a group.
 
     Raises
     ------
@@ -134,19 +136,23 @@ def channel_groups(site: Site, groups: int, indivisible: Indivisible) -> int:
         They do not split, or a group beside a dense layer would have one value only, which normalizes to zero.
     """
     # a convolution's channel has many positions
-    most = site.channels if site.dimensions else site.channels // 2
+    least = 1 if site.dimensions else 2
+    choices = [n for n in range(least, site.channels + 1) if site.channels % n == 0]
+    asked, option, what = size, "size", f"groups of {size} channels"
+    if groups is not None:
+        choices = [site.channels // n for n in reversed(choices)]
+        asked, option, what = groups, "groups", f"{groups} groups of the same size"
     where = f"the {site.channels} channels at layer {site.name!r}"
-    divisors = [n for n in range(1, most + 1) if site.channels % n == 0]
-    if groups < 1 or not divisors:
-        raise ConfigError(f"{where} cannot be normalized in {groups} groups: a group needs two values")
+    if not choices or asked is None or asked < choices[0]:
+        raise ConfigError(f"{where} cannot be normalized in {what}: a group needs two values")
     if indivisible == "largest-divisor":
-        return max(n for n in divisors if n <= groups)
-    if groups not in divisors:
+        asked = max(n for n in choices if n <= asked)
+    if asked not in choices:
         raise ConfigError(
-            f"{where} do not split into {groups} groups of the same size with two values at least: choose groups "
-            f"among {', '.join(map(str, divisors))}, or indivisible=largest-divisor"
+            f"{where} do not split into {what}, of two values at least: choose {option} among "
+            f"{', '.join(map(str, choices))}, or indivisible=largest-divisor"
         )
-    return groups
+    return asked if groups is not None else site.channels // asked
 
 
 @register
@@ -208,10 +214,13 @@ class GroupNormalization(Normalization):
     model, position, layers
         See `Normalization`.
     groups
-        Number of groups. The paper has 32 for 64 channels and more.
+        Number of groups; 2 if there is no ``size``. The paper has 32 for 64 channels and more.
+    size
+        Channels in a group, instead of ``groups``.
     indivisible
-        What to do where the channels do not split into as many groups of the same size, and of two values at least
-        beside a dense layer: ``"refuse"``, or take the largest smaller number for that layer, ``"largest-divisor"``.
+        What to do where the channels do not split into as many groups of the same size, or groups of this size, and of
+        two values at least beside a dense layer: ``"refuse"``, or take the largest smaller number for that layer,
+        ``"largest-divisor"``.
     affine
         Whether γ and β are trained; else they are 1 and 0.
     eps
@@ -220,7 +229,7 @@ class GroupNormalization(Normalization):
     Raises
     ------
     ConfigError
-        See ``indivisible``.
+        Both a number and a size; see ``indivisible``.
     """
 
     name = "groupnorm"
@@ -232,17 +241,21 @@ class GroupNormalization(Normalization):
         model: nn.Module,
         *,
         position: Position = "pre",
-        groups: int = 2,
+        groups: int | None = None,
+        size: int | None = None,
         indivisible: Indivisible = "refuse",
         affine: bool = True,
         eps: float = EPS,
         layers: tuple[str, ...] | None = None,
     ) -> None:
-        self.groups, self.indivisible, self.affine, self.eps = groups, indivisible, affine, positive_eps(eps)
+        if groups is not None and size is not None:
+            raise ConfigError(f"groupnorm has either a number of groups or their size: not {groups} and {size}")
+        self.groups = 2 if groups is None and size is None else groups
+        self.size, self.indivisible, self.affine, self.eps = size, indivisible, affine, positive_eps(eps)
         super().__init__(model, self._normalization, position=position, layers=layers)
 
     def _normalization(self, site: Site) -> nn.Module:
-        groups = channel_groups(site, self.groups, self.indivisible)
+        groups = channel_groups(site, self.groups, self.indivisible, size=self.size)
         return nn.GroupNorm(groups, site.channels, eps=self.eps, affine=self.affine)
 
 

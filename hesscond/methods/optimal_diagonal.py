@@ -134,6 +134,7 @@ class OptimalDiagonal(InputMethod[OptimalDiagonalState]):
     name = "optimal-diagonal"
     summary = "the diagonal scaling of every layer's inputs with the smallest κ, certified"
     source = "Boyd et al., LMIs in System and Control Theory, SIAM 1994, sec. 3.1 (the problem)"
+    rate = 0.03
     kept = ("R", "mass", "d", "gap")
 
     def __init__(

@@ -54,7 +54,7 @@ class Reparametrization(Method):
     model
         Any module with dense or convolutional layers.
     layers
-        Those to reparametrize; None: all, and the output layer if ``with_output``.
+        Those to reparametrize; ``("ends",)``: the first and the last; None: all, the output layer if ``with_output``.
 
     Raises
     ------

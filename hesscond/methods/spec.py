@@ -38,6 +38,17 @@ class Spec:
         return "+".join(method.name for method, _ in self.parts)
 
     @property
+    def rate(self) -> float:
+        """The learning rate if none is given: the smallest of all.
+
+        Examples
+        --------
+        >>> parse("vanilla").rate, parse("adam+groupnorm").rate
+        (0.1, 0.001)
+        """
+        return min(method.rate for method, _ in self.parts)
+
+    @property
     def folder(self) -> str:
         """A name for a folder."""
         return "".join("-" if c in ":,=/" else c for c in self.text)

@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Literal
+from itertools import chain, pairwise
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from hesscond.capture.layers import Geometry, Layer, chosen_layers, from_unit_weights, unit_weights
+from hesscond.capture.layers import ELIGIBLE, Geometry, Layer, chosen_layers, from_unit_weights, unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Coordinates, HessianMaker, SphereTangentOperator
 from hesscond.methods.base import Method
 from hesscond.methods.registry import register
-from hesscond.methods.wrapping import dimensions, layers_of, wrap
+from hesscond.methods.wrapping import dimensions, layers_of, put, wrap
 from hesscond.operators import SymmetricOperator
 
-Constraint = Literal["sphere", "centred", "both"]
+Constraint = Literal["none", "centred", "sphere", "both"]
+Share = Literal["batch", "sample", "entry"]
 #: ‖w‖² of n weights of variance 2/n, as He's initialization has them.
 C = 2.0
+#: σ of the noise if it is not given: the best of Table 4, and that of the point clouds.
+SCALES = {"linear": 1.0, "constant": 0.4}
 #: Initial weights whose spread is below this times their norm are all equal.
 EQUAL = 1e-5
 
@@ -36,68 +41,86 @@ def projected(weights: torch.Tensor, constraint: Constraint, c: float = C) -> to
 
     w ↦ w − mean(w) 1, then w ↦ √c w / ‖w‖, or one of the two (Algorithm 1; eq. (11) with w − α∇L for w).
     """
-    if constraint != "sphere":
+    if constraint in ("centred", "both"):
         weights = weights - weights.mean(1, keepdim=True)
-    if constraint != "centred":
+    if constraint in ("sphere", "both"):
         weights = weights * (math.sqrt(c) / weights.norm(dim=1, keepdim=True))
     return weights
 
 
 class Affine(nn.Module):
-    """γ a + β for each channel, from γ = 1 and β = 0: what batch normalization ends with.
+    """γ a + β for each channel, from γ = 1 and β = 0: what batch normalization ends with (eq. (6)).
 
     Parameters
     ----------
     channels
         m.
-    dimensions
-        Number of spatial dimensions behind the channels.
+    axis
+        Where they are among the dimensions of a.
     """
 
-    def __init__(self, channels: int, dimensions: int) -> None:
+    def __init__(self, channels: int, axis: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
-        self.shape = (channels, *[1] * dimensions)
+        self.axis = axis
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
-        """Of pre-activations (…, m, positions)."""
-        return torch.addcmul(self.bias.view(self.shape), a, self.weight.view(self.shape))
+        """Of activations with m channels along the axis."""
+        shape = [1] * a.ndim
+        shape[self.axis] = -1
+        return torch.addcmul(self.bias.view(shape), a, self.weight.view(shape))
 
 
 class Noise(nn.Module):
-    """Adds Gaussian noise, independent from entry to entry, in training mode only.
+    """(1 + n) a in training mode, n Gaussian: one number for each channel, shared by all its positions (eq. (7)).
 
-    What it adds depends on the number of the step and on the shape of the batch, and on nothing that came before:
-    a probe between two steps sees the noise of the training pass, and takes none away from it; several forward passes
-    before one step have the same noise if their shapes are equal. The global random state is not used. The number of
-    the step is a buffer, and so in the model's ``state_dict``.
+    n depends on the seed, the number of the step and its own shape, and on nothing that came before: a probe between
+    two steps sees the noise of the training pass, and takes none away from it; several forward passes before one step
+    have the same noise. The global random states are not used. The number of the step is a buffer, and so in the
+    model's ``state_dict``.
 
     Parameters
     ----------
     deviation
-        Standard deviation of the noise.
+        σ, the standard deviation of n.
     seed
         Numbers that tell this noise from all others.
+    axis
+        Where the channels are among the dimensions of a.
+    per
+        Whether n is drawn for each channel once a ``"batch"``, for each channel of each ``"sample"``, or for each
+        ``"entry"`` of a.
+    additive
+        Whether a + n takes the place of (1 + n) a.
     """
 
     step: torch.Tensor
 
-    def __init__(self, deviation: float, seed: tuple[int, ...]) -> None:
+    def __init__(
+        self, deviation: float, seed: tuple[int, ...], axis: int, *, per: Share = "sample", additive: bool = False
+    ) -> None:
         super().__init__()
-        self.deviation, self.seed = deviation, seed
+        self.deviation, self.seed, self.axis = deviation, seed, axis
+        self.per, self.additive = per, additive
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
+    def drawn(self, a: torch.Tensor) -> torch.Tensor:
+        """What n is for activations a, in a shape that spreads over theirs."""
+        shape = list(a.shape)
+        if self.per != "entry":
+            kept = {self.axis % a.ndim} | ({0} if self.per == "sample" else set())
+            shape = [size if i in kept else 1 for i, size in enumerate(shape)]
+        # in one precision and on no device, so that a probe in another one has the same
+        numbers = np.random.default_rng([*self.seed, int(self.step)]).standard_normal(shape, dtype=np.float32)
+        return self.deviation * torch.from_numpy(numbers).to(a)
+
     def forward(self, a: torch.Tensor) -> torch.Tensor:
-        """Of pre-activations of any shape."""
+        """Of activations (N, …)."""
         if not self.training:
             return a
-        # a CPU generator takes 32 bits of a seed: they have to be spread
-        (spread,) = np.random.SeedSequence([*self.seed, int(self.step)]).generate_state(1)
-        generator = torch.Generator(a.device).manual_seed(int(spread))
-        # in one precision, so that a probe in another one has the same
-        noise = torch.randn(a.shape, generator=generator, device=a.device, dtype=torch.float32)
-        return a + self.deviation * noise.to(a.dtype)
+        n = self.drawn(a)
+        return a + n if self.additive else torch.addcmul(a, a, n)
 
 
 class SphereChart(Chart):
@@ -172,34 +195,56 @@ class Sphere(Method):
     """Weights of each unit on {‖w‖² = c, 1ᵀw = 0}: after every step they are centred and scaled back onto the set.
 
     The initial weights are brought onto the set, too. Any torch optimizer may take the steps, with its momentum and
-    its schedule: the momentum is that of the gradients as they are, as in Algorithm 1. The Hessian that decides the
-    local rate is the Riemannian one on the product of the tangent spaces (`SphereChart`): with step size α the
-    iteration's Jacobian at a stationary point is I − α (1 − αλ_i)⁻¹ Hess, λ_i = ⟨w_i, ∇_i L⟩ / c for each unit i.
+    its schedule. With that of SGD, w comes out as if every gradient were centred before the step, as Algorithm 1
+    writes it: centring is linear, and 1ᵀw = 0. The Hessian that decides the local rate is the Riemannian one on the
+    product of the tangent spaces (`SphereChart`): with step size α the iteration's Jacobian at a stationary point is
+    I − α (1 − αλ_i)⁻¹ Hess, λ_i = ⟨w_i, ∇_i L⟩ / c for each unit i.
+
+    Each batch normalization of the model is replaced, in its place, by y = γ x + β for each channel, from γ = 1 and
+    β = 0 (eq. (6)); in training by y = (1 + n) γ x + β with noise n in place of that of the batch statistics (eq. (7)).
+    In a model that has none, it comes after each layer that is chosen. β takes the place of the layer's own bias: a
+    layer that y = γ x + β follows, or that is registered right before a batch normalization of its units, loses it (it
+    has no bias then, rather than one that is held at 0: units are measured without it, as they are trained).
+
+    A weight decay acts on the weights of all layers, and neither on γ and β nor on biases. Its gradient λw is part of
+    g in Algorithm 1: on a sphere it changes nothing but the step size, from α to α / (1 − αλ), and about
+    α / (1 − αλ / (1 − μ)) with momentum μ (by 1 % for the paper's WRN-28-10: α = 0.2, λ = 0.005, μ = 0.9). It does
+    shrink weights that are free or only centred, as those of the output layer.
 
     Parameters
     ----------
     model
         Holds at least one dense or convolutional layer.
     constraint
-        ``"sphere"``: ‖w‖² = c, ``"centred"``: 1ᵀw = 0, ``"both"``.
+        ``"sphere"``: ‖w‖² = c, ``"centred"``: 1ᵀw = 0, ``"both"``, or ``"none"``: normalizations are replaced, and
+        that is all.
     c
-        The squared norm of a unit's weights.
+        The squared norm of a unit's weights. 2 keeps the second moment from layer to layer behind ReLU (times 1 − 1/π
+        if weights are centred), but nothing keeps the sum of residual branches small. Measured on images of 16 × 16,
+        batch 64, momentum 0.9: initial logits of ResNet-110 have a deviation of 2×10⁴, and at 10⁻⁶ and larger rates it
+        diverged at once; with c = 0.5 it trained at 0.1. WRN-28-10 diverged at 0.2 within five steps, WRN-28-1 trained
+        at 0.02, and at 0.2 with a linear warm-up over 120 steps or with c = 0.5.
     affine
-        Whether each constrained layer is followed by γ a + β, channel by channel, from γ = 1 and β = 0.
+        Whether there are γ and β; without them layers keep their own bias.
     noise
-        Gaussian noise on the pre-activations of constrained layers in training mode: ``"none"``, of the standard
-        deviation ``noise_scale`` in all (``"constant"``), or of l/L times it in the l-th of L (``"linear"``).
+        The deviation σ_l of n at the l-th of L such places, in the order in which they are registered (in all networks
+        of hesscond that of execution): ``"none"``, ``"constant"``: σ, or ``"linear"``: (l/L) σ (residual networks).
     noise_scale
-        See ``noise``.
+        σ; None: 1 for linear noise, 0.4 for a constant one (the best of Table 4, and that of the point clouds).
+    noise_per
+        Whether n is drawn for each channel once a ``"batch"``, for each channel of each ``"sample"``, or for each
+        ``"entry"``. Eq. (7) has the index of the channel only, as x and y in it. Batch statistics, which n stands for,
+        are those of a batch; but at σ of the paper and its learning rate that diverged where the noise of samples,
+        which a batch averages, trained (a 9-layer CNN, σ = 0.4, rate 0.1).
+    noise_kind
+        ``"multiplicative"``, or ``"additive"``: γ (x + n) + β.
     seed
         Of the noise.
-    weight_decay
-        λ of the term λθ added to the gradients of all parameters that are on no sphere: there it would only
-        change the step size, to α / (1 − αλ).
     layers
-        Names of the layers; None: all.
+        Names of the layers whose weights are constrained; None: all.
     output
-        Whether the last layer of the model counts among them.
+        Whether the last layer of the model counts among them. Eq. (2) has all layers. But nothing follows the last one
+        that could scale its outputs: c = 2 would bound the logits, which no batch normalization does.
 
     Raises
     ------
@@ -209,17 +254,22 @@ class Sphere(Method):
 
     Examples
     --------
-    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    >>> method = Sphere(model)
-    >>> weight = model.get_submodule(method.layer("0")).weight
-    >>> bool(torch.allclose(weight.square().sum(1), torch.full((3,), 2.0)))
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+    >>> method = Sphere(model, noise="linear")
+    >>> bool(torch.allclose(model[0].weight.square().sum(1), torch.full((3,), 2.0)))
     True
+    >>> model[0].bias, model[1]
+    (None, Sequential(
+      (noise): Noise()
+      (affine): Affine()
+    ))
     """
 
     name = "sphere"
     constrains = True
     summary = "weights of each unit on a sphere and centred, by projected gradient steps (CWO)"
     source = "Ikami, Irie, Shibata, WACV 2021, Algorithm 1"
+    rate: ClassVar[float] = 0.3
 
     def __init__(
         self,
@@ -229,38 +279,59 @@ class Sphere(Method):
         c: float = C,
         affine: bool = True,
         noise: Literal["none", "constant", "linear"] = "none",
-        noise_scale: float = 0.1,
+        noise_scale: float | None = None,
+        noise_per: Share = "sample",
+        noise_kind: Literal["multiplicative", "additive"] = "multiplicative",
         seed: int = 0,
-        weight_decay: float = 0.0,
         layers: tuple[str, ...] | None = None,
         output: bool = False,
     ) -> None:
         super().__init__(model)
         if not 0 < c < math.inf:
             raise ConfigError(f"option 'c' of method 'sphere' is a squared norm: use a positive number, not {c}")
-        for option, value in {"noise_scale": noise_scale, "seed": seed, "weight_decay": weight_decay}.items():
+        scale = SCALES.get(noise, 0.0) if noise_scale is None else noise_scale
+        for option, value in {"noise_scale": scale, "seed": seed}.items():
             if not 0 <= value < math.inf:
                 raise ConfigError(f"option {option!r} of method 'sphere' must not be negative or infinite: not {value}")
-        self.constraint, self.c, self.weight_decay = constraint, c, weight_decay
+        self.constraint, self.c = constraint, c
         chosen = layers_of(model, layers, output=output)
-        for name, layer in chosen.items():
-            refuse_initial(name, layer, constraint)
-        self.constrained = tuple(chosen.values())
+        if constraint != "none":
+            for name, layer in chosen.items():
+                refuse_initial(name, layer, constraint)
+        self.constrained = tuple(chosen.values()) if constraint != "none" else ()
         self.noises: list[Noise] = []
-        for number, (name, layer) in enumerate(chosen.items(), 1):
-            behind = OrderedDict[str, nn.Module]()
+        self._affines: list[Affine] = []
+
+        def behind(number: int, of: int, channels: int, axis: int) -> nn.Sequential:
+            """What comes at the l-th of L places."""
+            parts = OrderedDict[str, nn.Module]()
             if noise != "none":
-                share = number / len(chosen) if noise == "linear" else 1.0
-                self.noises.append(Noise(share * noise_scale, (seed, number)))
-                behind["noise"] = self.noises[-1]
+                deviation = scale * number / of if noise == "linear" else scale
+                additive = noise_kind == "additive"
+                self.noises.append(Noise(deviation, (seed, number), axis, per=noise_per, additive=additive))
+                parts["noise"] = self.noises[-1]
             if affine:
-                behind["affine"] = Affine(Geometry.of(layer).units, dimensions(layer))
-            if behind:
-                wrap(model, name, after=nn.Sequential(behind))
-        facts = {"sphere": constraint != "centred", "centred": constraint != "sphere"}
-        self.chart = SphereChart(model, self.constrained, **facts)
-        #: Without the curvature term, which is that of a gradient with a normal part.
-        self.flat_chart = SphereChart(model, self.constrained, **facts, curved=False)
+                self._affines.append(Affine(channels, axis))
+                parts["affine"] = self._affines[-1]
+            return nn.Sequential(parts)
+
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        biased = list(fed(model)) if norms else list(chosen.values())
+        for number, norm in enumerate(norms, 1):
+            like = next(chain(norm.parameters(), norm.buffers(), model.parameters()))
+            put(model, norm, behind(number, len(norms), norm.num_features, 1).to(like.device, like.dtype))
+        if not norms and (affine or noise != "none"):
+            for number, (name, layer) in enumerate(chosen.items(), 1):
+                units, axis = Geometry.of(layer).units, -1 - dimensions(layer)
+                wrap(model, name, after=behind(number, len(chosen), units, axis))
+        for layer in biased if affine else ():
+            if layer._parameters.get("bias") is not None:
+                layer.register_parameter("bias", None)
+        if self.constrained:
+            facts = {"sphere": constraint != "centred", "centred": constraint != "sphere"}
+            self.chart = SphereChart(model, self.constrained, **facts)
+            #: Without the curvature term, which is that of a gradient with a normal part.
+            self.flat_chart = SphereChart(model, self.constrained, **facts, curved=False)
         self._project()
 
     @torch.no_grad()
@@ -270,18 +341,10 @@ class Sphere(Method):
             layer.weight.copy_(from_unit_weights(layer, projected(rows, self.constraint, self.c)[None])[0])
 
     def without_decay(self) -> set[int]:
-        """The weights on spheres."""
-        return set() if self.constraint == "centred" else {id(layer.weight) for layer in self.constrained}
-
-    @torch.no_grad()
-    def transform_gradients(self) -> None:
-        """Add the weight decay."""
-        if self.weight_decay == 0:
-            return
-        fixed = self.without_decay()
-        for parameter in self.model.parameters():
-            if parameter.grad is not None and id(parameter) not in fixed:
-                parameter.grad.add_(parameter, alpha=self.weight_decay)
+        """γ, β, and the biases of layers."""
+        kept = list(chain.from_iterable(affine.parameters() for affine in self._affines))
+        kept += [b for layer in layers_of(self.model).values() if (b := layer._parameters.get("bias")) is not None]
+        return {id(parameter) for parameter in kept}
 
     def after_step(self) -> None:
         """Bring the weights back onto the set; the noise is another one from here on."""
@@ -307,6 +370,16 @@ class Sphere(Method):
         if self.coordinates(layer) is None:
             return {}
         return {"ambient": None} if self.constraint == "centred" else {"ambient": None, "projected": self.flat_chart}
+
+
+def fed(model: nn.Module) -> Iterator[Layer]:
+    """The layers that are registered right before a batch normalization of as many channels as they have units."""
+    leaves = [module for module in model.modules() if next(module.children(), None) is None]
+    for layer, norm in pairwise(leaves):
+        if not isinstance(layer, ELIGIBLE) or not isinstance(norm, _BatchNorm):
+            continue
+        if Geometry.of(layer).units == norm.num_features:
+            yield layer
 
 
 def refuse_initial(name: str, layer: Layer, constraint: Constraint) -> None:

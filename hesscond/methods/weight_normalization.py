@@ -64,7 +64,7 @@ class WeightNormalization(Reparametrization):
     model
         Any module with dense or convolutional layers.
     layers
-        Those to normalize; None: all.
+        Those to normalize; ``ends``: the first and the last; None: all.
 
     Raises
     ------
@@ -108,7 +108,7 @@ class CentredWeightNormalization(WeightNormalization):
     model
         Any module with dense or convolutional layers.
     layers
-        Those to normalize; None: all.
+        Those to normalize; ``ends``: the first and the last; None: all.
 
     Raises
     ------

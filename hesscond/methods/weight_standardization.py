@@ -50,7 +50,7 @@ class WeightStandardization(Reparametrization):
     epsilon
         ε ≥ 0.
     layers
-        Those to standardize; None: all but the last.
+        Those to standardize; ``ends``: the first and the last; None: all but the last.
 
     Raises
     ------
@@ -62,6 +62,7 @@ class WeightStandardization(Reparametrization):
     name = "weightstandardization"
     summary = "weights of every unit standardized in the forward pass: (w - mean)/std"
     source = "Qiao, Wang, Liu, Shen, Yuille, 2019, eqs. (4)-(6)"
+    rate = 0.01
     coordinates_name = "through W -> (W - mean)/std"
     with_output = False
 

@@ -10,6 +10,9 @@ from torch import nn
 from hesscond.capture import Layer, eligible_layers
 from hesscond.errors import ConfigError
 
+#: Given as the name of a layer: the first and the last of those that a method works on.
+ENDS = "ends"
+
 
 class Wrapped(nn.Sequential):
     """A layer with what was put before and after it: children ``before``, ``layer``, ``after``."""
@@ -35,11 +38,15 @@ def wrap(model: nn.Module, name: str, *, before: nn.Module | None = None, after:
     for part in (before, after):
         if part is not None:
             part.to(device=like.device, dtype=like.dtype)
-    places = [(parent, key) for parent in model.modules() for key, m in parent._modules.items() if m is layer]
-    wrapped = Wrapped(parts)
-    wrapped.train(layer.training)
+    put(model, layer, Wrapped(parts))
+
+
+def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module into every place of a model where another one is, in the mode of that one."""
+    places = [(parent, key) for parent in model.modules() for key, m in parent._modules.items() if m is old]
+    new.train(old.training)
     for parent, key in places:
-        parent._modules[key] = wrapped
+        parent._modules[key] = new
 
 
 def place_of(model: nn.Module, name: str) -> str:
@@ -60,7 +67,8 @@ def layers_of(
     model
         Any module.
     names
-        Those to choose, as they are or were called before anything was put around them; None: all.
+        Those to choose, as they are or were called before anything was put around them; ``"ends"`` alone: the first and
+        the last, unless there is one of this name; None: all.
     output
         Whether the last of them counts, of all that there are.
 
@@ -76,6 +84,8 @@ def layers_of(
         del layers[next(iter(layers))]
     if names is not None:
         wanted = [place_of(model, name) for name in names]
+        if wanted == [ENDS] and ENDS not in layers and layers:
+            wanted = [next(iter(layers)), next(reversed(layers))]
         for name in wanted:
             if name not in layers:
                 raise ConfigError(f"no layer {name!r} to choose: there is {', '.join(layers) or 'none'}")

@@ -4,8 +4,8 @@ One file for each family; all take ``(input_shape, outputs, *, options, generato
 generator only. `registry.py` knows them by name; `layers.py` is what they have in common.
 """
 
-from hesscond.models.layers import ACTIVATIONS, OptionError
+from hesscond.models.layers import ACTIVATIONS, NORMALIZATIONS, OptionError
 from hesscond.models.mlp import MLP
 from hesscond.models.registry import MODELS, Architecture, build, checked_option
 
-__all__ = ["ACTIVATIONS", "MLP", "MODELS", "Architecture", "OptionError", "build", "checked_option"]
+__all__ = ["ACTIVATIONS", "MLP", "MODELS", "NORMALIZATIONS", "Architecture", "OptionError", "build", "checked_option"]

@@ -1,7 +1,8 @@
-"""Plain convolutional networks: 3×3 convolutions, max pooling, dense layers."""
+"""Plain convolutional networks: 3×3 convolutions, pooling, dense layers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -12,18 +13,25 @@ from hesscond.errors import ConfigError
 from hesscond.models.layers import Initializer, Layers, chosen, glorot_uniform, he_fan_in, image_shape, make_activation
 
 WEIGHTS: dict[str, Initializer] = {"glorot": glorot_uniform, "he": he_fan_in}
+POOLINGS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "max": functional.max_pool2d,
+    "average": functional.avg_pool2d,
+}
+#: Pixels that a 3×3 convolution takes from height and width.
+LOST = {"valid": 2, "same": 0}
 
 
 class ConvNet(nn.Module):
     """Layers ``conv1``, …, then dense ``fc1``, …; each but the last followed by ``normI`` and the activation.
 
     The defaults are the 5-layer CNN of Lange, Helfrich, Ye, Batch Normalization Preconditioning (JMLR 2022,
-    experiments): convolutions with 32, 64 and 32 channels, two dense layers. Assumed: max pooling after the first two
-    convolutions, zero padding, a hidden dense layer of 64, Glorot weights as in the paper's fully connected networks.
+    appendix B): convolutions with 32, 64 and 32 channels, two dense layers, Glorot weights. What the paper takes from
+    TensorFlow's tutorial on convolutional networks (2019): no padding, max pooling after the first two convolutions,
+    a hidden dense layer of 64.
 
     The 9-layer CNN of Ikami, Irie, Shibata, Constrained Weight Optimization for Learning without Activation
-    Normalization (WACV 2021), is VGG-like. Assumed: eight convolutions with VGG's widths from 64 to 512, twice each,
-    max pooling between them, the mean over the pixels before the output layer, He weights.
+    Normalization (WACV 2021, section 4.1), has three padded convolutions each with 64, 128 and 256 channels, average
+    pooling between the threes, the mean over the pixels before the output layer, He weights (fan-in).
 
     Parameters
     ----------
@@ -32,9 +40,13 @@ class ConvNet(nn.Module):
     outputs
         Number of outputs.
     widths
-        Channels of the 3×3 convolutions, zero-padded to keep the size.
+        Channels of the 3×3 convolutions.
+    padding
+        ``"valid"``, none, or ``"same"``, by zeros that keep height and width.
     pooled
-        After which of them (1, 2, …) there is a 2×2 max pooling.
+        After which of them (1, 2, …) there is a 2×2 pooling.
+    pooling
+        ``"max"`` or ``"average"``.
     hidden
         Widths of the hidden dense layers.
     head
@@ -44,7 +56,7 @@ class ConvNet(nn.Module):
     activation
         One of `hesscond.models.ACTIVATIONS`.
     norm
-        ``"batch"``, ``"group"``, ``"layer"`` or ``"none"``, between convolution or hidden dense layer and activation.
+        One of `hesscond.models.NORMALIZATIONS`, between convolution or hidden dense layer and activation.
     generator
         Source of the initial weights (on the CPU).
 
@@ -61,7 +73,9 @@ class ConvNet(nn.Module):
         outputs: int,
         *,
         widths: tuple[int, ...] = (32, 64, 32),
+        padding: str = "valid",
         pooled: tuple[int, ...] = (1, 2),
+        pooling: str = "max",
         hidden: tuple[int, ...] = (64,),
         head: str = "flatten",
         weights: str = "glorot",
@@ -74,16 +88,18 @@ class ConvNet(nn.Module):
             raise ConfigError(
                 f"pooled must name convolutions from 1 to the number of widths, got {list(pooled)} for {list(widths)}"
             )
-        channels, height, width = image_shape(input_shape, 2 ** len(set(pooled)))
         self.convolutions = len(widths)
         self.pooled = frozenset(pooled)
+        self.pool = POOLINGS[chosen("pooling", pooling, POOLINGS)]
+        lost = LOST[chosen("padding", padding, LOST)]
+        channels, height, width = image_shape(input_shape, self.smallest(lost))
         self.average = chosen("head", head, ("flatten", "average")) == "average"
         make = Layers(WEIGHTS[chosen("weights", weights, WEIGHTS)], generator, norm)
         self.activation = make_activation(activation)
         for i, (before, after) in enumerate(pairwise((channels, *widths)), 1):
-            self.add_module(f"conv{i}", make.conv(before, after, 3))
+            self.add_module(f"conv{i}", make.conv(before, after, 3, padding=0 if lost else 1))
             self.add_module(f"norm{i}", make.normalization(after))
-        pixels = 1 if self.average else (height >> len(self.pooled)) * (width >> len(self.pooled))
+        pixels = 1 if self.average else self.remaining(height, lost) * self.remaining(width, lost)
         dense = (widths[-1] * pixels, *hidden, outputs)
         self.dense = len(dense) - 1
         for i, (before, after) in enumerate(pairwise(dense), 1):
@@ -92,12 +108,25 @@ class ConvNet(nn.Module):
             if not last:
                 self.add_module(f"norm{self.convolutions + i}", make.normalization(after, maps=False))
 
+    def remaining(self, pixels: int, lost: int) -> int:
+        """Height or width after all convolutions, each of which takes the ``lost`` pixels."""
+        for i in range(1, self.convolutions + 1):
+            pixels = (pixels - lost) // (2 if i in self.pooled else 1)
+        return pixels
+
+    def smallest(self, lost: int) -> int:
+        """Height or width of which one pixel remains."""
+        pixels = 1
+        for i in range(self.convolutions, 0, -1):
+            pixels = pixels * (2 if i in self.pooled else 1) + lost
+        return pixels
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Outputs (N, outputs) of images (N, channels, height, width)."""
         for i in range(1, self.convolutions + 1):
             x = self.activated(f"conv{i}", i, x)
             if i in self.pooled:
-                x = functional.max_pool2d(x, 2)
+                x = self.pool(x, 2)
         x = x.mean((2, 3)) if self.average else x.flatten(1)
         for i in range(1, self.dense):
             x = self.activated(f"fc{i}", self.convolutions + i, x)

@@ -67,7 +67,7 @@ class DenseNet(nn.Module):
     activation
         One of `hesscond.models.ACTIVATIONS`.
     norm
-        ``"batch"``, ``"group"``, ``"layer"`` or ``"none"``.
+        One of `hesscond.models.NORMALIZATIONS`.
     generator
         Source of the initial weights (on the CPU).
 

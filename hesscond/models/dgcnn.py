@@ -65,7 +65,7 @@ class DGCNN(nn.Module):
     activation
         One of `hesscond.models.ACTIVATIONS`.
     norm
-        ``"batch"``, ``"group"``, ``"layer"`` or ``"none"``.
+        One of `hesscond.models.NORMALIZATIONS`.
     generator
         Source of the initial weights (on the CPU).
 

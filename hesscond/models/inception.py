@@ -98,7 +98,7 @@ class Inception(nn.Module):
     activation
         One of `hesscond.models.ACTIVATIONS`.
     norm
-        ``"batch"``, ``"group"``, ``"layer"`` or ``"none"``.
+        One of `hesscond.models.NORMALIZATIONS`.
     generator
         Source of the initial weights (on the CPU).
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -36,8 +37,22 @@ class OptionError(ConfigError):
         self.option = option
 
 
-#: Of convolutions and dense layers; token sequences have their own.
-NORMALIZATIONS = ("batch", "group", "layer", "none")
+#: Of float32.
+LARGEST = torch.finfo(torch.float32).max
+#: Of convolutions and dense layers, with their options; token sequences have their own.
+NORMALIZATIONS: dict[str, tuple[str, ...]] = {
+    "batch": ("eps", "momentum"),
+    "group": ("groups", "size", "eps"),
+    "layer": ("eps",),
+    "none": (),
+}
+#: The type of these options, their bound, and both in words.
+NORMALIZATION_OPTIONS: dict[str, tuple[type[int] | type[float], float, str]] = {
+    "eps": (float, LARGEST, "a positive number"),
+    "momentum": (float, 1.0, "a number above 0, up to 1"),
+    "groups": (int, LARGEST, "a positive integer"),
+    "size": (int, LARGEST, "a positive integer"),
+}
 
 Initializer = Callable[[nn.Linear | nn.Conv2d, torch.Generator | None], None]
 
@@ -97,7 +112,8 @@ class Layers:
     generator
         What they are drawn from, on the CPU; nothing else is drawn from anything.
     norm
-        What `normalization` makes. A layer before a normalization has no bias, except with ``"none"``.
+        What `normalization` makes, as `normalization_of` takes it. A layer before a normalization has no bias, except
+        with ``"none"``.
     """
 
     initialize: Initializer
@@ -105,7 +121,7 @@ class Layers:
     norm: str = "none"
 
     def __post_init__(self) -> None:
-        chosen("norm", self.norm, NORMALIZATIONS)
+        normalization_of(self.norm)
 
     def dense(self, before: int, after: int, *, bias: bool = True) -> nn.Linear:
         """A dense layer."""
@@ -140,19 +156,80 @@ class Layers:
         """The normalization of (N, channels, H, W), or of (N, channels) without ``maps``.
 
         Layer normalization is over channels and positions: a group normalization of one group.
+
+        Raises
+        ------
+        OptionError
+            The channels do not split into the groups asked for.
         """
-        if self.norm == "batch":
-            return nn.BatchNorm2d(channels) if maps else nn.BatchNorm1d(channels)
-        if self.norm == "group":
-            return nn.GroupNorm(groups(channels), channels)
-        if self.norm == "layer":
-            return nn.GroupNorm(1, channels)
+        kind, options = normalization_of(self.norm)
+        if kind == "batch":
+            return (nn.BatchNorm2d if maps else nn.BatchNorm1d)(channels, **options)
+        if kind == "group":
+            groups = number_of_groups(channels, options.pop("groups", None), options.pop("size", None), maps=maps)
+            return nn.GroupNorm(groups, channels, **options)
+        if kind == "layer":
+            return nn.GroupNorm(1, channels, **options)
         return nn.Identity()
 
 
-def groups(channels: int) -> int:
-    """32 groups (Wu and He, ECCV 2018, section 3.1), fewer where a group would have less than four channels."""
-    return next(n for n in range(min(32, max(1, channels // 4)), 0, -1) if channels % n == 0)
+def normalization_of(text: str, kinds: Collection[str] = tuple(NORMALIZATIONS)) -> tuple[str, dict[str, Any]]:
+    """Kind and options of a normalization.
+
+    ``"batch:eps=0.001,momentum=0.01"``; ``"group:groups=16"``, so many groups, or ``"group:size=4"``, so many channels
+    each; ``"layer:eps=0.001"``; ``"none"``. The options not given are those of torch, and of groups
+    `number_of_groups`.
+
+    Raises
+    ------
+    OptionError
+        There is no such normalization among ``kinds``, or an option that is not one of it or does not fit.
+
+    Examples
+    --------
+    >>> normalization_of("group:size=4")
+    ('group', {'size': 4})
+    """
+    kind, colon, rest = text.partition(":")
+    known = NORMALIZATIONS[chosen("norm", kind, kinds)]
+    options: dict[str, Any] = {}
+    for item in rest.split(",") if colon else ():
+        name, _, given = item.partition("=")
+        if name not in known:
+            there = ", ".join(known) or "its word alone"
+            raise OptionError("norm", f"norm {text!r}: {kind!r} has no option {name!r}, only {there}")
+        type_of, bound, expected = NORMALIZATION_OPTIONS[name]
+        try:
+            options[name] = type_of(given)
+        except ValueError:
+            options[name] = math.nan
+        if not 0 < options[name] <= bound:
+            raise OptionError("norm", f"norm {text!r}: {name} must be {expected}, got {given!r}")
+    if {"groups", "size"} <= options.keys():
+        raise OptionError("norm", f"norm {text!r}: give either the number of groups or their size, in channels")
+    return kind, options
+
+
+def number_of_groups(channels: int, groups: int | None = None, size: int | None = None, *, maps: bool = True) -> int:
+    """The groups that channels split into: ``groups``, or as many as have ``size`` channels each.
+
+    Neither given: 32 (Wu and He, ECCV 2018, section 3.1), fewer where a group would have less than four channels.
+
+    Raises
+    ------
+    OptionError
+        The channels do not split so, or each group would have one value only, which normalizes to zero.
+    """
+    if size is not None:
+        asked, wanted = channels / size, f"groups of {size}"
+    elif groups is not None:
+        asked, wanted = groups, f"{groups} groups of the same size"
+    else:
+        return next(n for n in range(min(32, max(1, channels // 4)), 0, -1) if channels % n == 0)
+    if asked != int(asked) or channels % asked or (not maps and asked == channels):
+        alone = "" if maps else ", of two at least"
+        raise OptionError("norm", f"the {channels} channels of a layer do not split into {wanted}{alone}")
+    return int(asked)
 
 
 def make_activation(name: str) -> nn.Module:

@@ -32,7 +32,7 @@ class MLP(nn.Module):
     activation
         One of `hesscond.models.ACTIVATIONS`.
     norm
-        ``"batch"``, ``"group"``, ``"layer"`` or ``"none"``: modules ``norm1``, … before the activations.
+        One of `hesscond.models.NORMALIZATIONS`: modules ``norm1``, … before the activations.
     generator
         Source of the initial weights (on the CPU).
 
@@ -112,7 +112,7 @@ class CoordinateMLP(nn.Module):
     activation
         One of `hesscond.models.ACTIVATIONS`.
     norm
-        ``"batch"``, ``"group"``, ``"layer"`` or ``"none"``, between hidden layer and activation.
+        One of `hesscond.models.NORMALIZATIONS`, between hidden layer and activation.
     generator
         Source of the initial weights (on the CPU).
 

@@ -18,6 +18,7 @@ from hesscond.models.dgcnn import DGCNN
 from hesscond.models.inception import Inception
 from hesscond.models.layers import OptionError
 from hesscond.models.mlp import CoordinateMLP, mlp
+from hesscond.models.nerf import RadianceField
 from hesscond.models.resnet import PreActResNet, ResNet
 from hesscond.models.transformer import VisionTransformer
 
@@ -48,10 +49,14 @@ class Architecture:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options with their values at the published size."""
+        """The options with their values at the published size.
+
+        Every network has ``init_scale``, by which the initial weights of all its convolutions and dense layers are
+        multiplied.
+        """
         parameters = inspect.signature(self.make).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "generator"}
-        return defaults | dict(self.preset)
+        return defaults | dict(self.preset) | {"init_scale": 1.0}
 
     def __call__(
         self, *, input_shape: tuple[int, ...], outputs: int, generator: torch.Generator | None = None, **options: Any
@@ -69,7 +74,15 @@ class Architecture:
                 raise OptionError(option, f"unknown option {option!r}: choose from {', '.join(known)}")
             options[option] = checked_option(option, value, known[option])
         shape = checked_option("input_shape", input_shape, ())
-        return self.make(shape, checked_option("outputs", outputs, 1), generator=generator, **(known | options))
+        wanted = known | options
+        scale = wanted.pop("init_scale")
+        if scale == 0:
+            raise OptionError("init_scale", "init_scale must be positive, got 0: weights of zero do not train")
+        model = self.make(shape, checked_option("outputs", outputs, 1), generator=generator, **wanted)
+        for layer in model.modules():
+            if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                layer.weight.data.mul_(scale)
+        return model
 
 
 def checked_option(option: str, value: Any, like: Any) -> Any:
@@ -100,9 +113,11 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-_VGG = {
-    "widths": (64, 64, 128, 128, 256, 256, 512, 512),
-    "pooled": (2, 4, 6),
+_THREES = {
+    "widths": (64, 64, 64, 128, 128, 128, 256, 256, 256),
+    "padding": "same",
+    "pooled": (3, 6),
+    "pooling": "average",
     "hidden": (),
     "head": "average",
     "weights": "he",
@@ -115,7 +130,7 @@ _IMAGENET = {"widths": (64, 128, 256, 512), "shortcut": "projection", "stem": "7
 MODELS: dict[str, Architecture] = {
     "mlp": Architecture("fully connected network", "vector", mlp),
     "cnn5": Architecture("5-layer CNN of the BNP paper", "image", ConvNet),
-    "cnn9": Architecture("9-layer VGG-like CNN of the sphere-constrained weights", "image", ConvNet, _VGG),
+    "cnn9": Architecture("CNN of nine convolutions of the CWO paper", "image", ConvNet, _THREES),
     "resnet20": Architecture("ResNet-20 for CIFAR", "image", ResNet),
     "resnet56": Architecture("ResNet-56 for CIFAR", "image", ResNet, {"blocks": (9, 9, 9)}),
     "resnet110": Architecture("ResNet-110 for CIFAR", "image", ResNet, {"blocks": (18, 18, 18)}),
@@ -140,6 +155,7 @@ MODELS: dict[str, Architecture] = {
     "vit-s16": Architecture("ViT-S/16", "image", VisionTransformer),
     "vit-b16": Architecture("ViT-B/16", "image", VisionTransformer, {"width": 768, "heads": 12, "hidden": 3072}),
     "nerf": Architecture("NeRF's MLP on any coordinates", "coordinates", CoordinateMLP),
+    "nerf-rays": Architecture("NeRF on rays, volume rendering included", "coordinates", RadianceField),
     "occupancy-mlp": Architecture(
         "MLP for solids as functions, logits inside and outside",
         "coordinates",

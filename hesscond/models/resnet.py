@@ -166,7 +166,7 @@ class ResNet(nn.Module):
     activation
         One of `hesscond.models.ACTIVATIONS`.
     norm
-        ``"batch"``, ``"group"``, ``"layer"`` or ``"none"`` (then nothing keeps the activations of many blocks small).
+        One of `hesscond.models.NORMALIZATIONS` (without one, nothing keeps the activations of many blocks small).
     generator
         Source of the initial weights (on the CPU).
 
@@ -246,7 +246,7 @@ class PreActResNet(nn.Module):
     activation
         One of `hesscond.models.ACTIVATIONS`.
     norm
-        ``"batch"``, ``"group"``, ``"layer"`` or ``"none"`` (then nothing keeps the activations of many blocks small).
+        One of `hesscond.models.NORMALIZATIONS` (without one, nothing keeps the activations of many blocks small).
     generator
         Source of the initial weights (on the CPU).
 

@@ -6,14 +6,22 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
-from hesscond.models.layers import Layers, chosen, image_shape, make_activation, make_dropout, truncated_normal
+from hesscond.models.layers import (
+    Layers,
+    image_shape,
+    make_activation,
+    make_dropout,
+    normalization_of,
+    truncated_normal,
+)
 
 NORMS = ("layer", "none")
 
 
 def token_normalization(name: str, width: int) -> nn.Module:
     """The normalization of tokens (N, T, width)."""
-    return nn.LayerNorm(width, eps=1e-6) if chosen("norm", name, NORMS) == "layer" else nn.Identity()
+    kind, options = normalization_of(name, NORMS)
+    return nn.LayerNorm(width, **({"eps": 1e-6} | options)) if kind == "layer" else nn.Identity()
 
 
 class Attention(nn.Module):
@@ -91,7 +99,7 @@ class VisionTransformer(nn.Module):
     activation
         One of `hesscond.models.ACTIVATIONS`.
     norm
-        ``"layer"`` or ``"none"``.
+        ``"layer"``, ``"layer:eps=…"`` (10⁻⁶ if not given) or ``"none"``.
     generator
         Source of the initial weights (on the CPU).
 

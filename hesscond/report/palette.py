@@ -59,6 +59,21 @@ METHOD_LOOKS = {
     "minmax": MethodLook("#888888", "h", DASHED),
 }
 
+#: What the papers call methods in their figures.
+LEGENDS = {
+    "BN": "batchnorm",
+    "BRN": "batchrenorm",
+    "4 Things": "four-things-batchnorm",
+    "LN": "layernorm",
+    "GN": "groupnorm",
+    "BNP": "bnp",
+    "Ours": "sphere",
+    "WS": "weightstandardization",
+    "WC": "equilibration",
+    "E": "equilibration",
+    "W": "weightnorm",
+}
+
 METHOD_COLORS = {name: look.color for name, look in METHOD_LOOKS.items()}
 
 #: For methods without an entry above: Tol's "muted" colours and darker ones, all different from those.
@@ -91,7 +106,7 @@ def method_look(method: str) -> MethodLook:
 
 def look_of_part(part: str) -> MethodLook:
     """The look of one method, with options or without."""
-    name, _, options = part.partition(":")
+    name, _, options = LEGENDS.get(part, part).partition(":")
     number = zlib.crc32(name.encode())
     look = METHOD_LOOKS.get(name) or MethodLook(
         OTHER_COLORS[number % len(OTHER_COLORS)], MARKERS[number // 8 % len(MARKERS)], DASHES[number // 128 % 4]

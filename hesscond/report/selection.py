@@ -72,7 +72,7 @@ class Selection:
             raise ConfigError(f"the runs have different batch sizes ({sizes}): draw one figure for each")
         groups: dict[str, list[StoredRun]] = {}
         for run in self.runs:
-            groups.setdefault(run.method, []).append(run)
+            groups.setdefault(run.legend, []).append(run)
         for method, runs in groups.items():
             rates = sorted({float(run.config["run"]["learning_rate"]) for run in runs})
             if len(rates) > 1:
@@ -111,11 +111,14 @@ def check_one_study(runs: Sequence[StoredRun]) -> None:
         raise ConfigError("no runs given: name at least one run folder")
     first = runs[0]
     for run in runs:
-        for key in ("name", "data", "model"):
-            if run.config[key] != first.config[key]:
+        # a method that the study names may have a network of its own
+        versions = "label" in first.config["run"] and "label" in run.config["run"]
+        for key in ("name", "panel", "data", *(() if versions else ("model",))):
+            one, other = first.config.get(key), run.config.get(key)
+            if (one or "") != (other or ""):
                 raise ConfigError(
                     f"{first.folder} and {run.folder} come from different studies "
-                    f"({key} is {first.config[key]!r} and {run.config[key]!r}): give runs of one study"
+                    f"({key} is {one!r} and {other!r}): give runs of one study"
                 )
 
 
@@ -164,7 +167,7 @@ class Group:
     label
         The method, and what tells it from other groups of the same method.
     method
-        As ``--method`` says it.
+        Its name in the study, else what ``--method`` says.
     learning_rate, batch_size
         Of all of them.
     runs
@@ -217,8 +220,8 @@ def groups_of(runs: Sequence[StoredRun]) -> list[Group]:
 
 
 def setting_of(run: StoredRun) -> tuple[str, float, int]:
-    """Method, learning rate and batch size."""
-    return run.method, float(run.config["run"]["learning_rate"]), int(run.config["training"]["batch_size"])
+    """Method by its legend, learning rate and batch size."""
+    return run.legend, float(run.config["run"]["learning_rate"]), int(run.config["training"]["batch_size"])
 
 
 def without_unprobed_twins(runs: Sequence[StoredRun]) -> list[StoredRun]:

@@ -93,10 +93,74 @@ def checked_statements(runs: Sequence[StoredRun]) -> pd.DataFrame:
     return frame
 
 
+def claim_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
+    """One row for each claim of each statement, over all runs, layers and units together.
+
+    Parameters
+    ----------
+    runs
+        Any.
+
+    Returns
+    -------
+    pandas.DataFrame
+        statement, claim, known, worst and first_violation as in `statement_frame`; batch and train (held, applicable);
+        unresolved; reason (the most frequent one of what was not decided, if nothing was).
+    """
+    import pandas as pd
+
+    rows = []
+    tables = [table for run in runs if len(table := run.table("statements"))]
+    together = pd.concat(tables) if tables else pd.DataFrame(columns=["statement", "claim", "known"])
+    for (statement, claim, known), group in together.groupby(["statement", "claim", "known"], sort=False):
+        status, violated = group["status"], group.loc[group["status"] == "violated", "iteration"]
+        row = {"statement": statement, "claim": claim, "known": bool(known)}
+        for data in ("batch", "train"):
+            own = status[group["data"] == data]
+            row[data] = int((own == "holds").sum()), int((own != "not-applicable").sum())
+        decided = status.isin(["holds", "violated"]).any()
+        reasons = group.loc[group["reason"] != "", "reason"]
+        rows.append(
+            row
+            | {
+                "unresolved": int((status == "unresolved").sum()),
+                "worst": float(group["used"].max()),
+                "first_violation": float(violated.min()) if len(violated) else math.nan,
+                "reason": "" if decided or reasons.empty else str(reasons.mode()[0]),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+CLAIMS_CAPTION = (
+    "batch, train: held of the applicable checks, of all runs, layers and units; worst: the most of what the claim "
+    "allows that was used (violated above 1); first: iteration of the first violation; known false: published or "
+    "tempting, but not true; one by one: hesscond table statements RUN…"
+)
+
+
+def claim_columns() -> list[Column]:
+    """`claim_frame` as it is written."""
+
+    def held(data: str) -> Column:
+        return Column(data, lambda row: Number(row[data], "d", "{0} / {1}"))
+
+    return [
+        words("statement", "statement", code=True),
+        words("claim", "claim"),
+        Column("known", lambda row: Words("true" if row["known"] else "false"), left=True),
+        held("batch"),
+        held("train"),
+        Column("unres.", lambda row: Number((row["unresolved"],), "d")),
+        Column("worst", lambda row: Number((row["worst"],), ".3g")),
+        Column("first", lambda row: Number((row["first_violation"],), "d")),
+        words("undecided because", "reason"),
+    ]
+
+
 def statement_table(runs: Sequence[StoredRun]) -> TextTable:
-    """`statement_frame` for the terminal."""
-    frame = statement_frame(runs)
-    return text_table(frame, statement_columns(frame), CAPTION)
+    """`claim_frame` for the terminal: as many rows as there are claims."""
+    return text_table(claim_frame(runs), claim_columns(), CLAIMS_CAPTION)
 
 
 STATEMENTS_TABLE = TableKind(

@@ -49,6 +49,8 @@ def summary_columns(frame: pd.DataFrame) -> list[Column]:
     ]
     if frame["test_accuracy"].notna().any():
         columns.append(numbers("acc. %", "test_accuracy", ".1f", r"acc.\,\%", factor=100))
+    if frame["test_psnr"].notna().any():
+        columns.append(numbers("PSNR (dB)", "test_psnr", ".2f"))
     if frame["batch_probes"].any():
         columns.append(bounded("κ(H)", "batch_kappa", r"$\kappa(H)$"))
         columns.append(bounded("κ(PᵀHP)", "batch_kappa_preconditioned", r"$\kappa(P^{\top}HP)$"))
@@ -78,10 +80,10 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     pandas.DataFrame
         One row per run, in the order given. method, seed, status, learning_rate, batch_size, iterations;
         training_loss_tail_mean: mean mini-batch loss of the last tail_iterations = min(100, 10 %) iterations;
-        test_accuracy: the last, from 0 to 1; seconds that the run worked; statements_applicable and statements_held:
-        how many checks of claims that are known to hold applied, and held. Then the columns below with ``batch_`` in
-        front for the mini-batches (medians over the probed iterations), and with ``train_`` for the last probe of the
-        whole training set:
+        test_loss, test_accuracy, …: the last of each column of the log's evaluations; seconds that the run worked;
+        statements_applicable and statements_held: how many checks of claims that are known to hold applied, and held.
+        Then the columns below with ``batch_`` in front for the mini-batches (medians over the probed iterations), and
+        with ``train_`` for the last probe of the whole training set:
 
         - probes: how many iterations were probed (train: how many of them went into the row, 1 or 0);
         - kappa, kappa_preconditioned, kappa_own: in the plain coordinates, with P from the raw statistics of the
@@ -127,7 +129,11 @@ def training_summary(run: StoredRun) -> dict[str, Any]:
         "iterations": len(training),
         "tail_iterations": len(tail),
         "training_loss_tail_mean": float(tail.mean(skipna=False)) if len(tail) else math.nan,
-        "test_accuracy": float(evaluation["test_accuracy"].iloc[-1]) if len(evaluation) else math.nan,
+        **{
+            name: float(values.iloc[-1]) if len(values) else math.nan
+            for name, values in evaluation.items()
+            if name not in ("iteration", "epoch")
+        },
         "seconds": run.seconds,
         "statements_applicable": int((known & (checks["status"] != "not-applicable")).sum()),
         "statements_held": int((known & (checks["status"] == "holds")).sum()),

@@ -43,7 +43,7 @@ def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> p
         rows.append(
             {
                 "run": run.folder.name,
-                "method": run.method,
+                "method": run.legend,
                 "batch_size": summary["batch_size"],
                 "learning_rate": summary["learning_rate"],
                 **{name: value if isinstance(value, (int, float)) else str(value) for name, value in settings.items()},

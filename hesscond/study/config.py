@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
@@ -17,6 +19,8 @@ from hesscond.study.sections import (
     ScheduleConfig,
     Section,
     TrainingConfig,
+    misfit,
+    sentence,
 )
 from hesscond.theorems import LayerStatement, statement
 
@@ -24,24 +28,68 @@ from hesscond.theorems import LayerStatement, statement
 class LearningRates(Section):
     """``[[learning_rates]]``: the rate of each method at one batch size, and the grid it is chosen from.
 
-    A method with options has the rate of the same text in quotes, else that of its name alone. The ``grid`` is that of
-    the methods in ``rate``, and of all others that no entry of this batch size names beside a grid.
+    Methods are named as in ``[[methods]]``, or as ``--method`` names them; one with options that is not there has the
+    rate of its name alone. The ``grid`` is that of the methods in ``rate``, and of all others that no entry of this
+    batch size names beside a grid.
     """
 
     batch_size: PositiveInt
     rate: dict[str, Rate] = Field(default_factory=dict)
     grid: list[Rate] = Field(default_factory=list)
 
-    @field_validator("rate")
+
+class MethodConfig(Section):
+    """``[[methods]]``: a method as the study runs it, under the name that its paper has for it.
+
+    ``method``: as ``--method`` says it. ``model``, ``training``, ``schedule``: what else is different for it, keys of
+    these tables of the study.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    method: str
+    model: dict[str, Any] = Field(default_factory=dict)
+    training: dict[str, Any] = Field(default_factory=dict)
+    schedule: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("method")
     @classmethod
-    def known(cls, value: dict[str, float]) -> dict[str, float]:
+    def known(cls, value: str) -> str:
         """Refuse a method that does not exist."""
-        for name in value:
-            try:
-                parse(name)
-            except ConfigError as error:
-                raise ValueError(str(error)) from None
-        return value
+        return parsed(value)
+
+    @property
+    def changes(self) -> dict[str, dict[str, Any]]:
+        """What it changes of the study, by table."""
+        return {table: own for table in ("model", "training", "schedule") if (own := getattr(self, table))}
+
+
+def parsed(method: str) -> str:
+    """``method``, or a ValueError if there is none of this text."""
+    try:
+        parse(method)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return method
+
+
+def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``content`` with the ``changes``, table by table; other values, and tables of another ``name``, are replaced.
+
+    Examples
+    --------
+    >>> merged({"a": {"b": 1, "c": [2]}, "d": 3}, {"a": {"c": [4, 5]}})
+    {'a': {'b': 1, 'c': [4, 5]}, 'd': 3}
+    >>> merged({"model": {"name": "mlp", "hidden": [8]}}, {"model": {"name": "cnn5"}})
+    {'model': {'name': 'cnn5'}}
+    """
+    found = dict(content)
+    for key, value in changes.items():
+        before = found.get(key)
+        if isinstance(before, dict) and isinstance(value, dict) and value.get("name") in (None, before.get("name")):
+            found[key] = merged(before, value)
+        else:
+            found[key] = value
+    return found
 
 
 class ProbeConfig(Section):
@@ -79,20 +127,24 @@ class StatementConfig(Section):
     @field_validator("id")
     @classmethod
     def known(cls, value: str) -> str:
-        """Refuse a statement that does not exist, or does not speak of a layer."""
+        """The statement's own id; one that does not exist, or does not speak of a layer, is refused."""
         try:
             found = statement(value)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         if not isinstance(found, LayerStatement):
-            raise ValueError(f"statement {value!r} does not speak of a layer in training: use hesscond verify {value}")
-        return value
+            raise ValueError(f"statement {value!r} {found.elsewhere}: use hesscond verify {value}")
+        return found.id
 
 
 class RunConfig(Section):
-    """``[run]``: in the ``config.toml`` that a run leaves behind, which of the study's runs it was."""
+    """``[run]``: in the ``config.toml`` that a run leaves behind, which of the study's runs it was.
+
+    ``label``: the name of the method among those of the study, if it is one of them.
+    """
 
     method: str
+    label: str = ""
     seed: Annotated[int, Field(ge=0)]
     learning_rate: Rate
     device: str = "auto"
@@ -100,42 +152,149 @@ class RunConfig(Section):
     versions: dict[str, str] = Field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Variant:
+    """A study as it is run with one method.
+
+    Attributes
+    ----------
+    study
+        With what the method changes of it.
+    method
+        As `hesscond.methods.parse` takes it.
+    label
+        The method's name in the study; empty if the study does not name it.
+    """
+
+    study: StudyConfig
+    method: str
+    label: str
+
+
 class StudyConfig(Section):
-    """A whole study file.
+    """A whole study file, or one panel of it.
 
     ``scale``: the study as the paper has it, or with the changes of the table ``[small]``, which has the structure of
-    the file itself; `hesscond.study.load_study` makes them.
+    the file itself; ``panel``, ``title``: which of several in a file. `hesscond.study.load_study` makes both.
     """
 
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
     description: str
     source: str = ""
     scale: Literal["paper", "small"] = "paper"
+    panel: str = ""
+    title: str = ""
     data: DataConfig
     model: ModelConfig = ModelConfig()
     training: TrainingConfig
     schedule: ScheduleConfig = ScheduleConfig()
+    methods: list[MethodConfig] = Field(default_factory=list)
     learning_rates: list[LearningRates] = Field(default_factory=list)
     probe: ProbeConfig
     statements: list[StatementConfig] = Field(default_factory=list)
     run: RunConfig | None = None
     small: dict[str, Any] = Field(default_factory=dict, exclude=True)
 
-    def learning_rate(self, method: str, batch_size: int) -> float:
-        """The rate of ``method`` at ``batch_size``.
+    @field_validator("statements")
+    @classmethod
+    def once(cls, value: list[StatementConfig]) -> list[StatementConfig]:
+        """Each statement once, whichever of its ids it is named by."""
+        return list({own.id: own for own in value}.values())
+
+    @model_validator(mode="after")
+    def methods_are_known(self) -> StudyConfig:
+        """Refuse two methods of one name, and rates of methods that do not exist."""
+        names = [entry.name for entry in self.methods]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                raise misfit(["methods", number, "name"], f"methods: {name!r} is there twice")
+        for number, rates in enumerate(self.learning_rates):
+            for name in rates.rate:
+                if name not in names:
+                    try:
+                        parse(name)
+                    except ConfigError as error:
+                        raise misfit(
+                            ["learning_rates", number, "rate"], f"learning_rates.{number}.rate: {error}"
+                        ) from None
+        return self
+
+    @property
+    def full_name(self) -> str:
+        """The name, with that of the panel: what `hesscond.study.load_study` takes."""
+        return f"{self.name}/{self.panel}" if self.panel else self.name
+
+    def entry(self, text: str) -> MethodConfig | None:
+        """The one of ``methods`` that a text means: its name, what ``--method`` says, or that without its options.
 
         Raises
         ------
         ConfigError
-            The study does not say.
+            Several of them are versions of this method.
         """
-        for name in (method, parse(method).plain):
-            for entry in self.learning_rates:
-                if entry.batch_size == batch_size and name in entry.rate:
-                    return entry.rate[name]
-        raise ConfigError(
-            f"study {self.name!r} gives no learning rate for method {method!r} at batch size {batch_size}: add --lr"
-        )
+        for name in ("name", "method"):
+            for entry in self.methods:
+                if getattr(entry, name) == text:
+                    return entry
+        versions = [entry for entry in self.methods if parse(entry.method).plain == text]
+        if len(versions) > 1:
+            names = ", ".join(repr(entry.name) for entry in versions)
+            raise ConfigError(f"study {self.full_name!r} has several versions of {text!r}: choose from {names}")
+        return versions[0] if versions else None
+
+    def variant(self, text: str) -> Variant:
+        """The study as it is run with a method, named as in ``methods`` or as ``--method`` says it.
+
+        Raises
+        ------
+        ConfigError
+            No such method; what it changes does not fit the study.
+        """
+        entry = self.entry(text)
+        if self.run is not None and self.run.label:
+            # a run's config.toml has the changes in it, and perhaps others on top
+            if entry is not None and entry.name == self.run.label:
+                return Variant(self, entry.method, entry.name)
+            if any(one.changes for one in self.methods if one.name == self.run.label):
+                raise ConfigError(
+                    f"this is the config.toml of a run of {self.run.label!r}: take the study for {text!r}"
+                )
+        if entry is None:
+            try:
+                parse(text)
+            except ConfigError as error:
+                own = ", ".join(repr(one.name) for one in self.methods)
+                raise ConfigError(f"{error}; the study names {own}" if own else str(error)) from None
+            return Variant(self, text, "")
+        if not entry.changes:
+            return Variant(self, entry.method, entry.name)
+        try:
+            study = StudyConfig.model_validate(merged(self.model_dump(mode="json", exclude_none=True), entry.changes))
+        except ValidationError as error:
+            raise ConfigError(f"method {entry.name!r} of study {self.full_name!r}: {sentence(error)}") from None
+        return Variant(study, entry.method, entry.name)
+
+    def names_of(self, text: str) -> list[str]:
+        """What a method may be called in the tables of rates, the most particular name first."""
+        entry = self.entry(text)
+        method = entry.method if entry else text
+        return [text, *([entry.name] if entry else []), method, parse(method).plain]
+
+    def known_rate(self, method: str, batch_size: int) -> float | None:
+        """The rate that the study gives for ``method`` at ``batch_size``; None: it does not say."""
+        for name in self.names_of(method):
+            for rates in self.learning_rates:
+                if rates.batch_size == batch_size and name in rates.rate:
+                    return rates.rate[name]
+        return None
+
+    def learning_rate(self, method: str, batch_size: int) -> float:
+        """The rate of ``method`` at ``batch_size``: the study's, else the default of the method itself."""
+        known = self.known_rate(method, batch_size)
+        if known is not None:
+            return known
+        entry = self.entry(method)
+        return parse(entry.method if entry else method).rate
 
     def learning_rate_grid(self, method: str, batch_size: int) -> list[float]:
         """The rates to try for ``method`` at ``batch_size``, ascending.
@@ -146,7 +305,7 @@ class StudyConfig(Section):
             The study does not say.
         """
         entries = [entry for entry in self.learning_rates if entry.batch_size == batch_size and entry.grid]
-        for name in (method, parse(method).plain):
+        for name in self.names_of(method):
             for entry in entries:
                 if name in entry.rate:
                     return sorted(entry.grid)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hesscond.data import AUGMENTATIONS, Dataset, load, standardized
+from hesscond.data import AUGMENTATIONS, Dataset, Form, load, standardized
 from hesscond.errors import ConfigError
 from hesscond.study.sections import DataConfig
 
@@ -69,21 +69,21 @@ def check_data(config: DataConfig, data: Dataset) -> None:
 
 
 class Augmentation:
-    """Random changes of the images of a mini-batch, from a generator of its own.
+    """Random changes of the images or points of a mini-batch, from a generator of its own.
 
     Parameters
     ----------
     names
-        Which: keys of `hesscond.data.AUGMENTATIONS`.
-    shape
-        (C, H, W) of one image, which the batches may have flattened.
+        Which, in `hesscond.data.AUGMENTATIONS` of this kind of input.
+    form
+        Of the data set; the batches may have flattened inputs.
     seed
         Of the run.
     """
 
-    def __init__(self, names: Collection[str], shape: tuple[int, ...], seed: int) -> None:
-        self.changes = [change for name, change in AUGMENTATIONS.items() if name in names]
-        self.shape = shape
+    def __init__(self, names: Collection[str], form: Form, seed: int) -> None:
+        self.changes = [change for name, change in AUGMENTATIONS[form.kind].items() if name in names]
+        self.shape = form.input_shape
         # apart from the stream of the order of samples, which begins from seed + 1
         (spread,) = np.random.SeedSequence([seed, STREAM]).generate_state(1)
         self.generator = torch.Generator().manual_seed(int(spread))
@@ -92,7 +92,7 @@ class Augmentation:
         """A batch (N, …), in its shape."""
         if not self.changes:
             return inputs
-        images = inputs.view(-1, *self.shape)
+        changed = inputs.view(-1, *self.shape)
         for change in self.changes:
-            images = change(images, self.generator)
-        return images.view_as(inputs)
+            changed = change(changed, self.generator)
+        return changed.view_as(inputs)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from hesscond.errors import ConfigError
-from hesscond.study.config import StudyConfig
-from hesscond.study.listing import studies_folder
+from hesscond.study.config import StudyConfig, merged
+from hesscond.study.listing import aliases, studies_folder
 from hesscond.study.sections import first_problem
 from hesscond.study.structure import Misfit, check_structure
 
@@ -21,22 +23,32 @@ SCALES = ("paper", "small")
 #: Lines of a TOML file that begin a table, one of several tables, or the value of a key.
 HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z_][\w.-]*)\s*\]")
 KEY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=")
+PANEL_NAME = re.compile(r"\w[\w.-]*")
+
+
+#: Keys of a file with several panels that are of the file, not of a study.
+OF_THE_FILE = ("aliases", "panels", "claims", "replicate", "paper", "small")
+#: Keys of a panel that are not of a study.
+OF_THE_PANEL = ("name", "paper", "small", "methods")
 
 
 def built_in() -> Iterator[StudyConfig]:
-    """The studies that come with hesscond, by name."""
-    return (load_study(path) for path in sorted(studies_folder().glob("*.toml")))
+    """The studies that come with hesscond, by name, each panel of those that have some."""
+    for path in sorted(studies_folder().glob("*.toml")):
+        file = StudyFile.read(path)
+        for panel in file.panels or [""]:
+            yield file.study(panel, None)
 
 
 def load_study(study: str | Path, scale: str | None = None) -> StudyConfig:
-    """A built-in study by name, or the one in a TOML file.
+    """A built-in study by name, or the one in a TOML file; ``NAME/PANEL`` where there are several panels.
 
     Parameters
     ----------
     study
         Name or path.
     scale
-        ``"paper"`` or ``"small"``: with the changes of its table ``[small]``. None: as the study says.
+        ``"paper"`` or ``"small"``: with the changes of its tables ``[small]``. None: as the study says.
 
     Returns
     -------
@@ -46,89 +58,242 @@ def load_study(study: str | Path, scale: str | None = None) -> StudyConfig:
     Raises
     ------
     ConfigError
-        No such study, or it has no other scale; a file that is not TOML; a key that is unknown, missing or of the
-        wrong kind, at either scale; parts of the study that do not fit each other.
+        No such study or panel, or it has no other scale; a file that is not TOML; a key that is unknown, missing or of
+        the wrong kind, at either scale; parts of the study that do not fit each other.
     """
-    path = Path(study)
-    if path.suffix != ".toml":
-        known = sorted(p.stem for p in studies_folder().glob("*.toml"))
-        if str(study) not in known:
-            raise ConfigError(f"unknown study {str(study)!r}: choose from {', '.join(known)}, or give a .toml file")
-        path = studies_folder() / f"{study}.toml"
-    if scale not in (None, *SCALES):
-        raise ConfigError(f"--scale is one of {', '.join(SCALES)}, not {scale!r}")
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = tomllib.loads(text)
-    except FileNotFoundError:
-        raise ConfigError(f"no study file {path}") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    as_is = checked(path, text, content)
-    wanted = scale or as_is.scale
-    if "run" in content:
-        if scale not in (None, as_is.scale):
-            raise ConfigError(f"{path} is of a run at scale {as_is.scale!r}: take the study itself for another")
-        return as_is
-    if "small" not in content:
-        if wanted == "small":
-            raise ConfigError(f"{path} has no table [small]: there is no small version of the study")
-        return as_is
-    small = {key: value for key, value in content.items() if key != "small"}
-    found = {
-        "paper": as_is.model_copy(update={"scale": "paper", "small": {}}),
-        "small": checked(path, text, merged(small, content["small"]) | {"scale": "small"}),
-    }
-    return found[wanted]
+    name, panel = split_name(str(study))
+    file = StudyFile.named(name)
+    if file.panels and not panel:
+        panels = ", ".join(f"{study}/{own}" for own in file.panels)
+        raise ConfigError(f"study {str(study)!r} has several panels: choose from {panels}")
+    return file.study(panel, scale)
 
 
-def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``content`` with the ``changes``, table by table; other values are replaced.
+def split_name(study: str) -> tuple[str, str]:
+    """Name or path, and panel, of a study; a name that the study had before is replaced.
 
     Examples
     --------
-    >>> merged({"a": {"b": 1, "c": [2]}, "d": 3}, {"a": {"c": [4, 5]}})
-    {'a': {'b': 1, 'c': [4, 5]}, 'd': 3}
+    >>> split_name("bnp-figure-3/mnist"), split_name("runs/a/config.toml"), split_name("mine.toml/left")
+    (('bnp-figure-3', 'mnist'), ('runs/a/config.toml', ''), ('mine.toml', 'left'))
     """
-    found = dict(content)
-    for key, value in changes.items():
-        before = found.get(key)
-        found[key] = merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-    return found
+    study = aliases().get(study, study)
+    if study.endswith(".toml"):
+        return study, ""
+    name, _, panel = study.rpartition("/")
+    return (name, panel) if name else (study, "")
 
 
-def checked(path: Path, text: str, content: dict[str, Any]) -> StudyConfig:
-    """The study from the contents of a file, or of its small version.
+@dataclass(frozen=True)
+class StudyFile:
+    """A TOML file with a study, or with several panels of one.
 
-    Raises
-    ------
-    ConfigError
-        The first thing wrong, with the line of its key.
+    Attributes
+    ----------
+    path, text, content
+        Where it is, and what is in it.
     """
-    try:
-        study = StudyConfig.model_validate(content)
-        check_structure(study)
-    except ValidationError as error:
-        key, words = first_problem(error)
-    except Misfit as error:
-        key, words = error.key, str(error)
-    else:
-        return study
-    line = line_of(text, key, small=content.get("scale") == "small" and "small" not in content)
-    raise ConfigError(f"{path}{line}: {words}") from None
 
+    path: Path
+    text: str
+    content: dict[str, Any]
 
-def line_of(text: str, key: tuple[str | int, ...], *, small: bool) -> str:
-    """``", line 7"`` for a key, else for the innermost table that there is; nothing where the key is at the top."""
-    lines = lines_of(text)
-    for place in (("small", *key), key) if small else (key,):
-        while place and place != ("small",):
-            if place in lines:
-                return f", line {lines[place]}"
-            place = place[:-1]
-    return ""
+    @classmethod
+    def named(cls, name: str) -> StudyFile:
+        """The file of a built-in study, or at a path.
+
+        Raises
+        ------
+        ConfigError
+            There is none, or it is no TOML.
+        """
+        path = Path(name)
+        if path.suffix == ".toml":
+            return cls.read(path)
+        known = sorted(p.stem for p in studies_folder().glob("*.toml"))
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, *aliases()], 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigError(f"unknown study {name!r}: {hint}choose from {', '.join(known)}, or give a .toml file")
+        return cls.read(studies_folder() / f"{name}.toml")
+
+    @classmethod
+    def read(cls, path: Path) -> StudyFile:
+        """The file at a path.
+
+        Raises
+        ------
+        ConfigError
+            There is none, or it is no TOML.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+            return cls(path, text, tomllib.loads(text))
+        except FileNotFoundError:
+            raise ConfigError(f"no study file {path}") from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+    @property
+    def panels(self) -> list[str]:
+        """The names of the panels, if there are several studies in the file.
+
+        Raises
+        ------
+        ConfigError
+            They are no tables with different names.
+        """
+        tables = self.content.get("panels", [])
+        if not isinstance(tables, list) or not all(
+            isinstance(t, dict) and isinstance(t.get("name"), str) and PANEL_NAME.fullmatch(t["name"]) for t in tables
+        ):
+            raise ConfigError(f"{self.path}: every one of [[panels]] needs a name of letters, digits, '.' and '-'")
+        names = [table["name"] for table in tables]
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise ConfigError(f"{self.path}: panel {name!r} is there twice")
+        return names
+
+    def study(self, panel: str, scale: str | None) -> StudyConfig:
+        """The study of a panel (``""`` where there are none), as `load_study` returns it.
+
+        Raises
+        ------
+        ConfigError
+            As there.
+        """
+        if scale not in (None, *SCALES):
+            raise ConfigError(f"--scale is one of {', '.join(SCALES)}, not {scale!r}")
+        if panel not in (self.panels or [""]):
+            own = f"choose from {', '.join(self.panels)}" if self.panels else "it has no panels"
+            raise ConfigError(f"{self.path.stem} has no panel {panel!r}: {own}")
+        content, small = self.content_of(panel)
+        as_is = self.checked(content, panel)
+        wanted = scale or as_is.scale
+        if as_is.run is not None:
+            if scale not in (None, as_is.scale):
+                raise ConfigError(
+                    f"{self.path} is of a run at scale {as_is.scale!r}: take the study itself for another"
+                )
+            return as_is
+        if not small:
+            if wanted == "small":
+                raise ConfigError(f"{self.path} has no table [small]: there is no small version of the study")
+            return as_is
+        for changes in small:
+            content = merged(content, changes)
+        found = {
+            "paper": as_is.model_copy(update={"scale": "paper"}),
+            "small": self.checked(content | {"scale": "small"}, panel),
+        }
+        return found[wanted]
+
+    def content_of(self, panel: str) -> tuple[dict[str, Any], list[Any]]:
+        """What a panel's study is made of, and the tables with the changes of its small version.
+
+        Raises
+        ------
+        ConfigError
+            The panel names a method that the file does not describe.
+        """
+        content = {key: value for key, value in self.content.items() if key not in OF_THE_FILE}
+        small = [self.content["small"]] if "small" in self.content else []
+        if not panel:
+            return content, small
+        own = next(table for table in self.content["panels"] if table["name"] == panel)
+        if "small" in own:
+            small.append(own["small"])
+        methods = content.pop("methods", [])
+        content = merged(content, {key: value for key, value in own.items() if key not in OF_THE_PANEL})
+        content["panel"] = panel
+        content["methods"] = list(methods)
+        if "methods" in own:
+            by_name = {entry["name"]: entry for entry in methods}
+            content["methods"] = []
+            for entry in own["methods"]:
+                name = entry if isinstance(entry, str) else entry.get("name")
+                if isinstance(entry, str) and name not in by_name:
+                    raise ConfigError(
+                        f"{self.path}: panel {panel!r} names a method {name!r} that is not in [[methods]]"
+                    )
+                content["methods"].append(merged(by_name.get(name, {}), {} if isinstance(entry, str) else entry))
+        return content, small
+        own = next(table for table in self.content["panels"] if table["name"] == panel)
+        if "small" in own:
+            small.append(own["small"])
+        methods = content.pop("methods", [])
+        content = merged(content, {key: value for key, value in own.items() if key not in OF_THE_PANEL})
+        content["panel"] = panel
+        content["methods"] = list(methods)
+        if "methods" in own:
+            by_name = {entry["name"]: entry for entry in methods}
+            content["methods"] = []
+            for entry in own["methods"]:
+                name = entry if isinstance(entry, str) else entry.get("name")
+                if isinstance(entry, str) and name not in by_name:
+                    raise ConfigError(
+                        f"{self.path}: panel {panel!r} names a method {name!r} that is not in [[methods]]"
+                    )
+                content["methods"].append(merged(by_name.get(name, {}), {} if isinstance(entry, str) else entry))
+        others = {entry["name"] for entry in methods} - {entry["name"] for entry in content["methods"]}
+        content["learning_rates"] = [
+            row | {"rate": {name: rate for name, rate in row["rate"].items() if name not in others}}
+            if "rate" in row
+            else row
+            for row in content.get("learning_rates", [])
+        ]
+        return content, small
+
+    def with_own_rates(self, content: dict[str, Any]) -> dict[str, Any]:
+        """The contents without the learning rates of methods that other panels have."""
+        here = [entry["name"] for entry in content["methods"]]
+        others = {entry["name"] for entry in self.content.get("methods", [])} - set(here)
+        rows = [
+            row | {"rate": {name: rate for name, rate in row.get("rate", {}).items() if name not in others}}
+            for row in content.get("learning_rates", [])
+        ]
+        return content | {"learning_rates": rows}
+
+    def checked(self, content: dict[str, Any], panel: str) -> StudyConfig:
+        """The study from contents of the file, or from those of a panel, or of its small version.
+
+        Raises
+        ------
+        ConfigError
+            The first thing wrong, with the line of its key.
+        """
+        try:
+            study = StudyConfig.model_validate(self.with_own_rates(content) if panel else content)
+            check_structure(study)
+            for entry in study.methods:
+                if entry.changes and study.run is None:
+                    check_structure(study.variant(entry.name).study)
+        except ValidationError as error:
+            key, words = first_problem(error)
+        except Misfit as error:
+            key, words = error.key, str(error)
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: {error}") from None
+        else:
+            return study
+        where = f", panel {panel}" if panel else ""
+        line = self.line_of(key, panel, small=content.get("scale") == "small")
+        raise ConfigError(f"{self.path}{line}{where}: {words}")
+
+    def line_of(self, key: tuple[str | int, ...], panel: str, *, small: bool) -> str:
+        """``", line 7"`` for a key, else for the innermost table that there is; nothing where the key is at the top."""
+        lines = lines_of(self.text)
+        place: tuple[str | int, ...] = ("panels", self.panels.index(panel)) if panel else ()
+        tables = [(*place, "small"), ("small",), place, ()] if small else [place, ()]
+        for table in tables:
+            inside = (*table, *key)
+            while len(inside) > len(table):
+                if inside in lines:
+                    return f", line {lines[inside]}"
+                inside = inside[:-1]
+        return f", line {lines[place]}" if place in lines else ""
 
 
 def lines_of(text: str) -> dict[tuple[str | int, ...], int]:

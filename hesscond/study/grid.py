@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
-from hesscond.study.config import StudyConfig
+from hesscond.study.config import StudyConfig, Variant
 from hesscond.study.log import check_free, check_no_run
 from hesscond.study.runner import RunPlan
 from hesscond.study.sections import LARGEST_RATE, PositiveInt, Rate, Section, sentence
@@ -81,9 +81,8 @@ class Overrides:
             if self.probe_every == 0:
                 probe["train_every_epochs"] = 0
         try:
-            there = [dict(own) for own in study.statements]
-            added = [{"id": id} for id in self.statements if {"id": id} not in there]
-            changed = {"training": training, "probe": probe, "statements": there + added}
+            statements = [*(dict(own) for own in study.statements), *({"id": id} for id in self.statements)]
+            changed = {"training": training, "probe": probe, "statements": statements}
             return StudyConfig.model_validate({**dict(study), **changed})
         except ValidationError as error:
             raise ConfigError(sentence(error)) from None
@@ -110,20 +109,27 @@ def plan_runs(
     """
     if len(set(methods)) < len(methods) or len(set(seeds)) < len(seeds):
         raise ConfigError("a method or seed is given twice")
-    study = overrides.apply(study)
     single = len(methods) * len(seeds) == 1
     if not resume:
         check_free(out) if single else check_no_run(out)
+    variants = [study.variant(name) for name in methods]
+    if len({(variant.label, variant.method) for variant in variants}) < len(variants):
+        raise ConfigError("a method is given twice, under two names")
     plans = []
-    for method in methods:
-        spec = parse(method)
-        rate = overrides.learning_rate or study.learning_rate(method, study.training.batch_size)
+    for name, variant in zip(methods, variants, strict=True):
+        own = overrides.apply(variant.study)
+        rate = overrides.learning_rate or own.learning_rate(name, own.training.batch_size)
         for seed in seeds:
-            folder = out if single else out / f"{spec.folder}-seed{seed}"
+            folder = out if single else out / f"{folder_name(variant)}-seed{seed}"
             if not resume:
                 check_free(folder)
-            plans.append(RunPlan(study, method, seed, rate, folder, device))
+            plans.append(RunPlan(own, variant.method, seed, rate, folder, device, variant.label))
     return plans
+
+
+def folder_name(variant: Variant) -> str:
+    """What the folders of a method's runs begin with: its name in the study, else what ``--method`` says."""
+    return plain(variant.label) if variant.label else parse(variant.method).folder
 
 
 class SweepConfig(Section):
@@ -193,15 +199,16 @@ def plan_sweep(config: SweepConfig, out: Path, device: torch.device) -> list[Run
         settings = dict(zip(config.settings, values, strict=True))
         label = "".join(f"-{axis}{plain(value)}" for axis, value in zip(config.axes, values, strict=True))
         for batch_size in config.batch_sizes:
-            study = with_settings(config.study, {**settings, "training.batch_size": batch_size})
             for method in config.methods:
-                name = f"{parse(method).folder}-b{batch_size}"
+                variant = config.study.variant(method)
+                study = with_settings(variant.study, {**settings, "training.batch_size": batch_size})
+                name = f"{folder_name(variant)}-b{batch_size}"
                 for rate in rates_for(config, study, method):
-                    places.append((study, method, rate, f"{name}-lr{rate!r}{label}"))
+                    places.append((replace(variant, study=study), rate, f"{name}-lr{rate!r}{label}"))
     plans = [
-        RunPlan(study, method, seed, rate, out / f"{name}-seed{seed}", device)
+        RunPlan(variant.study, variant.method, seed, rate, out / f"{name}-seed{seed}", device, variant.label)
         for seed in config.seeds
-        for study, method, rate, name in places
+        for variant, rate, name in places
     ]
     folders = [plan.folder.name for plan in plans]
     if doubled := next((name for name in folders if folders.count(name) > 1), None):

@@ -103,7 +103,7 @@ class RunLog:
             self._connection = sqlite3.connect(f"{folder.absolute().as_uri()}/{LOG}?mode=rw", uri=True)
             self._connection.isolation_level = None
             self._connection.execute("PRAGMA trusted_schema=OFF")
-            self._check()
+            self._bring_up()
             # a killed process loses nothing that was committed; no fsync for every iteration
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=NORMAL")
@@ -122,13 +122,21 @@ class RunLog:
         self._pending: list[tuple[int, int, float, float | None]] = []
         self._committed = time.monotonic()
 
-    def _check(self) -> None:
-        """See that the log is one of this version."""
+    def _bring_up(self) -> None:
+        """See that the log can be read, and bring it to this version."""
         try:
-            check_schema(self._connection)
+            lacking = check_schema(self._connection)
         except RunError as error:
             self._connection.close()
             raise RunError(f"the log {self.folder / LOG} cannot be written: {error}") from None
+        if not lacking:
+            return
+        with self._connection as connection:
+            connection.execute("BEGIN")
+            for table, columns in lacking.items():
+                for column in columns:
+                    connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {TABLES[table][column]}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def training(self, iteration: int, epoch: int, loss: float, lr: float | None = None) -> None:
         """Add a training row; it is committed with the next probe, or within a second."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ from hesscond.methods import Method
 from hesscond.methods.bnp import from_statistics, regularized
 from hesscond.spectra import ConditionNumber
 from hesscond.study.config import ProbeConfig
-from hesscond.theorems import LayerStatement, Observation, Outcome
+from hesscond.theorems import LayerNetwork, LayerStatement, Observation, Outcome
 
 #: Samples in one chunk of the training set: 4096 × 3072 float64 inputs are 100 MB. Below, LAPACK's QR is half as fast.
 CHUNK = 4096
@@ -69,18 +69,19 @@ class ProbeRow(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The data that a Hessian is of: ``"batch"`` or ``"train"``; what makes operators of it; what was compared."""
+    """What a Hessian is of: ``"batch"`` or ``"train"``, and these; what makes operators of it; what was compared."""
 
     name: str
+    pairs: Batch | Iterable[Batch]
     hessian: HessianMaker
     checks: Mapping[str, Direction]
 
 
 class Inputs(NamedTuple):
-    """Statistics of a layer's inputs, and ĤU or its triangular factor with its μ and σ where statements are checked."""
+    """Statistics of a layer's inputs, and ĤU or its triangular factor, without rows if no statement reads it."""
 
     statistics: FeatureStatistics
-    centred: tuple[np.ndarray, np.ndarray, np.ndarray] | None
+    centred: np.ndarray
 
 
 class Prober:
@@ -112,6 +113,7 @@ class Prober:
     ) -> None:
         self.model, self.loss_fn, self.method, self.config = model, loss_fn, method, config
         self.statements = list(statements)
+        self._reads_inputs = any(one.inputs for one in self.statements)
         self.names = {place: name for name, place in places.items()}
         self.units = {place: tuple(config.units) for place in self.names}
         self.recorder = Recorder({places[name]: layer for name, layer in layers.items()})
@@ -140,8 +142,8 @@ class Prober:
         if captures is None:
             captures = self._capture(inputs, targets)
         checks = self._compared(captures, (inputs, targets)) if check else {}
-        data = Measured("batch", self._maker((inputs, targets)), checks)
-        seen = {place: inputs_of(captured, self.statements) for place, captured in captures.items()}
+        data = Measured("batch", (inputs, targets), self._maker((inputs, targets)), checks)
+        seen = {place: inputs_of(captured, self._reads_inputs) for place, captured in captures.items()}
         return [
             self._row(data, len(targets), place, unit, unit_hessian(captured, unit, MEMORY), seen[place])
             for place, captured in captures.items()
@@ -175,9 +177,9 @@ class Prober:
         pairs: Any = Stream(inputs, targets, parts)
         if isinstance(inputs, torch.Tensor):
             pairs = list(pairs)
-        data = Measured("train", self._maker(pairs), checks)
+        data = Measured("train", pairs, self._maker(pairs), checks)
         factors: dict[str, np.ndarray] = {}
-        if self.statements:
+        if self._reads_inputs:
             # once more, now that the means are known: a factor of Ĥ itself would lose digits when it is centred
             for captures, _ in chunks():
                 for place, captured in captures.items():
@@ -185,8 +187,7 @@ class Prober:
                     stacked = np.vstack([factors[place], rows]) if place in factors else rows
                     factors[place] = np.asarray(np.linalg.qr(stacked, mode="r"))
         seen = {
-            place: Inputs(own, (factors[place], *live(own)) if place in factors else None)
-            for place, own in statistics.items()
+            place: Inputs(own, factors[place] if place in factors else unread(own)) for place, own in statistics.items()
         }
         return [
             self._row(data, samples, place, unit, hessian, seen[place]) for (place, unit), hessian in hessians.items()
@@ -276,10 +277,22 @@ class Prober:
         }
         readings = [at | {"coordinates": name} | reading_row(found[name]) for name in further]
         checked = []
-        if inputs.centred is not None:
-            weight = self.recorder.layers[place].weight.detach().to(torch.float64).flatten(1).cpu().numpy()
-            seen = Observation(*inputs.centred, inputs.statistics.count, weight, plain, preconditioned)
-            checked = [at | outcome for one in self.statements for outcome in outcomes(one, seen)]
+        first = unit == self.units[place][0]
+        if wanted := [one for one in self.statements if first or one.by_unit]:
+            own_dtype = torch.float64 if self.config.precision == "float64" else None
+            seen = Observation(
+                inputs.centred,
+                *live(inputs.statistics),
+                inputs.statistics.count,
+                self.recorder.layers[place].weight.detach().to(torch.float64).flatten(1).cpu().numpy(),
+                plain,
+                preconditioned,
+                inputs.statistics.mu.cpu().numpy(),
+                unit,
+                hessian,
+                LayerNetwork(self.model, self.loss_fn, data.pairs, place, own_dtype),
+            )
+            checked = [at | outcome for one in wanted for outcome in outcomes(one, seen)]
         return ProbeRow(row | self.method.diagnostics(place), readings, checked)
 
     def _conditions(
@@ -312,12 +325,15 @@ class Prober:
             raise CaptureError(f"layer {self.names[place]!r}: the Hessian in the coordinates {name!r} is not PᵀHP")
 
 
-def inputs_of(captured: LayerCapture, statements: Sequence[LayerStatement]) -> Inputs:
-    """Of a mini-batch."""
+def inputs_of(captured: LayerCapture, read: bool) -> Inputs:
+    """Of a mini-batch; ``read``: whether a statement reads them."""
     statistics = channel_statistics(captured.inputs)
-    if not statements:
-        return Inputs(statistics, None)
-    return Inputs(statistics, (centred_rows(captured.h, statistics), *live(statistics)))
+    return Inputs(statistics, centred_rows(captured.h, statistics) if read else unread(statistics))
+
+
+def unread(statistics: FeatureStatistics) -> np.ndarray:
+    """(0, k + 1): no rows of [e, H − eμᵀ]."""
+    return np.empty((0, 1 + int((~statistics.dead).sum())))
 
 
 def of_group(statistics: FeatureStatistics, geometry: Geometry, unit: int) -> FeatureStatistics:

@@ -25,6 +25,7 @@ from hesscond.data.preparation import chosen
 from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, NotFiniteError, RunError
 from hesscond.methods import Method, parse
 from hesscond.models import build
+from hesscond.study import metrics
 from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.config import StudyConfig
 from hesscond.study.datasets import Augmentation, check_data
@@ -38,12 +39,27 @@ from hesscond.theorems import LayerStatement, statement
 
 #: Samples in one forward pass of an evaluation: fully connected networks take little memory for each.
 EVALUATION_CHUNK = {"vector": 5000, "coordinates": 5000, "image": 250, "points": 250}
-LOSSES: dict[str, Callable[[], nn.Module]] = {"cross_entropy": nn.CrossEntropyLoss, "mse": nn.MSELoss}
+
+
+class OneVersusAll(nn.Module):
+    """Binary cross-entropy of every class against the others, the mean over samples and classes."""
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Of outputs (N, c), the log-odds of each class, and classes (N,)."""
+        wanted = functional.one_hot(target, output.shape[1]).to(output)
+        return functional.binary_cross_entropy_with_logits(output, wanted)
+
+
+LOSSES: dict[str, Callable[[], nn.Module]] = {
+    "cross_entropy": nn.CrossEntropyLoss,
+    "binary_cross_entropy": OneVersusAll,
+    "mse": nn.MSELoss,
+}
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run: a study, a method, a seed, and where it goes."""
+    """One run: a study, a method (and its name in the study, if it has one), a seed, and where it goes."""
 
     study: StudyConfig
     method: str
@@ -51,6 +67,12 @@ class RunPlan:
     learning_rate: float
     folder: Path
     device: torch.device
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The method, by its name in the study if it has one, and the seed."""
+        return f"{self.label or self.method} seed {self.seed}"
 
     def config(self, data: Dataset) -> dict[str, Any]:
         """Everything needed to repeat the run, for ``config.toml``."""
@@ -58,6 +80,7 @@ class RunPlan:
         study["probe"]["layers"] = probed_layers(self.study)
         study["run"] = {
             "method": self.method,
+            **({"label": self.label} if self.label else {}),
             "seed": self.seed,
             "learning_rate": self.learning_rate,
             "device": str(self.device),
@@ -267,7 +290,7 @@ class Training:
         if study.model.architecture.kind == "vector":
             self.inputs, self.test_inputs = self.inputs.flatten(1), self.test_inputs.flatten(1)
         self.targets = data.train_targets
-        self.augment = Augmentation(study.data.augmentation, data.form.input_shape, plan.seed)
+        self.augment = Augmentation(study.data.augmentation, data.form, plan.seed)
         self.method: Method = parse(plan.method).create(self.model)
         if isinstance(self.inputs, torch.Tensor):
             self.method.fit(self.inputs)
@@ -424,18 +447,18 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float | None]:
-        """Mean loss on the test set, and accuracy where the targets are classes."""
-        total, correct = 0.0, 0
-        samples, classes = len(self.test_inputs), self.data.classes > 0
+        """Mean loss on the test set, and the metrics of its classes or values."""
+        total, right = 0.0, []
+        samples, classes = len(self.test_inputs), self.data.classes
         chunk = EVALUATION_CHUNK[self.plan.study.model.architecture.kind]
         self.model.eval()
         for start in range(0, samples, chunk):
             part = slice(start, start + chunk)
             output, targets = self.model(self.test_inputs[part]), self.data.test_targets[part]
+            total += self.loss_fn(output, targets).item() * len(targets)
             if classes:
-                total += functional.cross_entropy(output, targets, reduction="sum").item()
-                correct += int((output.argmax(1) == targets).sum())
-            else:
-                total += functional.mse_loss(output, targets, reduction="sum").item() / targets.shape[1]
+                right.append(metrics.hits(output, targets))
         self.model.train()
-        return {"test_loss": total / samples, "test_accuracy": correct / samples if classes else None}
+        loss, targets = total / samples, self.data.test_targets
+        own = metrics.of_classes(torch.cat(right), targets, classes) if classes else metrics.of_values(loss, targets)
+        return {"test_loss": loss, **own}

@@ -26,7 +26,10 @@ def factors(config: ScheduleConfig, *, per_epoch: int, iterations: int) -> Calla
 
     def factor(iteration: int) -> float:
         if iteration < warmup:
-            return (iteration + 1) / warmup
+            if config.warmup_start is None:
+                return (iteration + 1) / warmup
+            grown = iteration / warmup if config.warmup == "linear" else 0.0
+            return config.warmup_start + (1 - config.warmup_start) * grown
         epoch, done = iteration / per_epoch, min(1.0, (iteration - warmup) / left)
         if config.kind == "steps":
             passed = sum(epoch >= milestone for milestone in config.milestones or ())

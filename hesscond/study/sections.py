@@ -10,12 +10,16 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from hesscond.data import Form
+from hesscond.data import AUGMENTATIONS, Form
 from hesscond.data import form as data_form
 from hesscond.data import names as data_names
 from hesscond.data import options as data_options
 from hesscond.errors import ConfigError
+from hesscond.methods.base import OptimizerName
 from hesscond.models import MODELS, Architecture, OptionError, checked_option
+
+#: What each kind of data set has.
+INPUTS = {"image": "images", "points": "clouds of points", "coordinates": "coordinates"}
 
 #: The largest integer that TOML, SQLite and torch have in common.
 LARGEST = 2**63 - 1
@@ -67,7 +71,9 @@ class DataConfig(Section):
     `hesscond.data.preparation.chosen`). ``standardize``: each channel (coordinate) minus its mean over the training
     set, divided by its standard deviation; else images are scaled to [0, 1]. ``augmentation``: ``"crop"``, each image
     moved by up to 4 pixels with zeros around it; ``"resized-crop"``, a random part of it (0.08 to 1 of its area, 3/4 to
-    4/3 as wide as high) brought back to its size; ``"flip"``, mirrored left to right with probability ½.
+    4/3 as wide as high) brought back to its size; ``"flip"``, mirrored left to right with probability ½; ``"cutout"``,
+    zeros in a rectangle of half its height and width at a random place (16 × 16 of CIFAR). Of points: ``"rotation"``,
+    about the third axis by a random angle; ``"jitter"``, noise of 0.01 in each coordinate.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -76,7 +82,7 @@ class DataConfig(Section):
     train_samples: PositiveInt | None = None
     test_samples: PositiveInt | None = None
     standardize: bool = False
-    augmentation: list[Literal["crop", "resized-crop", "flip"]] = []
+    augmentation: list[Literal["crop", "resized-crop", "flip", "cutout", "rotation", "jitter"]] = []
 
     @classmethod
     def allowed_keys(cls, content: Mapping[str, Any]) -> Sequence[str]:
@@ -99,8 +105,13 @@ class DataConfig(Section):
             found = self.form
         except ConfigError as error:
             raise ValueError(str(error)) from None
-        if self.augmentation and found.kind != "image":
-            raise misfit(["augmentation"], f"data set {self.name!r} has no images to crop or flip: leave it out")
+        for number, name in enumerate(self.augmentation):
+            if name not in AUGMENTATIONS[found.kind]:
+                there = ", ".join(AUGMENTATIONS[found.kind]) or "none"
+                raise misfit(
+                    ["augmentation", number],
+                    f"{name!r} cannot change {INPUTS[found.kind]}, which data set {self.name!r} has: there are {there}",
+                )
         if len(set(self.augmentation)) < len(self.augmentation):
             raise misfit(["augmentation"], f"each may be given only once, got {self.augmentation}")
         return self
@@ -172,17 +183,19 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     """``[training]``: mini-batches of ``batch_size`` in a new random order every epoch, the remainder dropped.
 
-    ``loss``: ``"cross_entropy"`` for classes, ``"mse"`` for values, the mean over all of them. ``momentum`` and
-    ``nesterov`` are of SGD: methods whose own optimizer has none refuse them. ``weight_decay``: λ of the λθ that is
-    added to the gradient of every parameter but those that the method holds on a sphere.
+    ``loss``: for classes ``"cross_entropy"``, or ``"binary_cross_entropy"`` of every class against the others;
+    ``"mse"`` for values; the mean over all of them. ``optimizer``: takes the steps of a method that is no optimizer
+    itself; the coordinates are the method's, and have no M of Adam in them, which those of ``--method adam+NAME`` have.
+    ``momentum`` and ``nesterov`` are of SGD: other optimizers refuse them. ``weight_decay``: λ of the λθ that is added
+    to the gradient (by AdamW, to the step) of every parameter but those that the method leaves out.
     ``checkpoint_seconds``: how often the state is saved; what a kill loses is computed again, to the same numbers.
     """
 
     batch_size: PositiveInt
     epochs: PositiveInt | None = None
     iterations: PositiveInt | None = None
-    loss: Literal["cross_entropy", "mse"] = "cross_entropy"
-    optimizer: Literal["sgd"] = "sgd"
+    loss: Literal["cross_entropy", "binary_cross_entropy", "mse"] = "cross_entropy"
+    optimizer: OptimizerName = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     nesterov: bool = False
     weight_decay: Annotated[float, Field(ge=0, le=LARGEST_RATE, allow_inf_nan=False)] = 0.0
@@ -201,7 +214,8 @@ class TrainingConfig(Section):
     def optimizer_options(self) -> dict[str, Any]:
         """What the optimizer is made with beside the learning rate, where it is not what it would be anyway."""
         asked = {"nesterov": self.nesterov, "weight_decay": self.weight_decay}
-        return {"momentum": self.momentum} | {key: value for key, value in asked.items() if value}
+        kind = {} if self.optimizer == "sgd" else {"kind": self.optimizer}
+        return {"momentum": self.momentum} | kind | {key: value for key, value in asked.items() if value}
 
 
 #: The keys of ``[schedule]`` that belong to some kinds only.
@@ -213,7 +227,8 @@ class ScheduleConfig(Section):
 
     ``kind``: ``"constant"``; ``"steps"``, by ``factor`` after each of the ``milestones`` (epochs); ``"exponential"``,
     by ``factor`` over an epoch; ``"cosine"`` or ``"linear"``, from 1 at the end of the warm-up down to ``end`` at the
-    end of the run. Warm-up: over so many epochs or iterations W the rate grows linearly, from 1/W.
+    end of the run. Warm-up, over so many epochs or iterations W: the rate grows linearly from ``warmup_start`` times
+    what it is after (1/W if not given), or stays there (``warmup = "constant"``).
     """
 
     kind: Literal["constant", "steps", "cosine", "linear", "exponential"] = "constant"
@@ -222,6 +237,8 @@ class ScheduleConfig(Section):
     end: Annotated[float, Field(ge=0, lt=1)] = 0.0
     warmup_epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     warmup_iterations: PositiveInt | None = None
+    warmup_start: Annotated[float, Field(gt=0, le=1)] | None = None
+    warmup: Literal["linear", "constant"] = "linear"
 
     @model_validator(mode="after")
     def keys_fit_the_kind(self) -> ScheduleConfig:
@@ -236,6 +253,10 @@ class ScheduleConfig(Section):
             raise misfit(["milestones"], f"must ascend, got {self.milestones}")
         if self.warmup_epochs is not None and self.warmup_iterations is not None:
             raise misfit(["warmup_iterations"], "give either warmup_epochs or warmup_iterations")
+        if self.warmup_start is not None and self.warmup_epochs is None and self.warmup_iterations is None:
+            raise misfit(["warmup_start"], "needs the length of the warm-up: warmup_epochs or warmup_iterations")
+        if self.warmup == "constant" and self.warmup_start is None:
+            raise misfit(["warmup"], "a constant warm-up needs warmup_start")
         return self
 
 

@@ -40,7 +40,13 @@ ATTEMPTS = 20
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 #: Of `TABLES` and all else below; a change of theirs is a new version.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
+#: The versions that can be read, and what their logs lack: columns by table. They are empty, and there as soon as a run
+#: goes on.
+LACKING: dict[int, dict[str, tuple[str, ...]]] = {
+    5: {"evaluation": ("test_top5", "test_class_accuracy", "test_psnr")},
+    SCHEMA_VERSION: {},
+}
 #: "HESS", in the header of the file.
 APPLICATION_ID = 0x48455353
 
@@ -52,6 +58,9 @@ TABLES: dict[str, dict[str, str]] = {
         "epoch": "INTEGER",
         "test_loss": "REAL",
         "test_accuracy": "REAL",
+        "test_top5": "REAL",
+        "test_class_accuracy": "REAL",
+        "test_psnr": "REAL",
     },
     "probe": {
         "iteration": "INTEGER",
@@ -152,8 +161,8 @@ PROBE_MEANING = {
 PYTHON: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,)}
 
 
-def check_schema(connection: sqlite3.Connection) -> None:
-    """See that a database is a log of this version, with all tables.
+def check_schema(connection: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
+    """See that a database is a log of a version in `LACKING`, with all tables; returns what it lacks.
 
     Raises
     ------
@@ -164,9 +173,10 @@ def check_schema(connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
         raise RunError("it is no log of hesscond")
-    if version != SCHEMA_VERSION:
+    if version not in LACKING:
+        readable = " and ".join(map(str, LACKING))
         raise RunError(
-            f"its schema version is {version}, but this hesscond reads {SCHEMA_VERSION}: take the hesscond that the "
+            f"its schema version is {version}, but this hesscond reads {readable}: take the hesscond that the "
             "run's config.toml names, or run the study again"
         )
     # no view, which may compute without end
@@ -174,6 +184,7 @@ def check_schema(connection: sqlite3.Connection) -> None:
     for table in TABLES | BESIDE:
         if table not in there:
             raise RunError(f"it has no table {table}")
+    return LACKING[version]
 
 
 @contextmanager
@@ -282,8 +293,13 @@ class StoredRun:
 
     @property
     def method(self) -> str:
-        """The method's name."""
+        """The method, as ``--method`` says it."""
         return str(self.config["run"]["method"])
+
+    @property
+    def legend(self) -> str:
+        """The method's name in the study, else what ``--method`` says."""
+        return str(self.config["run"].get("label") or self.method)
 
     @property
     def seed(self) -> int:
@@ -293,7 +309,7 @@ class StoredRun:
     @property
     def label(self) -> str:
         """METHOD-seedS."""
-        return f"{self.method}-seed{self.seed}"
+        return f"{self.legend}-seed{self.seed}"
 
     @property
     def status(self) -> str:
@@ -341,8 +357,10 @@ class StoredRun:
         """
         columns = (TABLES | BESIDE)[table]
         with reading(self.folder) as connection:
+            lacking = check_schema(connection).get(table, ())
+            wanted = ("NULL" if column in lacking else column for column in columns)
             found = connection.execute(
-                f"SELECT rowid, {', '.join(columns)} FROM {table} WHERE rowid > ? ORDER BY rowid", [after]
+                f"SELECT rowid, {', '.join(wanted)} FROM {table} WHERE rowid > ? ORDER BY rowid", [after]
             ).fetchall()
             numbers, *values = map(list, zip(*found, strict=True)) if found else [[] for _ in range(len(columns) + 1)]
             for (column, kind), own in zip(columns.items(), values, strict=True):

@@ -14,6 +14,7 @@ from hesscond.errors import ConfigError
 from hesscond.models import MODELS, OptionError
 from hesscond.study.config import StudyConfig
 from hesscond.study.sections import ModelConfig
+from hesscond.theorems import LayerStatement, statement
 
 #: What each kind of network sees, for people.
 INPUTS = {
@@ -90,10 +91,12 @@ def check_structure(study: StudyConfig) -> None:
         They do not.
     """
     form = study.data.form
-    loss = "cross_entropy" if form.classes else "mse"
-    if study.training.loss != loss:
+    fitting = ("cross_entropy", "binary_cross_entropy") if form.classes else ("mse",)
+    if study.training.loss not in fitting:
         there = "class labels" if form.classes else "values to predict, no classes"
-        raise Misfit(("training", "loss"), f"the data set {study.data.name!r} has {there}: use {loss!r}")
+        raise Misfit(
+            ("training", "loss"), f"the data set {study.data.name!r} has {there}: use {' or '.join(map(repr, fitting))}"
+        )
     layers = layers_of(study.model, form)
     for number, name in enumerate(study.probe.layers or []):
         if name not in layers:
@@ -105,8 +108,11 @@ def check_structure(study: StudyConfig) -> None:
                     ("probe", "units", number),
                     f"unit {unit} is out of range: layer {name!r} has units 0 to {layers[name].units - 1}",
                 )
-        if study.statements and layers[name].kind != "Linear":
-            raise Misfit(
-                ("statements",),
-                f"they speak of dense layers, but layer {name!r} is a {layers[name].kind}: probe others",
-            )
+        for number, own in enumerate(study.statements):
+            found = statement(own.id)
+            if isinstance(found, LayerStatement) and layers[name].kind not in found.layers:
+                raise Misfit(
+                    ("statements", number),
+                    f"{own.id} speaks of {' and '.join(found.layers)} layers, but layer {name!r} is a "
+                    f"{layers[name].kind}: probe others",
+                )

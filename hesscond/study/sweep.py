@@ -77,17 +77,17 @@ class Prepared:
     left: list[RunPlan]
 
 
-def prepare(config: SweepConfig, plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path) -> Prepared:
-    """Check every run of a sweep and what is in its folder, then describe the sweep there.
+def prepare(plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path) -> Prepared:
+    """Check every one of many runs and what is in their folders.
 
     Parameters
     ----------
-    config, plans
-        The grid.
+    plans
+        The runs.
     data
         Of every plan, by its `data_key`, on the CPU.
     out
-        The sweep's folder.
+        The folder for all of them, which is made.
 
     Raises
     ------
@@ -96,7 +96,6 @@ def prepare(config: SweepConfig, plans: Sequence[RunPlan], data: Mapping[DataKey
     RunError
         A run in the folder is damaged.
     """
-    check_same_sweep(config, out)
     # seeds and rates make no difference to what can be checked; a cluster's GPU need not be in this machine
     for plan in {(id(plan.study), plan.method): plan for plan in reversed(plans)}.values():
         check_plan(replace(plan, device=torch.device("cpu")), data[data_key(plan)])
@@ -110,8 +109,25 @@ def prepare(config: SweepConfig, plans: Sequence[RunPlan], data: Mapping[DataKey
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the folder {out} cannot be written: {error.strerror}") from None
-    write_sweep(config, out)
     return Prepared(done, left)
+
+
+def prepare_sweep(
+    config: SweepConfig, plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path
+) -> Prepared:
+    """`prepare` the runs of a sweep, then describe it in its folder.
+
+    Raises
+    ------
+    ConfigError
+        As `prepare`; the folder holds another sweep.
+    RunError
+        As `prepare`.
+    """
+    check_same_sweep(config, out)
+    prepared = prepare(plans, data, out)
+    write_sweep(config, out)
+    return prepared
 
 
 def sweep(

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from hesscond.capture import Batch, LossFunction, capture
+from hesscond.capture import MEMORY, Batch, LossFunction, capture
 from hesscond.errors import ConfigError
+from hesscond.hessians import unit_hessian
 from hesscond.probing import probe
 from hesscond.testing.assertions import Assertion, Finding, conclude, policy_of
-from hesscond.theorems import LayerStatement, Observation, Tally, observed_inputs, statement, verify
+from hesscond.theorems import LayerNetwork, LayerStatement, Observation, Tally, observed_inputs, statement, verify
 
 STATUSES = ("holds", "violated")
 
@@ -128,14 +129,28 @@ def on_layer(
     bnp = probe(model, loss_fn, batch, [layer], units=units, method="bnp")
     module = model.get_submodule(layer)
     if not isinstance(module, nn.Linear):
-        raise ConfigError(f"layer {layer!r} is a {type(module).__name__}: statements speak of a Linear one")
-    inputs = capture(model, loss_fn, batch, [layer], units={layer: plain[layer].units[:1]})[layer]
-    H = inputs.h.to(torch.float64).cpu().numpy()
+        raise ConfigError(f"layer {layer!r} is a {type(module).__name__}: only a Linear one is looked at here")
+    if "Linear" not in one.layers:
+        raise ConfigError(f"{id} speaks of {' and '.join(one.layers)} layers: follow it along a study (hesscond study)")
+    captured = capture(model, loss_fn, batch, [layer], units={layer: plain[layer].units})[layer]
+    H = captured.h.to(torch.float64).cpu().numpy()
+    network = LayerNetwork(model, loss_fn, batch, layer)
     weight = module.weight.detach().to(torch.float64).cpu().numpy()
     tallies = [Tally(claim) for claim in one.claims]
     found = zip(plain[layer].units, plain[layer].conditions, bnp[layer].conditions, strict=True)
     for number, kappa, kappa_preconditioned in found:
-        seen = Observation(*observed_inputs(H), len(H), weight, kappa, kappa_preconditioned)
+        block = unit_hessian(captured, number, MEMORY)
+        seen = Observation(
+            *observed_inputs(H),
+            len(H),
+            weight,
+            kappa,
+            kappa_preconditioned,
+            means=H.mean(0),
+            unit=number,
+            hessian=block,
+            network=network,
+        )
         for tally, outcome in zip(tallies, one.observe(seen), strict=True):
             tally.add(outcome, number)
     return tallies

@@ -20,6 +20,8 @@ from hesscond.theorems.base import (
     LayerStatement,
     Observation,
     Outcome,
+    Reading,
+    Reported,
     Statement,
     Tally,
     Verdict,
@@ -29,14 +31,18 @@ from hesscond.theorems.base import (
     statements,
     verify,
 )
+from hesscond.theorems.networks import LayerNetwork
 
 __all__ = [
     "Claim",
     "Counterexample",
     "Extreme",
+    "LayerNetwork",
     "LayerStatement",
     "Observation",
     "Outcome",
+    "Reading",
+    "Reported",
     "Statement",
     "Tally",
     "Verdict",

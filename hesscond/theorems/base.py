@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from hesscond.errors import ConfigError
+from hesscond.hessians import BlockHessian
 from hesscond.spectra import ConditionNumber
+from hesscond.theorems.networks import LayerNetwork
 
 Status = Literal["holds", "violated", "not-applicable", "unresolved"]
 
@@ -38,6 +41,46 @@ class Claim:
     text: str
     true: bool
     published: bool = True
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A quantity that a source speaks of without a bound: measured and reported, and judged by nobody.
+
+    Attributes
+    ----------
+    name
+        Short, for tables.
+    text
+        What is measured.
+    """
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What a reading came to.
+
+    Attributes
+    ----------
+    reading
+        What was measured.
+    median, least, most
+        Over the cases that had one; NaN if none had.
+    """
+
+    reading: Reading
+    median: float
+    least: float
+    most: float
+
+
+def reported(reading: Reading, values: Sequence[float]) -> Reported:
+    """The summary of some values, of which NaN are left out."""
+    found = [value for value in values if not math.isnan(value)] or [math.nan]
+    return Reported(reading, float(np.median(found)), min(found), max(found))
 
 
 @dataclass(frozen=True)
@@ -178,6 +221,10 @@ class Verdict:
         Claim by claim.
     counterexamples
         Of the false claims, certified, if they were asked for.
+    aliases
+        Other ids of the statement.
+    readings
+        Of what is reported and not judged.
     seconds
         It took.
     """
@@ -189,6 +236,8 @@ class Verdict:
     seed: int
     tallies: tuple[Tally, ...]
     counterexamples: tuple[Counterexample, ...] = ()
+    aliases: tuple[str, ...] = ()
+    readings: tuple[Reported, ...] = ()
     seconds: float = 0.0
 
     @property
@@ -217,6 +266,8 @@ class Statement(ABC):
 
     #: As in THEORY and on the command line.
     id: ClassVar[str]
+    #: Other ids of it, each with the claims that it stands for: one statement that several papers have.
+    aliases: ClassVar[Mapping[str, str]] = MappingProxyType({})
     #: A few words.
     title: ClassVar[str]
     #: Paper and number.
@@ -227,12 +278,20 @@ class Statement(ABC):
     hypotheses: ClassVar[tuple[str, ...]]
     #: What it says, one by one.
     claims: ClassVar[tuple[Claim, ...]]
+    #: What is reported beside the claims.
+    reports: ClassVar[tuple[Reading, ...]] = ()
     #: Trials unless another number is asked for: seconds on one core.
     trials: ClassVar[int] = 200
+    #: Why it cannot be followed along a study, unless it is a `LayerStatement`.
+    elsewhere: ClassVar[str] = "does not speak of a layer in training"
 
     @abstractmethod
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """Check all claims on one random case, drawn from the generator only."""
+
+    def report(self, rng: np.random.Generator) -> Sequence[float]:
+        """What is reported of one random case, drawn from the generator only; NaN where there is none."""
+        return ()
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """Certified counterexamples of the false claims, searched for from a seed."""
@@ -247,34 +306,43 @@ _REGISTRY: dict[str, type[Statement]] = {}
 
 
 def register(statement: type[Statement]) -> type[Statement]:
-    """Make a statement known by its id (a class decorator).
+    """Make a statement known by its id and its aliases (a class decorator).
 
     Raises
     ------
     ConfigError
-        The id is taken.
+        One of them is taken.
     """
-    if statement.id in _REGISTRY:
-        raise ConfigError(f"a statement {statement.id!r} is registered already")
+    taken = ids()
+    for id in (statement.id, *statement.aliases):
+        if id in taken:
+            raise ConfigError(f"a statement {id!r} is registered already")
     _REGISTRY[statement.id] = statement
     return statement
 
 
+def ids() -> dict[str, type[Statement]]:
+    """All statements by id and by alias, sorted."""
+    found = {id: own for own in _REGISTRY.values() for id in (own.id, *own.aliases)}
+    return dict(sorted(found.items()))
+
+
 def statement(id: str) -> Statement:
-    """The statement of an id.
+    """The statement of an id or an alias.
 
     Raises
     ------
     ConfigError
         There is none.
     """
-    if id not in _REGISTRY:
-        raise ConfigError(f"unknown statement {id!r}: choose from {', '.join(sorted(_REGISTRY))}")
-    return _REGISTRY[id]()
+    known = ids()
+    if id not in known:
+        raise ConfigError(f"unknown statement {id!r}: choose from {', '.join(known)}")
+    return known[id]()
 
 
 def statements() -> Iterator[Statement]:
-    """All statements, by id."""
+    """All statements, by id, each once."""
     return iter([_REGISTRY[id]() for id in sorted(_REGISTRY)])
 
 
@@ -340,7 +408,7 @@ class Observation:
     Attributes
     ----------
     centred : (k, n + 1)
-        ĤU = [e, H − eμᵀ], or a triangular factor of it: constant features left out.
+        ĤU = [e, H − eμᵀ], or a triangular factor of it: constant features left out. No rows if no statement wants them.
     mu, sigma : (n,)
         Means and standard deviations of these features.
     samples
@@ -349,6 +417,14 @@ class Observation:
         Of the layer; as torch has it, one row a unit.
     kappa, kappa_preconditioned
         κ of the unit's Hessian in plain coordinates, and in those of BNP from the same data.
+    means : (all features)
+        Of all features, constant ones among them.
+    unit
+        Its number.
+    hessian
+        Its Hessian in plain coordinates.
+    network
+        The network in which the layer is, with the data.
     """
 
     centred: np.ndarray
@@ -358,6 +434,10 @@ class Observation:
     weight: np.ndarray
     kappa: ConditionNumber
     kappa_preconditioned: ConditionNumber
+    means: np.ndarray | None = None
+    unit: int = 0
+    hessian: BlockHessian | None = None
+    network: LayerNetwork | None = None
 
     @property
     def plain(self) -> np.ndarray:
@@ -390,6 +470,13 @@ def observed_inputs(H: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 class LayerStatement(Statement):
     """A statement that can be checked on a layer of a network in training."""
 
+    #: Of which modules it speaks.
+    layers: ClassVar[tuple[str, ...]] = ("Linear",)
+    #: Whether it differs from unit to unit of a layer; if not, it is checked with the first one that is probed.
+    by_unit: ClassVar[bool] = False
+    #: Whether it reads the inputs, ``centred``: over a training set that takes one more pass, and a triangular factor.
+    inputs: ClassVar[bool] = True
+
     @abstractmethod
     def observe(self, seen: Observation) -> Sequence[Outcome]:
         """Check all claims on what was seen."""
@@ -408,7 +495,7 @@ def verify(
     Parameters
     ----------
     id
-        As ``hesscond statements`` lists them, or a `Statement`.
+        As ``hesscond statements`` lists them, an alias among them, or a `Statement`.
     trials
         How many cases; by default what the statement says.
     seed
@@ -440,9 +527,12 @@ def verify(
         raise ConfigError(f"trials must be at least 1, got {count}")
     start = time.perf_counter()
     tallies = tuple(Tally(claim) for claim in checked.claims)
+    values: list[Sequence[float]] = []
     for number in range(count):
         for tally, outcome in zip(tallies, one_trial(checked, seed, number), strict=True):
             tally.add(outcome, number)
+        # from numbers of their own: what is reported does not change what is checked
+        values.append(checked.report(np.random.default_rng([seed, number, 1])))
         if on_trial is not None:
             on_trial(number + 1)
     found = tuple(checked.counterexamples(seed)) if counterexamples else ()
@@ -451,12 +541,14 @@ def verify(
     status = next((s for s in ("violated", "holds", "unresolved") if s in states), "not-applicable")
     return Verdict(
         id=checked.id,
+        aliases=tuple(checked.aliases),
         status=status,  # type: ignore[arg-type]
         expected="holds" if all(claim.true for claim in checked.claims if claim.published) else "violated",
         trials=count,
         seed=seed,
         tallies=tallies,
         counterexamples=found,
+        readings=tuple(reported(*pair) for pair in zip(checked.reports, zip(*values, strict=True), strict=True)),
         seconds=time.perf_counter() - start,
     )
 

@@ -1,4 +1,4 @@
-"""BNP: what normalization does to the size of the inputs, channels for entries, and Algorithms 2 and 3."""
+"""BNP: the size of normalized inputs, channels for entries, Algorithms 2 and 3, and what they cost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
+import torch
+from torch.nn.functional import unfold
 
 from hesscond.theorems.base import (
     Claim,
@@ -14,6 +16,7 @@ from hesscond.theorems.base import (
     LayerStatement,
     Observation,
     Outcome,
+    Reading,
     Statement,
     decided,
     discrepancy,
@@ -21,7 +24,7 @@ from hesscond.theorems.base import (
     register,
 )
 from hesscond.theorems.bnp_condition_numbers import normalized
-from hesscond.theorems.matrices import random_matrix, random_size
+from hesscond.theorems.matrices import CLEAR, random_matrix, random_size
 
 #: C of E‖Ĝ/q‖ ≤ C √N for laws with bounded fourth moments; for Gaussian matrices it tends to 2 at N = n.
 BOUND = 3.0
@@ -57,7 +60,11 @@ class BNPProposition5(LayerStatement):
         "step size independent of the width. An empirical statement: true with C = 3 for independent features with "
         "bounded fourth moments (Gaussian, uniform, rectified; the limit for N = n is 2). C depends on the law: with "
         "heavy tails, where few samples are all there is of each feature, or fourth moments that grow with the size, "
-        "the ratio grows like √min(n, N), the most that it can."
+        "the ratio grows like √min(n, N), the most that it can. The paper proves it from its Lemma A2 (Seginer), whose "
+        "text was not at hand: it is not checked by itself. For convolutions of c channels on r × s positions the "
+        "paper has a heuristic, ‖ĤP‖ about max(√(k²c), √N (rs)^¼), with q² = max(k²c/N, √(rs)); what it comes to on "
+        "random images is reported. Since Ĥ has a column of Nrs ones, ‖ĤUD‖ is √(Nrs) at least, and ‖ĤUD/q‖ of the "
+        "order √N (rs)^¼ only where q² = √(rs)."
     )
     hypotheses = ("features are independent with bounded fourth moments", "min(n, N) > C², or it holds for any matrix")
     claims = (
@@ -65,6 +72,23 @@ class BNPProposition5(LayerStatement):
         Claim("any law", "E‖Ĝ/q‖ ≤ 3 √N whatever the law", False, published=False),
     )
     trials = 150
+    reports = (
+        Reading("convolution, ‖ĤUD‖", "over max(√(k²c), √N (rs)^¼)"),
+        Reading("convolution, ‖ĤUD/q‖", "over max(√(k²c), √N (rs)^¼)"),
+        Reading("convolution, ‖ĤUD‖/√(Nrs)", "which is 1 at least"),
+    )
+
+    def report(self, rng: np.random.Generator) -> Sequence[float]:
+        """Independent pixels, normalized by channel."""
+        N, c, r, s = (random_size(rng, most) for most in (32, 16, 12, 12))
+        k = int(rng.choice([1, 3, 5]))
+        images = torch.from_numpy(rng.standard_normal((N, c, r, s)))
+        means, deviations = images.mean((0, 2, 3), keepdim=True), images.std((0, 2, 3), correction=0, keepdim=True)
+        rows = unfold((images - means) / deviations, k, padding=(k - 1) // 2).mT.reshape(N * r * s, -1)
+        norm = float(torch.linalg.matrix_norm(torch.cat([torch.ones(len(rows), 1), rows], 1), 2))
+        guess = max((k**2 * c) ** 0.5, N**0.5 * (r * s) ** 0.25)
+        q = max(k**2 * c / N, (r * s) ** 0.5) ** 0.5
+        return norm / guess, norm / q / guess, norm / (N * r * s) ** 0.5
 
     def q(self, n: int, N: int) -> float:
         """√max(n/N, 1)."""
@@ -330,3 +354,181 @@ class BNPAlgorithm3(WrittenOut):
         m, channels, k = random_size(rng, 20), random_size(rng, 30), int(rng.choice([1, 3, 5]))
         G_w = random_matrix(rng, m, channels * k**2).reshape(m, channels, k, k)
         return self.compare(G_w, rng.standard_normal(m), *random_statistics(rng, channels))
+
+
+class Counted:
+    """A number that counts the operations that it takes part in: + − × ÷ √, and comparisons.
+
+    Attributes
+    ----------
+    value
+        The number.
+    tally
+        A list of one count, shared by all numbers of a computation.
+    """
+
+    __slots__ = ("tally", "value")
+
+    def __init__(self, value: float, tally: list[int]) -> None:
+        self.value, self.tally = value, tally
+
+    def made(self, value: float) -> Counted:
+        """The result of one operation."""
+        self.tally[0] += 1
+        return Counted(value, self.tally)
+
+    def __add__(self, other: Counted | float) -> Counted:
+        return self.made(self.value + plain(other))
+
+    def __sub__(self, other: Counted | float) -> Counted:
+        return self.made(self.value - plain(other))
+
+    def __mul__(self, other: Counted | float) -> Counted:
+        return self.made(self.value * plain(other))
+
+    def __truediv__(self, other: Counted | float) -> Counted:
+        return self.made(self.value / plain(other))
+
+    def __rtruediv__(self, other: float) -> Counted:
+        return self.made(other / self.value)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __ge__(self, other: Counted) -> bool:
+        self.tally[0] += 1
+        return self.value >= other.value
+
+    def sqrt(self) -> Counted:
+        """As numpy calls it on arrays of objects."""
+        return self.made(self.value**0.5)
+
+
+def plain(number: Counted | float) -> float:
+    """Its value."""
+    return number.value if isinstance(number, Counted) else number
+
+
+#: What a computation takes: arrays of numbers, all of one tally.
+Arrays = dict[str, np.ndarray]
+
+
+def random_layer(rng: np.random.Generator, n: int, N: int, m: int) -> Arrays:
+    """Inputs H (N, n), gradients of a dense layer and of B, statistics, γ and β."""
+    shapes = {"H": (N, n), "G_w": (m, n), "G_b": (m,), "G": (N, n), "mu": (n,), "gamma": (n,), "beta": (n,)}
+    return {name: rng.standard_normal(shape) for name, shape in shapes.items()} | {"variance": 0.5 + rng.random(n)}
+
+
+def flops(compute: Callable[[Arrays], object], arrays: Arrays) -> int:
+    """How many operations ``compute`` makes, one by one."""
+    tally = [0]
+    count = np.frompyfunc(lambda value: Counted(float(value), tally), 1, 1)
+    compute({name: count(values) for name, values in arrays.items()})
+    return tally[0]
+
+
+#: Of the averages, and the ε's of Algorithm 2 and of batch normalization.
+DECAY, EPSILONS, EPSILON = 0.99, (1e-2, 1e-4), 1e-3
+
+
+def averaged(a: Arrays) -> Arrays:
+    """Step 1 and 2: means and variances of the batch, and running averages."""
+    mean = a["H"].mean(0)
+    centred = a["H"] - mean
+    variance = (centred * centred).mean(0)
+    running = [DECAY * old + (1 - DECAY) * new for old, new in ((a["mu"], mean), (a["variance"], variance))]
+    return {"mean": mean, "centred": centred, "batch variance": variance, "mu": running[0], "variance": running[1]}
+
+
+def bnp_step(a: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """All of Algorithm 2: G_w (m, n), G_b (m,)."""
+    N, n = a["H"].shape
+    found, algorithm = averaged(a), BNPAlgorithm2()
+    variance = found["variance"] + EPSILONS[0] * found["variance"].max() + EPSILONS[1]
+    q2 = max(n / N, 1.0)
+    new = algorithm.step_4(a["G_w"], a["G_b"], found["mu"], variance, q2)
+    return new, algorithm.step_5(new, a["G_b"], found["mu"], q2)
+
+
+def bn_as_written(a: Arrays) -> dict[str, np.ndarray]:
+    """Batch normalization: statistics, forward pass, and the derivatives as Ioffe and Szegedy write them.
+
+    Source: Ioffe and Szegedy, ICML 2015, section 3.
+    """
+    found, H, G, N = averaged(a), a["H"], a["G"], len(a["H"])
+    mu, root = found["mean"], np.sqrt(found["batch variance"] + EPSILON)
+    x_hat = (H - mu) / root
+    output = a["gamma"] * x_hat + a["beta"]
+    in_x = G * a["gamma"]
+    in_variance = (in_x * (H - mu) * -0.5 * (1.0 / (root * root * root))).sum(0)
+    in_mu = (in_x * (-1.0 / root)).sum(0) + in_variance * (-2.0 * (H - mu)).sum(0) / N
+    in_h = in_x * (1.0 / root) + in_variance * (2.0 * (H - mu)) / N + in_mu / N
+    return {"output": output, "H": in_h, "gamma": (G * x_hat).sum(0), "beta": G.sum(0)}
+
+
+def bn_shared(a: Arrays) -> dict[str, np.ndarray]:
+    """The same with what is computed once used again, and the derivative in closed form."""
+    found, G, N = averaged(a), a["G"], len(a["H"])
+    root = np.sqrt(found["batch variance"] + EPSILON)
+    x_hat = found["centred"] / root
+    output = a["gamma"] * x_hat + a["beta"]
+    in_gamma, in_beta = (G * x_hat).sum(0), G.sum(0)
+    in_h = (a["gamma"] / root) * (G - (in_beta / N + x_hat * (in_gamma / N)))
+    return {"output": output, "H": in_h, "gamma": in_gamma, "beta": in_beta}
+
+
+@register
+class BNPProposition6(Statement):
+    """What BNP and batch normalization cost in a dense layer."""
+
+    id = "bnp-proposition-6"
+    title = "BNP costs less than batch normalization"
+    source = "BNP, Proposition 6 and section 3.4"
+    text = (
+        "A step of Algorithm 2 costs 4nN + 6nm + 2m + 8n operations for a dense layer with n inputs, m outputs and N "
+        "samples, batch normalization 32nN + 4n (statistics and averages 4nN + 7n, forward 4nN, backward 24nN − 3n), "
+        "so that batch normalization is cheaper only if 28N < 6m (by the printed counts: 28N < 6m + 2m/n + 4). Counted "
+        "one by one on the steps: 4nN + 5nm + m + 10n for Algorithm 2, and 29nN + 12n for batch normalization with "
+        "the derivatives as they were first written: less than printed. But batch normalization need not cost so much: "
+        "with sums shared and its derivative in closed form it takes 14nN + 9n, fewer than BNP if N < m/2, about."
+    )
+    hypotheses = ("m ≥ 2 (first claim)", "N ≥ 3 (second claim)", "n ≥ 3, 28N ≥ 6m (comparisons)")
+    claims = (
+        Claim("BNP", "Algorithm 2 takes at most 4nN + 6nm + 2m + 8n operations", True),
+        Claim("BN", "batch normalization, derivatives as first written, takes at most 32nN + 4n", True),
+        Claim("comparison", "batch normalization takes fewer only if 28N < 6m", True),
+        Claim(
+            "comparison, sums shared",
+            "the same, with sums shared and the derivative in closed form",
+            False,
+            published=False,
+        ),
+    )
+    trials = 60
+
+    def printed(self, n: int, N: int, m: int) -> tuple[int, int]:
+        """For BNP, and for batch normalization."""
+        return 4 * n * N + 6 * n * m + 2 * m + 8 * n, 32 * n * N + 4 * n
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """A small dense layer."""
+        n, N, m = 1 + random_size(rng, 15), 1 + random_size(rng, 15), random_size(rng, 40)
+        arrays = random_layer(rng, n, N, m)
+        bnp, written, shared = (flops(way, arrays) for way in (bnp_step, bn_as_written, bn_shared))
+        for_bnp, for_bn = self.printed(n, N, m)
+        found = [decided(bnp, bnp, for_bnp), decided(written, written, for_bn)]
+        if 6 * m > 28 * N:
+            return [*found, *[Outcome("not-applicable", reason="28N < 6m")] * 2]
+        return [*found, *(decided(bnp / other, bnp / other) for other in (written, shared))]
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """A layer in which batch normalization takes fewer operations although 28N ≥ 6m."""
+        rng = np.random.default_rng(seed)
+        while True:
+            n, N = (int(i) for i in rng.integers(3, 7, 2))
+            m = 28 * N // 6
+            arrays = random_layer(rng, n, N, m)
+            bnp, shared = flops(bnp_step, arrays), flops(bn_shared, arrays)
+            if bnp > CLEAR * shared:
+                text = f"{shared} operations of batch normalization, {bnp} of BNP, 28N ≥ 6m: [n, N, m]"
+                yield Counterexample(self.claims[3].name, [[n, N, m]], text, bnp / shared)
+                return

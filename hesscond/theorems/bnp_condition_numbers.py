@@ -1,4 +1,4 @@
-"""BNP: κ under normalization (Theorem 4), of ĤᵀSĤ against its factors (Proposition 11), and what is gained."""
+"""κ under normalized inputs (BNP and PREC, Theorem 4), of ĤᵀSĤ against its factors (Proposition 11), what is gained."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from hesscond.hessians import FactoredHessian
 from hesscond.scaling import optimal_diagonal_scaling
-from hesscond.spectra import condition_number
+from hesscond.spectra import ConditionNumber, condition_number
 from hesscond.theorems import exact
 from hesscond.theorems.base import (
     Claim,
@@ -19,10 +20,18 @@ from hesscond.theorems.base import (
     Outcome,
     Statement,
     decided,
+    equal,
     register,
 )
-from hesscond.theorems.matrices import CLEAR, STEPS, ascend, integer_matrices, kappa, random_matrix, random_size
+from hesscond.theorems.matrices import CLEAR, STEPS, Kappa, ascend, integer_matrices, kappa, random_matrix, random_size
 from hesscond.theorems.van_der_sluis import nearly_optimal
+
+#: Relative, of the share by which κ must fall.
+ROUND_OFF = 1e-12
+#: Correlations of up to this are round-off.
+UNCORRELATED = 1e-12
+#: What is claimed to be equal may exceed its bound by this much.
+ATTAINED = 1e-9
 
 
 def extended(H: np.ndarray) -> np.ndarray:
@@ -52,26 +61,9 @@ def features(rng: np.random.Generator, samples: int, width: int) -> np.ndarray:
     return H
 
 
-@register
-class BNPTheorem4(LayerStatement):
-    """Centring improves κ, and normalization is nearly optimal among diagonal scalings after it."""
+class NormalizedInputs(LayerStatement):
+    """What centring and scaling the inputs of a layer do to κ."""
 
-    id = "bnp-theorem-4"
-    title = "centring and scaling the inputs improves κ"
-    source = "BNP, Theorem 4; PREC, Theorem 4"
-    text = (
-        "κ(ĤU) ≤ κ(Ĥ), and κ(Ĝ) ≤ √(n+1) min over diagonal D of κ(ĤUD). The first part is true for full column rank, "
-        "where σ_max falls and σ_min rises, and fails for κ⁺ with N ≤ n samples, the usual mini-batch; the second is "
-        "true for any rank if no feature is constant. Not claimed, and false: κ(Ĝ) ≤ κ(ĤU), and κ(Ĝ) ≤ κ(Ĥ)."
-    )
-    hypotheses = ("Ĥ = [e, H] has full column rank (first part)", "no feature is constant")
-    claims = (
-        Claim("centring", "κ(ĤU) ≤ κ(Ĥ), full column rank", True),
-        Claim("scaling", "κ(Ĝ) ≤ √(n+1) min_D κ(ĤUD)", True),
-        Claim("scaling alone", "κ(Ĝ) ≤ κ(ĤU) (not claimed)", False, published=False),
-        Claim("both together", "κ(Ĝ) ≤ κ(Ĥ) (not claimed)", False, published=False),
-        Claim("centring, N ≤ n", "κ⁺(ĤU) ≤ κ⁺(Ĥ) where the rank is smaller (not claimed)", False, published=False),
-    )
     trials = 60
 
     def centre(self, H: np.ndarray) -> np.ndarray:
@@ -82,30 +74,90 @@ class BNPTheorem4(LayerStatement):
         """ĤUD."""
         return normalized(H)
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """More samples than features three times out of four."""
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """Inputs (N, n): more samples than features three times out of four."""
         width = random_size(rng, 60)
         samples = width + 1 + random_size(rng, 60) if rng.random() < 0.75 else max(2, int(rng.integers(2, width + 2)))
-        H = features(rng, samples, width)
-        return self.check(extended(H), self.centre(H), self.normalize(H))
+        return features(rng, samples, width)
+
+
+def centring(before: Kappa, after: Kappa, columns: int) -> tuple[Outcome, Outcome]:
+    """κ⁺(ĤU) over κ⁺(Ĥ): the outcome for full column rank, and that for a smaller rank."""
+    ratio = decided(*(after / before))
+    if before.rank < columns:
+        return Outcome("not-applicable", reason="Ĥ has no full column rank"), ratio
+    return ratio, Outcome("not-applicable", reason="Ĥ has full column rank")
+
+
+@register
+class BNPTheorem4(NormalizedInputs):
+    """Centring improves κ, and normalization is nearly optimal among diagonal scalings after it."""
+
+    id = "bnp-theorem-4"
+    title = "centring and scaling the inputs improves κ"
+    source = "BNP, Theorem 4"
+    text = (
+        "κ(ĤU) ≤ κ(Ĥ), and κ(Ĝ) ≤ √(n+1) min over diagonal D of κ(ĤUD). The first part is true for full column rank, "
+        "where σ_max falls and σ_min rises, and fails for κ⁺ with N ≤ n samples, the usual mini-batch; the second is "
+        "true for any rank if no feature is constant. The first is strict if the mean μ has a part s along the top "
+        "eigenvector of the sample covariance, by the factor √(1 + s²/max(1, λ₁)) at least; other means, not zero, may "
+        "leave κ as it is. Not claimed, and false: κ(Ĝ) ≤ κ(ĤU), and κ(Ĝ) ≤ κ(Ĥ)."
+    )
+    hypotheses = (
+        "Ĥ = [e, H] has full column rank (first part, strictness)",
+        "no feature is constant",
+        "μ is not orthogonal to the top eigenvector of the sample covariance (strictness)",
+    )
+    claims = (
+        Claim("centring", "κ(ĤU) ≤ κ(Ĥ), full column rank", True),
+        Claim("scaling", "κ(Ĝ) ≤ √(n+1) min_D κ(ĤUD)", True),
+        Claim("scaling alone", "κ(Ĝ) ≤ κ(ĤU) (not claimed)", False, published=False),
+        Claim("both together", "κ(Ĝ) ≤ κ(Ĥ) (not claimed)", False, published=False),
+        Claim("centring, N ≤ n", "κ⁺(ĤU) ≤ κ⁺(Ĥ) where the rank is smaller (not claimed)", False, published=False),
+        Claim("strict", "κ(ĤU) √(1 + s²/max(1, λ₁)) ≤ κ(Ĥ), s = v₁ᵀμ ≠ 0: κ(ĤU) < κ(Ĥ)", True),
+        Claim("strict, any mean", "κ(ĤU) √(1 + ‖μ‖²/max(1, λ₁)) ≤ κ(Ĥ) (not claimed)", False, published=False),
+    )
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """Any inputs."""
+        H = self.draw(rng)
+        return self.check(extended(H), self.centre(H), self.normalize(H), H.mean(0))
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
         """On the inputs of a layer."""
-        return self.check(seen.plain, seen.centred, seen.normalized)
+        return self.check(seen.plain, seen.centred, seen.normalized, seen.mu)
 
-    def check(self, before: np.ndarray, moved: np.ndarray, scaled: np.ndarray) -> Sequence[Outcome]:
-        """All claims for Ĥ, ĤU and ĤUD, or their triangular factors."""
+    def check(self, before: np.ndarray, moved: np.ndarray, scaled: np.ndarray, mu: np.ndarray) -> Sequence[Outcome]:
+        """All claims for Ĥ, ĤU and ĤUD, or their triangular factors, and the means."""
         plain, centred_only, both = kappa(before), kappa(moved), kappa(scaled)
-        few = plain.rank < before.shape[1]
-        nothing = Outcome("not-applicable", reason="Ĥ has no full column rank")
-        ratio = decided(*(centred_only / plain))
+        full, few = centring(plain, centred_only, before.shape[1])
         return [
-            nothing if few else ratio,
+            full,
             nearly_optimal(both, moved.T),
             decided(*(both / centred_only)),
             decided(*(both / plain)),
-            ratio if few else Outcome("not-applicable", reason="Ĥ has full column rank"),
+            few,
+            *self.strictness(full, centred_only / plain, moved, mu),
         ]
+
+    def strictness(
+        self, full: Outcome, ratio: tuple[float, float], moved: np.ndarray, mu: np.ndarray
+    ) -> tuple[Outcome, Outcome]:
+        """By what centring must lower κ, with the part of μ along v₁ and with the whole; ``ratio`` is κ(ĤU)/κ(Ĥ)."""
+        if full.status == "not-applicable":
+            return full, full
+        # λ_max(ĤᵀĤ/N) ≥ v₁ᵀ(Σ + μμᵀ)v₁ and ≥ 1 + ‖μ‖², while that of UᵀĤᵀĤU/N = diag(1, Σ) is max(1, λ₁)
+        _, sigma, Vt = np.linalg.svd(moved[:, 1:] / np.linalg.norm(moved[:, 0]), full_matrices=False)
+        gains = [part**2 / max(1.0, float(sigma[0]) ** 2) for part in (float(Vt[0] @ mu), float(np.linalg.norm(mu)))]
+        along, whole = (
+            decided(ratio[0] * (1 + gain) ** 0.5 * (1 - ROUND_OFF), ratio[1] * (1 + gain) ** 0.5 * (1 + ROUND_OFF))
+            for gain in gains
+        )
+        if gains[0] <= ROUND_OFF:
+            along = Outcome("not-applicable", reason="μ is zero or orthogonal to the top eigenvector, to round-off")
+        if gains[1] <= ROUND_OFF:
+            whole = Outcome("not-applicable", reason="μ is zero, to round-off")
+        return along, whole
 
     def worst(self, size: int, rng: np.random.Generator) -> Extreme:
         """Inputs of mean zero, [H, −H], of ``size`` features."""
@@ -122,7 +174,191 @@ class BNPTheorem4(LayerStatement):
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """Inputs of small integers for each of what is not claimed."""
         yield from scaling_worsens(seed)
-        yield from centring_worsens(seed)
+        yield from centring_worsens(seed, "centring, N ≤ n")
+        yield from centring_in_vain(seed)
+
+
+@register
+class PRECTheorem4(NormalizedInputs):
+    """The first part of BNP's Theorem 4 as PREC prints it: without an assumption on the rank."""
+
+    id = "prec-theorem-4"
+    title = "centring the inputs improves κ"
+    source = "PREC, Theorem 4"
+    text = (
+        "κ([eᵀ; X − μeᵀ]) ≤ κ([eᵀ; X]) for inputs X with one column a sample, μ = Xe/N. No assumption on the rank is "
+        "printed; BNP's Theorem 4, which is cited for it, assumes full column rank of Ĥ = [eᵀ; X]ᵀ. With that it is "
+        "true. As printed it is false: with N ≤ n samples centring may raise κ, and no convention about singular "
+        "matrices is to blame, for both matrices of the counterexample have full rank, that of their columns."
+    )
+    hypotheses = ("[eᵀ; X] has full row rank, so N > n (first claim)", "any rank (second claim, as printed)")
+    claims = (
+        Claim("N > n, full rank", "κ([eᵀ; X − μeᵀ]) ≤ κ([eᵀ; X])", True),
+        Claim("smaller rank, as N ≤ n", "κ⁺([eᵀ; X − μeᵀ]) ≤ κ⁺([eᵀ; X])", False),
+    )
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """Any inputs."""
+        H = self.draw(rng)
+        before = extended(H)
+        return centring(kappa(before), kappa(self.centre(H)), before.shape[1])
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """On the inputs of a layer."""
+        return centring(kappa(seen.plain), kappa(seen.centred), seen.plain.shape[1])
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """Three samples of three features."""
+        yield from centring_worsens(seed, "smaller rank, as N ≤ n")
+
+
+@register
+class PRECInputScaling(Statement):
+    """What standardization and min-max scaling make of the extended inputs."""
+
+    id = "prec-input-scaling"
+    title = "standardized and min-max scaled inputs"
+    source = "PREC, input normalization"
+    text = (
+        "For inputs X with one column a sample and X_e = [eᵀ; X]: standardization makes the first row orthogonal to "
+        "the others and all rows of norm √N, min-max scaling to [0, 1] makes all rows of norm √N at most. True. That "
+        "min-max scaling therefore improves κ(X_e) does not follow and is false: norms of at most √N may be very "
+        "different, means stay in, and a κ that was small may grow."
+    )
+    hypotheses = ("no feature is constant", "[eᵀ; X] has full row rank (κ)")
+    claims = (
+        Claim("standardization", "X_e X_eᵀ has zeros beside N in its first row, and N on its diagonal", True),
+        Claim("min-max", "‖x_i‖ ≤ √N for every row of X_e", True),
+        Claim("min-max improves κ", "κ([eᵀ; X']) ≤ κ([eᵀ; X]) for X' = (X − min)/(max − min)", False),
+    )
+    trials = 100
+
+    def standardize(self, H: np.ndarray) -> np.ndarray:
+        """Inputs (N, n), one row a sample, as standardization leaves them."""
+        return (H - H.mean(0)) / H.std(0)
+
+    def minmax(self, H: np.ndarray) -> np.ndarray:
+        """Inputs (N, n) as min-max scaling leaves them."""
+        return (H - H.min(0)) / (H.max(0) - H.min(0))
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """Any inputs with more samples than features."""
+        width = random_size(rng, 40)
+        H = features(rng, width + 1 + random_size(rng, 60), width)
+        N = len(H)
+        standardized, scaled = extended(self.standardize(H)), extended(self.minmax(H))
+        products = np.column_stack([standardized[:, 0] @ standardized, (standardized**2).sum(0)])
+        expected = np.full_like(products, float(N))
+        expected[1:, 0] = 0.0
+        # a mean is as exact as the features are large
+        size = 1 + np.abs(H).max(0) / H.std(0)
+        scale = N * np.concatenate([[1.0], size])[:, None]
+        norm = float(np.linalg.norm(scaled, axis=0).max()) / N**0.5
+        before = kappa(extended(H))
+        if before.rank <= width:
+            improves = Outcome("not-applicable", reason="[eᵀ; X] has no full row rank")
+        else:
+            improves = decided(*(kappa(scaled) / before))
+        return [equal(products, expected, scale), decided(norm, norm, 1 + ROUND_OFF), improves]
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """Six samples of two features in small integers, scaled in rational numbers."""
+        for H in integer_matrices(seed, 6, 2):
+            spans = H.max(0) - H.min(0)
+            if not spans.all() or np.linalg.matrix_rank(extended(H)) < 3:
+                continue
+            if not kappa(extended(self.minmax(H))).lower > CLEAR * kappa(extended(H)).upper:
+                continue
+            ends = list(zip(H.min(0).tolist(), spans.tolist(), strict=True))
+            rows = [[(h - least, span) for h, (least, span) in zip(row, ends, strict=True)] for row in H.tolist()]
+            scaled = [[Fraction(1), *(Fraction(*pair) for pair in row)] for row in rows]
+            low = exact.kappa_squared(exact.gram(scaled))[0]
+            high = exact.kappa_squared(exact.gram(rational(H, 0)))[1]
+            if low > high:
+                text = f"κ([eᵀ; X']) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ([eᵀ; X]): Xᵀ"
+                yield Counterexample(self.claims[2].name, H.tolist(), text, float(low / high) ** 0.5)
+                return
+
+
+@register
+class BNPPropertyA(LayerStatement):
+    """Normalization is the best diagonal scaling after centring, if the features are of two kinds."""
+
+    id = "bnp-property-a"
+    title = "with Property A scaling is optimal"
+    source = "BNP, section 3.3, after Theorem 4"
+    text = (
+        "If UᵀĤᵀĤU has Property A, so is 2×2 block with diagonal (1, 1) and (2, 2) blocks after a permutation, the "
+        "factor √(n+1) of Theorem 4 drops, and D = diag(1, 1/σ) is optimal: κ(Ĝ) = min over diagonal D of κ(ĤUD). "
+        "True. The features are then of two kinds, and those of one kind uncorrelated; two features always are, three "
+        "of a network hardly ever."
+    )
+    hypotheses = ("UᵀĤᵀĤU has Property A", "Ĥ = [e, H] has full column rank", "no feature is constant")
+    claims = (Claim("D optimal", "κ(Ĝ) = min_D κ(ĤUD)", True),)
+    trials = 100
+
+    def normalize(self, H: np.ndarray) -> np.ndarray:
+        """ĤUD."""
+        return normalized(H)
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """Features of two kinds."""
+        scaled = self.normalize(with_property_a(rng))
+        return [optimal_scaling(scaled, kappa(scaled))]
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """On the inputs of a layer."""
+        return [optimal_scaling(seen.normalized, kappa(seen.normalized))]
+
+
+def with_property_a(rng: np.random.Generator) -> np.ndarray:
+    """Inputs (N, n) of two kinds of features, uncorrelated with those of their own, with means and scales of any size.
+
+    The correlations between the kinds are a matrix C: the second kind is Q₁C + Q₂L, LᵀL = I − CᵀC, of orthonormal
+    columns [Q₁, Q₂] with mean zero.
+    """
+    first, second = random_size(rng, 15), random_size(rng, 15)
+    N = 1 + first + second + random_size(rng, 40)
+    raw = rng.standard_normal((N, first + second))
+    Q = np.linalg.qr(raw - raw.mean(0))[0]
+    C = rng.standard_normal((first, second))
+    C *= rng.uniform(0.1, 0.999) / np.linalg.norm(C, 2)
+    L = np.linalg.cholesky(np.eye(second) - C.T @ C).T
+    H = np.hstack([Q[:, :first], Q[:, :first] @ C + Q[:, first:] @ L])[:, rng.permutation(first + second)]
+    return 10.0 ** rng.uniform(-1, 1, H.shape[1]) * (H + rng.standard_normal(H.shape[1]) / N**0.5)
+
+
+def two_kinds(centred: np.ndarray) -> np.ndarray | None:
+    """1 or −1 for each feature (N, n), different where two are correlated; None where that is impossible."""
+    gram, norms = centred.T @ centred, np.linalg.norm(centred, axis=0)
+    linked = np.abs(gram) > UNCORRELATED * np.multiply.outer(norms, norms)
+    np.fill_diagonal(linked, False)
+    signs = np.zeros(len(linked))
+    for start in range(len(linked)):
+        found = [start] if signs[start] == 0 else []
+        signs[found] = 1.0
+        while found:
+            at = found.pop()
+            new = linked[at] & (signs == 0)
+            signs[new] = -signs[at]
+            found += np.flatnonzero(new).tolist()
+    return None if (linked & np.equal.outer(signs, signs)).any() else signs
+
+
+def optimal_scaling(scaled: np.ndarray, found: Kappa) -> Outcome:
+    """κ(Ĝ) = min_D κ(ĤUD) if Ĝ = ``scaled`` has Property A.
+
+    For any y and z with |y| = |z|, entry by entry, κ(ĜD) ≥ ‖Ĝy‖/‖Ĝz‖ for every diagonal D: take D⁻¹y and D⁻¹z, which
+    are of one length. Source: Forsythe and Straus, Proc. AMS 6 (1955), for y the top eigenvector and z = ±y.
+    """
+    signs = two_kinds(scaled[:, 1:])
+    if signs is None:
+        return Outcome("not-applicable", reason="no Property A")
+    if found.rank < scaled.shape[1]:
+        return Outcome("not-applicable", reason="Ĥ has no full column rank")
+    y = np.linalg.svd(scaled[:, 1:], full_matrices=False)[2][0]
+    least = float(np.linalg.norm(scaled[:, 1:] @ y) / np.linalg.norm(scaled[:, 1:] @ (signs * y)))
+    return decided(found.lower / least, found.upper / least, 1 + ATTAINED)
 
 
 def scaling_worsens(seed: int) -> Iterator[Counterexample]:
@@ -142,7 +378,7 @@ def scaling_worsens(seed: int) -> Iterator[Counterexample]:
             return
 
 
-def centring_worsens(seed: int) -> Iterator[Counterexample]:
+def centring_worsens(seed: int, claim: str) -> Iterator[Counterexample]:
     """With as many samples as features; κ⁺² is that of the Gram matrix of the rows."""
     for H in integer_matrices(seed, 3, 3):
         if not kappa(centred(H)).lower > CLEAR * kappa(extended(H)).upper:
@@ -152,7 +388,30 @@ def centring_worsens(seed: int) -> Iterator[Counterexample]:
         )
         if low[0] > high[1]:
             text = f"κ⁺(ĤU) ≥ {float(low[0]) ** 0.5:.6f} > {float(high[1]) ** 0.5:.6f} ≥ κ⁺(Ĥ)"
-            yield Counterexample("centring, N ≤ n", H.tolist(), text, float(low[0] / high[1]) ** 0.5)
+            yield Counterexample(claim, H.tolist(), text, float(low[0] / high[1]) ** 0.5)
+            return
+
+
+def centring_in_vain(seed: int) -> Iterator[Counterexample]:
+    """Three uncorrelated features of 16 samples, of which the one in the middle of the spectrum has a mean.
+
+    ĤᵀĤ/N has λ₁, λ₃ and the block [[1, m], [m, λ₂ + m²]], whose eigenvalues lie between them: κ stays as it is.
+    """
+    rng = np.random.default_rng(seed)
+    signs = np.array([1, -1])
+    while True:
+        m, middle, top = (int(i) for i in rng.integers(1, 9, 3))
+        H = np.zeros((16, 3), dtype=int)
+        H[:, 0], H[:, 1], H[:2, 2] = top * np.repeat(signs, 8), middle * np.tile(np.repeat(signs, 4), 2) + m, signs
+        before, after = (exact.kappa_squared(exact.gram(rational(H, centre))) for centre in (0, 1))
+        gain = Fraction(m**2, top**2)
+        if after[1] >= before[0] and after[0] * (1 + gain) > Fraction(CLEAR) * before[1]:
+            text = (
+                f"κ(ĤU) ≥ {float(after[0]) ** 0.5:.6f}, κ(Ĥ) ≤ {float(before[1]) ** 0.5:.6f}, although μ = (0, {m}, 0) "
+                f"and ‖μ‖²/λ₁ = {gain}"
+            )
+            factor = float(after[0] * (1 + gain) / before[1]) ** 0.5
+            yield Counterexample("strict, any mean", H.tolist(), text, factor)
             return
 
 
@@ -175,7 +434,7 @@ def spread(values: np.ndarray) -> float:
 
 
 @register
-class BNPProposition11(Statement):
+class BNPProposition11(LayerStatement):
     """κ of a Hessian is at most that of its inputs, squared, times that of its curvature."""
 
     id = "bnp-proposition-11"
@@ -195,6 +454,32 @@ class BNPProposition11(Statement):
         Claim("S indefinite", "κ(ĤᵀSĤ) ≤ κ(Ĥ)² κ(S)", False, published=False),
     )
     trials = 120
+    by_unit = True
+    inputs = False
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """One unit, on a mini-batch, where its S is known sample by sample."""
+        block = seen.hessian
+        if not isinstance(block, FactoredHessian) or block.root is None:
+            return [Outcome("not-applicable", reason="S is not kept apart from Ĥ")] * 4
+        nothing = Outcome("not-applicable", reason="S is indefinite")
+        H, root = block.rows.cpu().numpy(), block.root.cpu().numpy()
+        if block.sign is not None:
+            return [nothing, nothing, nothing, self.bounded(seen.kappa, H, root[root > 0])]
+        active = root > 0
+        if not active.any():
+            return [Outcome("not-applicable", reason="the unit is dead: S = 0")] * 4
+        outcome, some = self.bounded(seen.kappa, H[active], root[active]), not active.all()
+        definite = Outcome("not-applicable", reason="S is singular" if some else "S is not singular")
+        whole = self.bounded(seen.kappa, H, root[active]) if some else definite
+        return [definite if some else outcome, outcome, whole, Outcome("not-applicable", reason="S ≥ 0")]
+
+    def bounded(self, found: ConditionNumber, H: np.ndarray, root: np.ndarray) -> Outcome:
+        """κ(ĤᵀSĤ) over κ(Ĥ)², against κ(S) of S = ±diag(root²)."""
+        if not found.resolved:
+            return Outcome("unresolved", reason="a condition number is unresolved")
+        inputs = kappa(H)
+        return decided(found.lower / inputs.upper**2, found.upper / inputs.lower**2, spread(root) ** 2)
 
     def factor(self, B: np.ndarray, H: np.ndarray) -> np.ndarray:
         """BᵀĤ for S = BBᵀ."""
@@ -284,6 +569,8 @@ class BNPGain(LayerStatement):
         Claim("gain", "κ(ĤᵀSĤ)/κ(ĜᵀSĜ) ≥ κ(D)²/40", False),
     )
     trials = 60
+    by_unit = True
+    inputs = False
 
     def normalize(self, H: np.ndarray) -> np.ndarray:
         """Ĝ = ĤUD."""

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hesscond.theorems.base import GAP, Claim, Counterexample, Outcome, Statement, discrepancy, equal, register
+from hesscond.theorems.base import (
+    GAP,
+    Claim,
+    Counterexample,
+    LayerStatement,
+    Observation,
+    Outcome,
+    Statement,
+    discrepancy,
+    equal,
+    register,
+)
 from hesscond.theorems.matrices import random_size
 from hesscond.theorems.networks import (
     ACTIVATIONS,
     CRITERIA,
+    LINKS,
     PIECEWISE_LINEAR,
     ConvolutionLayer,
     Network,
@@ -26,6 +39,8 @@ from hesscond.theorems.networks import (
 
 #: Negative entries of S of up to this, of its largest, are round-off; above `GAP` times that they are none.
 ROUND_OFF = 1e-13
+#: A feature whose standard deviation is less than this share of its mean loses digits by centring, in every layer.
+FLAT = 1e-2
 
 
 def drawn_unit(rng: np.random.Generator) -> tuple[Network, int, int]:
@@ -42,25 +57,42 @@ def product(H_hat: Tensor, S: Tensor) -> Tensor:
 
 
 @register
-class BNPProposition2(Statement):
+class BNPProposition2(LayerStatement):
     """The Hessian of a unit is a product of its inputs and a diagonal curvature."""
 
     id = "bnp-proposition-2"
+    aliases: ClassVar[Mapping[str, str]] = {"prec-theorem-3": "Hessian, and the examples of regression"}
     title = "the Hessian of a unit is ĤᵀSĤ"
-    source = "BNP, Proposition 2"
+    source = "BNP, Proposition 2; PREC, Theorem 3"
     text = (
         "∇²_ŵ L = ĤᵀSĤ for the parameters ŵ = [b, w] of one unit of a dense layer, with Ĥ = [e, H] and the diagonal S "
         "of second derivatives of the mean loss in its pre-activations. True for every activation (almost everywhere "
-        "if it has kinks). What is not said: S ≥ 0. It is so if all that follows is piecewise linear and the loss "
-        "convex, with many entries exactly 0; with tanh, GELU or sigmoid hidden units a third to half of S is negative."
+        "if it has kinks). PREC's examples: S = I/N in linear regression with the loss Σ(ŷ − y)²/2N, and S = "
+        "diag(ŷ(1 − ŷ))/N in logistic regression. What is not said: S ≥ 0. It is so if all that follows is piecewise "
+        "linear and the loss convex, with many entries exactly 0; with tanh, GELU or sigmoid hidden units a third to "
+        "half of S is negative."
     )
     hypotheses = ("the loss is twice differentiable at the point", "the unit is not dead (S ≠ 0)")
     claims = (
         Claim("Hessian", "∇²_ŵ L = ĤᵀSĤ", True),
         Claim("S ≥ 0, piecewise linear", "S ≥ 0 if all after the unit is piecewise linear and the loss convex", True),
         Claim("S ≥ 0, smooth", "S ≥ 0 with tanh, sigmoid or GELU units", False, published=False),
+        Claim("linear regression", "∇² Σ(ŷ − y)²/2N = ĤᵀĤ/N", True),
+        Claim("logistic regression", "∇² of the mean cross-entropy = Ĥᵀ diag(ŷ(1 − ŷ)) Ĥ/N", True),
     )
     trials = 100
+    by_unit = True
+    inputs = False
+    #: S of a regression, N times, from its outputs ŷ (N,).
+    regressions: ClassVar[dict[str, Callable[[Tensor], Tensor]]] = {
+        "squared error": torch.ones_like,
+        "logistic": lambda y: y * (1 - y),
+    }
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """ĤᵀSĤ as the probe has it, against double backward through the network; of the signs it is not known why."""
+        others = len(self.claims) - 1
+        return [same_unit(seen), *[Outcome("not-applicable", reason="what follows the unit is not looked at")] * others]
 
     def curvature(self, network: Network, layer: int, unit: int) -> Tensor:
         """Diagonal of S (N,)."""
@@ -76,9 +108,23 @@ class BNPProposition2(Statement):
             product(H_hat.abs(), S.abs()).max().item(),
         )
         sign = nonnegative(S.numpy())
+        regressions = [self.regression(rng, criterion) for criterion in self.regressions]
         if layer == len(network.weights) - 1 or network.activation in PIECEWISE_LINEAR:
-            return [same, sign, Outcome("not-applicable", reason="all after the unit is piecewise linear")]
-        return [same, Outcome("not-applicable", reason=f"{network.activation} after the unit"), sign]
+            return [
+                same,
+                sign,
+                Outcome("not-applicable", reason="all after the unit is piecewise linear"),
+                *regressions,
+            ]
+        return [same, Outcome("not-applicable", reason=f"{network.activation} after the unit"), sign, *regressions]
+
+    def regression(self, rng: np.random.Generator, criterion: str) -> Outcome:
+        """One unit without an activation, on random inputs."""
+        network = random_network(rng, [random_size(rng), 1], random_size(rng, 40), criterion=criterion)
+        H_hat, fitted = network.features(0), LINKS[criterion](network.output())[:, 0]
+        S = self.regressions[criterion](fitted) / len(fitted)
+        scale = product(H_hat.abs(), S.abs()).max().item()
+        return equal(product(H_hat, S).numpy(), network.unit_hessian(0, 0).numpy(), scale)
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """A tanh unit at the a where tanh a = p/q, with output v tanh a and target y: S is rational."""
@@ -120,12 +166,20 @@ class BNPTheorem3(Statement):
     source = "BNP, Theorem 3"
     text = (
         "With ŵ = P z, P = U D, U = [[1, −μᵀ], [0, I]], D = diag(1, 1/σ): ∇²_z L = ĜᵀSĜ = Pᵀ ∇²_ŵ L P, Ĝ = ĤP = "
-        "[e, (H − eμᵀ)/σ]. True for every activation; S is that of Proposition 2, and so are its signs."
+        "[e, (H − eμᵀ)/σ]. True for every activation; S is that of Proposition 2, and so are its signs. So is PREC's "
+        "eq. (24): in a network with B₀,₁ before each layer, whose statistics are constants, the Hessian of a unit is "
+        "ĜᵀSĜ of its normalized inputs. Differentiated through the statistics it is another, except in the last layer."
     )
-    hypotheses = ("no feature is constant on the batch", "the unit is not dead (S ≠ 0)")
+    hypotheses = (
+        "no feature is constant on the batch",
+        "the unit is not dead (S ≠ 0)",
+        "B₀,₁ with constant statistics (third claim)",
+    )
     claims = (
         Claim("normalized inputs", "∇²_z L = ĜᵀSĜ", True),
         Claim("congruence", "∇²_z L = Pᵀ ∇²_ŵ L P", True),
+        Claim("constant statistics", "∇² = ĜᵀSĜ for a unit behind B₀,₁, μ and σ constants", True),
+        Claim("batch statistics", "the same, differentiated through μ and σ", False, published=False),
     )
     trials = 100
 
@@ -138,8 +192,10 @@ class BNPTheorem3(Statement):
         network, layer, unit = drawn_unit(rng)
         H_hat, S = network.features(layer), network.curvature(layer, unit)
         H = H_hat[:, 1:]
+        own = order_one(rng, network)
+        behind = [self.behind_statistics(own, layer, unit, through=through) for through in (False, True)]
         if (H.min(0).values == H.max(0).values).any():
-            return [Outcome("not-applicable", reason="a feature is constant")] * 2
+            return [*[Outcome("not-applicable", reason="a feature is constant")] * 2, *behind]
         P = transformation(H.mean(0), H.std(0, correction=0))
         z = torch.linalg.solve_triangular(P, network.weights[layer][unit][:, None], upper=True)[:, 0]
         loss = network.unit_loss(layer, unit)
@@ -148,7 +204,41 @@ class BNPTheorem3(Statement):
         return [
             equal(product(self.normalized(H), S).numpy(), in_z, scale),
             equal((P.T @ network.unit_hessian(layer, unit) @ P).numpy(), in_z, scale),
+            *behind,
         ]
+
+    def behind_statistics(self, network: Network, layer: int, unit: int, *, through: bool) -> Outcome:
+        """The Hessian of a unit of the same network with B₀,₁ before each layer, against ĜᵀSĜ."""
+        if through and layer == len(network.weights) - 1:
+            return Outcome("not-applicable", reason="no statistics depend on the last layer")
+
+        def loss(own: Tensor) -> Tensor:
+            weight = network.weights[layer]
+            moved = torch.cat([weight[:unit], own[None], weight[unit + 1 :]])
+            weights = [*network.weights[:layer], moved, *network.weights[layer + 1 :]]
+            return normalized_loss(network, weights, through=through)[0]
+
+        _, statistics = normalized_loss(network, network.weights, through=False)
+        if nearly_constant(statistics):
+            return Outcome("not-applicable", reason="a feature is nearly constant")
+        # what is merged has the same pre-activations, and so the same S
+        same = [merged(weight, *known) for weight, known in zip(network.weights, statistics, strict=True)]
+        plain = replace(network, weights=tuple(same))
+        H, S = plain.features(layer)[:, 1:], plain.curvature(layer, unit)
+        if not S.any():
+            return Outcome("not-applicable", reason="the unit is dead: S = 0")
+        found = torch.func.hessian(loss)(network.weights[layer][unit]).numpy()
+        # what is centred is as exact as it was before
+        size = max(float(((H.abs() + mu.abs()) / sigma).max()) for mu, sigma in statistics[layer:][:1])
+        return equal(product(self.normalized(H), S).numpy(), found, size**2 * float(S.abs().sum()))
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """Two samples −1 and 1 with ½ (v B(wx) − y)²: B(wx) = x does not depend on w > 0."""
+        w, v, y = (int(i) for i in np.random.default_rng(seed).integers(1, 6, 3))
+        # with σ = w held fixed B(wx) is linear in w, of slope x/σ; the mean of both samples
+        held = Fraction(v**2, w**2)
+        text = f"∂²L/∂w² = 0 through μ and σ, {held} without, for x = ∓1 and the loss ½ (v B(wx) − y)²: [w, v, y]"
+        yield Counterexample(self.claims[3].name, [[w, v, y]], text, float(1 + held))
 
 
 def transformation(mu: Tensor, sigma: Tensor) -> Tensor:
@@ -159,7 +249,7 @@ def transformation(mu: Tensor, sigma: Tensor) -> Tensor:
 
 
 @register
-class BNPProposition9(Statement):
+class BNPProposition9(LayerStatement):
     """The Hessian of a channel of a convolution, with a curvature that couples the positions of a sample."""
 
     id = "bnp-proposition-9"
@@ -177,6 +267,13 @@ class BNPProposition9(Statement):
         Claim("diagonal S", "∇²_ŵ L = Ĥᵀ diag(S) Ĥ", False, published=False),
     )
     trials = 100
+    layers = ("Conv1d", "Conv2d", "Conv3d")
+    by_unit = True
+    inputs = False
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """ĤᵀSĤ as the probe has it, against double backward through the network."""
+        return [same_unit(seen), Outcome("not-applicable", reason="the diagonal of S is not kept apart")]
 
     def blocks(self, layer: ConvolutionLayer, channel: int) -> Tensor:
         """S: (N, rs, rs)."""
@@ -208,6 +305,25 @@ class BNPProposition9(Statement):
         yield Counterexample(self.claims[1].name, [h, v], text, float(discrepancy(wrong, right)))
 
 
+#: Products that a Hessian that was built is compared in, and what double backward may round, beside its own precision.
+VECTORS, BACKWARD, UNITS = 3, 1e-10, 1e3
+
+
+def same_unit(seen: Observation) -> Outcome:
+    """Whether the Hessian of a unit in training is what double backward gives, with features on one scale."""
+    network, block = seen.network, seen.hessian
+    assert network is not None
+    assert block is not None
+    H = network.of_unit(seen.unit)
+    scales = block.scales().to(H.device, torch.float64)
+    scales = torch.where(scales > 0, scales, 1.0)[:, None]
+    v = torch.randn(H.order, VECTORS, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(H.device)
+    found = block.product(v / scales) / scales
+    expected = (H @ (v / scales).to(H.dtype)).to(torch.float64) / scales
+    allowed = max(BACKWARD, UNITS * float(torch.finfo(H.dtype).eps))
+    return equal(found.cpu().numpy(), expected.cpu().numpy(), allowed=allowed)
+
+
 def blockwise(H_hat: Tensor, S: Tensor) -> Tensor:
     """ĤᵀSĤ; Ĥ (N, p, n̂), S (N, p, p)."""
     return torch.einsum("jpa,jpq,jqb->ab", H_hat, S, H_hat)
@@ -217,10 +333,16 @@ def blockwise(H_hat: Tensor, S: Tensor) -> Tensor:
 Statistics = list[tuple[Tensor, Tensor]]
 
 
-def normalized_loss(network: Network, weights: Sequence[Tensor], *, through: bool) -> tuple[Tensor, Statistics]:
-    """The loss of the network with B₀,₁ before each layer, and the statistics of the batch there.
+#: γ and β of B before each layer.
+Affine = Sequence[tuple[Tensor, Tensor]]
 
-    ``through`` says whether the gradient goes through μ and σ.
+
+def normalized_output(
+    network: Network, weights: Sequence[Tensor], affine: Affine | None = None, *, through: bool
+) -> tuple[Tensor, Statistics]:
+    """The output (N, c) of the network with B before each layer, and the statistics of the batch there.
+
+    Without ``affine`` it is B₀,₁; ``through`` says whether the gradient goes through μ and σ.
     """
     h, statistics = network.inputs, []
     for number, weight in enumerate(weights):
@@ -229,8 +351,29 @@ def normalized_loss(network: Network, weights: Sequence[Tensor], *, through: boo
         if not through:
             mu, sigma = mu.detach(), sigma.detach()
         statistics.append((mu.detach(), sigma.detach()))
-        h = extended((h - mu) / sigma) @ weight.T
-    return CRITERIA[network.criterion](h, network.targets).mean(), statistics
+        h = (h - mu) / sigma
+        if affine is not None:
+            gamma, beta = affine[number]
+            h = gamma * h + beta
+        h = extended(h) @ weight.T
+    return h, statistics
+
+
+def normalized_loss(network: Network, weights: Sequence[Tensor], *, through: bool) -> tuple[Tensor, Statistics]:
+    """The mean loss of the network with B₀,₁ before each layer, and the statistics of the batch there."""
+    output, statistics = normalized_output(network, weights, through=through)
+    return CRITERIA[network.criterion](output, network.targets).mean(), statistics
+
+
+def nearly_constant(statistics: Statistics) -> bool:
+    """Whether a feature loses digits by centring."""
+    return any((sigma <= FLAT * mu.abs()).any() for mu, sigma in statistics)
+
+
+def order_one(rng: np.random.Generator, network: Network) -> Network:
+    """With weights for inputs of order one, as normalized ones are, so that activations do not saturate."""
+    drawn = [torch.from_numpy(rng.standard_normal(weight.shape)) for weight in network.weights]
+    return replace(network, weights=tuple(weight / weight.shape[1] ** 0.5 for weight in drawn))
 
 
 def merged(weight: Tensor, mu: Tensor, sigma: Tensor) -> Tensor:
@@ -336,6 +479,89 @@ class BNPProposition7(Statement):
         right, wrong = [0, -1, 1], [-h, -1, 1]
         text = f"w moves by {right} with BN, by {wrong} in the merged network, for pixels h ∓ 1 and the loss a_1: [h]"
         yield Counterexample(self.claims[3].name, [[h]], text, float(discrepancy(wrong, right)))
+
+
+def affine_merged(weight: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+    """[b̂, Ŵ] = [b + Wβ, W diag(γ)] for rows [b, w]."""
+    W = weight[:, 1:]
+    return torch.cat([weight[:, :1] + (W @ beta)[:, None], W * gamma], 1)
+
+
+@register
+class BNPMerging(Statement):
+    """Scale and shift of batch normalization merge into the layer that follows."""
+
+    id = "bnp-merging"
+    title = "γ and β merge into the next layer"
+    source = "BNP, section 2 and Proposition 7"
+    text = (
+        "A layer behind B_β,γ = γ (h − μ)/σ + β is one behind B₀,₁ with Ŵ = W diag(γ) and b̂ = Wβ + b, so that theory "
+        "may take γ = 1, β = 0. True of the function, and of gradients by the chain rule: ∇_W = ∇_Ŵ diag(γ) + ∇_b̂ βᵀ, "
+        "∇_b = ∇_b̂, ∇_γ = diag(Wᵀ∇_Ŵ), ∇_β = Wᵀ∇_b̂. It is not the same step: one in W, b, γ and β moves Ŵ and b̂ by "
+        "something else than one in these, so that what is proved of B₀,₁ is of another iteration."
+    )
+    hypotheses = ("no feature is constant on the batch",)
+    claims = (
+        Claim("function", "B_β,γ before W, b = B₀,₁ before Ŵ, b̂, in every layer", True),
+        Claim("gradients", "those in W, b, γ, β are those in Ŵ, b̂ by the chain rule", True),
+        Claim("step", "a step in W, b, γ, β, merged, is a step in Ŵ, b̂", False, published=False),
+    )
+    trials = 100
+
+    def merge(self, weight: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+        """[b̂, Ŵ]."""
+        return affine_merged(weight, gamma, beta)
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """A random network with γ and β before every layer."""
+        sizes = [random_size(rng, 20), *rng.integers(2, 8, rng.integers(1, 3)).tolist(), int(rng.integers(2, 5))]
+        network = order_one(rng, random_network(rng, sizes, int(rng.integers(10, 60))))
+        widths = [weight.shape[1] - 1 for weight in network.weights]
+        draw = (torch.from_numpy(rng.standard_normal(width)) for width in widths for _ in range(2))
+        gammas, betas = zip(*(((0.3 * next(draw)).exp(), next(draw)) for _ in widths), strict=True)
+        own = leaves([*network.weights, *gammas, *betas])
+        depth = len(widths)
+        weights, gamma, beta = own[:depth], own[depth : 2 * depth], own[2 * depth :]
+        merged_weights = leaves([self.merge(*layer) for layer in zip(weights, gamma, beta, strict=True)])
+        output, statistics = normalized_output(network, weights, list(zip(gamma, beta, strict=True)), through=True)
+        if nearly_constant(statistics):
+            return [Outcome("not-applicable", reason="a feature is nearly constant")] * 3
+        plain = normalized_output(network, merged_weights, through=True)[0]
+        criterion = CRITERIA[network.criterion]
+        found, hat = (
+            gradients(criterion(at, network.targets).mean(), inputs)
+            for at, inputs in ((output, own), (plain, merged_weights))
+        )
+        right, stepped = [], []
+        for number, G_hat in enumerate(hat):
+            layer = weights[number].detach(), gamma[number].detach(), beta[number].detach()
+            right.append(self.chain_rule(*layer, G_hat))
+            steps = (at - found[number + kind * depth] for kind, at in enumerate(layer))
+            stepped.append((self.merge(*steps) - self.merge(*layer)).flatten())
+        by_layer = [part for kind in zip(*right, strict=True) for part in kind]
+        return [
+            equal(output.detach().numpy(), plain.detach().numpy()),
+            # to the largest of all: where B comes next some gradients are sums that cancel
+            equal(*(torch.cat([part.flatten() for part in side]).numpy() for side in (found, by_layer))),
+            equal(torch.cat(stepped).numpy(), -torch.cat([G_hat.flatten() for G_hat in hat]).numpy()),
+        ]
+
+    def chain_rule(self, weight: Tensor, gamma: Tensor, beta: Tensor, G_hat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients in [b, W], γ and β of a layer from ``G_hat`` (m, n + 1) in [b̂, Ŵ]."""
+        W, in_b, in_W = weight[:, 1:], G_hat[:, :1], G_hat[:, 1:]
+        return torch.cat([in_b, in_W * gamma + in_b * beta], 1), (W * in_W).sum(0), (W * in_b).sum(0)
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """One weight and the loss g ŵ, ŵ = wγ: a step of size one in w and γ, all integers."""
+        rng = np.random.default_rng(seed)
+        while True:
+            w, gamma, g = (int(i) for i in rng.integers(2, 7, 3))
+            found, expected = (w - g * gamma) * (gamma - g * w), w * gamma - g
+            if expected and found != expected:
+                text = f"ŵ becomes {found} by a step in w and γ, {expected} by one in ŵ, for the loss g ŵ: [w, γ, g]"
+                far = float(discrepancy([found], [expected]))
+                yield Counterexample(self.claims[2].name, [[w, gamma, g]], text, far)
+                return
 
 
 def worst(found: Sequence[Outcome]) -> Outcome:

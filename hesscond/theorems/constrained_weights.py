@@ -1,4 +1,4 @@
-"""CWO: descent on spheres of weights, its projection, and its rate by the Hessian on the tangent space."""
+"""CWO: descent on spheres of weights, its projection and its rate; variances, means, and standardized weights."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import permutations, product
 
 import numpy as np
 import torch
@@ -16,9 +17,19 @@ from torch.func import functional_call, grad, jacrev
 from hesscond.hessians import HessianOperator, SphereTangentOperator
 from hesscond.methods.sphere import Constraint, Sphere, projected
 from hesscond.spectra import ConditionNumber
-from hesscond.theorems.base import Claim, Counterexample, Outcome, Statement, discrepancy, equal, register
+from hesscond.theorems.base import (
+    Claim,
+    Counterexample,
+    LayerStatement,
+    Observation,
+    Outcome,
+    Statement,
+    discrepancy,
+    equal,
+    register,
+)
 from hesscond.theorems.matrices import random_matrix, random_size
-from hesscond.theorems.networks import hessian_kappa
+from hesscond.theorems.networks import hessian_kappa, random_network
 from hesscond.theorems.rates import (
     FAR,
     Iteration,
@@ -42,26 +53,38 @@ def projected_step(w: np.ndarray, gradient: np.ndarray, alpha: float, c: float) 
     return c**0.5 * moved / np.linalg.norm(moved)
 
 
+def decayed(w: np.ndarray, gradient: np.ndarray, alpha: float, radius: float) -> np.ndarray:
+    """Eq. (12): (1 − β) w − α' Pg, β = 1 − radius/‖w̃‖ and α' = radius · α/‖w̃‖."""
+    centred = gradient - gradient.mean()
+    share = radius / np.linalg.norm(w - alpha * centred)
+    beta = 1 - share
+    return (1 - beta) * w - share * alpha * centred
+
+
 @register
 class ProjectedStep(Statement):
     """The projected gradient step is the feasible point next to the plain one."""
 
     id = "cwo-projection"
     title = "eq. (11) is the nearest feasible point"
-    source = "CWO, eqs. (9), (11), (13), (14), and Algorithm 1"
+    source = "CWO, eqs. (9), (11)-(14), and Algorithm 1"
     text = (
         "√c (w − α Pg)/‖w − α Pg‖ with the centred gradient Pg = g − mean(g) 1 is the point of {‖w‖² = c, 1ᵀw = 0} "
         "nearest to w − αg. True if 1ᵀw = 0, so initial weights must be centred, and w ≠ α Pg, where every feasible "
-        "point is as near. Eqs. (13) and (14) lack the factor √c, which Algorithm 1 has: their point is not feasible "
-        "unless c = 1. Checked by the conditions that make a feasible point the nearest one (w − αg = μ1 + ν w⁺, "
-        "ν ≥ 0), and against random feasible points."
+        "point is as near. It is a step with weight decay, (1 − β) w − α' Pg with β = 1 − √c/‖w̃‖ and α' = √c α/‖w̃‖, "
+        "w̃ = w − α Pg. Eqs. (12), (13) and (14) lack the factor √c, which Algorithm 1 has: their point is not "
+        "feasible unless c = 1. Checked by the conditions that make a feasible point the nearest one (w − αg = μ1 + ν "
+        "w⁺, ν ≥ 0), and against random feasible points."
     )
     hypotheses = ("1ᵀw = 0 at the start", "w − α Pg ≠ 0", "c ≠ 1 (second claim)")
     claims = (
         Claim("nearest", "w⁺ solves (9)", True),
+        Claim("decay", "w⁺ = (1 − β) w − α' Pg, β = 1 − √c/‖w̃‖, α' = √c α/‖w̃‖", True),
+        Claim("decay without √c", "the same with β = 1 − 1/‖w̃‖, α' = α/‖w̃‖, as printed", False, published=False),
         Claim("without √c", "(w − α Pg)/‖w − α Pg‖ solves (9)", False, published=False),
         Claim("any start", "w⁺ solves (9) although 1ᵀw ≠ 0", False, published=False),
     )
+    elsewhere = "speaks of a step from any weights, whatever the network"
 
     def step(self, w: np.ndarray, gradient: np.ndarray, alpha: float, c: float) -> np.ndarray:
         """w⁺ of eq. (11)."""
@@ -77,6 +100,7 @@ class ProjectedStep(Statement):
         found = self.step(w, gradient, alpha, c)
         return [
             nearest(rng, found, w - alpha * gradient, c),
+            *(equal(decayed(w, gradient, alpha, radius), found) for radius in (c**0.5, 1.0)),
             nearest(rng, found / c**0.5, w - alpha * gradient, c),
             nearest(rng, self.step(off, gradient, alpha, c), off - alpha * gradient, c),
         ]
@@ -87,12 +111,13 @@ class ProjectedStep(Statement):
         # c = 2 size², and the gradient leads outwards: w⁺ = w
         w, gradient = [size, -size], [-1, 1]
         text = f"‖w⁺‖² = 1, not c = {2 * size**2}, for α = {alpha}: [w, g]"
-        yield Counterexample(self.claims[1].name, [w, gradient], text, float(discrepancy([1], [2 * size**2])))
+        for name in ("decay without √c", "without √c"):
+            yield Counterexample(name, [w, gradient], text, float(discrepancy([1], [2 * size**2])))
         off = [size + shift, -size + shift]
         moved = [off[0] + alpha, off[1] - alpha]
         far = Fraction(abs(sum(moved)), abs(moved[0]) + abs(moved[1]))
         text = f"1ᵀw⁺ ≠ 0: w⁺ is a multiple of {moved} for α = {alpha}: [w, g]"
-        yield Counterexample(self.claims[2].name, [off, gradient], text, float(1 + far))
+        yield Counterexample("any start", [off, gradient], text, float(1 + far))
 
 
 def feasible(w: np.ndarray, c: float) -> np.ndarray:
@@ -120,6 +145,299 @@ def nearest(rng: np.random.Generator, found: np.ndarray, target: np.ndarray, c: 
     if nu < 0 or nearer:
         return Outcome("violated", 2.0, "another feasible point is nearer")
     return outcome
+
+
+@dataclass(frozen=True)
+class Law:
+    """A random vector with finitely many values.
+
+    Attributes
+    ----------
+    values : (k, n)
+    shares : (k,)
+        Their probabilities.
+    """
+
+    values: np.ndarray
+    shares: np.ndarray
+
+    def independent(self, count: int) -> Law:
+        """``count`` independent ones side by side (k^count, count n)."""
+        choices = np.indices([len(self.shares)] * count).reshape(count, -1).T
+        return Law(self.values[choices].reshape(len(choices), -1), self.shares[choices].prod(1))
+
+    def through(self, weights: Law, outputs: int) -> Law:
+        """W x for independent W (outputs × n), given by its rows one after the other, and x."""
+        W = weights.values.reshape(len(weights.shares), outputs, -1)
+        products = np.einsum("aon,bn->abo", W, self.values)
+        return Law(products.reshape(-1, outputs), np.multiply.outer(weights.shares, self.shares).ravel())
+
+    def rectified(self) -> Law:
+        """ReLU of it."""
+        return replace(self, values=np.maximum(self.values, 0))
+
+    def variance(self) -> float:
+        """Of an entry, the mean of all: E x² − (E x)²."""
+        mean = self.shares @ self.values
+        return float((self.shares @ (self.values - mean) ** 2).mean())
+
+
+def symmetric_law(rng: np.random.Generator, sizes: int) -> Law:
+    """A number of so many sizes that is as likely as its negative, 0 now and then."""
+    values, shares = 10.0 ** rng.uniform(-0.5, 0.5, sizes), rng.dirichlet(np.ones(sizes)) / 2
+    values, shares = np.concatenate([values, -values]), np.concatenate([shares, shares])
+    if rng.random() < 0.5:
+        values, shares = np.append(values, 0.0), np.append(0.8 * shares, 0.2)
+    return Law(values[:, None], shares)
+
+
+def skew_law(rng: np.random.Generator) -> Law:
+    """Two values of mean zero, a with probability b/(a + b) and −b: not symmetric."""
+    a, b = float(rng.uniform(0.2, 1.0)), float(rng.uniform(2.0, 5.0))
+    return Law(np.array([[a], [-b]]), np.array([b, a]) / (a + b))
+
+
+def permuted(w: np.ndarray, *, signs: bool) -> Law:
+    """All orders of the entries of w, with all signs of each, or of all together: they stay on w's constraints."""
+    orders = np.array(list(permutations(w)))
+    turns = np.array(list(product((1.0, -1.0), repeat=len(w)))) if signs else np.array([[1.0], [-1.0]])
+    values = (orders[:, None] * turns).reshape(-1, len(w))
+    return Law(values, np.full(len(values), 1 / len(values)))
+
+
+@register
+class KeptVariance(Statement):
+    """Weights of squared norm 2 keep the variance of the pre-activations from layer to layer."""
+
+    id = "cwo-variance"
+    title = "‖w‖² = 2 keeps the variance under ReLU"
+    source = "CWO, eqs. (3), (4)"
+    text = (
+        "Var(y_l) = (n/2) Var(w) Var(y_{l−1}) for y_l = w_lᵀ relu(y_{l−1}) with n inputs, which Var(w) = c/n keeps for "
+        "c = 2. True for independent weights of mean zero, if y_{l−1} is symmetric: then E relu(y)² = Var(y)/2. It is, "
+        "if the law of the weights of the layer before is: through as many layers as there are. Mean zero alone is not "
+        "enough. True as well on the sphere ‖w‖² = 2, where E wwᵀ = (2/n) I. False on the paper's own set, the sphere "
+        "with 1ᵀw = 0, which takes out what inputs have in common, and rectified ones have a mean: there Var(y_l) = 2 "
+        "Var(relu(y_{l−1})) for independent y_{l−1}, which for Gaussian ones is (1 − 1/π) Var(y_{l−1}), a third less "
+        "in every layer; c = 2π/(π − 1) = 2.93 would keep it. All moments are computed by enumeration of laws with "
+        "finitely many values."
+    )
+    hypotheses = (
+        "w is independent of y_{l−1}, uncorrelated and of mean zero",
+        "the law of y_{l−1} is symmetric, as that of weights before it makes it",
+        "biases are zero, the activation is ReLU",
+    )
+    claims = (
+        Claim("independent weights", "Var(y_l) = (n/2) Var(w) Var(y_{l−1}), all symmetric", True),
+        Claim("several layers", "Var(y_3) = Var(y_2) = Var(y_1) for Var(w) = 2/n, the law of w symmetric", True),
+        Claim("on the sphere", "Var(y_l) = Var(y_{l−1}) for uncorrelated w with ‖w‖² = 2", True),
+        Claim("centred, on the sphere", "the same with 1ᵀw = 0", False),
+        Claim("centred, what holds", "Var(y_l) = 2 Var(relu(y_{l−1})), 1ᵀw = 0", True, published=False),
+        Claim("mean zero alone", "several layers, with weights that are not symmetric", False, published=False),
+    )
+    trials = 60
+    elsewhere = "speaks of random weights, of which a network in training is one draw"
+
+    def kept(self, before: Law, n: int, variance: float) -> float:
+        """(n/2) Var(w) Var(y_{l−1})."""
+        return n / 2 * variance * before.variance()
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """Laws of two to four inputs, and three layers two units wide."""
+        n, weight = int(rng.integers(2, 4)), symmetric_law(rng, 2)
+        y = symmetric_law(rng, 2).independent(n)
+        found = y.rectified().through(weight.independent(n), 1).variance()
+        one = equal(np.array(found), np.array(self.kept(y, n, weight.variance())))
+        n = int(rng.integers(3, 5))
+        y, w = symmetric_law(rng, 1).independent(n), rng.standard_normal(n)
+        free, centred = permuted(2**0.5 * w / np.linalg.norm(w), signs=True), permuted(feasible(w, 2.0), signs=False)
+        on_sphere, on_both = (y.rectified().through(law, 1).variance() for law in (free, centred))
+        allowed = np.array(self.kept(y, n, 2 / n))
+        return [
+            one,
+            self.layers(rng, symmetric_law(rng, 1)),
+            equal(np.array(on_sphere), allowed),
+            equal(np.array(on_both), allowed),
+            equal(np.array(on_both), np.array(2 * y.rectified().variance())),
+            self.layers(rng, skew_law(rng)),
+        ]
+
+    def layers(self, rng: np.random.Generator, law: Law) -> Outcome:
+        """The second and third layer of a network of two units against the layer before."""
+        x, weights = rng.standard_normal((1, 2)), law.independent(4)
+        first = Law(x, np.ones(1)).through(weights, 2)
+        second = first.rectified().through(weights, 2)
+        third = second.rectified().through(weights, 2)
+        allowed = [self.kept(before, 2, law.variance()) for before in (first, second)]
+        return equal(np.array([second.variance(), third.variance()]), np.array(allowed))
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """For w = ±(1, −1) and y = (±a, ±a), all signs; and weights a, −b with one input of 1."""
+        a, b = sorted(int(i) for i in np.random.default_rng(seed).choice(np.arange(1, 8), 2, replace=False))
+        pairs = [(s * a, t * a) for s in (1, -1) for t in (1, -1)]
+        after = Fraction(sum((max(s, 0) - max(t, 0)) ** 2 for s, t in pairs), len(pairs))
+        text = f"Var(y_l) = {after}, Var(y_(l−1)) = {a * a} for w = ±(1, −1): values of y_(l−1)"
+        yield Counterexample("centred, on the sphere", [list(pair) for pair in pairs], text, float(a * a / after))
+        # y = w₁ is a with probability b/(a + b), −b else, and one weight more of the same law behind it
+        share, variance = Fraction(b, a + b), Fraction(a * b)
+        found, claimed = variance * share * a * a, variance * variance / 2
+        text = f"Var(y_2) = {found}, not {claimed}, for an input of 1, w = a with probability b/(a+b), else −b: [a, b]"
+        yield Counterexample("mean zero alone", [[a, b]], text, float(max(found / claimed, claimed / found)))
+
+
+@register
+class IgnoredMean(LayerStatement):
+    """A unit whose weights sum to zero does not see the mean of its inputs."""
+
+    id = "cwo-mean"
+    title = "centred weights ignore the mean of the inputs"
+    source = "CWO, eq. (5)"
+    text = (
+        "1ᵀw = 0 gives wᵀ(x − x̄1) = wᵀx. True for x̄ the mean over the inputs of the unit, for each sample its own: "
+        "what all inputs are shifted by is ignored. It is not what batch normalization takes out, the mean μ_j of each "
+        "input over the batch: wᵀ(x − μ) = wᵀx needs wᵀμ = 0, as where all inputs have one mean."
+    )
+    hypotheses = ("1ᵀw = 0", "μ is no multiple of 1 (second claim)")
+    claims = (
+        Claim("inputs of a sample", "wᵀ(x − x̄1) = wᵀx, x̄ the mean of x", True),
+        Claim("means of the batch", "wᵀ(x − μ) = wᵀx, μ the mean of x over the batch", False, published=False),
+    )
+    trials = 100
+    inputs = False
+
+    def centre(self, w: np.ndarray) -> np.ndarray:
+        """Rows of weights that sum to zero."""
+        return w - w.mean(1, keepdims=True)
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """A layer of centred units, and a batch of inputs with means."""
+        n = 1 + random_size(rng)
+        x = random_matrix(rng, random_size(rng), n) + 10.0 ** rng.uniform(-1, 1) * rng.standard_normal(n)
+        return self.check(self.centre(random_matrix(rng, random_size(rng, 20), n)), x, x.mean(0))
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """The weights of a layer, and the mean of its inputs for x."""
+        W = seen.weight
+        assert seen.means is not None
+        if (np.abs(W.sum(1)) > CENTRED * np.abs(W).sum(1)).any():
+            return not_applicable(2, "1ᵀw ≠ 0: the layer is not constrained")
+        # what training has rounded is no part of the claim
+        return self.check(self.centre(W), seen.means[None], seen.means)
+
+    def check(self, W: np.ndarray, x: np.ndarray, mu: np.ndarray) -> Sequence[Outcome]:
+        """Both claims for units W (m, n) and inputs x (N, n)."""
+        output, terms = W @ x.T, float((np.abs(W) @ (np.abs(x) + np.abs(mu)).T).max())
+        taken = (x.mean(1, keepdims=True), mu)
+        return [equal(W @ (x - own).T, output, terms) for own in taken]
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """One unit w = (1, −1), and two samples."""
+        x = np.random.default_rng(seed).integers(1, 9, (2, 2))
+        x[0, 0] += 9
+        means = [Fraction(int(total), 2) for total in x.sum(0)]
+        right, wrong = [int(row[0] - row[1]) for row in x], means[0] - means[1]
+        found = [value - wrong for value in right]
+        text = f"wᵀ(x − μ) = {', '.join(map(str, found))}, wᵀx = {right[0]}, {right[1]} for w = (1, −1): samples x"
+        yield Counterexample("means of the batch", x.tolist(), text, float(discrepancy(found, right)))
+
+
+#: Sums of weights of up to this share of the sum of their sizes are round-off of single precision.
+CENTRED = 1e-5
+
+
+def standardized(w: Tensor) -> Tensor:
+    """ŵ = (w − mean)/σ_w for rows of weights (m, n)."""
+    centred = w - w.mean(1, keepdim=True)
+    return centred / centred.square().mean(1, keepdim=True).sqrt()
+
+
+@register
+class StandardizedGradient(Statement):
+    """The gradient through standardized weights is that of what is standardized, over their standard deviation."""
+
+    id = "cwo-standardized-gradient"
+    title = "the gradient through weight standardization grows as 1/σ_w"
+    source = "CWO, eqs. (15)-(19) and section 3.5"
+    text = (
+        "With weight standardization, ŵ = (w − mean(w) 1)/σ_w, the gradient in w is (1/σ_w) P(g − ⟨ŵ, g⟩ ŵ/n), g that "
+        "in ŵ and P centring: it grows as 1/σ_w, and so may explode. True, with the hats as here; as printed ŵ and w "
+        "have changed places. Descent does not make σ_w small: the gradient is centred and orthogonal to w, so that a "
+        "plain step makes σ_w² + α²‖∇‖²/n of σ_w². Nor does momentum, whose sum v of gradients has vᵀw ≤ 0 from v = 0 "
+        "on. It takes weight decay."
+    )
+    hypotheses = ("σ_w > 0, and nothing is added to it", "L is differentiable at ŵ")
+    claims = (
+        Claim("gradient", "∇_w = (1/σ_w) P(g − ⟨ŵ, g⟩ ŵ/n)", True),
+        Claim("grows", "∇_w at t w is ∇_w/t, σ_w t times as large", True),
+        Claim("hats exchanged", "∇_w = (1/σ_w) P(g − ⟨w, g⟩ w/n), as printed", False, published=False),
+        Claim("plain steps", "σ_w² grows by α²‖∇_w‖²/n in a plain step", True, published=False),
+        Claim("explodes by itself", "σ_w falls in a plain step", False, published=False),
+    )
+    trials = 100
+    elsewhere = "speaks of any weights and gradients, whatever the network"
+
+    def formula(self, w: Tensor, g: Tensor, along: Tensor) -> Tensor:
+        """(1/σ_w) P(g − ⟨a, g⟩ a/n) for rows; a is ŵ, or w where the hats are exchanged."""
+        inner = g - (along * g).sum(1, keepdim=True) * along / w.shape[1]
+        return (inner - inner.mean(1, keepdim=True)) / w.std(1, correction=0, keepdim=True)
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """The first layer of a small network of random weights."""
+        sizes = [int(rng.integers(3, 40)), int(rng.integers(2, 6)), int(rng.integers(2, 5))]
+        network = random_network(rng, sizes, int(rng.integers(5, 40)), activation=str(rng.choice(("tanh", "sigmoid"))))
+        bias, w = network.weights[0][:, :1], network.weights[0][:, 1:]
+        w = w + 10.0 ** rng.uniform(-1, 1) * w.std()
+
+        def loss(own: Tensor) -> Tensor:
+            return network.loss([torch.cat([bias, own], 1), *network.weights[1:]])
+
+        def through(own: Tensor) -> Tensor:
+            return loss(standardized(own))
+
+        w_hat, found = standardized(w), grad(through)(w)
+        g, t, alpha = grad(loss)(w_hat), float(10.0 ** rng.uniform(-3, 0)), float(10.0 ** rng.uniform(-2, 1))
+        if not bool(g.any()):
+            return not_applicable(5, "the gradient is zero")
+        sigma = w.std(1, correction=0)
+        terms = (self.terms(w, g) / sigma).max().item()
+        variances = [(own.std(1, correction=0) ** 2) for own in (w - alpha * found, w)]
+        grown = variances[1] + (alpha * found).square().mean(1)
+        # w less a multiple of what is centred: their common mean is taken out again
+        rounding = float((w.square().mean(1) + (alpha * found).square().mean(1)).max())
+        fallen = float(((variances[1] - variances[0]) / (alpha * found).square().mean(1)).max())
+        return [
+            equal(self.formula(w, g, w_hat).numpy(), found.numpy(), terms),
+            equal(t * grad(through)(t * w).numpy(), found.numpy(), terms),
+            equal(self.formula(w, g, w).numpy(), found.numpy(), terms),
+            equal(variances[0].numpy(), grown.numpy(), rounding),
+            Outcome("violated" if fallen < 0 else "unresolved", 1 - fallen),
+        ]
+
+    def terms(self, w: Tensor, g: Tensor) -> Tensor:
+        """Sizes (m,) of what the gradient, times σ_w, is a difference of: rounded before, w has digits less."""
+        lost = w.abs().amax(1) / w.std(1, correction=0)
+        return g.norm(dim=1) * w.shape[1] ** 0.5 * (1 + lost)
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """L = gᵀŵ for w = (s, −s, s, −s): ŵ = (1, −1, 1, −1) and σ_w = s, all integers."""
+        rng = np.random.default_rng(seed)
+        s, g = int(rng.integers(2, 6)), [int(i) for i in rng.integers(1, 9, 4)]
+        g[0] += 9
+        signs = [1, -1, 1, -1]
+        right, wrong = (pulled_back([factor * sign for sign in signs], g, s) for factor in (1, s))
+        text = f"∇_w = ({', '.join(map(str, right))}), with the hats exchanged ({', '.join(map(str, wrong))}): [w, g]"
+        w = [s * sign for sign in signs]
+        yield Counterexample("hats exchanged", [w, g], text, float(discrepancy(wrong, right)))
+        grown = sum((a - b) ** 2 for a, b in zip(w, right, strict=True)) / 4
+        text = f"σ_w² = {s * s} becomes {grown} in a step of length 1: [w, g]"
+        yield Counterexample("explodes by itself", [w, g], text, float(grown / (s * s)))
+
+
+def pulled_back(along: list[int], g: list[int], sigma: int) -> list[Fraction]:
+    """(1/σ) P(g − ⟨a, g⟩ a/n), exactly."""
+    share = Fraction(sum(a * b for a, b in zip(along, g, strict=True)), len(g))
+    inner = [b - share * a for a, b in zip(along, g, strict=True)]
+    return [(value - sum(inner, Fraction(0)) / len(g)) / sigma for value in inner]
 
 
 #: Samples, and noise in the targets.
@@ -293,6 +611,7 @@ class ProjectedRate(Statement):
         Claim("without curvature", "rate = (κ − 1)/(κ + 1), κ = κ(Proj ∇²L Proj)", False, published=False),
     )
     trials = 30
+    elsewhere = "speaks of a minimum, and of the steps to it"
 
     def riemannian(self, found: SphereTangentOperator) -> Tensor:
         """Hess_R (d, d), zero on the normals."""

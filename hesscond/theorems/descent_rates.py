@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -17,16 +17,20 @@ from hesscond.theorems.matrices import CLEAR, integer_matrices
 from hesscond.theorems.networks import ROUND_OFF, Network, flat_loss, hessian_kappa
 from hesscond.theorems.rates import (
     FAR,
+    GROWN,
+    Decay,
     Function,
     Iteration,
     Minimum,
     attained,
     bounded,
     dead_units,
+    decay_of_step,
     distance_to_kink,
     gradient,
     measured,
     newton,
+    no_faster,
     normal,
     not_applicable,
     scaling_directions,
@@ -47,27 +51,73 @@ def best_step(kappa: ConditionNumber) -> float:
     return 2 / (kappa.lambda_max + kappa.lambda_min)
 
 
+#: Step sizes, as shares of 2/λ_max: those that converge, and those that do not.
+SHORT, LONG = (0.1, 0.95), (1.05, 1.4)
+#: Claims for any step size.
+ANY_STEP = (
+    Claim("bound, any α", "rate ≤ max(|1 − αλ_min|, |1 − αλ_max|) for α < 2/λ_max", True),
+    Claim("attained, any α", "rate = max(|1 − αλ_min|, |1 − αλ_max|) from the eigenvector of that end", True),
+    Claim("best α", "rate ≥ (κ − 1)/(κ + 1) for any α, from the eigenvector of that end", True),
+    Claim("diverges", "the steps grow by αλ_max − 1 from the top eigenvector for α > 2/λ_max", True),
+)
+
+
+class StepSizes(Statement):
+    """The rate of gradient descent, at the best step size and at any other."""
+
+    def decay(self, alpha: float, kappa: ConditionNumber) -> Decay:
+        """What is claimed for the step size α."""
+        return decay_of_step(alpha, kappa)
+
+    def any_step(
+        self, rng: np.random.Generator, descent: Callable[[float], Iteration], kappa: ConditionNumber, range_: Tensor
+    ) -> list[Outcome]:
+        """The claims `ANY_STEP` for a random α below 2/λ_max, and one above.
+
+        ``range_`` (d, rank): directions of the eigenvectors, that of the smallest nonzero eigenvalue first.
+        """
+        short, long = (2 * rng.uniform(*share) / kappa.lambda_max for share in (SHORT, LONG))
+        near, far = descent(short), descent(long)
+        slowest, top = range_[:, 0 if short < best_step(kappa) else -1], range_[:, -1]
+        radius = near.radius(slowest)
+        anywhere, slow = (measured(near, start, radius) for start in (range_ @ normal(rng, range_.shape[1]), slowest))
+        # the steps that are measured stay where the iteration is linear
+        growing = measured(far, top, far.radius(top) / GROWN)
+        return [
+            bounded(anywhere, kappa, self.decay(short, kappa)),
+            attained(slow, kappa, self.decay(short, kappa)),
+            no_faster(slow, kappa),
+            attained(growing, kappa, self.decay(long, kappa)),
+        ]
+
+
 @register
-class PreconditionedRate(Statement):
+class PreconditionedRate(StepSizes):
     """Preconditioned gradient descent converges at the rate of κ(MH)."""
 
     id = "prec-theorem-1"
-    title = "the rate of preconditioned gradient descent"
+    title = "the rate of gradient descent, preconditioned or not"
     source = "PREC, Theorem 1"
     text = (
-        "p ← p − α M ∇L, M = P Pᵀ, near a minimum with Hessian H converges at the rate (κ − 1)/(κ + 1), κ = κ(PᵀHP) "
-        "the ratio of the largest to the smallest nonzero eigenvalue of MH, with α = 2/(λ_max + λ_min). True: it is "
+        "Near a minimum with Hessian H, p ← p − α M ∇L, M = P Pᵀ (plain gradient descent for P = I), converges at the "
+        "rate r = max(|1 − αλ_min|, |1 − αλ_max|), λ of PᵀHP or MH, the smallest nonzero one; it diverges for α > "
+        "2/λ_max. r is least, (κ − 1)/(κ + 1) with κ = κ(PᵀHP) = λ_max/λ_min, at α = 2/(λ_max + λ_min). True: it is "
         "gradient descent in z, p = P z. Checked on the steps that it takes from a minimum found to machine precision, "
         "moved: along a random direction of the range, and along the eigenvector of the smallest eigenvalue. Rates "
         "count as equal if −ln(rate) agrees to 3 digits. κ(H) gives another rate, and so does the 2-norm condition "
         "number of MH, the ratio of its singular values, which is larger."
     )
-    hypotheses = ("P has full rank and is held fixed", "L is smooth near a minimum", "α = 2/(λ_max + λ_min)")
+    hypotheses = (
+        "P has full rank and is held fixed",
+        "L is smooth near a minimum",
+        "α = 2/(λ_max + λ_min), unless said otherwise",
+    )
     claims = (
         Claim("bound", "rate ≤ (κ − 1)/(κ + 1), κ = κ(PᵀHP)", True),
         Claim("attained", "rate = (κ − 1)/(κ + 1) from the bottom eigenvector", True),
         Claim("plain Hessian", "rate = (κ − 1)/(κ + 1) with κ = κ(H)", False, published=False),
         Claim("singular values", "rate = (κ − 1)/(κ + 1) with κ = σ_max/σ_min of MH", False, published=False),
+        *ANY_STEP,
     )
     trials = 30
 
@@ -79,20 +129,20 @@ class PreconditionedRate(Statement):
         """A quadratic function or a small network at a minimum, in random coordinates."""
         loss, minimum = random_minimum(rng)
         if minimum is None:
-            return not_applicable(4, "no minimum was found")
+            return not_applicable(8, "no minimum was found")
         P = random_coordinates(rng, minimum.H)
         M, in_z = P @ P.T, self.curvature(minimum.H, P)
         kappa = hessian_kappa(in_z)
         if kappa.negative or not kappa.resolved:
-            return not_applicable(4, "the point is no minimum, or its rank is unresolved")
-        alpha, vectors = best_step(kappa), torch.linalg.eigh((in_z + in_z.T) / 2).eigenvectors[:, kappa.nullity :]
-        root = torch.linalg.inv(P)
-        iteration = Iteration(
-            lambda p: p - alpha * (P @ (P.T @ gradient(loss, p))),
-            minimum.point,
-            root,
-            FAR * float((root @ minimum.point).norm()),
-        )
+            return not_applicable(8, "the point is no minimum, or its rank is unresolved")
+        vectors = torch.linalg.eigh((in_z + in_z.T) / 2).eigenvectors[:, kappa.nullity :]
+        root, point = torch.linalg.inv(P), minimum.point
+
+        def descent(alpha: float) -> Iteration:
+            reach = FAR * float((root @ point).norm())
+            return Iteration(lambda p: p - alpha * (P @ (P.T @ gradient(loss, p))), point, root, reach)
+
+        iteration = descent(best_step(kappa))
         radius = iteration.radius(P @ vectors[:, 0])
         bottom = measured(iteration, P @ vectors[:, 0], radius)
         MH = (M @ minimum.H).numpy()
@@ -102,6 +152,7 @@ class PreconditionedRate(Statement):
             attained(bottom, kappa),
             attained(bottom, hessian_kappa(minimum.H)),
             attained(bottom, singular),
+            *self.any_step(rng, descent, kappa, P @ vectors),
         ]
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
@@ -156,7 +207,7 @@ def random_minimum(rng: np.random.Generator) -> tuple[Function, Minimum | None]:
 
 
 @register
-class BNPTheorem1(Statement):
+class BNPTheorem1(StepSizes):
     """Gradient descent converges at the rate of the nonzero eigenvalues, if the null space is that of rescaling."""
 
     id = "bnp-theorem-1"
@@ -165,8 +216,9 @@ class BNPTheorem1(Statement):
     text = (
         "The loss of a ReLU network does not change under D_t: what enters a hidden unit times t, what leaves it "
         "divided by t. If the null space of the Hessian at a minimum θ is Col(D_tθ), the tangents of these, gradient "
-        "descent with α = 2/(λ_max + λ*_min) converges to the set of minima at the rate (κ* − 1)/(κ* + 1), κ* = "
-        "λ_max/λ*_min with the smallest nonzero eigenvalue. True; but the assumption fails in many small ReLU "
+        "descent converges to the set of minima at the rate r = max(|1 − αλ*_min|, |1 − αλ_max|) with the smallest "
+        "nonzero eigenvalue, (κ* − 1)/(κ* + 1), κ* = λ_max/λ*_min, at the best α = 2/(λ_max + λ*_min), and diverges "
+        "for α > 2/λ_max. True; but the assumption fails in many small ReLU "
         "networks: units that are never active add null directions, and so do two that always are. Checked on the "
         "steps that it takes from a minimum found to machine precision, moved by less than the distance of a kink: "
         "along a random direction of the range, and along the eigenvector of λ*_min. Rates count as equal if "
@@ -175,13 +227,14 @@ class BNPTheorem1(Statement):
     hypotheses = (
         "θ is a minimum at which no pre-activation is zero",
         "the null space of the Hessian is Col(D_tθ) (rates)",
-        "α = 2/(λ_max + λ*_min)",
+        "α = 2/(λ_max + λ*_min), unless said otherwise",
     )
     claims = (
         Claim("null space", "H d = 0 for the tangents d of D_tθ", True),
         Claim("assumption", "the null space of H is Col(D_tθ) at every minimum", False, published=False),
         Claim("bound", "rate ≤ (κ* − 1)/(κ* + 1)", True),
         Claim("attained", "rate = (κ* − 1)/(κ* + 1) from the bottom eigenvector", True),
+        *ANY_STEP,
     )
     trials = 30
 
@@ -203,17 +256,17 @@ class BNPTheorem1(Statement):
         loss = flat_loss(network)
         minimum = newton(loss, second_order(loss), network.parameters)
         if minimum is None:
-            return not_applicable(4, "no minimum was found where no pre-activation is zero")
+            return not_applicable(8, "no minimum was found where no pre-activation is zero")
         return self.check(rng, replace(network, weights=tuple(network.split(minimum.point))), minimum.H)
 
     def check(self, rng: np.random.Generator, network: Network, H: Tensor) -> Sequence[Outcome]:
         """All claims at a minimum."""
         theta, kink = network.parameters, distance_to_kink(network)
         if kink <= NEAR * float(theta.norm()):
-            return not_applicable(4, "the minimum is too near a kink")
+            return not_applicable(8, "the minimum is too near a kink")
         kappa, directions = hessian_kappa(H), self.directions(network)
         if kappa.negative or not kappa.resolved:
-            return not_applicable(4, "the point is no minimum, or its nullity is unresolved")
+            return not_applicable(8, "the point is no minimum, or its nullity is unresolved")
         # orthonormal, and no more of them than are independent
         U, sigma, _ = torch.linalg.svd(directions, full_matrices=False)
         tangents = U[:, sigma > ROUND_OFF * sigma[0]]
@@ -224,14 +277,14 @@ class BNPTheorem1(Statement):
             dead = dead_units(network)
             reason += f" ({dead} unit{'s'[: dead != 1]} never active)" if dead else ""
             more = Outcome("violated", kappa.nullity / tangents.shape[1])
-            return [null, more, *not_applicable(2, reason)]
-        loss, alpha = flat_loss(network), self.step_size(kappa)
-        iteration = Iteration(
-            lambda own: own - alpha * gradient(loss, own),
-            theta,
-            torch.eye(len(theta), dtype=theta.dtype),
-            min(FAR * float(theta.norm()), CLEARANCE * kink),
-        )
+            return [null, more, *not_applicable(6, reason)]
+        loss, reach = flat_loss(network), min(FAR * float(theta.norm()), CLEARANCE * kink)
+
+        def descent(alpha: float) -> Iteration:
+            plain = torch.eye(len(theta), dtype=theta.dtype)
+            return Iteration(lambda own: own - alpha * gradient(loss, own), theta, plain, reach)
+
+        iteration = descent(self.step_size(kappa))
         vectors = torch.linalg.eigh(H).eigenvectors[:, kappa.nullity :]
         radius = iteration.radius(vectors[:, 0])
         return [
@@ -239,6 +292,7 @@ class BNPTheorem1(Statement):
             Outcome("holds", 1.0),
             bounded(measured(iteration, vectors @ normal(rng, vectors.shape[1]), radius), kappa),
             attained(measured(iteration, vectors[:, 0], radius), kappa),
+            *self.any_step(rng, descent, kappa, vectors),
         ]
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:

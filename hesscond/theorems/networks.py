@@ -1,19 +1,22 @@
-"""Small random networks, differentiated automatically, on which statements about Hessians are tried."""
+"""Small random networks, differentiated automatically, on which statements are tried; and networks in training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.func import grad, hessian, vmap
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, vmap
 from torch.nn import functional
 from torch.nn.functional import conv2d, pad, unfold
+from torch.nn.utils import parametrize
 
+from hesscond.capture import Batch, LossFunction
+from hesscond.hessians import HessianOperator
 from hesscond.spectra import ConditionNumber, condition_number
 
 #: Round-off of a Hessian that was differentiated automatically, relative to its largest eigenvalue.
@@ -185,10 +188,10 @@ def flat_loss(network: Network) -> Callable[[Tensor], Tensor]:
     return lambda theta: network.loss(network.split(theta))
 
 
-def hessian_kappa(H: Tensor) -> ConditionNumber:
+def hessian_kappa(H: Tensor, error: float | None = None) -> ConditionNumber:
     """κ of a Hessian, with what automatic differentiation rounds counted as an error of it."""
     symmetric = ((H + H.T) / 2).numpy()
-    return condition_number(symmetric, error=ROUND_OFF * float(np.linalg.norm(symmetric)))
+    return condition_number(symmetric, error=ROUND_OFF * float(np.linalg.norm(symmetric)) if error is None else error)
 
 
 @dataclass(frozen=True)
@@ -281,3 +284,74 @@ def random_convolution(rng: np.random.Generator) -> ConvolutionLayer:
     activation, criterion = str(rng.choice(list(ACTIVATIONS))), str(rng.choice(list(CRITERIA)))
     targets = torch.from_numpy(rng.dirichlet(np.ones(classes), N))
     return ConvolutionLayer(inputs, targets, torch.cat([bias, w], 1), dense, kernel, activation, criterion)
+
+
+class Reweighted(nn.Module):
+    """A network, one of whose layers multiplies with a function of another weight.
+
+    Parameters
+    ----------
+    network
+        Any module.
+    layer
+        Name of a layer whose weight is a parameter.
+    weight
+        To be differentiated in.
+    change
+        What the layer multiplies with, as a function of it.
+    """
+
+    def __init__(self, network: nn.Module, layer: str, weight: Tensor, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.network, self.place, self.change = network, f"{layer}.weight", change
+        self.weight = nn.Parameter(weight.detach().clone())
+
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        """The network's output."""
+        output: Tensor = functional_call(self.network, {self.place: self.change(self.weight)}, inputs, named)
+        return output
+
+
+@dataclass(frozen=True)
+class LayerNetwork:
+    """A layer in a network in training, with the data that its loss is of.
+
+    Attributes
+    ----------
+    model, loss_fn
+        The network, which is left as it is, and its mean loss.
+    data
+        (inputs, targets), or many.
+    layer
+        The layer's name.
+    dtype
+        What products are computed in; None: in what the network is.
+    """
+
+    model: nn.Module
+    loss_fn: LossFunction
+    data: Batch | Iterable[Batch]
+    layer: str
+    dtype: torch.dtype | None = torch.float64
+
+    @property
+    def module(self) -> nn.Module:
+        """The layer."""
+        return self.model.get_submodule(self.layer)
+
+    @property
+    def weight(self) -> Tensor | None:
+        """Its weight; None: it is computed from other parameters."""
+        if parametrize.is_parametrized(self.module, "weight"):
+            return None
+        return self.module.get_parameter("weight").detach()
+
+    def of_unit(self, unit: int) -> HessianOperator:
+        """The Hessian in the parameters of a unit, by double backward."""
+        return HessianOperator(self.model, self.loss_fn, self.data, layers=[self.layer], unit=unit, dtype=self.dtype)
+
+    def reweighted(self, weight: Tensor, change: Callable[[Tensor], Tensor] = torch.clone) -> HessianOperator:
+        """The Hessian in W, and b if there is one, of the network whose layer multiplies with ``change(W)``."""
+        model = Reweighted(self.model, self.layer, weight, change)
+        bias = [f"network.{self.layer}.bias"] if getattr(self.module, "bias", None) is not None else []
+        return HessianOperator(model, self.loss_fn, self.data, parameters=["weight", *bias], dtype=torch.float64)

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isqrt
 from typing import ClassVar
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor
 from torch.func import grad, hessian
 
 from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.theorems import exact
-from hesscond.theorems.base import Claim, Counterexample, Outcome, Statement, decided, discrepancy, equal, register
+from hesscond.theorems.base import (
+    Claim,
+    Counterexample,
+    Outcome,
+    Reading,
+    Statement,
+    decided,
+    discrepancy,
+    equal,
+    register,
+)
 from hesscond.theorems.matrices import CLEAR, Kappa, kappa, random_matrix, random_size
 from hesscond.theorems.networks import random_network
 
@@ -88,11 +99,17 @@ class UpdateFormula(Statement):
     def updates(self, problem: Problem) -> list[list[Tensor]]:
         """For each claim the terms of the change of p, −α left out."""
 
+    def problems(self, problem: Problem) -> list[Problem]:
+        """For each claim its own: all the same, unless said otherwise."""
+        return [problem] * len(self.claims)
+
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """One step from a random point."""
-        problem = random_problem(rng)
         outcomes = []
-        for objective, terms in zip(self.objectives(problem), self.updates(problem), strict=True):
+        problems = self.problems(random_problem(rng))
+        written = {id(one): list(zip(self.objectives(one), self.updates(one), strict=True)) for one in problems}
+        for number, problem in enumerate(problems):
+            objective, terms = written[id(problem)][number]
             stepped = problem.P @ (problem.z - problem.alpha * grad(objective)(problem.z))
             found = problem.p - problem.alpha * torch.stack(terms).sum(0)
             # every term is of the size of a product with P and Pᵀ
@@ -110,17 +127,32 @@ class L2InZ(UpdateFormula):
     source = "PREC, L2 regularization"
     text = (
         "A gradient step on L(Pz) + λ‖z‖² is p ← p − α (M ∇L + 2λ p) in p = P z, M = P Pᵀ: weight decay that is not "
-        "preconditioned. True."
+        "preconditioned. True. For M = diag(1/r) it is the decay of the penalty λ‖p√r‖², adjusted to the scale of the "
+        "gradients: p ← p − α M ∇(L + λ‖p√r‖²). True."
     )
-    claims = (Claim("update", "p ← p − α (M ∇L + 2λ p)", True),)
+    claims = (
+        Claim("update", "p ← p − α (M ∇L + 2λ p)", True),
+        Claim("scale-adjusted", "p ← p − α M ∇(L + λ‖p√r‖²), M = diag(1/r)", True),
+    )
+
+    def problems(self, problem: Problem) -> list[Problem]:
+        """Any P, and P = diag(r)^−½ for the second."""
+        return [problem, replace(problem, P=torch.diag(problem.P.norm(dim=1)))]
+
+    def penalty_weights(self, problem: Problem) -> Tensor:
+        """√r for M = diag(1/r)."""
+        return 1 / problem.P.diagonal()
 
     def objectives(self, problem: Problem) -> list[Function]:
-        """L(Pz) + λ‖z‖²."""
-        return [lambda z: problem.loss(problem.P @ z) + problem.penalty * z @ z]
+        """L(Pz) + λ‖z‖², for both."""
+        return [lambda z: problem.loss(problem.P @ z) + problem.penalty * z @ z] * 2
 
     def updates(self, problem: Problem) -> list[list[Tensor]]:
-        """M ∇L + 2λ p."""
-        return [[problem.in_z(grad(problem.loss)(problem.p)), 2 * problem.penalty * problem.p]]
+        """M ∇L, and 2λ p or M ∇(λ‖p√r‖²)."""
+        step = problem.in_z(grad(problem.loss)(problem.p))
+        root = self.penalty_weights(problem)
+        penalized = grad(lambda p: problem.penalty * (p * root).square().sum())(problem.p)
+        return [[step, 2 * problem.penalty * problem.p], [step, problem.in_z(penalized)]]
 
 
 @register
@@ -205,6 +237,10 @@ class GradientRegularization(UpdateFormula):
 
 #: Largest entries of the matrices that the search looks at.
 LARGEST = 200
+#: Draws of which the mean stands for the expectation, and the standard errors that it may be off.
+DRAWS, ERRORS = 2000, 7.0
+#: Steps of which gradients are averaged, and AdaGrad's rate for a start of order one.
+ITERATES, RATE = 100, 0.1
 
 
 @register
@@ -219,14 +255,58 @@ class AdaptivePreconditioning(Statement):
         "rows of the Hessian. Row equilibration bounds κ(MH), which is no rate: the rate is that of κ(M^½HM^½), the "
         "ratio of the eigenvalues of MH, which may exceed √n times its minimum over diagonal M. The right statement, "
         "for positive definite H, is Van der Sluis's for a factor of H: with D = diag(H)^−½, κ(DHD) ≤ n times the "
-        "minimum over diagonal scalings from both sides."
+        "minimum over diagonal scalings from both sides. That gradients stand for the rows is true on average for "
+        "isotropic p − p*: near a minimum |g_i| is ‖h_i‖ ‖p − p*‖ |cos|, and E|g_i| = √(2/π) s ‖h_i‖ for Gaussian "
+        "p − p* of standard deviation s. Along an iteration p − p* is not isotropic; how well the ranks agree there is "
+        "reported."
     )
-    hypotheses = ("H is positive definite",)
+    hypotheses = ("H is positive definite (first two claims)", "p − p* is Gaussian and isotropic (third claim)")
     claims = (
         Claim("Jacobi", "κ(DHD) ≤ n · min over diagonal of κ, D = diag(H)^−½", True),
         Claim("row equilibration", "κ(M^½HM^½) ≤ √n · min over diagonal of κ, M = diag(1/‖h_i‖)", False),
+        Claim("isotropic", "E|g_i| = √(2/π) s ‖h_i‖ for p − p* ~ N(0, s² I)", True),
     )
     trials = 80
+    reports = (
+        Reading("gradient descent", "rank correlation of the mean |g_i| over 100 steps, α = 1/λ_max, with ‖h_i‖"),
+        Reading("AdaGrad", "rank correlation of √r over 100 steps of AdaGrad with ‖h_i‖"),
+        Reading("gradient descent, h_ii", "the first with the diagonal in place of the norms"),
+    )
+
+    def row_sizes(self, H: np.ndarray) -> np.ndarray:
+        """What E|g_i| is claimed to be proportional to."""
+        return np.linalg.norm(H, axis=1)
+
+    def report(self, rng: np.random.Generator) -> Sequence[float]:
+        """A quadratic with H of many scales, from a random start."""
+        n = 2 + random_size(rng, 60)
+        F = random_matrix(rng, n, n)
+        H = F.T @ F
+        norms, start = np.linalg.norm(H, axis=1), rng.standard_normal(n)
+        size = np.linalg.norm(H, 2)
+        sums, squares = np.zeros(n), np.zeros(n)
+        p, q = start, start
+        for _ in range(ITERATES):
+            g = H @ p
+            sums, p = sums + np.abs(g), p - g / size
+            g = H @ q
+            squares = squares + g**2
+            # the step size of the first step, relative to the start
+            q = q - RATE * g / np.sqrt(np.maximum(squares, np.finfo(float).tiny))
+        return tuple(
+            float(spearmanr(*pair).statistic)
+            for pair in ((sums, norms), (np.sqrt(squares), norms), (sums, np.diagonal(H)))
+        )
+
+    def isotropic(self, rng: np.random.Generator, H: np.ndarray) -> Outcome:
+        """The means over many draws, in standard errors of what is claimed."""
+        s = 10.0 ** rng.uniform(-2, 1)
+        found = np.abs(s * rng.standard_normal((DRAWS, len(H))) @ H.T).mean(0)
+        expected = (2 / np.pi) ** 0.5 * s * self.row_sizes(H)
+        # of |x|, x Gaussian of mean |x| = expected
+        error = (np.pi / 2 - 1) ** 0.5 * expected / DRAWS**0.5
+        worst = float((np.abs(found - expected) / error).max())
+        return decided(worst, worst, ERRORS)
 
     def jacobi(self, diagonal: np.ndarray) -> np.ndarray:
         """diag(H)^−½ from diag(H)."""
@@ -239,11 +319,13 @@ class AdaptivePreconditioning(Statement):
         optimum = optimal_diagonal_scaling(F, side="column")
         H = F.T @ F
         by_row = kappa(F * np.linalg.norm(H, axis=1) ** -0.5)
+        isotropic = self.isotropic(rng, H)
         if by_row.rank < n:
-            return [Outcome("not-applicable", reason="H is not certainly positive definite")] * 2
+            return [*[Outcome("not-applicable", reason="H is not certainly positive definite")] * 2, isotropic]
         return [
             compared(kappa(F * self.jacobi((F**2).sum(0))), optimum.lower, optimum.upper, n**0.5),
             compared(by_row, optimum.lower, optimum.upper, n**0.25),
+            isotropic,
         ]
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
@@ -271,3 +353,66 @@ class AdaptivePreconditioning(Statement):
 def compared(root: Kappa, lowest: float, reached: float, allowed: float) -> Outcome:
     """κ(DHD) = ``root``² over the minimum, which is between ``lowest``² and ``reached``²."""
     return decided((root.lower / reached) ** 2, (root.upper / lowest) ** 2, allowed**2)
+
+
+@register
+class Averages(Statement):
+    """What the adaptive methods average, and what they do in the first step."""
+
+    id = "prec-averages"
+    title = "what AdaGrad, RMSProp and Adam average"
+    source = "PREC, AdaGrad, RMSProp and Adam"
+    text = (
+        "AdaGrad's √r_t is √t times the root mean square of the gradients. RMSProp's r ← ρr + (1 − ρ)g², started at r₁ "
+        "= g₁², is an average: ρ^(t−1) g₁² + (1 − ρ^(t−1)) times the mean of g_2², …, g_t² with the weights ρ^(t−i). "
+        "Started at 0 it is 1 − ρᵗ times the mean of all with those weights, which is what the bias correction of Adam "
+        "divides by. After one gradient all of them take M = diag(1/|g|): a step of sign descent, which knows nothing "
+        "of the rows of H. True."
+    )
+    hypotheses = ("no entry of a gradient is zero (first step)", "0 < ρ < 1, t ≥ 2", "no ε in the denominator")
+    claims = (
+        Claim("AdaGrad", "√r_t = √t · rms(g_1, …, g_t)", True),
+        Claim("from the first gradient", "r_t = ρ^(t−1) g₁² + (1 − ρ^(t−1)) Σ ρ^(t−i) g_i² / Σ ρ^(t−i), i ≥ 2", True),
+        Claim("from zero", "r_t = (1 − ρᵗ) Σ ρ^(t−i) g_i² / Σ ρ^(t−i), i ≥ 1", True),
+        Claim("from zero, uncorrected", "r_t = Σ ρ^(t−i) g_i² / Σ ρ^(t−i), i ≥ 1", False, published=False),
+        Claim("first step", "M g = sign(g), M = diag(1/√r₁) with r₁ = g₁²", True),
+    )
+    trials = 100
+
+    def accumulate(self, r: np.ndarray, g: np.ndarray, rho: float) -> np.ndarray:
+        """RMSProp's r after one more gradient."""
+        return rho * r + (1 - rho) * g**2
+
+    def first(self, g: np.ndarray) -> np.ndarray:
+        """r₁."""
+        return g**2
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """Gradients of many scales."""
+        t, rho = 1 + random_size(rng, 200), 1 - 10.0 ** rng.uniform(-3, -0.3)
+        g = random_matrix(rng, t, random_size(rng, 20))
+        g[g == 0] = 1.0
+        total, averaged, from_zero = np.zeros_like(g[0]), self.first(g[0]), self.accumulate(0 * g[0], g[0], rho)
+        for number, row in enumerate(g):
+            total = total + row**2
+            if number:
+                averaged, from_zero = (self.accumulate(r, row, rho) for r in (averaged, from_zero))
+        weights = rho ** np.arange(t - 1, -1, -1.0)
+        later, mean = (np.average(g[skip:] ** 2, axis=0, weights=weights[skip:]) for skip in (1, 0))
+        share = weights[0]
+        return [
+            equal(np.sqrt(total), t**0.5 * np.sqrt((g**2).mean(0))),
+            equal(averaged, share * g[0] ** 2 + (1 - share) * later),
+            equal(from_zero, (1 - rho**t) * mean),
+            equal(from_zero, mean),
+            equal(g[0] / np.sqrt(self.first(g[0])), np.sign(g[0])),
+        ]
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """Two gradients and ρ = 1/q: all integers."""
+        g, h, q = (int(i) for i in np.random.default_rng(seed).integers(2, 7, 3))
+        rho = Fraction(1, q)
+        found = rho * (1 - rho) * g**2 + (1 - rho) * h**2
+        mean = found / (1 - rho**2)
+        text = f"r₂ = {found}, the mean with its weights is {mean}: [g_1, g_2, 1/ρ]"
+        yield Counterexample(self.claims[3].name, [[g, h, q]], text, float(discrepancy([found], [mean])))

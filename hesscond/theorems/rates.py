@@ -308,25 +308,47 @@ def not_applicable(count: int, reason: str) -> list[Outcome]:
     return [Outcome("not-applicable", reason=reason)] * count
 
 
-def bounded(found: Decay | None, kappa: ConditionNumber) -> Outcome:
-    """Whether rate ≤ (κ − 1)/(κ + 1): the predicted decay over the measured one is at most 1, up to `TOLERANCE`."""
+def decay_of_step(alpha: float, kappa: ConditionNumber) -> Decay:
+    """−ln max(|1 − αλ_min|, |1 − αλ_max|): of gradient descent with the step size α, negative above 2/λ_max."""
 
-    def judge(found: Decay) -> Outcome:
-        low, high = predicted(kappa.upper), predicted(kappa.lower)
+    def decay(x: float) -> float:
+        if x == 1:
+            return math.inf
+        return -(math.log1p(-x) if x < 1 else math.log1p(x - 2))
+
+    top = decay(alpha * kappa.lambda_max)
+    found = [min(top, decay(alpha * kappa.lambda_max / ratio)) for ratio in (kappa.lower, kappa.upper)]
+    return Decay(min(found), max(found))
+
+
+def bounded(found: Decay | None, kappa: ConditionNumber, expected: Decay | None = None) -> Outcome:
+    """Whether the rate is at most that of a decay ``expected``, up to `TOLERANCE`; by default (κ − 1)/(κ + 1)."""
+
+    def judge(found: Decay, expected: Decay) -> Outcome:
         return decided(
-            low / found.upper if found.upper > 0 else math.inf,
-            high / found.lower if found.lower > 0 else math.inf,
+            expected.lower / found.upper if found.upper > 0 else math.inf,
+            expected.upper / found.lower if found.lower > 0 else math.inf,
             1 + TOLERANCE,
         )
 
-    return judged(found, kappa, judge)
+    return judged(found, kappa, expected, judge)
 
 
-def attained(found: Decay | None, kappa: ConditionNumber) -> Outcome:
-    """Whether rate = (κ − 1)/(κ + 1): both decays agree to `TOLERANCE`."""
+def no_faster(found: Decay | None, kappa: ConditionNumber) -> Outcome:
+    """Whether the rate is (κ − 1)/(κ + 1) at least, up to `TOLERANCE`."""
 
-    def judge(found: Decay) -> Outcome:
-        low, high = found.lower / predicted(kappa.lower) - 1, found.upper / predicted(kappa.upper) - 1
+    def judge(found: Decay, least: Decay) -> Outcome:
+        return decided(found.lower / least.upper, found.upper / least.lower, 1 + TOLERANCE)
+
+    return judged(found, kappa, Decay(predicted(kappa.upper), predicted(kappa.lower)), judge)
+
+
+def attained(found: Decay | None, kappa: ConditionNumber, expected: Decay | None = None) -> Outcome:
+    """Whether both decays agree to `TOLERANCE`; by default with that of the rate (κ − 1)/(κ + 1)."""
+
+    def judge(found: Decay, expected: Decay) -> Outcome:
+        off = [a / b - 1 for a in (found.lower, found.upper) for b in (expected.lower, expected.upper)]
+        low, high = min(off), max(off)
         farthest = max(abs(low), abs(high)) / TOLERANCE
         nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high)) / TOLERANCE
         if farthest <= 1:
@@ -335,10 +357,12 @@ def attained(found: Decay | None, kappa: ConditionNumber) -> Outcome:
             return Outcome("violated", nearest)
         return Outcome("unresolved", nearest, "the rate is not measured sharply enough")
 
-    return judged(found, kappa, judge)
+    return judged(found, kappa, expected, judge)
 
 
-def judged(found: Decay | None, kappa: ConditionNumber, judge: Callable[[Decay], Outcome]) -> Outcome:
+def judged(
+    found: Decay | None, kappa: ConditionNumber, expected: Decay | None, judge: Callable[[Decay, Decay], Outcome]
+) -> Outcome:
     """What ``judge`` says, if there are both a rate and a κ that predicts one."""
     if not kappa.resolved:
         return Outcome("unresolved", reason="a condition number is unresolved")
@@ -346,5 +370,7 @@ def judged(found: Decay | None, kappa: ConditionNumber, judge: Callable[[Decay],
         return Outcome("not-applicable", reason="there is one nonzero eigenvalue only")
     if found is None:
         return Outcome("unresolved", reason="round-off is reached before there is a rate")
-    outcome = judge(found)
+    if expected is not None:
+        return judge(found, expected)
+    outcome = judge(found, Decay(predicted(kappa.upper), predicted(kappa.lower)))
     return replace(outcome, predicted=predicted(kappa.value), measured=(found.lower + found.upper) / 2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ class VanDerSluis(LayerStatement):
     """Row and column equilibration is within the square root of their number of the best diagonal scaling."""
 
     id = "van-der-sluis"
+    aliases: ClassVar[Mapping[str, str]] = {"prec-theorem-2": "rows", "bnp-lemma-a1": "columns"}
     title = "equilibration is nearly optimal"
     source = "Van der Sluis 1969; BNP Lemma A1; PREC Theorem 2"
     text = (

@@ -1,10 +1,11 @@
-"""WC: equilibrated matrices (Theorem 1, Proposition 1), and the Hessian of an equilibrated network (Theorem 2)."""
+"""WC: equilibrated matrices (Theorem 1, Proposition 1), an equilibrated network's Hessian (Theorem 2), descent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from math import isqrt
 
 import numpy as np
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.func import grad, hessian
 
+from hesscond.hessians import HessianOperator
 from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.spectra import ConditionNumber
 from hesscond.theorems import exact
 from hesscond.theorems.base import (
+    ALLOWED,
     Claim,
     Counterexample,
     Extreme,
@@ -24,6 +27,7 @@ from hesscond.theorems.base import (
     Outcome,
     Statement,
     decided,
+    discrepancy,
     equal,
     register,
 )
@@ -38,7 +42,38 @@ from hesscond.theorems.matrices import (
     random_size,
     row_norms,
 )
-from hesscond.theorems.networks import LINKS, Network, flat_loss, hessian_kappa, random_network
+from hesscond.theorems.networks import (
+    LINKS,
+    ROUND_OFF,
+    LayerNetwork,
+    Network,
+    flat_loss,
+    hessian_kappa,
+    random_network,
+)
+from hesscond.theorems.rates import not_applicable
+
+
+def column_equilibrated(A: np.ndarray) -> np.ndarray:
+    """AE: columns of norm 1, where they are not zero."""
+    return equilibrated(A.T).T
+
+
+def row_column_equilibrated(A: np.ndarray) -> np.ndarray:
+    """EAF: rows first, then the columns of what that gives."""
+    return column_equilibrated(equilibrated(A))
+
+
+def column_squares(A: np.ndarray) -> list[Fraction]:
+    """Squared norms of the columns of EA, for an integer A whose rows are not zero."""
+    norms = [Fraction(1, int(row @ row)) for row in A]
+    return [sum((int(a) ** 2 * n for a, n in zip(column, norms, strict=True)), Fraction(0)) for column in A.T]
+
+
+def row_column_kappa(A: np.ndarray) -> tuple[Fraction, Fraction]:
+    """Bounds of κ(EAF)² of an integer matrix: that of the pencil (AᵀE²A, F⁻²)."""
+    squares = [Fraction(1, int(n)) for n in (A**2).sum(1)]
+    return exact.kappa_squared(exact.gram(A.tolist(), squares), metric=column_squares(A))
 
 
 @register
@@ -51,33 +86,65 @@ class WeightConditioningTheorem1(LayerStatement):
     text = (
         "κ(EA) ≤ κ(PA) for every diagonal P, without the factor √m of Van der Sluis. False from three rows on, where "
         "equilibration of a Gaussian matrix is almost always strictly worse than the optimal scaling; true for two "
-        "rows: the eigenvalues of their Gram matrix have the smallest ratio if both have the same norm."
+        "rows: the eigenvalues of their Gram matrix have the smallest ratio if both have the same norm. Said to hold "
+        "for columns and for rows, then columns, too: the same is true of columns, and of both it is false from 2×2 "
+        "on, where the rows are not of norm 1 any more once the columns are."
     )
     hypotheses = ("A has full rank",)
     claims = (
         Claim("two rows", "κ(EA) ≤ κ(PA), A with 2 rows", True),
         Claim("three rows or more", "κ(EA) ≤ κ(PA)", False),
+        Claim("two columns", "κ(AF) ≤ κ(AQ), A with 2 columns", True),
+        Claim("three columns or more", "κ(AF) ≤ κ(AQ)", False),
+        Claim("row-column", "κ(EAF) ≤ κ(PAQ), F for the columns of EA", False),
     )
     trials = 60
+    inputs = False
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """Two rows against random scalings, more against the best one."""
-        two = random_matrix(rng, 2, random_size(rng))
-        other = two / row_norms(two)[:, None] * 10.0 ** rng.uniform(-2, 2, (2, 1))
-        more = random_matrix(rng, max(3, random_size(rng, 40)), random_size(rng, 40))
-        best = optimal_diagonal_scaling(more, side="row").row[:, None] * more
-        return [self.compare(two, other), self.compare(more, best)]
+        """Two rows against random scalings, more against the best one; so for columns, and for both."""
+        found = []
+        for _ in ("rows", "columns"):
+            two = random_matrix(rng, 2, random_size(rng))
+            other = two / row_norms(two)[:, None] * 10.0 ** rng.uniform(-2, 2, (2, 1))
+            more = random_matrix(rng, max(3, random_size(rng, 40)), random_size(rng, 40))
+            best = optimal_diagonal_scaling(more, side="row").row[:, None] * more
+            found.append((two, other, more, best))
+        (two, other, more, best), columns = found[0], [A.T for A in found[1]]
+        n = random_size(rng, BOTH)
+        return [
+            self.compare(two, other),
+            self.compare(more, best),
+            self.by_column(columns[0], columns[1]),
+            self.by_column(columns[2], columns[3]),
+            self.both(random_matrix(rng, n, n)),
+        ]
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
-        """The paper's W, inputs × outputs, against its best scaling."""
+        """The paper's W, inputs × outputs, against its best scalings."""
         W = seen.weight.T
-        found = self.compare(W, optimal_diagonal_scaling(W, side="row").row[:, None] * W)
-        nothing = Outcome("not-applicable", reason="W has other than two rows" if len(W) > 2 else "W has two rows only")
-        return [nothing, found] if len(W) > 2 else [found, nothing]
+        rows = self.compare(W, optimal_diagonal_scaling(W, side="row").row[:, None] * W)
+        columns = self.by_column(W, W * optimal_diagonal_scaling(W, side="column").column)
+        found = []
+        for outcome, count, what in zip((rows, columns), W.shape, ("rows", "columns"), strict=True):
+            nothing = Outcome(
+                "not-applicable", reason=f"W has {'more than' if count > 2 else 'no more than'} two {what}"
+            )
+            found += [nothing, outcome] if count > 2 else [outcome, nothing]
+        return [*found, self.both(W)]
 
     def compare(self, A: np.ndarray, scaled: np.ndarray) -> Outcome:
         """κ(EA) over κ(PA)."""
         return decided(*(kappa(equilibrated(A)) / kappa(scaled)))
+
+    def by_column(self, A: np.ndarray, scaled: np.ndarray) -> Outcome:
+        """κ(AF) over κ(AQ)."""
+        return decided(*(kappa(column_equilibrated(A)) / kappa(scaled)))
+
+    def both(self, A: np.ndarray) -> Outcome:
+        """κ(EAF) over κ(PAQ), the best that is found."""
+        best = optimal_diagonal_scaling(A, side="both")
+        return decided(*(kappa(row_column_equilibrated(A)) / kappa(best.row[:, None] * A * best.column)))
 
     def worst(self, size: int, rng: np.random.Generator) -> Extreme:
         """Square matrices, from Gaussian starts."""
@@ -90,26 +157,62 @@ class WeightConditioningTheorem1(LayerStatement):
         return Extreme("three rows or more", (kappa(equilibrated(A)) / kappa(best))[0], size**0.5, A)
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
-        """A 3×3 matrix of small integers and integer weights p_i² that beat 1/‖a_i‖²."""
+        """3×3 matrices of small integers, and integer weights p_i², q_j² that beat equilibration."""
+        yield from self.by_row(seed)
+        yield self.in_both(seed)
+
+    def by_row(self, seed: int) -> Iterator[Counterexample]:
+        """Of rows, and its transpose of columns."""
         for A in integer_matrices(seed, 3, 3):
-            best = optimal_diagonal_scaling(A.astype(float), side="row").row
-            # of integers up to 100, so that both sides are rational
-            weights = np.maximum(1, np.round(100 * best**2 / (best**2).max())).astype(int)
+            weights = whole(optimal_diagonal_scaling(A.astype(float), side="row").row)
             own, other = kappa(equilibrated(A)), kappa(np.sqrt(weights)[:, None] * A)
             if not own.lower > CLEAR * other.upper:
                 continue
             squares = [Fraction(1, int(n)) for n in (A**2).sum(1)]
-            rows = A.tolist()
-            low = exact.kappa_squared(exact.gram(rows, squares))[0]
-            high = exact.kappa_squared(exact.gram(rows, [Fraction(int(w)) for w in weights]))[1]
+            low = exact.kappa_squared(exact.gram(A.tolist(), squares))[0]
+            high = exact.kappa_squared(exact.gram(A.tolist(), fractions(weights)))[1]
             if low > high:
+                bounds = f"≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥"
                 factor = float(low / high) ** 0.5
-                text = (
-                    f"κ(EA) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ(PA) for "
-                    f"P = diag({', '.join(f'√{w}' for w in weights)})"
-                )
-                yield Counterexample("three rows or more", rows, text, factor)
+                text = f"κ(EA) {bounds} κ(PA) for P = {diagonal(weights)}"
+                yield Counterexample("three rows or more", A.tolist(), text, factor)
+                text = f"κ(AF) {bounds} κ(AQ) for Q = {diagonal(weights)}"
+                yield Counterexample("three columns or more", A.T.tolist(), text, factor)
                 return
+
+    def in_both(self, seed: int) -> Counterexample:
+        """Of rows, then columns."""
+        for A in integer_matrices(seed, 3, 3):
+            best = optimal_diagonal_scaling(A.astype(float), side="both")
+            P, Q = whole(best.row), whole(best.column)
+            other = kappa(np.sqrt(P)[:, None] * A * np.sqrt(Q))
+            if not kappa(row_column_equilibrated(A)).lower > CLEAR * other.upper:
+                continue
+            low = row_column_kappa(A)[0]
+            squares = [1 / weight for weight in fractions(Q)]
+            high = exact.kappa_squared(exact.gram(A.tolist(), fractions(P)), metric=squares)[1]
+            if low > high:
+                text = (
+                    f"κ(EAF) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ(PAQ) for P = {diagonal(P)}, "
+                    f"Q = {diagonal(Q)}"
+                )
+                return Counterexample("row-column", A.tolist(), text, float(low / high) ** 0.5)
+        raise AssertionError("some of thousands of matrices are none that equilibration scales best")
+
+
+def whole(scaling: np.ndarray) -> np.ndarray:
+    """Integers up to 100 next to multiples of the squares of a scaling: their roots scale rationally."""
+    return np.maximum(1, np.round(100 * scaling**2 / (scaling**2).max())).astype(int)
+
+
+def fractions(weights: np.ndarray) -> list[Fraction]:
+    """Integers as they are wanted for exact arithmetic."""
+    return [Fraction(int(weight)) for weight in weights]
+
+
+def diagonal(weights: np.ndarray) -> str:
+    """The matrix of their roots."""
+    return f"diag({', '.join(f'√{weight}' for weight in weights)})"
 
 
 @register
@@ -121,13 +224,18 @@ class WeightConditioningProposition1(LayerStatement):
     source = "WC, Proposition 1"
     text = (
         "κ(EW) ≤ κ(W). False for about 5 % of square Gaussian matrices and 13 to 25 % of tall ones; by Van der Sluis "
-        "the factor is at most √m, and it can approach √(m − 1)."
+        "the factor is at most √m, and it can approach √(m − 1). Said to hold for columns and for rows, then columns, "
+        "too: false as well, and of both the factor is at most √(mn)."
     )
     hypotheses = ("W has full rank",)
     claims = (
         Claim("improves", "κ(EW) ≤ κ(W)", False),
         Claim("within √m", "κ(EW) ≤ √m κ(W)", True),
+        Claim("columns", "κ(WF) ≤ κ(W)", False),
+        Claim("row-column", "κ(EWF) ≤ κ(W), F for the columns of EW", False),
+        Claim("row-column within √(mn)", "κ(EWF) ≤ √(mn) κ(W)", True),
     )
+    inputs = False
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """A matrix of any shape."""
@@ -138,9 +246,18 @@ class WeightConditioningProposition1(LayerStatement):
         return self.check(seen.weight.T)
 
     def check(self, W: np.ndarray) -> Sequence[Outcome]:
-        """The outcomes of both claims for W."""
-        bounds = kappa(equilibrated(W)) / kappa(W)
-        return [decided(*bounds), decided(*bounds, len(W) ** 0.5)]
+        """The outcomes of all claims for W."""
+        before = kappa(W)
+        rows, columns, both = (
+            kappa(scaled(W)) / before for scaled in (equilibrated, column_equilibrated, row_column_equilibrated)
+        )
+        return [
+            decided(*rows),
+            decided(*rows, len(W) ** 0.5),
+            decided(*columns),
+            decided(*both),
+            decided(*both, W.size**0.5),
+        ]
 
     def worst(self, size: int, rng: np.random.Generator) -> Extreme:
         """Square matrices, from Gaussian starts."""
@@ -152,21 +269,35 @@ class WeightConditioningProposition1(LayerStatement):
         return Extreme("improves", (kappa(equilibrated(W)) / kappa(W))[0], size**0.5, W)
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
-        """The first 3×2 or 3×3 matrix of small integers."""
+        """The first 3×3 matrices of small integers, and for columns its transpose."""
+        wanted = {"improves": equilibrated, "row-column": row_column_equilibrated}
         for A in integer_matrices(seed, 3, 3):
-            if not kappa(equilibrated(A)).lower > CLEAR * kappa(A.astype(float)).upper:
-                continue
-            rows = A.tolist()
-            low = exact.kappa_squared(exact.gram(rows, [Fraction(1, int(n)) for n in (A**2).sum(1)]))[0]
-            high = exact.kappa_squared(exact.gram(rows))[1]
-            if low > high:
-                text = f"κ(EW) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ(W)"
-                yield Counterexample("improves", rows, text, float(low / high) ** 0.5)
+            for name, equilibrate in list(wanted.items()):
+                if not kappa(equilibrate(A)).lower > CLEAR * kappa(A.astype(float)).upper:
+                    continue
+                if name == "row-column":
+                    low = row_column_kappa(A)[0]
+                else:
+                    low = exact.kappa_squared(exact.gram(A.tolist(), [Fraction(1, int(n)) for n in (A**2).sum(1)]))[0]
+                high = exact.kappa_squared(exact.gram(A.tolist()))[1]
+                if low <= high:
+                    continue
+                del wanted[name]
+                bounds, factor = (
+                    f"≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ(W)",
+                    float(low / high) ** 0.5,
+                )
+                yield Counterexample(name, A.tolist(), f"κ({'EWF' if name == 'row-column' else 'EW'}) {bounds}", factor)
+                if name == "improves":
+                    yield Counterexample("columns", A.T.tolist(), f"κ(WF) {bounds}", factor)
+            if not wanted:
                 return
 
 
 #: Rows of two integers of integer norm, up to order and signs.
 ROWS = ((3, 4), (5, 12), (8, 15), (6, 8), (7, 24))
+#: Largest order of matrices that are scaled from both sides.
+BOTH = 12
 #: Networks that are tried, and their samples.
 TRIES, SAMPLES = 300, 4
 
@@ -231,33 +362,52 @@ class LinearNetwork:
         """At the point E(W) W, E(V) V."""
         return self.derivatives(*self.equilibrated)[1]
 
-    def hessian_through(self) -> np.ndarray:
-        """In W, V of the loss at E(W) W, E(V) V: JᵀHJ, and ∇²(uᵀg) for each row u = w/‖w‖ with the gradient g in u.
-
-        J = (I − uuᵀ)/‖w‖ and ∇²(uᵀg) = −(g⊥uᵀ + u g⊥ᵀ + uᵀg (I − uuᵀ))/‖w‖², g⊥ = g − (uᵀg) u.
-        """
-        gradient, H = self.derivatives(*self.equilibrated)
-        J, curvature = np.full((2, *H.shape), Fraction(0), dtype=object)
-        start = 0
+    def hessian_through(self, *, columns: bool = False) -> np.ndarray:
+        """In W, V of the loss at E(W) W, E(V) V; with ``columns`` of that at EWF, EVF, where F = 1 at W, V itself."""
+        derivatives = self.derivatives(*self.equilibrated)
+        rows, across, start = [], [], 0
         for A, U in zip(self.weights, self.equilibrated, strict=True):
-            for length, u in zip(norms(A), U, strict=True):
-                own = slice(start, start + len(u))
-                along = u @ gradient[own]
-                across = gradient[own] - along * u
-                projection = np.eye(len(u), dtype=int) - np.multiply.outer(u, u)
-                mixed = np.multiply.outer(across, u)
-                J[own, own] = projection / length
-                curvature[own, own] = -(mixed + mixed.T + along * projection) / length**2
-                start += len(u)
-        return J.T @ H @ J + curvature
+            own = start + np.arange(A.size).reshape(A.shape)
+            rows += list(zip(own, U, norms(A), strict=True))
+            across += list(zip(own.T, U.T, [Fraction(1)] * len(U.T), strict=True))
+            start += A.size
+        if columns:
+            derivatives = through_norms(derivatives, across)
+        return through_norms(derivatives, rows)[1]
 
 
-def random_linear_networks(seed: int) -> Iterator[LinearNetwork]:
-    """Two inputs, two hidden units and two outputs, all small integers."""
+def through_norms(
+    derivatives: tuple[np.ndarray, np.ndarray], parts: list[tuple[np.ndarray, np.ndarray, Fraction]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gradient and Hessian in w of a loss at u = w/‖w‖, from those in u; w is split in parts: indices, u and ‖w‖.
+
+    JᵀHJ and ∇²(uᵀg) for each with the gradient g in u: J = (I − uuᵀ)/‖w‖ and ∇²(uᵀg) = −(g⊥uᵀ + u g⊥ᵀ +
+    uᵀg (I − uuᵀ))/‖w‖², g⊥ = g − (uᵀg) u.
+    """
+    gradient, H = derivatives
+    J, curvature = np.full((2, *H.shape), Fraction(0), dtype=object)
+    for indices, u, length in parts:
+        own = np.ix_(indices, indices)
+        along = u @ gradient[indices]
+        across = gradient[indices] - along * u
+        projection = np.eye(len(u), dtype=int) - np.multiply.outer(u, u)
+        mixed = np.multiply.outer(across, u)
+        J[own] = projection / length
+        curvature[own] = -(mixed + mixed.T + along * projection) / length**2
+    return J.T @ gradient, J.T @ H @ J + curvature
+
+
+def random_linear_networks(seed: int, *, columns: bool = False) -> Iterator[LinearNetwork]:
+    """Two inputs, two hidden units and two outputs, all small integers.
+
+    With ``columns`` those of E(W) W have norm 1, too.
+    """
     rng = np.random.default_rng(seed)
 
     def layer() -> list[list[int]]:
         rows = np.array([rng.permutation(ROWS[k]) for k in rng.choice(len(ROWS), 2)])
+        if columns:
+            rows[1] = rng.choice([1, 2, 3]) * rows[0, ::-1]
         return (rows * rng.choice([-1, 1], (2, 2))).tolist()
 
     for _ in range(TRIES):
@@ -267,6 +417,12 @@ def random_linear_networks(seed: int) -> Iterator[LinearNetwork]:
 
 #: Eigenvalues below this share of the largest are not worth exact arithmetic.
 EXACT = 1e-6
+#: Dimensions along which norms are taken: each input's weights, then each unit's.
+ROW_COLUMN = (0, 1)
+#: Largest order of a layer's Hessian that is formed along a study, and of order times samples: some seconds each.
+FORMED, PRODUCTS = 2000, 2_000_000
+#: Products that the size of the largest eigenvalue is taken from.
+POWER = 4
 
 
 def norms_along(weight: Tensor, dim: int) -> Tensor:
@@ -280,18 +436,20 @@ def scaled(weight: Tensor, norms: Tensor) -> Tensor:
 
 
 @register
-class WeightConditioningTheorem2(Statement):
+class WeightConditioningTheorem2(LayerStatement):
     """Equilibrating the weights of a network improves κ of its Hessian."""
 
     id = "wc-theorem-2"
     title = "the equilibrated network's Hessian is better conditioned"
     source = "WC, Theorem 2"
     text = (
-        "κ(H of the equilibrated network) ≤ κ(H) wherever both have full rank; κ by |λ|. False in every reading: (a) "
-        "H in W through W → E(W)W, (b) H at the point EW, (c) H in W with E held fixed. In (a) H is never positive "
+        "κ(H of the equilibrated network) ≤ κ(H) wherever both have full rank; κ by |λ|. False in every reading: (a) H "
+        "in W through W → E(W)W, (b) H at the point EW, (c) H in W with E held fixed. In (a) H is never positive "
         "definite: the loss does not change with the length of a row w_r, which gives H w_r = −∇_r L, so H is "
         "indefinite or singular off critical points, and singular at them, with a null vector for each row. Rows are "
-        "those of the paper's W (inputs × units), or of its transpose."
+        "those of the paper's W (inputs × units), or of its transpose. The same with rows, then columns, of which it "
+        "is said to hold too: the loss does not change with the length of a row. Of a layer that is followed in "
+        "training, W is what is trained: the layer's weights alone are equilibrated, the others are what they are."
     )
     hypotheses = ("both Hessians have full rank", "no row is zero", "a critical point (last claim)")
     claims = (
@@ -300,69 +458,187 @@ class WeightConditioningTheorem2(Statement):
         Claim("(c) E frozen", "κ(E ∇²L(EW) E) ≤ κ(∇²L(W))", False),
         Claim("scale identity", "H w_r = −∇_r L in reading (a)", True),
         Claim("nullity", "nullity of H ≥ number of rows at critical points in reading (a)", True),
+        Claim("(a) row-column", "κ(∇²_W L(E(W)WF(W))) ≤ κ(∇²L(W))", False),
+        Claim("(b) row-column", "κ(∇²L(EWF)) ≤ κ(∇²L(W))", False),
+        Claim("(c) row-column", "κ of ∇²_W L(EWF), E and F frozen, ≤ κ(∇²L(W))", False),
     )
     trials = 60
+    inputs = False
 
     def weights(self, weight: Tensor, dim: int) -> Tensor:
         """[b, E(W) W] of a layer."""
         return scaled(weight, norms_along(weight, dim))
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """A network of one or two layers, equilibrated along one of two dimensions."""
+        """A network of one or two layers, equilibrated along one of two dimensions, and along both."""
         sizes = rng.integers(2, 5, rng.integers(2, 4)).tolist()
         network = random_network(rng, sizes, int(rng.integers(20, 60)))
-        dim = int(rng.integers(2))
-        norms = [norms_along(weight, dim) for weight in network.weights]
-        at = replace(network, weights=tuple(map(scaled, network.weights, norms)))
-        through = hessian(self.equilibrated_loss(network, dim))(network.parameters)
+        dims = (int(rng.integers(2)),)
+        before = hessian_kappa(hessian(flat_loss(network))(network.parameters))
+        through = [hessian(self.equilibrated_loss(network, own))(network.parameters) for own in (dims, ROW_COLUMN)]
+        one, both = (
+            [compared(hessian_kappa(H), before) for H in (first, *self.at_equilibrated(network, own))]
+            for first, own in zip(through, (dims, ROW_COLUMN), strict=True)
+        )
+        # what is invariant in the one, or in both
+        number = int(rng.integers(2))
+        own = (dims, ROW_COLUMN)[number]
+        return [*one, self.identity(network, own, through[number]), self.nullity(network, own), *both]
+
+    def at_equilibrated(self, network: Network, dims: tuple[int, ...]) -> list[Tensor]:
+        """The Hessians at the point EW, and in W with E held fixed."""
+        at, factors = list(network.weights), [torch.ones_like(weight) for weight in network.weights]
+        for dim in dims:
+            norms = [norms_along(weight, dim) for weight in at]
+            at, factors = (list(map(scaled, own, norms)) for own in (at, factors))
+        moved = replace(network, weights=tuple(at))
 
         def frozen(theta: Tensor) -> Tensor:
-            return network.loss(list(map(scaled, network.split(theta), norms)))
+            return network.loss([weight * factor for weight, factor in zip(network.split(theta), factors, strict=True)])
 
-        before = hessian_kappa(hessian(flat_loss(network))(network.parameters))
-        readings = [through, hessian(flat_loss(at))(at.parameters), hessian(frozen)(network.parameters)]
-        return [
-            *(compared(hessian_kappa(reading), before) for reading in readings),
-            self.identity(network, dim, through),
-            self.nullity(network, dim),
-        ]
+        return [hessian(flat_loss(moved))(moved.parameters), hessian(frozen)(network.parameters)]
 
-    def equilibrated_loss(self, network: Network, dim: int) -> Callable[[Tensor], Tensor]:
+    def both_sides(self, weight: Tensor, dims: tuple[int, ...]) -> Tensor:
+        """[b, E(W) W], or [b, E(W) W F(W)]."""
+        for dim in dims:
+            weight = self.weights(weight, dim)
+        return weight
+
+    def equilibrated_loss(self, network: Network, dims: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
         """The loss in W through E(W) W in all layers, of all weights in one vector."""
-        return lambda theta: network.loss([self.weights(weight, dim) for weight in network.split(theta)])
+        return lambda theta: network.loss([self.both_sides(weight, dims) for weight in network.split(theta)])
 
-    def identity(self, network: Network, dim: int, H: Tensor) -> Outcome:
-        """H w_r = −∇_r L for all rows at once, one column for each."""
-        rows = scale_directions(network, dim).T
-        gradient = grad(self.equilibrated_loss(network, dim))(network.parameters)
+    def identity(self, network: Network, dims: tuple[int, ...], H: Tensor) -> Outcome:
+        """H w_r = −∇_r L for all rows at once, one column for each; of both sides the first is invariant."""
+        rows = scale_directions(network, dims[0]).T
+        gradient = grad(self.equilibrated_loss(network, dims))(network.parameters)
         expected = -gradient[:, None] * (rows != 0)
         return equal((H @ rows).numpy(), expected.numpy(), (H.abs() @ rows.abs()).max().item())
 
-    def nullity(self, network: Network, dim: int) -> Outcome:
+    def nullity(self, network: Network, dims: tuple[int, ...]) -> Outcome:
         """At a critical point: the targets are those of what the network puts out."""
-        output = replace(network, weights=tuple(self.weights(weight, dim) for weight in network.weights)).output()
+        output = replace(network, weights=tuple(self.both_sides(weight, dims) for weight in network.weights)).output()
         taught = replace(network, targets=LINKS[network.criterion](output))
-        found = hessian_kappa(hessian(self.equilibrated_loss(taught, dim))(taught.parameters))
-        rows = len(scale_directions(network, dim))
+        found = hessian_kappa(hessian(self.equilibrated_loss(taught, dims))(taught.parameters))
+        rows = len(scale_directions(network, dims[0]))
         if not found.resolved:
             return Outcome("unresolved", reason="the rank of a Hessian is unresolved")
         return Outcome("holds" if found.nullity >= rows else "violated", rows / max(found.nullity, 0.5))
 
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """The layer's own Hessian, W what is trained: its weight, of which alone E(W)W is taken."""
+        network = seen.network
+        assert network is not None
+        if network.weight is None:
+            reason = "the layer's weight is computed from other parameters: follow a method that trains it itself"
+            return not_applicable(len(self.claims), reason)
+        nothing = Outcome("not-applicable", reason="no critical point is known here")
+        before = network.reweighted(network.weight)
+        if (undecided := singular(seen, before)) is not None:
+            return [*[undecided] * 3, self.observed_identity(network), nothing, *[undecided] * 3]
+        plain = observed_kappa(before)
+        one, both = (
+            [compared(reading, plain) for reading in self.readings(network, network.weight, dims)]
+            for dims in (ROW_COLUMN[:1], ROW_COLUMN)
+        )
+        return [*one, self.observed_identity(network), nothing, *both]
+
+    def readings(self, network: LayerNetwork, weight: Tensor, dims: tuple[int, ...]) -> list[ConditionNumber]:
+        """κ in the three readings of a layer with weight W."""
+        factors = torch.ones_like(weight, dtype=torch.float64)
+        for dim in dims:
+            factors = factors / own_norms(weight * factors, dim)
+        at = network.reweighted(weight * factors)
+        scales = torch.cat([factors.flatten(), factors.new_ones(at.order - factors.numel())]).cpu()
+        H, through = at.to_dense().cpu(), network.reweighted(weight, lambda W: self.own(W, dims))
+        error = max(ROUND_OFF, at.rounding) * float(H.norm())
+        return [
+            observed_kappa(through),
+            hessian_kappa(H, error),
+            hessian_kappa(scales[:, None] * H * scales, error * float(scales.max()) ** 2),
+        ]
+
+    def own(self, weight: Tensor, dims: tuple[int, ...]) -> Tensor:
+        """E(W) W of a layer in training, or E(W) W F(W)."""
+        for dim in dims:
+            weight = weight / own_norms(weight, dim)
+        return weight
+
+    def observed_identity(self, network: LayerNetwork) -> Outcome:
+        """H w = −∇ on the rows, for random multiples of them at once: one product."""
+        weight = network.weight
+        assert weight is not None
+        H = network.reweighted(weight, lambda W: self.own(W, ROW_COLUMN[:1]))
+        multiples = torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        rows, rest = weight.double() * multiples.to(weight.device), H.point.new_zeros(H.order - weight.numel())
+        slopes = H.gradient[: weight.numel()].view_as(weight) * multiples.to(weight.device)
+        v, expected = (torch.cat([part.flatten(), rest]) for part in (rows, -slopes))
+        allowed = max(ALLOWED, H.rounding)
+        return equal((H @ v).cpu().numpy(), expected.cpu().numpy(), largest(H) * float(v.norm()), allowed=allowed)
+
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """Linear networks with small integer weights whose rows have integer norms, so that all is rational."""
-        wanted = {
-            self.claims[0].name: LinearNetwork.hessian_through,
-            self.claims[1].name: LinearNetwork.hessian_at_equilibrated,
-        }
-        for network in random_linear_networks(seed):
-            for name, reading in list(wanted.items()):
-                found = certified(name, network, reading(network))
-                if found is not None:
-                    del wanted[name]
-                    yield found
-            if not wanted:
-                break
-        yield frozen_counterexample(self.claims[2].name, seed)
+        for columns, (through, at, frozen) in enumerate((self.claims[:3], self.claims[5:])):
+            wanted: dict[str, Callable[[LinearNetwork], np.ndarray]] = {
+                through.name: partial(LinearNetwork.hessian_through, columns=bool(columns)),
+                at.name: LinearNetwork.hessian_at_equilibrated,
+            }
+            for network in random_linear_networks(seed, columns=bool(columns)):
+                for name, reading in list(wanted.items()):
+                    found = certified(name, network, reading(network))
+                    if found is not None:
+                        del wanted[name]
+                        yield found
+                if not wanted:
+                    break
+            yield frozen_counterexample(frozen.name, seed, columns=bool(columns))
+
+
+def own_norms(weight: Tensor, dim: int) -> Tensor:
+    """Norms along a dimension, which is kept; 1 for what is zero."""
+    zero = (weight == 0).all(dim, keepdim=True)
+    # the norm has no derivative at zero
+    norms = torch.where(zero, torch.ones_like(weight), weight).norm(dim=dim, keepdim=True)
+    return torch.where(zero, torch.ones_like(norms), norms)
+
+
+def largest(H: HessianOperator) -> float:
+    """The size of the largest eigenvalue, from below."""
+    v = torch.randn(H.order, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(H.device)
+    size = 0.0
+    for _ in range(POWER):
+        v = H @ (v / v.norm())
+        size = max(size, float(v.norm()))
+        if size == 0:
+            break
+    return size
+
+
+def singular(seen: Observation, H: HessianOperator) -> Outcome | None:
+    """Why a layer's Hessian has not full rank, or is not formed; None: it may have."""
+    constant = seen.weight.shape[1] - len(seen.mu)
+    if constant and H.order > seen.weight.size:
+        return Outcome("not-applicable", reason="H is singular: inputs of the layer are constant")
+    if seen.samples * len(seen.weight) < H.order:
+        return Outcome("not-applicable", reason="H is singular: fewer samples than weights of a unit")
+    # the same change of all units, which a softmax does not see
+    change = torch.randn(seen.weight.shape[1], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    rest = torch.ones(H.order - seen.weight.size, dtype=torch.float64)
+    v = torch.cat([change.expand(seen.weight.shape).flatten(), rest]).to(H.device)
+    if float((H @ v).norm()) <= max(ALLOWED, H.rounding) * largest(H) * float(v.norm()):
+        return Outcome("not-applicable", reason="H is singular: no loss sees what changes all units alike")
+    if H.order > FORMED or H.order * seen.samples > PRODUCTS:
+        reason = (
+            f"{H.order} weights, {seen.samples} samples: H is formed up to {FORMED} and {PRODUCTS} of both together"
+        )
+        return Outcome("unresolved", reason=reason)
+    return None
+
+
+def observed_kappa(H: HessianOperator) -> ConditionNumber:
+    """From all products with the columns of the identity."""
+    dense = H.to_dense().cpu()
+    return hessian_kappa(dense, max(ROUND_OFF, H.rounding) * float(dense.norm()))
 
 
 def scale_directions(network: Network, dim: int) -> Tensor:
@@ -410,16 +686,118 @@ def certified(name: str, network: LinearNetwork, after: np.ndarray) -> Counterex
     return Counterexample(name, [*network.W, *network.V, *network.X, *network.Y], text, float(low / high))
 
 
-def frozen_counterexample(name: str, seed: int) -> Counterexample:
-    """A linear layer with ½ ‖Wᵀx − y‖²: H has XᵀX for each unit, and E XᵀX E with E frozen."""
+def frozen_counterexample(name: str, seed: int, *, columns: bool) -> Counterexample:
+    """A linear layer with ½ ‖Wᵀx − y‖²: H has XᵀX for each unit, and f² E XᵀX E with E, and f of its column, frozen."""
     rng = np.random.default_rng(seed)
     while True:
         W, X = rng.integers(-3, 4, (2, 2)), rng.integers(-3, 4, (4, 2))
-        if np.linalg.matrix_rank(X) < 2 or not W.any(1).all():
+        if np.linalg.matrix_rank(X) < 2 or not W.any(1).all() or not W.any(0).all():
             continue
         # κ(E XᵀX E) is that of the pencil (XᵀX, E⁻²)
         G, squares = exact.gram(X.tolist()), [Fraction(int(square)) for square in (W**2).sum(1)]
         low, high = exact.kappa_squared(G, metric=squares)[0], exact.kappa_squared(G)[1]
+        if columns:
+            low *= max(column_squares(W)) / min(column_squares(W))
         if low > Fraction(CLEAR) * high:
-            text = f"κ ≥ {float(low):.6f} with E frozen, ≤ {float(high):.6f} before, for ½ ‖Wᵀx − y‖²: rows of W, of X"
+            what = "E, F" if columns else "E"
+            bounds = f"κ ≥ {float(low):.6f} with {what} frozen, ≤ {float(high):.6f} before"
+            text = f"{bounds}, for ½ ‖Wᵀx − y‖²: rows of W, of X"
             return Counterexample(name, [*W.tolist(), *X.tolist()], text, float(low / high))
+
+
+#: Steps of a descent that converges, and growth up to which one is followed that does not.
+FEW, GROWTH = 100, 1e6
+
+
+@register
+class QuadraticDescent(Statement):
+    """Gradient descent on a quadratic function, direction by direction, and on one that is preconditioned."""
+
+    id = "wc-quadratic"
+    title = "descent on a quadratic function, direction by direction"
+    source = "WC, eqs. (4)-(10) and (13)"
+    text = (
+        "θ ← θ − ηAθ on ½θᵀAθ, A positive definite, shrinks the component along the eigenvector of σ_i by 1 − ησ_i in "
+        "each step, and converges if and only if η < 2/σ₁, unless it starts at no distance from zero along that of σ₁. "
+        "True. So does θ ← θ − ηPAθ, with the eigenvalues of P^½AP^½: it is the descent on ½zᵀP^½AP^½z in θ = P^½z. It "
+        "is not the gradient step of θᵀPAθ, as eq. (13) has it, where the ½ is missing and PA is not symmetric: the "
+        "gradient of that is (PA + AP)θ, that of ½θᵀPAθ half of it, and neither is PAθ unless P and A commute."
+    )
+    hypotheses = ("A is positive definite, P diagonal and positive", "θ₀ has a component along the eigenvector of σ₁")
+    claims = (
+        Claim("per direction", "u_iᵀθ_k = (1 − ησ_i)ᵏ u_iᵀθ_0", True),
+        Claim("step size", "θ_k → 0 if and only if η < 2/σ₁", True),
+        Claim("preconditioned", "the same for θ ← θ − ηPAθ, σ_i those of P^½AP^½", True),
+        Claim("(13) as printed", "∇ θᵀPAθ = PAθ", False, published=False),
+        Claim("(13) with ½", "∇ ½θᵀPAθ = PAθ", False, published=False),
+    )
+    trials = 100
+    elsewhere = "speaks of quadratic functions"
+
+    def factors(self, eta: float, sigma: np.ndarray) -> np.ndarray:
+        """1 − ησ_i."""
+        return 1 - eta * sigma
+
+    def longest(self, sigma: np.ndarray) -> float:
+        """2/σ₁."""
+        return float(2 / sigma.max())
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """A matrix of up to thirty rows and a random start, at a step size on either side of the bound."""
+        n = random_size(rng, 30)
+        U, sigma = np.linalg.qr(rng.standard_normal((n, n)))[0], 10.0 ** rng.uniform(-3, 3, n)
+        A, P, theta = U * sigma @ U.T, 10.0 ** rng.uniform(-1, 1, n), rng.standard_normal(n)
+        root = P**0.5
+        values, V = np.linalg.eigh(root[:, None] * A * root)
+        share = 1 + rng.choice([-1.0, 1.0]) * rng.uniform(0.05, 0.9)
+        # PA = P^½ (P^½AP^½) P^−½: its left eigenvectors are P^−½ v
+        moved = self.directions(rng, P[:, None] * A, V / root[:, None], values, theta)
+        step, matrix = P * (A @ theta), torch.from_numpy(P[:, None] * A)
+        slope = grad(lambda x: x @ matrix @ x)(torch.from_numpy(theta)).numpy()
+        return [
+            self.directions(rng, A, U, sigma, theta),
+            self.converges(A, U, sigma, theta, share),
+            moved,
+            equal(slope, step),
+            equal(slope / 2, step),
+        ]
+
+    def directions(
+        self, rng: np.random.Generator, A: np.ndarray, left: np.ndarray, sigma: np.ndarray, theta: np.ndarray
+    ) -> Outcome:
+        """Components along the left eigenvectors (columns) of A after some steps."""
+        eta, steps, found = float(rng.uniform(0.1, 1.2)) * 2 / sigma.max(), int(rng.integers(1, 12)), theta
+        size = np.abs(theta)
+        for _ in range(steps):
+            found = found - eta * (A @ found)
+            size = size + eta * (np.abs(A) @ size)
+        expected = self.factors(eta, sigma) ** steps * (left.T @ theta)
+        return equal(left.T @ found, expected, np.abs(left).T @ size)
+
+    def converges(self, A: np.ndarray, U: np.ndarray, sigma: np.ndarray, theta: np.ndarray, share: float) -> Outcome:
+        """‖θ_k‖ against the slowest rate below the bound, and against its growth above."""
+        eta, found = share * self.longest(sigma), theta
+        along = abs(float(U[:, sigma.argmax()] @ theta)) / float(np.linalg.norm(theta))
+        slowest = float(np.abs(1 - eta * sigma).max())
+        steps = FEW if share < 1 else int(np.ceil(np.log(GROWTH / along) / np.log(2 * share - 1)))
+        for _ in range(steps):
+            found = found - eta * (A @ found)
+        size = float(np.linalg.norm(found) / np.linalg.norm(theta))
+        if share > 1:
+            return decided(1 / size, 1 / size, 2 / GROWTH)
+        # no component is left of which more than this could be, and what is rounded
+        return decided(size, size, min(slowest, 1.0) ** steps * (1 + ALLOWED * steps))
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """Two variables, all integers, and P twice the identity in its second entry."""
+        a, b, c = sorted(int(i) for i in np.random.default_rng(seed).choice(np.arange(1, 9), 3, replace=False))
+        # positive definite, since b² < bc < (a + c)(b + c) …
+        A, P, theta = [[a + b, b], [b, b + c]], [1, 2], [1, 1]
+        step = [P[i] * sum(A[i]) for i in range(2)]
+        other = [sum(A[i][j] * P[j] for j in range(2)) for i in range(2)]
+        for name, halves in (("(13) as printed", 2), ("(13) with ½", 1)):
+            gradient = [Fraction(halves * (s + o), 2) for s, o in zip(step, other, strict=True)]
+            text = (
+                f"the gradient is ({', '.join(map(str, gradient))}), PAθ = {tuple(step)}: rows of A, diagonal of P, θ"
+            )
+            yield Counterexample(name, [*A, P, theta], text, float(discrepancy(gradient, step)))

@@ -20,7 +20,9 @@ from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
 def test_names():
     images = ("cifar10", "cifar100", "digits", "fashion-mnist", "mnist")
-    assert names() == tuple(sorted((*images, "image-folder", "image-regression", "occupancy", "shapes")))
+    assert names() == tuple(
+        sorted((*images, "image-folder", "image-regression", "llff", "modelnet40", "occupancy", "shapes"))
+    )
 
 
 @pytest.mark.parametrize("name", ["digits", "image-regression", "occupancy", "shapes"])

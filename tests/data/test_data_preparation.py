@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hesscond.data import load, part, preparation, standardized
-from hesscond.data.preparation import AUGMENTATIONS, PADDING, boxes, chosen, crop, flip, resized_crop
+from hesscond.data.preparation import (
+    AUGMENTATIONS,
+    PADDING,
+    boxes,
+    chosen,
+    crop,
+    cutout,
+    flip,
+    jitter,
+    resized_crop,
+    rotation,
+)
 from hesscond.errors import ConfigError
 
 
@@ -70,6 +81,10 @@ def test_a_constant_coordinate_is_only_centred():
     assert (standardized(data).train_inputs[:, 1] == 0).all()
 
 
+def clouds(samples=6):
+    return torch.rand(samples, 40, 3, generator=torch.Generator().manual_seed(0)) - 0.5
+
+
 def images(samples=200):
     return torch.randn(samples, 2, 6, 5, generator=torch.Generator().manual_seed(0))
 
@@ -100,12 +115,50 @@ def test_flips_mirror_about_half():
     assert 900 < int(same.sum()) < 1100
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_only_its_own_generator_is_drawn_from(name):
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, own in AUGMENTATIONS.items() for name in own])
+def test_only_its_own_generator_is_drawn_from(kind, name):
     state = torch.get_rng_state()
-    first, again = (AUGMENTATIONS[name](images(), torch.Generator().manual_seed(5)) for _ in range(2))
+    inputs = images() if kind == "image" else clouds()
+    first, again = (AUGMENTATIONS[kind][name](inputs, torch.Generator().manual_seed(5)) for _ in range(2))
+    assert not torch.equal(first, inputs)
     assert torch.equal(first, again)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_cutout_is_a_rectangle_about_a_pixel():
+    """Of 32 × 32 pixels 16 × 16 are zero, less where the middle is near the border; every middle comes about."""
+    y = cutout(torch.ones(6000, 3, 32, 24), torch.Generator().manual_seed(1))
+    zero = y == 0
+    assert torch.equal(zero, zero[:, :1].expand_as(zero))
+    places = set()
+    for own in zero[:, 0]:
+        rows, columns = (torch.nonzero(own.any(d)).flatten().tolist() for d in (1, 0))
+        assert own[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
+        assert int(own.sum()) == len(rows) * len(columns)
+        places.add((rows[0], rows[-1], columns[0], columns[-1]))
+    # from half of 16 at an edge on, to all of it, and one pixel less at the other edge
+    assert {(top, bottom) for top, bottom, _, _ in places} == {(max(0, m - 8), min(31, m + 7)) for m in range(32)}
+    assert {(left, right) for _, _, left, right in places} == {(max(0, m - 6), min(23, m + 5)) for m in range(24)}
+
+
+def test_rotations_are_about_the_third_axis():
+    x = clouds(500)
+    y = rotation(x, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(y[..., 2], x[..., 2], rtol=0, atol=0)
+    # as complex numbers: one factor of modulus 1 for all points of a cloud
+    before, after = (torch.view_as_complex(own[..., :2].double().contiguous()) for own in (x, y))
+    factor = after / before
+    torch.testing.assert_close(factor, factor[:, :1].expand_as(factor), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(factor.abs(), torch.ones_like(factor.abs()), rtol=1e-5, atol=1e-5)
+    quarters = torch.histc(factor[:, 0].angle(), 4, -math.pi, math.pi)
+    assert quarters.min() > 90
+
+
+def test_jitter_is_normal_noise_of_a_hundredth():
+    noise = jitter(clouds(500), torch.Generator().manual_seed(1)) - clouds(500)
+    assert noise.std().item() == pytest.approx(0.01, rel=0.02)
+    assert abs(noise.mean().item()) < 1e-4
+    assert noise.abs().max() < 0.05 + 1e-6
 
 
 def test_resized_crops_are_those_of_torch():

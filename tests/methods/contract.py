@@ -85,12 +85,12 @@ def backward(model, method, x, y):
     (loss if penalty is None else loss + penalty).backward()
 
 
-def trained(spec, kind, *, batch, dtype=torch.float64, steps, lr=0.02, probing=False):
+def trained(spec, kind, *, batch, dtype=torch.float64, steps, lr=0.02, optimizer="sgd", probing=False):
     """Model and method after some steps, and the loss of a fixed batch before and after."""
     model, method = build(spec, kind, dtype)
     method.check_batch(batch)
     x, y = digits(dtype)
-    optimizer = method.optimizer(lr)
+    optimizer = method.optimizer(lr, kind=optimizer)
     generator = torch.Generator().manual_seed(1)
 
     def loss():

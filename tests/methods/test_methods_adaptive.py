@@ -20,6 +20,8 @@ class TestVariants(MethodContract):
         "adam:start=zero",
         "adam:start=first-gradient",
         "rmsprop:centered=true",
+        "rmsprop:start=first-gradient",
+        "rmsprop:start=corrected",
         "adagrad:initial_accumulator=0.01",
     )
     steps = {1: 150, 2: 100, 60: 40}  # noqa: RUF012
@@ -46,6 +48,18 @@ def adagrad(g, t, s):
     return 1 / (np.sqrt(s["v"]) + 1e-7), g
 
 
+def rmsprop_average(g, t, s, start):
+    """PREC's eq. (7): a sum over all gradients, without a recursion."""
+    s.setdefault("squares", []).append(g**2)
+    first, *others = s["squares"]
+    if start == "first-gradient":
+        v = 0.9 ** (t - 1) * first + sum(0.1 * 0.9 ** (t - i) * g2 for i, g2 in enumerate(others, 2))
+    else:
+        weights = [0.9 ** (t - i) for i in range(1, t + 1)]
+        v = sum(w * g2 for w, g2 in zip(weights, s["squares"], strict=True)) / sum(weights)
+    return 1 / (np.sqrt(v) + 1e-7), g
+
+
 def rmsprop(g, t, s, centered):
     s["v"] = 0.9 * s.get("v", 0) + 0.1 * g**2
     s["g"] = 0.9 * s.get("g", 0) + 0.1 * g
@@ -57,6 +71,8 @@ FORMULAS = {
     "adagrad:initial_accumulator=0.03,epsilon=1e-7": adagrad,
     "rmsprop:alpha=0.9,epsilon=1e-7": lambda *a: rmsprop(*a, 0),
     "rmsprop:alpha=0.9,epsilon=1e-7,centered=true": lambda *a: rmsprop(*a, 1),
+    "rmsprop:alpha=0.9,epsilon=1e-7,start=first-gradient": lambda *a: rmsprop_average(*a, "first-gradient"),
+    "rmsprop:alpha=0.9,epsilon=1e-7,start=corrected": lambda *a: rmsprop_average(*a, "corrected"),
     f"adam:{ADAM_OPTIONS}": lambda *a: adam(*a, "corrected"),
     f"adam:{ADAM_OPTIONS},start=zero": lambda *a: adam(*a, "zero"),
     f"adam:{ADAM_OPTIONS},start=first-gradient": lambda *a: adam(*a, "first-gradient"),
@@ -104,6 +120,45 @@ def test_every_step_is_M_times_the_averaged_gradient_and_P_is_its_root(spec, kin
         for p, truth in expected.items():
             size = np.abs(truth).max()
             np.testing.assert_allclose(p.detach().numpy(), truth, rtol=1e-12, atol=1e-12 * size)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.0, 0.1), (0.7, 0.1)])
+@pytest.mark.parametrize("start", ["first-gradient", "corrected"])
+def test_the_starts_of_rmsprop_are_explicit_loops(start, alpha, momentum, decay):
+    """The recursions in numpy, of one parameter, with the momentum and the weight decay of torch."""
+    model = nn.Linear(2, 3, bias=False, dtype=torch.float64)
+    optimizer = RMSProp(model, alpha=alpha, start=start).optimizer(0.01, momentum=momentum, weight_decay=decay)
+    p = model.weight.detach().numpy().copy()
+    generator = np.random.default_rng(0)
+    v, buffer, total = np.zeros_like(p), 0.0, 0.0
+    for t in range(1, 13):
+        g = generator.standard_normal(p.shape)
+        model.weight.grad = torch.from_numpy(g)
+        optimizer.step()
+        g = g + decay * p
+        v = alpha * v + (1 - alpha) * g**2 if t > 1 or start == "corrected" else g**2
+        total = alpha * total + (1 - alpha)
+        buffer = momentum * buffer + g / (np.sqrt(v / total if start == "corrected" else v) + 1e-8)
+        p = p - 0.01 * buffer
+        np.testing.assert_allclose(model.weight.detach().numpy(), p, rtol=1e-12)
+
+
+def test_the_corrected_start_of_rmsprop_is_adam_s():
+    methods = [parse(spec).create(network("mlp")) for spec in ("rmsprop:start=corrected", "adam:beta_1=0,beta_2=0.99")]
+    x, y = digits()
+    optimizers = [method.optimizer(0.01) for method in methods]
+    for t in range(5):
+        for method, optimizer in zip(methods, optimizers, strict=True):
+            backward(method.model, method, x[40 * t : 40 * t + 40], y[40 * t : 40 * t + 40])
+            optimizer.step()
+    for own, other in zip(*(method.model.parameters() for method in methods), strict=True):
+        assert torch.allclose(own, other, rtol=1e-10, atol=1e-12)
+
+
+def test_a_centred_start_from_a_gradient_is_refused():
+    with pytest.raises(ConfigError, match="a single gradient has the variance 0"):
+        parse("rmsprop:centered=true,start=corrected").create(network("mlp"))
 
 
 @pytest.mark.parametrize("start", ["zero", "first-gradient"])

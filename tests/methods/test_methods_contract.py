@@ -1,14 +1,35 @@
 """Every registered method is tested here by being registered; and the registry itself."""
 
 import pytest
+import torch
 
+from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.methods import Method, method_class, parse, register, registered
+from hesscond.study import RunPlan, load_study, open_run, run
+from hesscond.study.grid import Overrides
+from hesscond.study.runner import check_plan
 from tests.methods.contract import MethodContract, network
 
 
 class TestRegistered(MethodContract):
     specs = tuple(m.name for m in registered())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", [m.name for m in registered()])
+def test_its_default_rate_trains(name, seed, tmp_path):
+    study = Overrides(probe_every=0).apply(load_study("fc-digits"))
+    plan = RunPlan(study, name, seed, parse(name).rate, tmp_path / "run", torch.device("cpu"))
+    try:
+        check_plan(plan, load("digits"))
+    except ConfigError as refusal:
+        pytest.skip(str(refusal))
+    run(plan, load("digits"))
+    stored = open_run(plan.folder)
+    assert stored.status == "finished"
+    assert stored.table("evaluation")["test_accuracy"].iloc[-1] > 0.8
 
 
 def test_a_name_is_registered_once():
@@ -50,6 +71,11 @@ def test_two_methods_that_precondition_are_refused():
         from hesscond.methods import registry
 
         del registry._REGISTRY["other-preconditioner"]
+
+
+def test_the_rate_of_several_methods_is_the_smallest():
+    parts = ("batchnorm", "weightstandardization")
+    assert parse("+".join(parts)).rate == method_class(parts[1]).rate < method_class(parts[0]).rate
 
 
 def test_options_reach_the_method():

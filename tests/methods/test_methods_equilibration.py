@@ -1,5 +1,6 @@
 """Weight equilibration against its definition in numpy, and its Hessian in three readings against dense ones."""
 
+from collections import OrderedDict
 from functools import partial
 
 import numpy as np
@@ -9,13 +10,14 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from hesscond.capture import capture
+from hesscond.capture import capture, eligible_layers
 from hesscond.capture.layers import unit_weights
 from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, Reparametrized, Scaling, UnitScaling, unit_hessian
 from hesscond.methods import Equilibration, parse
 from hesscond.methods.wrapping import wrap
+from hesscond.models import build as build_network
 from hesscond.probing import probe
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 from tests.methods.contract import MethodContract, build, digits, network
@@ -427,3 +429,20 @@ def zero_diagonal():
 def test_what_cannot_be_equilibrated_is_refused(model, spec, sentence):
     with pytest.raises(ConfigError, match=sentence):
         parse(spec).create(model())
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"), [("inception", ["stem.conv", "fc"]), ("densenet", ["conv1", "fc"]), ("mlp", ["fc1", "fc3"])]
+)
+@pytest.mark.parametrize("spec", ["equilibration", "weightnorm", "weightstandardization"])
+def test_the_ends_are_the_first_and_the_last_layer(spec, name, ends):
+    shape = (64,) if name == "mlp" else (3, 32, 32)
+    model = build_network(name, input_shape=shape, outputs=10, generator=torch.Generator().manual_seed(0))
+    method = parse(f"{spec}:layers=ends").create(model)
+    assert [layer for layer in eligible_layers(model) if method.coordinates(layer) is not None] == ends
+
+
+def test_a_layer_may_have_the_name_ends():
+    model = nn.Sequential(OrderedDict(first=nn.Linear(3, 4), ends=nn.Linear(4, 4), last=nn.Linear(4, 2)))
+    method = parse("equilibration:layers=ends").create(model)
+    assert [layer for layer in eligible_layers(model) if method.coordinates(layer) is not None] == ["ends"]

@@ -1,6 +1,7 @@
 """Where normalizations of activations go, what they compute, and what they refuse."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hesscond.methods.normalization import FeaturesLast
 from hesscond.methods.wrapping import Wrapped
 from hesscond.models import MLP
 from hesscond.probing import probe
-from tests.methods.contract import NETWORKS, MethodContract, digits, network
+from tests.methods.contract import NETWORKS, MethodContract, digits, network, trained
 
 NAMES = ("batchnorm", "batchrenorm", "four-things-batchnorm", "layernorm", "groupnorm", "instancenorm")
 #: Activations of a dense layer, of one with tokens behind it, and of a convolution.
@@ -26,6 +27,7 @@ SHAPES = ((12, 6), (12, 6, 5), (12, 6, 3, 2))
 class TestVariants(MethodContract):
     specs = (
         "batchrenorm:position=post,start=2,r_end=6,d_end=5,momentum=0.1",
+        "batchrenorm:clip=false,debias=true",
         "four-things-batchnorm:position=post,ghost=4,groups=2,affine=false",
         "layernorm:position=post,affine=false",
         "groupnorm:position=post,groups=3,indivisible=largest-divisor",
@@ -158,6 +160,36 @@ def test_convolutions_of_every_dimension(name, dimensions):
 # -- what they compute ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_after_the_activations_with_tensorflows_defaults_it_is_that_of_bnps_paper(kind):
+    """Averages that decay by 0.99 from 0 and 1, ε = 1e-3; of its dense path, with 1/N, the variance is a factor off."""
+    model = network(kind)
+    parse("batchnorm:position=post,eps=0.001,momentum=0.01").create(model)
+    name = {"mlp": "fc3", "cnn": "3"}[kind]
+    seen = []
+    model.get_submodule(f"{name}.before").register_forward_hook(lambda m, h, y: seen.append((h[0].numpy(), y.numpy())))
+    x, _ = digits()
+    with torch.no_grad():
+        for step in range(3):
+            model(x[6 * step : 6 * step + 6])
+        model.eval()(x[60:90])
+    moving_mean, moving_variance, dense = 0.0, 1.0, 1.0
+    for h, y in seen[:-1]:
+        assert (h >= 0).all()
+        over = (0, *range(2, h.ndim))
+        mean, variance, count = h.mean(over), h.var(over), h.size // h.shape[1]
+        spread = partial(by_channel, ndim=h.ndim)
+        close(torch.from_numpy(y), (h - spread(mean)) / np.sqrt(spread(variance) + 1e-3), 10)
+        moving_mean = 0.99 * moving_mean + 0.01 * mean
+        moving_variance = 0.99 * moving_variance + 0.01 * variance * count / (count - 1)
+        dense = 0.99 * dense + 0.01 * variance
+    h, y = seen[-1]
+    close(torch.from_numpy(y), (h - spread(moving_mean)) / np.sqrt(spread(moving_variance) + 1e-3), 10)
+    np.testing.assert_allclose(
+        dense - 0.99**3, (moving_variance - 0.99**3) * (count - 1) / count, rtol=1e-9, atol=1e-14
+    )
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_without_gradient_through_its_statistics_it_is_torchs_forward(shape):
     ours = with_affine(StopGradientBatchNorm(6, eps=1e-3, momentum=0.3))
@@ -200,7 +232,27 @@ class Renormalized:
         return y, r, d
 
 
-def renorm(channels=6, *, r_max=3.0, d_max=5.0, start=0, r_end=0, d_end=0, momentum=0.2, eps=1e-3):
+class Debiased(Renormalized):
+    """TensorFlow 1.13's renorm=True in numpy: sums from zero beside their weight, mixed with the batch's moments."""
+
+    def __init__(self, channels, r_max, d_max, alpha, eps):
+        super().__init__(channels, r_max, d_max, alpha, eps)
+        self.sum_mu, self.sum_sigma, self.weight = np.zeros(channels), np.zeros(channels), 0.0
+
+    def step(self, h, gamma, beta):
+        over = (0, *range(2, h.ndim))
+        mu_B, sigma_B = h.mean(over), np.sqrt(self.eps + h.var(over))
+        self.mu = self.sum_mu + (1 - self.weight) * mu_B
+        self.sigma = self.sum_sigma + (1 - self.weight) * sigma_B
+        found = super().step(h, gamma, beta)
+        self.sum_mu += self.alpha * (mu_B - self.sum_mu)
+        self.sum_sigma += self.alpha * (sigma_B - self.sum_sigma)
+        self.weight += self.alpha * (1 - self.weight)
+        self.mu, self.sigma = self.sum_mu / self.weight, self.sum_sigma / self.weight
+        return found
+
+
+def renorm(channels=6, *, r_max=3.0, d_max=5.0, start=0, r_end=0, d_end=0, momentum=0.2, eps=1e-3, debias=False):
     return with_affine(
         BatchRenorm(
             channels,
@@ -212,25 +264,46 @@ def renorm(channels=6, *, r_max=3.0, d_max=5.0, start=0, r_end=0, d_end=0, momen
             momentum=momentum,
             eps=eps,
             affine=True,
+            debias=debias,
         )
     )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("r_max", "d_max"), [(1.5, 0.5), (3.0, 5.0), (1e6, 1e6)])
-def test_batch_renormalization_is_algorithm_1(shape, r_max, d_max):
-    ours, truth = renorm(r_max=r_max, d_max=d_max), Renormalized(6, r_max, d_max, 0.2, 1e-3)
+@pytest.mark.parametrize(("r_max", "d_max"), [(1.2, 0.2), (1.5, 0.5), (np.inf, np.inf)])
+@pytest.mark.parametrize("reference", [Renormalized, Debiased])
+def test_batch_renormalization_is_algorithm_1(shape, r_max, d_max, reference):
+    ours = renorm(r_max=r_max, d_max=d_max, debias=reference is Debiased)
+    truth = reference(6, r_max, d_max, 0.2, 1e-3)
     gamma, beta = np.linspace(0.5, 2, 6), np.linspace(-1, 1, 6)
     clipped = 0
     for step in range(5):
-        h = activations(shape, seed=step)
+        h = 2**step * activations(shape, seed=step)
         expected, r, d = truth.step(h.numpy(), gamma, beta)
         clipped += np.isin(r, [r_max, 1 / r_max]).sum() + (np.abs(d) == d_max).sum()
         close(ours(h), expected, 10)
-    assert (clipped > 0) == (r_max < 1e6)
+    assert (clipped > 0) == (r_max < np.inf)
     ours.eval()
     mu, sigma, g, b = (by_channel(v, len(shape)) for v in (truth.mu, truth.sigma, gamma, beta))
     close(ours(h), g * (h.numpy() - mu) / sigma + b, 10)
+
+
+def test_debiased_renormalization_starts_as_batch_normalization():
+    norm, h = renorm(r_max=np.inf, d_max=np.inf, momentum=0.01, debias=True), 1e3 * activations((12, 6)) + 1e4
+    peer = with_affine(nn.BatchNorm1d(6, eps=1e-3))
+    assert torch.allclose(norm(h), peer(h), rtol=1e-9, atol=1e-9)
+    assert torch.allclose(norm.running_mean, h.mean(0), rtol=1e-12)
+
+
+def test_without_clipping_there_is_no_warm_up():
+    model = network("mlp")
+    parse("batchrenorm:clip=false,debias=true").create(model)
+    norm = next(m for m in model.modules() if isinstance(m, BatchRenorm))
+    far = torch.full((20,), 1e9, dtype=torch.float64)
+    norm.num_batches_tracked.fill_(10**4)
+    r, d = norm.correction(far, far)
+    close(r, np.full(20, 1e9))
+    close(d, np.full(20, 1e9))
 
 
 def test_unclipped_renormalization_trains_the_function_of_inference():
@@ -434,6 +507,16 @@ def test_without_gradient_through_its_statistics_a_single_sample_is_refused_too(
         StopGradientBatchNorm(3)(torch.zeros(1, 3))
 
 
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("spec", ["{}", "adam+{}", "{}+adam"])
+def test_four_things_train_by_adam_on_single_samples(spec, batch, kind):
+    spec = spec.format("four-things-batchnorm:ghost=1,groups=2")
+    _, method, before, after = trained(spec, kind, batch=batch, steps=300, lr=0.003, optimizer="adam")
+    assert type(method.optimizer(0.003, kind="adam")) is torch.optim.Adam
+    assert after < 0.8 * before
+
+
 def test_groups_of_channels_have_statistics_of_a_single_sample():
     model = network("mlp")
     method = parse("four-things-batchnorm:groups=2").create(model)
@@ -450,6 +533,9 @@ def test_groups_of_channels_have_statistics_of_a_single_sample():
             "groupnorm:groups=3",
             "the 20 channels at layer 'fc1' do not split into 3 groups .* among 1, 2, 4, 5, 10, or indiv",
         ),
+        ("groupnorm:size=3", "do not split into groups of 3 channels, .* choose size among 2, 4, 5, 10, 20, or indiv"),
+        ("groupnorm:size=1", "cannot be normalized in groups of 1 channels: a group needs two values"),
+        ("groupnorm:size=4,groups=5", "either a number of groups or their size"),
         ("groupnorm:groups=20", "do not split into 20 groups"),
         ("groupnorm:groups=0", "cannot be normalized in 0 groups"),
         ("groupnorm:indivisible=round", "must be one of refuse, largest-divisor"),
@@ -465,6 +551,7 @@ def test_groups_of_channels_have_statistics_of_a_single_sample():
         ("layernorm:eps=nan", "'eps' must be positive"),
         ("batchnorm:position=inside", "must be one of pre, post"),
         ("batchnorm:layers=fc9", "no layer 'fc9' to choose"),
+        ("batchrenorm:r_max=inf", "give clip=false"),
         ("batchrenorm:r_max=0.5", "needs r_max of 1 at least"),
         ("batchrenorm:d_max=-1", "d_max of 0 at least"),
         ("batchrenorm:start=-1", "counts batches from 0"),
@@ -500,5 +587,28 @@ def test_a_model_without_hidden_layers_is_refused(position):
 def test_the_largest_divisor_leaves_two_values_a_group(groups, expected):
     model = MLP(4, [20, 6], 2, generator=torch.Generator().manual_seed(0))
     parse(f"groupnorm:groups={groups},indivisible=largest-divisor").create(model)
+    found = {m.num_channels: m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)}
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("size=4", {16: 4, 32: 8, 64: 16}),
+        ("size=32", "the 16 channels at layer '0'"),
+        ("size=32,indivisible=largest-divisor", {16: 1, 32: 1, 64: 2}),
+        ("size=1", {16: 16, 32: 32, 64: 64}),
+        ("", {16: 2, 32: 2, 64: 2}),
+    ],
+)
+def test_groups_by_size_have_as_many_channels(options, expected):
+    """The groups of ResNet-110's three widths, in the paper of BNP of size 4; of a convolution a channel will do."""
+    model = nn.Sequential(*(nn.Conv2d(n, m, 1) for n, m in [(3, 16), (16, 32), (32, 64), (64, 2)]))
+    spec = parse(f"groupnorm:{options}" if options else "groupnorm")
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            spec.create(model)
+        return
+    spec.create(model)
     found = {m.num_channels: m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)}
     assert found == expected

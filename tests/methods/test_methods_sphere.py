@@ -14,7 +14,9 @@ from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.hessians import SphereTangentOperator
 from hesscond.methods import parse
-from hesscond.methods.sphere import SphereChart, projected
+from hesscond.methods.sphere import Affine, Noise, SphereChart, projected
+from hesscond.models import MODELS as NETWORKS
+from hesscond.models import build
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 from tests.methods.contract import MethodContract, digits, network
 from tests.truth import unit_truth
@@ -24,7 +26,11 @@ LOSS = nn.CrossEntropyLoss()
 
 
 class TestVariants(MethodContract):
-    specs = ("sphere:constraint=sphere,output=true,noise=linear", "sphere:constraint=centred,weight_decay=0.001")
+    specs = (
+        "sphere:constraint=sphere,output=true,noise=linear,noise_scale=0.3",
+        "sphere:constraint=centred,noise=constant,noise_per=sample",
+        "sphere:constraint=none",
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- models
@@ -147,13 +153,19 @@ def test_weights_stay_on_the_set_with_any_optimizer_and_schedule(kind, constrain
         assert LOSS(model(x), y).item() < before
 
 
-def test_one_step_with_momentum_is_the_formula():
-    """v ← μ v + ∇L of the gradients as they are, w ← Π(w − α v); γ, β and biases go freely."""
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("constraint", ["none", *CONSTRAINTS])
+def test_steps_are_those_of_algorithm_1(constraint, decay):
+    """v ← μ v + Pg, w ← Π(w − α v), Pg the centred g + λw; the output's weights decay, γ, β and biases do not."""
     model, (x, y) = mlp()
-    method = parse("sphere:c=2").create(model)
+    method = parse(f"sphere:c=2,constraint={constraint}").create(model)
     parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    optimizer = method.optimizer(0.1, momentum=0.9)
+    optimizer = method.optimizer(0.1, momentum=0.9, weight_decay=decay)
+    hidden = ("0.layer.weight", "2.layer.weight")
+    assert set(parameters) == {*hidden, "4.weight", "4.bias"} | {
+        f"{i}.after.affine.{p}" for i in (0, 2) for p in ("weight", "bias")
+    }
     for _ in range(3):
         optimizer.zero_grad()
         LOSS(model(x), y).backward()
@@ -161,25 +173,32 @@ def test_one_step_with_momentum_is_the_formula():
         optimizer.step()
         method.after_step()
         for name, p in parameters.items():
-            velocity[name] = 0.9 * velocity[name] + gradients[name]
+            g = gradients[name] + (decay * p if name in (*hidden, "4.weight") else 0.0)
+            if name in hidden and constraint in ("centred", "both"):
+                g = g - g.mean(1, keepdim=True)
+            velocity[name] = 0.9 * velocity[name] + g
             p -= 0.1 * velocity[name]
-            if name in ("0.layer.weight", "2.layer.weight"):
-                p -= p.mean(1, keepdim=True)
+            if name in hidden and constraint in ("sphere", "both"):
                 p *= 2**0.5 / p.norm(dim=1, keepdim=True)
     for name, p in model.named_parameters():
         assert torch.allclose(p, parameters[name], rtol=1e-12, atol=1e-14), name
 
 
-def test_weight_decay_is_that_of_sgd_away_from_the_spheres():
-    model, (x, y) = mlp()
-    twin = copy.deepcopy(model)
-    methods = [parse(f"sphere{options}").create(m) for m, options in ((model, ":weight_decay=0.3"), (twin, ""))]
-    LOSS(model(x), y).backward()
-    LOSS(twin(x), y).backward()
-    methods[0].transform_gradients()
-    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
-        decay = 0.0 if name in ("0.layer.weight", "2.layer.weight") else 0.3
-        assert torch.allclose(p.grad, q.grad + decay * q, rtol=1e-13, atol=1e-15), name
+def test_on_a_sphere_decay_only_changes_the_step_size():
+    """One step with α and λ is one with α / (1 − αλ) and none; weights that are centred only shrink."""
+    alpha, decay = 0.2, 0.5
+    steps = {}
+    for constraint in ("both", "centred"):
+        for rate, own in ((alpha, decay), (alpha / (1 - alpha * decay), 0.0)):
+            model, (x, y) = mlp()
+            method = parse(f"sphere:constraint={constraint}").create(model)
+            optimizer = method.optimizer(rate, weight_decay=own)
+            LOSS(model(x), y).backward()
+            optimizer.step()
+            method.after_step()
+            steps[constraint, own] = model.get_submodule("2.layer").weight.detach()
+    assert torch.allclose(steps["both", decay], steps["both", 0.0], rtol=1e-12, atol=1e-14)
+    assert torch.allclose(steps["centred", decay], (1 - alpha * decay) * steps["centred", 0.0], rtol=1e-12, atol=1e-14)
 
 
 # ---------------------------------------------------------------------------------------------------------- the network
@@ -193,20 +212,172 @@ def test_scale_and_bias_follow_each_constrained_layer(kind):
     for name in ("0", "2"):
         layer, own = model.get_submodule(method.layer(name)), plain.get_submodule(name)
         own.weight.data = layer.weight.detach().clone()
+        own.bias = None
+        assert layer.bias is None  # β is the only one
         affine = model.get_submodule(f"{name}.after.affine")
         assert torch.equal(affine.weight, torch.ones(len(own.weight)))
         assert torch.equal(affine.bias, torch.zeros(len(own.weight)))
     assert torch.allclose(model(x), plain(x), rtol=1e-13, atol=1e-14)
-    # γ and β as batch normalization in evaluation mode has them
-    norm = (nn.BatchNorm1d if kind == "mlp" else nn.BatchNorm2d)(len(plain[0].weight), eps=0).double().eval()
     affine = model.get_submodule("0.after.affine")
+    assert_as_batch_normalization(affine, plain[0](x))
+    assert method.layer("4" if kind == "mlp" else "5") in ("4", "5")  # the output is free
+
+
+def assert_as_batch_normalization(affine, a):
+    """γ and β of a scale-and-bias act as those of batch normalization in evaluation mode."""
+    norm = (nn.BatchNorm2d if a.ndim == 4 else nn.BatchNorm1d)(len(affine.weight), eps=0).to(a.dtype).eval()
     for module in (norm, affine):
         torch.manual_seed(3)
         nn.init.normal_(module.weight)
         nn.init.normal_(module.bias)
-    a = plain[0](x)
     assert torch.allclose(affine(a), norm(a), rtol=1e-12, atol=1e-13)
-    assert method.layer("4" if kind == "mlp" else "5") in ("4", "5")  # the output is free
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (5, 4, 3), (5, 4, 3, 2)])
+def test_in_the_place_of_batch_normalization_it_acts_on_its_axis(shape):
+    assert_as_batch_normalization(Affine(4, 1).double(), torch.randn(shape, dtype=torch.float64))
+
+
+#: Smaller than published, where that is large.
+SMALL = {
+    "cnn9": {"widths": (8,) * 9, "pooled": (3, 6)},
+    "resnet18": {"widths": (8, 8, 12, 16)},
+    "preact-resnet20": {"blocks": (1, 2, 1)},
+    "wrn-28-10": {"blocks": (2, 1, 1), "stem": 8, "widths": (12, 16, 24)},
+    "densenet": {"blocks": (2, 2)},
+    "inception": {},
+    "dgcnn": {"widths": (8, 8), "embedding": 16, "hidden": (12, 10), "k": 4},
+}
+
+
+def normalized(name):
+    """A network with batch normalizations, in float64, and inputs."""
+    shape = {"image": (3, 32, 32), "points": (12, 3)}[NETWORKS[name].kind]
+    generator = torch.Generator().manual_seed(0)
+    model = build(name, input_shape=shape, outputs=5, generator=generator, norm="batch", **SMALL[name]).double()
+    return model, torch.randn(4, *shape, generator=generator).double()
+
+
+def batch_norms(model):
+    return {name: m for name, m in model.named_modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d))}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_scale_and_bias_take_the_place_of_each_batch_normalization(name):
+    """The function is that of batch normalizations with mean 0, variance 1, γ and β, over the same weights."""
+    model, x = normalized(name)
+    twin = copy.deepcopy(model)
+    parse("sphere:noise=linear").create(model)
+    assert not batch_norms(model)
+    generator = torch.Generator().manual_seed(1)
+    for at, norm in batch_norms(twin).items():
+        affine = model.get_submodule(f"{at}.affine")
+        assert torch.equal(affine.weight, torch.ones_like(norm.weight))
+        assert torch.equal(affine.bias, torch.zeros_like(norm.bias))
+        norm.weight.data.uniform_(0.5, 1.5, generator=generator)
+        norm.bias.data.normal_(generator=generator)
+        norm.eps = 0.0
+        affine.load_state_dict(norm.state_dict(), strict=False)
+    names = {at for at, m in twin.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))}
+    assert names == {at for at, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))}
+    for at in names:
+        twin.get_submodule(at).load_state_dict(model.get_submodule(at).state_dict(), strict=False)
+        if model.get_submodule(at).bias is None:
+            twin.get_submodule(at).bias = None
+    assert torch.allclose(model.eval()(x), twin.eval()(x), rtol=1e-11, atol=1e-12)
+    # the output has the only bias beside β; dgcnn's fc2 had one
+    last = list(twin.children())[-1]
+    assert [m for m in model.modules() if getattr(m, "bias", None) is not None and not isinstance(m, Affine)] == [
+        list(model.children())[-1]
+    ]
+    assert last.bias is not None
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_places_are_counted_in_the_order_of_execution(name):
+    model, x = normalized(name)
+    method = parse("sphere:noise=linear,noise_scale=0.8").create(model)
+    called = []
+    for noise in method.noises:
+        noise.register_forward_hook(lambda module, *_: called.append(module))
+    model(x)
+    assert called == method.noises
+    assert [noise.deviation for noise in called] == pytest.approx(
+        [0.8 * (1 + i) / len(called) for i in range(len(called))]
+    )
+
+
+class Tutorial(nn.Module):
+    """As people write them: biases before normalizations, and one that is none of theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(6, affine=False)
+        self.conv2 = nn.Conv2d(6, 6, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.fc1 = nn.Linear(6, 7)
+        self.bn2 = nn.BatchNorm1d(7)
+        self.fc2 = nn.Linear(7, 3)
+
+    def forward(self, x):
+        x = self.conv2(self.relu(self.bn1(self.conv1(x))))
+        return self.fc2(self.relu(self.bn2(self.fc1(self.relu(x).mean((2, 3))))))
+
+
+def test_biases_go_where_a_beta_follows():
+    model = Tutorial()
+    parse("sphere").create(model)
+    assert [name for name in ("conv1", "conv2", "fc1", "fc2") if model.get_submodule(name).bias is None] == [
+        "conv1",
+        "fc1",
+    ]
+    model = Tutorial()
+    parse("sphere:affine=false").create(model)
+    assert all(model.get_submodule(name).bias is not None for name in ("conv1", "conv2", "fc1", "fc2"))
+    assert model(torch.randn(2, 3, 4, 4)).shape == (2, 3)
+    assert not batch_norms(model)
+
+
+def test_without_a_constraint_weights_are_free():
+    """Of Table 3: no constraint, with noise."""
+    model, x = normalized("wrn-28-10")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    method = parse("sphere:constraint=none,noise=linear").create(model)
+    assert len(method.noises) == len([name for name in before if "norm" in name and name.endswith("weight")])
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters() if "affine" not in name)
+    assert method.coordinates("conv1") is None
+    assert method.readings("conv1") == {}
+    optimizer = method.optimizer(1e-3)
+    LOSS(model(x), torch.arange(4)).backward()
+    expected = model.conv1.weight.detach() - 1e-3 * model.conv1.weight.grad
+    optimizer.step()
+    method.after_step()
+    assert torch.equal(model.conv1.weight, expected)
+
+
+@pytest.mark.parametrize("name", ["wrn-28-10", "dgcnn"])
+def test_networks_without_their_normalizations_are_probed(name):
+    """The Riemannian Hessian of a unit, with the noise of the step, against a dense one."""
+    model, x = normalized(name)
+    x = x[..., :8, :8] if name == "wrn-28-10" else x
+    method = parse("sphere:noise=linear,noise_scale=0.3").create(model)
+    stepped(model, method, (x, torch.arange(len(x))), steps=2, lr=1e-3)
+    y, at = torch.arange(len(x)), "conv1" if name == "wrn-28-10" else "fc2"
+    weight = model.get_submodule(at).weight.detach()
+    assert on_the_set(weight.flatten(1), "both", 2.0)
+
+    def loss(w):
+        changed = torch.cat([weight[:1], w.view_as(weight[1:2]), weight[2:]])
+        return LOSS(functional_call(model, {f"{at}.weight": changed}, (x,)), y)
+
+    w = weight[1].flatten()
+    H, g = hessian(loss)(w), torch.func.grad(loss)(w)
+    T = torch.from_numpy(scipy.linalg.null_space(torch.stack([w, torch.ones_like(w)]).numpy()))
+    truth = T @ T.T @ (H - w @ g / 2 * torch.eye(len(w)).double()) @ T @ T.T
+    found = probe(model, LOSS, (x, y), [at], units=[1], method=method)[at]
+    assert (found.hessian(1) - truth).norm() <= 1e-10 * truth.norm()
+    assert found.kappa[0].nullity >= 2
 
 
 def test_which_layers_are_constrained():
@@ -220,35 +391,87 @@ def test_which_layers_are_constrained():
     assert constrained("layers=2/4,output=true") == ["2", "4"]
 
 
-@pytest.mark.parametrize("kind", ["constant", "linear"])
-def test_noise_has_its_deviation_and_leaves_the_random_state_alone(kind):
-    torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(50, 50) for _ in range(4)], nn.Linear(50, 2))
-    method = parse(f"sphere:noise={kind},noise_scale=0.4,seed=5").create(model)
-    noises = [model.get_submodule(f"{i}.after.noise") for i in range(4)]
-    a = torch.zeros(400, 50, dtype=torch.float64)
-    before = torch.get_rng_state()
-    drawn = [noise(a) for noise in noises]
+def test_noise_has_its_deviation_and_leaves_the_random_states_alone():
+    noises = [Noise(0.1 * i, (5, i), 1, per="batch") for i in range(1, 5)]
+    a = torch.ones(3, 5000, 2, dtype=torch.float64)
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    drawn = [noise(a) - a for noise in noises]
     assert torch.equal(torch.get_rng_state(), before)
+    assert (np.random.get_state()[1] == numpy_before).all()  # noqa: NPY002
     for number, found in enumerate(drawn, 1):
-        deviation = 0.4 * (number / 4 if kind == "linear" else 1.0)
-        # 20,000 numbers: the deviation is known to 0.5 % (one sigma), the mean to 0.7 % of it
-        assert abs(found.std() / deviation - 1) < 0.03
-        assert abs(found.mean()) < 0.05 * deviation
-    correlation = torch.corrcoef(torch.stack([found.flatten() for found in drawn]))
-    assert (correlation - torch.eye(4)).abs().max() < 0.05
+        # one number for each channel
+        assert torch.equal(found, found[:1, :, :1].expand_as(found))
+        # 5,000 numbers: the deviation is known to 1 % (one sigma), the mean to 1.4 % of it
+        assert abs(found[0, :, 0].std() / (0.1 * number) - 1) < 0.05
+        assert abs(found.mean()) < 0.07 * 0.1 * number
+    correlation = torch.corrcoef(torch.stack([found[0, :, 0] for found in drawn]))
+    assert (correlation - torch.eye(4)).abs().max() < 0.07
     # the same until the next step, in every precision; another one after it; none in evaluation
-    assert torch.equal(noises[0](a), drawn[0])
-    assert torch.allclose(noises[0](a.float()), drawn[0].float(), rtol=1e-6)
+    assert torch.equal(noises[0](a) - a, drawn[0])
+    assert torch.allclose(noises[0](a.float()) - 1, drawn[0].float(), rtol=1e-3, atol=1e-6)
+    noises[0].step += 1
+    assert abs(torch.corrcoef(torch.stack([(noises[0](a) - a)[0, :, 0], drawn[0][0, :, 0]]))[0, 1]) < 0.07
+    assert torch.equal(noises[0].eval()(a), a)
+
+
+@pytest.mark.parametrize(("per", "independent"), [("batch", (1, 4, 1)), ("sample", (3, 4, 1)), ("entry", (3, 4, 2))])
+@pytest.mark.parametrize("kind", ["multiplicative", "additive"])
+def test_noise_is_drawn_once_a_channel_a_sample_or_an_entry(kind, per, independent):
+    """y = (1 + n) γ x + β, or γ (x + n) + β, in the place of a normalization."""
+    model = nn.Sequential(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(8, 2)).double()
+    method = parse(f"sphere:noise=constant,noise_per={per},noise_kind={kind}").create(model)
+    assert method.noises[0].deviation == 0.4
+    a = torch.randn(3, 4, 2).double()
+    affine = model[1].affine
+    nn.init.normal_(affine.weight)
+    nn.init.normal_(affine.bias)
+    gamma, beta = affine.weight.detach()[:, None], affine.bias.detach()[:, None]
+    y = model[1](a).detach()
+    n = (y - beta) / gamma / a - 1 if kind == "multiplicative" else (y - beta) / gamma - a
+    own = n[tuple(slice(None, size) for size in independent)]
+    assert torch.allclose(n, own.expand_as(n), rtol=1e-9, atol=1e-9)
+    assert len(own.flatten().round(decimals=6).unique()) == own.numel()
     method.after_step()
-    assert abs(torch.corrcoef(torch.stack([noises[0](a).flatten(), drawn[0].flatten()]))[0, 1]) < 0.05
-    model.eval()
-    assert torch.equal(noises[0](a), a)
+    assert not torch.allclose(model[1](a), y)
 
 
-def test_a_probe_sees_the_noise_of_the_step():
+def test_noise_of_dense_layers_is_by_feature():
+    """Features are last, also where tokens are in between."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    method = parse("sphere:noise=constant,noise_per=sample").create(model)
+    a = torch.ones(5, 6, 4).double()
+    n = method.noises[0](a) - a
+    assert torch.equal(n, n[:, :1].expand_as(n))
+    assert len(n[:, 0].unique()) == 20
+
+
+def test_the_deviation_of_the_paper_is_that_of_the_schedule():
+    model, _ = mlp()
+    assert [noise.deviation for noise in parse("sphere:noise=linear").create(model).noises] == [0.5, 1.0]
+    model, _ = mlp()
+    assert [noise.deviation for noise in parse("sphere:noise=constant").create(model).noises] == [0.4, 0.4]
+    model, _ = mlp()
+    method = parse("sphere:noise=linear,noise_scale=0.2").create(model)
+    assert [noise.deviation for noise in method.noises] == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(("constraint", "kept"), [("sphere", 1.0), ("both", 1 - 1 / np.pi)])
+def test_the_variance_of_outputs_is_kept(constraint, kept):
+    """Behind ReLU: E y² = c/2 Var(x) on spheres; centred weights do not see the mean, 1/π of the second moment."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2000, 2000), nn.ReLU(), nn.Linear(2000, 2000), nn.ReLU(), nn.Linear(2000, 2))
+    parse(f"sphere:constraint={constraint}").create(model)
+    with torch.no_grad():
+        first = model[0](torch.randn(500, 2000))
+        second = model[2](first.relu())
+    assert float(first.var()) == pytest.approx(2.0, rel=0.03)
+    assert float(second.square().mean() / first.square().mean()) == pytest.approx(kept, rel=0.05)
+
+
+@pytest.mark.parametrize("per", ["batch", "sample"])
+def test_a_probe_sees_the_noise_of_the_step(per):
     model, (x, y) = mlp()
-    method = parse("sphere:noise=constant,noise_scale=0.5").create(model)
+    method = parse(f"sphere:noise=constant,noise_scale=0.5,noise_per={per}").create(model)
     stepped(model, method, (x, y))
     with_noise = unit_truth(model, LOSS, (x, y), "4", 1)
     found = probe(model, LOSS, (x, y), ["4"], units=[1], method=method)["4"].hessian(1)
@@ -508,18 +731,15 @@ def extremes(H):
 
 
 def test_with_scale_and_bias_the_curvature_is_that_of_their_gradients():
-    """a ↦ γ a + β behind w h + b: ⟨w_i, ∇_w_i L⟩ = γ_i ∂L/∂γ_i − b_i ∂L/∂b_i, nothing at a stationary point."""
+    """a ↦ γ a + β behind w h: ⟨w_i, ∇_w_i L⟩ = γ_i ∂L/∂γ_i, nothing at a stationary point."""
     model, batch = mlp()
     method = parse("sphere:c=1.5").create(model)
     stepped(model, method, batch)
     truth = Truth(model, method, batch)
     A = SphereTangentOperator(HessianOperator(model, LOSS, batch, layers="2.layer"), centred=True)
-    by_gradients = [
-        sign * truth.point[truth.where[name]] * truth.g[truth.where[name]]
-        for name, sign in (("2.after.affine.weight", 1), ("2.layer.bias", -1))
-    ]
-    found = A.operator.layout.rows("2.layer", A.curvature)[:, 1, 0]
-    assert torch.allclose(found, sum(by_gradients) / 1.5, rtol=1e-10, atol=1e-13)
+    gamma = truth.where["2.after.affine.weight"]
+    found = A.operator.layout.rows("2.layer", A.curvature)[:, 0, 0]
+    assert torch.allclose(found, truth.point[gamma] * truth.g[gamma] / 1.5, rtol=1e-10, atol=1e-13)
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
@@ -531,9 +751,8 @@ def test_with_scale_and_bias_the_curvature_is_that_of_their_gradients():
         ("c=0", "option 'c' of method 'sphere' is a squared norm: use a positive number, not 0.0"),
         ("c=nan", "use a positive number"),
         ("noise_scale=-1", "option 'noise_scale' of method 'sphere' must not be negative"),
-        ("weight_decay=inf", "option 'weight_decay' of method 'sphere' must not be negative or infinite"),
         ("seed=-1", "option 'seed' of method 'sphere' must not be negative"),
-        ("constraint=ball", "must be one of sphere, centred, both, not 'ball'"),
+        ("constraint=ball", "must be one of none, centred, sphere, both, not 'ball'"),
         ("layers=fc9", "no layer 'fc9' to choose"),
     ],
 )

@@ -10,7 +10,7 @@ TINY = {"blocks": (1, 1), "widths": (4, 6)}
 #: Input shape and options of each network; three outputs.
 REDUCED = {
     "mlp": ((2, 3), {"hidden": (5, 4)}),
-    "cnn5": (IMAGE, {"widths": (3, 4, 3), "hidden": (5,)}),
+    "cnn5": (IMAGE, {"widths": (3, 4, 3), "padding": "same", "hidden": (5,)}),
     "cnn9": (IMAGE, {"widths": (3, 3, 4, 4), "pooled": (2, 4)}),
     "resnet20": (IMAGE, TINY),
     "resnet56": (IMAGE, {"blocks": (2, 2), "widths": (4, 6)}),
@@ -27,6 +27,18 @@ REDUCED = {
     "vit-s16": (IMAGE, {"patch": 4, "width": 8, "depth": 2, "heads": 2, "hidden": 12}),
     "vit-b16": (IMAGE, {"patch": 4, "width": 6, "depth": 1, "heads": 3, "hidden": 8}),
     "nerf": ((2,), {"hidden": (6, 5), "after_skip": (4,), "frequencies": 2}),
+    "nerf-rays": (
+        (11,),
+        {
+            "hidden": (6, 5),
+            "after_skip": (4,),
+            "view": 4,
+            "frequencies": 2,
+            "view_frequencies": 1,
+            "samples": 5,
+            "jitter": 0.0,
+        },
+    ),
     "occupancy-mlp": ((3,), {"hidden": (6, 5), "frequencies": 2}),
     "dgcnn": ((7, 3), {"widths": (4, 5), "k": 3, "embedding": 6, "hidden": (5,)}),
 }
@@ -40,10 +52,12 @@ def reduced(name, *, seed=0, **options):
 
 
 def batch(name, samples=6):
-    """(loss, (inputs, targets)): a regression for the network whose values lie in (0, 1)."""
+    """(loss, (inputs, targets)): a regression for the networks whose values lie in (0, 1)."""
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(samples, *REDUCED[name][0], generator=generator)
-    if name == "nerf":
+    if name == "nerf-rays":
+        inputs[:, 6], inputs[:, 7] = 0.0, 1.0
+    if name.startswith("nerf"):
         return nn.MSELoss(), (inputs, torch.rand(samples, OUTPUTS, generator=generator))
     return nn.CrossEntropyLoss(), (inputs, torch.arange(samples) % OUTPUTS)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hesscond.models import build
-from hesscond.models.layers import groups
+from hesscond.models.layers import number_of_groups
 
 
 def weights(name, layer, **options):
@@ -20,7 +20,7 @@ def weights(name, layer, **options):
         ("resnet20", "stage2.block1.conv1", math.sqrt(2 / (9 * 32))),  # 16 channels before, 32 after: fan-out
         ("resnet50", "stage1.block1.conv3", math.sqrt(2 / 256)),
         ("wrn-28-10", "stage2.block1.conv1", math.sqrt(2 / (9 * 320))),
-        ("cnn9", "conv3", math.sqrt(2 / (9 * 64))),  # 64 before, 128 after: fan-in
+        ("cnn9", "conv4", math.sqrt(2 / (9 * 64))),  # 64 before, 128 after: fan-in
         ("densenet", "block1.layer1.conv1", math.sqrt(2 / 32)),
         ("inception", "stage1.block1.three.conv", math.sqrt(2 / (9 * 32))),
         ("vit-s16", "block1.attention.q", 0.02),
@@ -58,5 +58,5 @@ def test_biases_are_zero_but_for_torchs_own_initialization():
 
 
 def test_groups_divide_and_have_at_least_four_channels():
-    assert [groups(c) for c in (1, 3, 4, 16, 18, 64, 128, 256, 640)] == [1, 1, 1, 4, 3, 16, 32, 32, 32]
-    assert all(c % groups(c) == 0 for c in range(1, 300))
+    assert [number_of_groups(c) for c in (1, 3, 4, 16, 18, 64, 128, 256, 640)] == [1, 1, 1, 4, 3, 16, 32, 32, 32]
+    assert all(c % number_of_groups(c) == 0 for c in range(1, 300))

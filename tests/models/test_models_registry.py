@@ -8,14 +8,16 @@ import hesscond
 from hesscond.capture import eligible_layers
 from hesscond.errors import ConfigError
 from hesscond.models import ACTIVATIONS, MODELS, build
+from hesscond.models.layers import Layers, glorot_uniform
 from tests.models.reduced import IMAGE, OUTPUTS, REDUCED, batch, reduced
 
 CIFAR, IMAGENET, CLOUD = (3, 32, 32), (3, 224, 224), (1024, 3)
 #: Shape, outputs and number of parameters at the published size.
 PUBLISHED = {
     "mlp": ((784,), 10, 784 * 100 + 100 + 100 * 100 + 100 + 100 * 10 + 10),
-    "cnn5": (CIFAR, 10, 9 * (3 * 32 + 32 * 64 + 64 * 32) + 128 + 2048 * 64 + 64 + 64 * 10 + 10),
-    "cnn9": (CIFAR, 10, 4_692_426),  # no number published
+    "cnn5": (CIFAR, 10, 9 * (3 * 32 + 32 * 64 + 64 * 32) + 128 + 512 * 64 + 64 + 64 * 10 + 10),
+    # nine convolutions with batch normalization, one dense layer: no number published
+    "cnn9": (CIFAR, 10, 9 * (67 * 64 + 64 * 64 + 192 * 128 + 128 * 128 + 384 * 256 + 256 * 256) + 2 * 1344 + 2570),
     "resnet20": (CIFAR, 10, 269_722),  # 0.27 M
     "resnet56": (CIFAR, 10, 853_018),  # 0.85 M
     "resnet110": (CIFAR, 10, 1_727_962),  # 1.7 M
@@ -31,6 +33,7 @@ PUBLISHED = {
     "vit-s16": (IMAGENET, 1000, 22_050_664),
     "vit-b16": (IMAGENET, 1000, 86_567_656),
     "nerf": ((3,), 4, 60 * 256 + 256 + 6 * (256 * 256 + 256) + 316 * 256 + 256 + 256 * 4 + 4),
+    "nerf-rays": ((11,), 3, 595_844),  # of one network in the published code
     "occupancy-mlp": ((3,), 2, 36 * 256 + 256 + 7 * (256 * 256 + 256) + 256 * 2 + 2),
     "dgcnn": (CLOUD, 40, 1_809_576),  # 1.81 M
 }
@@ -92,7 +95,7 @@ def test_without_normalization(name):
 
 
 @pytest.mark.parametrize("norm", ["batch", "group", "layer"])
-@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("vit")])
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith(("vit", "nerf-rays"))])
 def test_with_each_normalization(name, norm):
     model = reduced(name, norm=norm)
     kind = nn.modules.batchnorm._BatchNorm if norm == "batch" else nn.GroupNorm
@@ -158,11 +161,28 @@ def test_the_smallest_images_fit(name):
         (
             "cnn5",
             {"width": 3},
-            "unknown option 'width': choose from widths, pooled, hidden, head, weights, activation, norm",
+            "unknown option 'width': choose from widths, padding, pooled, pooling, hidden, head, weights",
         ),
         ("cnn5", {"generators": 3}, "unknown option 'generators'"),
         ("cnn5", {"activation": "swish"}, "unknown activation 'swish': choose from relu"),
         ("cnn5", {"norm": "instance"}, "unknown norm 'instance': choose from batch, group, layer, none"),
+        ("cnn5", {"norm": "batch:eps"}, "norm 'batch:eps': eps must be a positive number, got ''"),
+        ("cnn5", {"norm": "batch:eps=0"}, "eps must be a positive number, got '0'"),
+        ("cnn5", {"norm": "batch:momentum=1.5"}, "momentum must be a number above 0, up to 1, got '1.5'"),
+        ("cnn5", {"norm": "group:size=2.5"}, "size must be a positive integer, got '2.5'"),
+        ("cnn5", {"norm": "group:number=2"}, "'group' has no option 'number', only groups, size, eps"),
+        ("cnn5", {"norm": "none:eps=1"}, "'none' has no option 'eps', only its word alone"),
+        ("cnn5", {"norm": "group:size=2,groups=3"}, "give either the number of groups or their size, in channels"),
+        ("cnn5", {"norm": "group:size=24"}, "the 32 channels of a layer do not split into groups of 24"),
+        ("cnn5", {"norm": "group:size=64"}, "the 32 channels of a layer do not split into groups of 64"),
+        ("cnn5", {"norm": "group:groups=24"}, "do not split into 24 groups of the same size"),
+        ("cnn5", {"norm": "group:size=1"}, "the 64 channels .* do not split into groups of 1, of two at least"),
+        ("vit-s16", {"patch": 8, "norm": "group:size=4"}, "unknown norm 'group': choose from layer, none"),
+        ("resnet20", {"init_scale": 0.0}, "init_scale must be positive, got 0"),
+        ("resnet20", {"init_scale": "big"}, "option 'init_scale' must be a number that is not negative, got 'big'"),
+        ("cnn5", {"padding": "reflect"}, "unknown padding 'reflect': choose from valid, same"),
+        ("cnn5", {"pooling": "sum"}, "unknown pooling 'sum': choose from max, average"),
+        ("cnn5", {"input_shape": (3, 17, 40)}, "images .* of at least 18 x 18 pixels"),
         ("cnn5", {"pooled": (4,)}, "pooled must name convolutions"),
         ("cnn5", {"widths": ()}, "pooled must name convolutions"),
         ("cnn5", {"head": "max"}, "unknown head 'max': choose from flatten, average"),
@@ -193,6 +213,13 @@ def test_the_smallest_images_fit(name):
         ("nerf", {}, r"this network needs coordinates of shape \(d,\), not inputs of shape \(2, 8, 8\)"),
         ("nerf", {"input_shape": (2,), "hidden": ()}, "hidden must have the width of at least one layer"),
         ("nerf", {"input_shape": (2,), "output": "tanh"}, "unknown output 'tanh': choose from sigmoid, linear"),
+        ("nerf-rays", {}, r"this network needs rays of shape \(11,\): origin"),
+        (
+            "nerf-rays",
+            {"input_shape": (11,), "samples": 1},
+            "samples be 2 at least and jitter 1 at most, got .* 1 and 1",
+        ),
+        ("nerf-rays", {"input_shape": (11,), "norm": "batch"}, "unknown norm 'batch': choose from layer, none"),
         ("dgcnn", {}, r"this network needs point clouds \(points, d\) of at least k = 20 points"),
         ("dgcnn", {"input_shape": (19, 3)}, r"at least k = 20 points, not inputs of shape \(19, 3\)"),
         ("dgcnn", {"input_shape": (20, 3), "widths": ()}, "widths must have the channels"),
@@ -200,7 +227,7 @@ def test_the_smallest_images_fit(name):
 )
 def test_what_does_not_fit_is_one_sentence(name, change, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
-        build(name, **{"input_shape": IMAGE, "outputs": 3} | change)
+        build(name, **{"input_shape": CIFAR if name == "cnn5" else IMAGE, "outputs": 3} | change)
     assert "\n" not in str(caught.value)
 
 
@@ -208,6 +235,62 @@ def test_options_as_they_come_from_a_file():
     assert isinstance(build("cnn5", input_shape=[2, 8, 8], outputs=3, widths=[3, 4], pooled=[1]), nn.Module)
     assert MODELS["wrn-28-10"].options["widths"] == (160, 320, 640)
     assert "generator" not in MODELS["mlp"].options
+
+
+def test_the_five_layers_of_the_bnp_paper():
+    """TensorFlow's tutorial of 2019, with the paper's widths, written with torch's own modules."""
+    model = build("cnn5", input_shape=CIFAR, outputs=10, generator=torch.Generator().manual_seed(0))
+    layers = list(eligible_layers(model).values())
+    convolutions = [nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3), nn.Conv2d(64, 32, 3)]
+    dense = [nn.Linear(512, 64), nn.Linear(64, 10)]
+    for own, given in zip([*convolutions, *dense], layers, strict=True):
+        own.load_state_dict(given.state_dict())
+    a, b, c = convolutions
+    sequence = (a, nn.ReLU(), nn.MaxPool2d(2), b, nn.ReLU(), nn.MaxPool2d(2), c, nn.ReLU(), nn.Flatten())
+    truth = nn.Sequential(*sequence, dense[0], nn.ReLU(), dense[1])
+    images = torch.rand(4, *CIFAR, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model(images), truth(images), rtol=0, atol=0)
+
+
+def test_the_nine_convolutions_of_the_cwo_paper():
+    model = build("cnn9", input_shape=CIFAR, outputs=10, generator=torch.Generator().manual_seed(0))
+    parts, before = [], 3
+    for width in (64, 128, 256):
+        for _ in range(3):
+            parts += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            before = width
+        parts.append(nn.AvgPool2d(2) if width < 256 else nn.AdaptiveAvgPool2d(1))
+    truth = nn.Sequential(*parts, nn.Flatten(), nn.Linear(256, 10))
+    truth.load_state_dict(dict(zip(truth.state_dict(), model.state_dict().values(), strict=True)))
+    images = torch.rand(4, *CIFAR, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model(images), truth(images))
+
+
+@pytest.mark.parametrize(
+    ("word", "like"),
+    [
+        ("batch", nn.BatchNorm2d(64)),
+        ("batch:eps=0.001,momentum=0.01", nn.BatchNorm2d(64, eps=1e-3, momentum=0.01)),
+        ("group:groups=16", nn.GroupNorm(16, 64)),
+        ("group:size=4,eps=0.01", nn.GroupNorm(16, 64, eps=0.01)),
+        ("group:size=64", nn.GroupNorm(1, 64)),
+        ("layer:eps=1e-3", nn.GroupNorm(1, 64, eps=1e-3)),
+        ("none", nn.Identity()),
+    ],
+)
+def test_normalizations_with_options(word, like):
+    assert repr(Layers(glorot_uniform, None, word).normalization(64)) == repr(like)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_scale_of_initial_weights(name):
+    plain, scaled = reduced(name), reduced(name, init_scale=0.25)
+    layers = eligible_layers(plain)
+    for layer, module in eligible_layers(scaled).items():
+        torch.testing.assert_close(module.weight, layers[layer].weight / 4, rtol=0, atol=0)
+    weights = {f"{layer}.weight" for layer in layers}
+    others = plain.state_dict().keys() - weights
+    assert all(torch.equal(plain.state_dict()[key], scaled.state_dict()[key]) for key in others)
 
 
 def test_readable_names():

@@ -11,13 +11,6 @@ from hesscond.study import built_in, load_study, resolve_device
 from hesscond.study.config import completed
 from hesscond.study.structure import layers_of
 
-CIFAR_RATES = {
-    60: {"vanilla": 0.01, "bnp": 0.1},
-    6: {"vanilla": 0.005, "bnp": 0.05},
-    1: {"vanilla": 0.0005, "bnp": 0.1},
-}
-MNIST_RATES = {60: {"vanilla": 0.1, "bnp": 0.5}}
-
 STUDY = """
 name = "tiny"
 description = "for the tests"
@@ -59,42 +52,56 @@ def names_in(method):
 
 def test_every_built_in_study_fits_this_package():
     studies = list(built_in())
-    assert {s.name for s in studies} >= {"fc-cifar10", "fc3-cifar10", "fc-mnist", "fc3-mnist", "fc-digits"}
+    assert {s.name for s in studies} >= {"bnp-figure-3", "bnp-figure-8", "cwo-table-1", "wc-table-1", "fc-digits"}
     methods = {m.name for m in registered()}
     for study in studies:
-        assert load_study(study.name) == study
+        assert load_study(study.full_name) == study
         assert study.data.name in names()
-        assert study.training.batch_size in {entry.batch_size for entry in study.learning_rates}
-        assert {one for entry in study.learning_rates for name in entry.rate for one in names_in(name)} <= methods
+        own = {entry.name: entry.method for entry in study.methods}
+        rated = [own.get(name, name) for entry in study.learning_rates for name in entry.rate]
+        assert {one for name in (*rated, *own.values()) for one in names_in(name)} <= methods
+        for name in own:
+            assert study.known_rate(name, study.training.batch_size) is not None
         assert study.description
         assert study.run is None
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "depth", "rates"),
-    [
-        ("fc-cifar10", "cifar10", 2, CIFAR_RATES),
-        ("fc3-cifar10", "cifar10", 3, CIFAR_RATES),
-        ("fc-mnist", "mnist", 2, MNIST_RATES),
-        ("fc3-mnist", "mnist", 3, MNIST_RATES),
-    ],
-)
-def test_the_studies_of_the_paper(name, data, depth, rates):
-    study = load_study(name)
-    assert study.data.name == data
-    assert study.model.hidden == [100] * depth
-    assert study.model.activation == "relu"
-    assert {entry.batch_size for entry in study.learning_rates} >= set(rates)
-    for batch, of_the_paper in rates.items():
-        assert {method: study.learning_rate(method, batch) for method in of_the_paper} == of_the_paper
-    assert study.learning_rate("bnp", 60) == rates[60]["bnp"]
-    assert (study.training.batch_size, study.training.momentum, study.training.loss) == (60, 0, "cross_entropy")
-    assert (study.probe.layers, study.probe.units) == ([f"fc{depth + 1}"], [3])
-    assert (study.probe.every, study.probe.train_every_epochs) == (1, 1)
-    if data == "cifar10":
-        assert study.training.epochs == 5
-    with pytest.raises(ConfigError, match="no learning rate for method 'bnp' at batch size 7"):
-        study.learning_rate("bnp", 7)
+#: Tables 2 and 3 of the BNP paper.
+TABLE_2 = {
+    ("bnp-figure-3/mnist", 60): {"vanilla": 0.1, "BN": 0.5, "BNP": 0.5, "LN": 0.1},
+    ("bnp-figure-3/cifar10", 60): {"vanilla": 0.01, "BN": 0.5, "BNP": 0.1, "LN": 0.5},
+    ("bnp-figure-4/fc-batch-6", 6): {"vanilla": 0.005, "BN": 0.05, "BNP": 0.05, "BRN": 0.05, "LN": 0.05},
+    ("bnp-figure-4/fc-batch-1", 1): {"vanilla": 0.0005, "BNP": 0.1, "LN": 0.01},
+}
+TABLE_3 = {
+    ("bnp-figure-5/batch-128", 128): {"vanilla": 0.1, "BN": 0.1, "BNP": 0.1, "4 Things": 0.005},
+    ("bnp-figure-5/batch-2", 2): {"vanilla": 0.001, "BN": 0.001, "BNP": 0.01, "4 Things": 0.0001, "BRN": 0.01},
+    ("bnp-figure-4/cnn5-batch-1", 1): {"vanilla": 0.001, "BNP": 0.1, "4 Things": 0.001},
+    ("bnp-figure-6/cifar10", 128): {"BN": 0.1, "BNP": 0.1, "BNP+GN": 0.1, "GN": 0.1},
+    ("bnp-figure-6/cifar100", 128): {"BN": 0.1, "BNP": 0.01, "BNP+GN": 0.1, "GN": 0.1},
+    ("bnp-figure-7", 256): {"BN": 0.1, "BNP+GN": 0.1, "GN": 0.1},
+}
+
+
+@pytest.mark.parametrize(("name", "batch"), [*TABLE_2, *TABLE_3])
+def test_learning_rates_are_those_of_the_bnp_paper(name, batch):
+    study, rates = load_study(name), (TABLE_2 | TABLE_3)[name, batch]
+    assert study.training.batch_size == batch
+    assert {entry.name for entry in study.methods} == set(rates)
+    assert {method: study.learning_rate(method, batch) for method in rates} == rates
+    fully_connected = (name, batch) in TABLE_2
+    assert study.model.name == ("mlp" if fully_connected else study.model.name)
+    if fully_connected:
+        assert (study.model.hidden, study.model.activation) == ([100] * 3, "relu")
+        assert (study.training.momentum, study.training.loss, study.training.epochs) == (0, "cross_entropy", 20)
+
+
+def test_figure_8_probes_the_first_output_unit():
+    study = load_study("bnp-figure-8")
+    assert (study.model.hidden, study.training.batch_size) == ([100, 100], 60)
+    assert (study.probe.layers, study.probe.units, study.probe.every) == (["fc3"], [0], 1)
+    assert load_study("fc-cifar10") == study
+    assert load_study("fc3-mnist") == load_study("bnp-figure-3/mnist")
 
 
 def test_a_study_file_is_read(written):
@@ -267,7 +274,17 @@ def test_scales_that_are_not_there(tmp_path, written):
             'name = "digits"\naugmentation = ["crop", "turn"]',
             ["line 7", "augmentation.1", "'flip'"],
         ),
-        ('name = "digits"', 'name = "shapes"\naugmentation = ["crop"]', ["line 7", "data.augmentation", "no images"]),
+        (
+            'name = "digits"',
+            'name = "shapes"\naugmentation = ["crop"]',
+            ["line 7", "augmentation.0", "points", "jitter"],
+        ),
+        (
+            'name = "digits"',
+            'name = "digits"\naugmentation = ["jitter"]',
+            ["line 7", "augmentation.0", "images", "crop"],
+        ),
+        ('name = "digits"', 'name = "occupancy"\naugmentation = ["flip"]', ["line 7", "coordinates", "none"]),
         ('name = "digits"', 'name = "shapes"\npoint = 3', ["line 7", "did you mean 'points'?", "noise"]),
         ('name = "digits"', 'name = "shapes"\npoints = 0', ["line 5", "points must be an integer from 1, not 0"]),
         ('name = "digits"', 'name = "digits"\npoints = 3', ["line 7", "unknown key 'points' in [data]"]),
@@ -286,9 +303,9 @@ def test_parts_that_do_not_fit_are_named(written, old, new, words):
 
 
 def test_statements_speak_of_dense_layers(tmp_path):
-    text = STUDY.replace("hidden = [8]", "name = 'cnn5'").replace('["fc2"]', '["fc2", "conv1"]')
+    text = STUDY.replace("hidden = [8]", "name = 'cnn5'\npadding = 'same'").replace('["fc2"]', '["fc2", "conv1"]')
     (tmp_path / "tiny.toml").write_text(text + "\n[[statements]]\nid = 'bnp-theorem-4'\n")
-    with pytest.raises(ConfigError, match=r"line 23: statements: .* dense layers, but layer 'conv1' is a Conv2d"):
+    with pytest.raises(ConfigError, match=r"line 24.* bnp-theorem-4 speaks of Linear layers, .* 'conv1' is a Conv2d"):
         load_study(tmp_path / "tiny.toml")
 
 

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 import torch
 
-from hesscond.data import Dataset, Pictures, standardized
+from hesscond.data import Dataset, Form, Pictures, standardized
 from hesscond.data.dataset import images_from_bytes
 from hesscond.errors import ConfigError
 from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 #: Of every table the columns that are no measurement of time.
 TABLES = ("training", "evaluation", "probe", "readings", "statements")
 RESNET = {"name": "resnet20", "blocks": [1, 1], "widths": [3, 4]}
-CNN = {"name": "cnn5", "widths": [2, 3], "pooled": [1, 2], "hidden": [5]}
+CNN = {"name": "cnn5", "widths": [2, 3], "padding": "same", "pooled": [1, 2], "hidden": [5]}
 
 
 @pytest.fixture
@@ -213,4 +213,4 @@ def test_augmentation_of_earlier_studies_is_drawn_as_before():
 
     (spread,) = np.random.SeedSequence([5, 2]).generate_state(1)
     state = torch.Generator().manual_seed(int(spread)).get_state()
-    assert torch.equal(Augmentation(["crop", "flip"], (1, 8, 8), 5).generator.get_state(), state)
+    assert torch.equal(Augmentation(["crop", "flip"], Form((1, 8, 8), 10, 10), 5).generator.get_state(), state)

@@ -8,18 +8,20 @@ import torch
 
 from hesscond.data import Dataset
 from hesscond.errors import HesscondError
-from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
-from hesscond.study.files import SCALES, studies_folder
+from hesscond.study import RunPlan, built_in, check_plan, load_data, load_study, open_run, run
+from hesscond.study.files import SCALES
 from hesscond.study.grid import Overrides
 
-STUDIES = sorted(path.stem for path in studies_folder().glob("*.toml"))
+STUDIES = [study.full_name for study in built_in()]
 SMALL = {name: load_study(name, "small") for name in STUDIES}
 #: Those whose data need no download.
 AT_HAND = [name for name in STUDIES if SMALL[name].data.name in ("digits", "occupancy", "shapes", "image-regression")]
 
 
 def methods_of(study):
-    """The methods with a rate at the study's batch size."""
+    """The methods that the study names, else those with a rate at its batch size."""
+    if study.methods:
+        return [entry.name for entry in study.methods]
     return [m for entry in study.learning_rates if entry.batch_size == study.training.batch_size for m in entry.rate]
 
 
@@ -35,8 +37,8 @@ def noise(study, samples=20):
 
 def trained(study, data, method, folder):
     """Two iterations; returns the run."""
-    rate = study.learning_rate(method, study.training.batch_size)
-    run(RunPlan(study, method, 0, rate, folder, torch.device("cpu")), data)
+    rate, variant = study.learning_rate(method, study.training.batch_size), study.variant(method)
+    run(RunPlan(variant.study, variant.method, 0, rate, folder, torch.device("cpu"), variant.label), data)
     return open_run(folder)
 
 
@@ -61,10 +63,8 @@ def shortened(study, samples=16):
 def test_both_scales_are_whole(name):
     for scale in SCALES:
         study = load_study(name, scale)
-        assert (study.name, study.scale, study.small) == (name, scale, {})
-        methods = methods_of(study)
-        assert "vanilla" in methods
-        assert len(methods) >= 2
+        assert (study.full_name, study.scale, study.small) == (name, scale, {})
+        assert len(methods_of(study)) >= 2
         for entry in study.learning_rates:
             for method in entry.rate:
                 if entry.grid:
@@ -72,7 +72,14 @@ def test_both_scales_are_whole(name):
                     assert min(grid) <= entry.rate[method] <= max(grid)
 
 
-@pytest.mark.parametrize("name", [name for name in STUDIES if name not in AT_HAND])
+def slow_but_one(names):
+    """Of the panels of one file, all but the first are slow tests: they differ in the data or the network alone."""
+    files = [name.partition("/")[0] for name in names]
+    marks = [pytest.mark.slow if file in files[:place] else () for place, file in enumerate(files)]
+    return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
+
+
+@pytest.mark.parametrize("name", slow_but_one([name for name in STUDIES if name not in AT_HAND]))
 def test_the_small_version_fits_together(tmp_path, name):
     """Every method fits the network; one of them trains, on noise in place of the data."""
     study = shortened(SMALL[name])
@@ -81,11 +88,12 @@ def test_the_small_version_fits_together(tmp_path, name):
     for method in methods:
         if method == "optimal-diagonal":  # for narrow layers only, which an option names
             continue
-        check_plan(RunPlan(study, method, 0, 0.01, tmp_path / "none", torch.device("cpu")), data)
+        variant = study.variant(method)
+        check_plan(RunPlan(variant.study, variant.method, 0, 0.01, tmp_path / "none", torch.device("cpu")), data)
     check_run(trained(study, data, methods[1], tmp_path / "run"))
 
 
-@pytest.mark.parametrize("name", AT_HAND)
+@pytest.mark.parametrize("name", slow_but_one(AT_HAND))
 def test_the_small_version_trains(tmp_path, name):
     study = Overrides(iterations=2).apply(SMALL[name])
     data = load_data(study.data)

@@ -1,5 +1,7 @@
 """Schedules against torch's own, and in every method's optimizer."""
 
+from functools import partial
+
 import pytest
 import tomli_w
 import torch
@@ -7,9 +9,10 @@ from pydantic import ValidationError
 from torch.optim import lr_scheduler
 
 from hesscond.data import load
+from hesscond.errors import ConfigError
 from hesscond.study import RunPlan, load_study, open_run, run
 from hesscond.study.log import RunLog
-from hesscond.study.runner import Training
+from hesscond.study.runner import Training, check_plan
 from hesscond.study.schedule import factors
 from hesscond.study.sections import ScheduleConfig, sentence
 
@@ -68,6 +71,12 @@ def test_warm_up_is_linear(keys):
     )
 
 
+def test_a_warm_up_begins_where_it_is_told_to():
+    grown = by_ours(warmup_iterations=4, warmup_start=0.1)
+    assert grown == pytest.approx([0.1, 0.325, 0.55, 0.775] + [1.0] * 56)
+    assert by_ours(warmup_iterations=3, warmup_start=0.1, warmup="constant") == pytest.approx([0.1] * 3 + [1.0] * 57)
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -79,7 +88,9 @@ def test_warm_up_is_linear(keys):
         ({"kind": "steps", "milestones": [3.0, 2.0], "factor": 0.1}, "milestones: must ascend"),
         ({"warmup_epochs": 1.0, "warmup_iterations": 2}, "either warmup_epochs or warmup_iterations"),
         ({"kind": "sawtooth"}, "kind: Input should be 'constant', 'steps', 'cosine', 'linear' or 'exponential'"),
-        ({"warmup": 3}, "unknown key 'warmup': did you mean 'warmup_epochs'? allowed: kind"),
+        ({"warmups": 3}, "unknown key 'warmups': did you mean 'warmup'? allowed: kind"),
+        ({"warmup_start": 0.1}, "warmup_start: needs the length of the warm-up"),
+        ({"warmup": "constant", "warmup_epochs": 1.0}, "warmup: a constant warm-up needs warmup_start"),
     ],
 )
 def test_what_does_not_fit_is_named(keys, words):
@@ -133,8 +144,21 @@ def test_the_log_has_the_rate_of_every_step(tmp_path):
     assert open_run(plan.folder).table("training")["lr"].tolist() == pytest.approx(expected)
 
 
-def test_weight_decay_and_nesterov_are_those_of_torch(tmp_path):
-    training = {"iterations": 3, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "batch_size": 60}
+@pytest.mark.parametrize(
+    ("options", "peer"),
+    [
+        (
+            {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+            partial(torch.optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.1),
+        ),
+        ({"optimizer": "adam", "weight_decay": 0.1}, partial(torch.optim.Adam, weight_decay=0.1)),
+        ({"optimizer": "adamw", "weight_decay": 0.3}, partial(torch.optim.AdamW, weight_decay=0.3)),
+        ({"optimizer": "adamw"}, partial(torch.optim.AdamW, weight_decay=0.0)),
+    ],
+    ids=str,
+)
+def test_optimizers_are_those_of_torch(tmp_path, options, peer):
+    training = {"iterations": 3, "batch_size": 60} | options
     (tmp_path / "study.toml").write_text(
         tomli_w.dumps(STUDY | {"training": training, "schedule": {}}), encoding="utf-8"
     )
@@ -144,7 +168,7 @@ def test_weight_decay_and_nesterov_are_those_of_torch(tmp_path):
     own = Training(plan, data, log, None)
     log.close("finished")
     twin = Training(plan, data, RunLog(tmp_path / "other", plan.config(data)), None)
-    optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1)
+    optimizer = peer(twin.model.parameters(), lr=0.1)
     for k in range(3):
         own.step(k, own.inputs[:60], own.targets[:60])
         optimizer.zero_grad()
@@ -153,3 +177,23 @@ def test_weight_decay_and_nesterov_are_those_of_torch(tmp_path):
     twin.log.close("finished")
     for one, other in zip(own.model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_method_that_is_an_optimizer_keeps_it(tmp_path):
+    training = {"iterations": 3, "batch_size": 60, "optimizer": "adam"}
+    (tmp_path / "study.toml").write_text(tomli_w.dumps(STUDY | {"training": training}), encoding="utf-8")
+    study = load_study(tmp_path / "study.toml")
+    for method, expected in [("rmsprop", torch.optim.RMSprop), ("l2+rmsprop", torch.optim.RMSprop)]:
+        plan = RunPlan(study, method, 0, 0.1, tmp_path / method, torch.device("cpu"))
+        log = RunLog(plan.folder, plan.config(load("digits")))
+        assert type(Training(plan, load("digits"), log, None).optimizer) is expected
+        log.close("finished")
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_a_momentum_is_of_sgd(tmp_path, optimizer):
+    training = {"iterations": 3, "batch_size": 60, "optimizer": optimizer, "momentum": 0.9}
+    (tmp_path / "study.toml").write_text(tomli_w.dumps(STUDY | {"training": training}), encoding="utf-8")
+    plan = RunPlan(load_study(tmp_path / "study.toml"), "bnp", 0, 0.1, tmp_path / "run", torch.device("cpu"))
+    with pytest.raises(ConfigError, match=f"optimizer '{optimizer}' has no momentum of its own: set momentum to 0"):
+        check_plan(plan, load("digits"))

@@ -10,7 +10,7 @@ import pytest
 from hesscond.errors import ConfigError, RunError
 from hesscond.study import find_runs, open_run
 from hesscond.study.log import RunLog, can_be_resumed
-from hesscond.study.store import SCHEMA_VERSION, TABLES, reading
+from hesscond.study.store import LACKING, SCHEMA_VERSION, TABLES, reading
 from tests.study.run_logs import CONFIG, row, written_run
 
 
@@ -45,7 +45,7 @@ def test_a_run_goes_on_where_it_was_broken_off(tmp_path):
     assert len(stored.table("readings")) == 6 + 4
 
 
-@pytest.mark.parametrize("version", [0, SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+@pytest.mark.parametrize("version", [0, min(LACKING) - 1, SCHEMA_VERSION + 1])
 def test_a_log_of_another_version_is_left_alone(tmp_path, version):
     """Its columns mean something else: one sentence says so, to whoever reads it or goes on with it."""
     folder = written_run(tmp_path / "run")
@@ -57,6 +57,33 @@ def test_a_log_of_another_version_is_left_alone(tmp_path, version):
         with pytest.raises(RunError, match=sentence):
             use(folder)
     assert content(folder) == before
+
+
+@pytest.mark.parametrize("version", sorted(LACKING)[:-1])
+def test_a_log_of_an_older_version_is_read_and_goes_on(tmp_path, version):
+    """What it lacks is empty; who goes on with it brings it up."""
+    folder = written_run(tmp_path / "run", iterations=6)
+    with closing(sqlite3.connect(folder / "run.sqlite")) as connection:
+        for table, columns in LACKING[version].items():
+            for column in columns:
+                connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        connection.execute(f"PRAGMA user_version = {version}")
+    before = content(folder)
+    evaluation = open_run(folder).table("evaluation")
+    assert list(evaluation.columns) == list(TABLES["evaluation"])
+    assert evaluation[["test_accuracy", "test_loss"]].to_numpy().tolist() == [[0.5, 1.0]]
+    assert all(
+        open_run(folder).table(table)[list(columns)].isna().all(axis=None)
+        for table, columns in LACKING[version].items()
+    )
+    assert content(folder) == before
+    assert can_be_resumed(folder, CONFIG)
+    log = RunLog.reopened(folder)
+    log.commit(evaluation=[{"iteration": 9, "epoch": 1, "test_loss": 0.5, "test_psnr": 7.0}])
+    log.close("finished")
+    assert open_run(folder).table("evaluation")["test_psnr"].fillna(-1).tolist() == [-1, 7]
+    with reading(folder) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
 def test_a_database_of_another_program_is_no_log(tmp_path):

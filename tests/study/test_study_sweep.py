@@ -28,7 +28,7 @@ from hesscond.study.grid import (
     write_sweep,
 )
 from hesscond.study.store import TABLES
-from hesscond.study.sweep import ATTEMPTS, Outcome, prepare, shared_files, sweep, work
+from hesscond.study.sweep import ATTEMPTS, Outcome, prepare_sweep, shared_files, sweep, work
 from hesscond.study.workers import WorkerProcesses
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def config_of(study=None, **axes):
 
 
 def prepared(config, out, data):
-    return prepare(config, plan_sweep(config, out, CPU), {("digits", ()): data}, out)
+    return prepare_sweep(config, plan_sweep(config, out, CPU), {("digits", ()): data}, out)
 
 
 class Watcher:

@@ -1,6 +1,7 @@
 """Training and probing of a study against plain torch and numpy."""
 
 import io
+import math
 from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.metrics import balanced_accuracy_score, top_k_accuracy_score
 from torch import nn
 
 import hesscond
@@ -342,7 +344,38 @@ def test_evaluations_equal_a_plain_pass_over_the_test_set(tmp_path, digits):
         assert row["test_accuracy"] == (output.argmax(1) == digits.test_targets).double().mean().item()
         loss = nn.functional.cross_entropy(output, digits.test_targets).item()
         assert row["test_loss"] == pytest.approx(loss, rel=1e-5)
+        # scikit-learn's scores
+        truth, ranked = digits.test_targets.numpy(), output.numpy()
+        assert row["test_top5"] == pytest.approx(top_k_accuracy_score(truth, ranked, k=5, labels=range(10)))
+        assert row["test_class_accuracy"] == pytest.approx(balanced_accuracy_score(truth, ranked.argmax(1)))
+        assert math.isnan(row["test_psnr"])
     assert last["test_accuracy"] > first["test_accuracy"]
+
+
+def test_binary_cross_entropy_is_of_every_class_against_the_others(tmp_path, digits):
+    """Evaluated and measured as −log σ(±o), a mean over samples and classes, by torch.func of units of the output."""
+    training = {"loss": "binary_cross_entropy"}
+    plan = plan_for(tmp_path / "run", iterations=1, training=training, probe={"precision": "float64"}, hidden=[12, 12])
+    run(plan, digits)
+    model = build_model(plan, digits).double()
+    x, labels = digits.train_inputs.flatten(1).double(), digits.train_targets
+    h = torch.relu(model.fc2(torch.relu(model.fc1(x))))
+    h = torch.cat([torch.ones(len(h), 1, dtype=h.dtype), h], 1).detach()
+    sign = torch.where(labels == 3, -1.0, 1.0)
+
+    def loss(w):
+        return torch.log1p(torch.exp(sign * (h @ w))).mean() / 10
+
+    H = torch.func.hessian(loss)(torch.cat([model.fc3.bias[3:4], model.fc3.weight[3]]).detach()).detach().numpy()
+    row = open_run(plan.folder).table("probe").query("data == 'train' and iteration == 0").iloc[0]
+    kappa, rank = dense_kappa(H)
+    assert (row["rank"], row["samples"]) == (rank, len(x))
+    assert row["kappa"] == pytest.approx(kappa, rel=1e-5)
+    assert row["lambda_max"] == pytest.approx(np.linalg.eigvalsh(H)[-1], rel=1e-5)
+    first = open_run(plan.folder).table("evaluation").iloc[0]
+    odds = model(digits.test_inputs.double()).detach().numpy()
+    signs = np.where(np.arange(10) == digits.test_targets.numpy()[:, None], -1, 1)
+    assert first["test_loss"] == pytest.approx(np.log1p(np.exp(signs * odds)).mean(), rel=1e-5)
 
 
 def test_when_evaluations_and_train_probes_happen(tmp_path, digits):

@@ -137,6 +137,7 @@ def conclude_or_say(assertion):
 
 def test_statements_on_random_cases():
     assert assert_statement("bnp-theorem-4", trials=10, seed=3).outcome == "passed"
+    assert assert_statement("prec-theorem-3", trials=5).outcome == "passed"
     with pytest.raises(ConditionNumberError, match="expected wc-theorem-1 to hold, and the bounds decide against it"):
         assert_statement("wc-theorem-1", trials=5)
     assert assert_statement("wc-theorem-1", trials=5, status="violated").outcome == "passed"

@@ -4,10 +4,24 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from hesscond.spectra import condition_number
 from hesscond.theorems import Observation, exact, statement, verify
-from hesscond.theorems.bnp_algorithms import BNPProposition5, BNPProposition10, entry_means
+from hesscond.theorems.base import reported
+from hesscond.theorems.bnp_algorithms import (
+    BNPProposition5,
+    BNPProposition6,
+    BNPProposition10,
+    Counted,
+    bn_as_written,
+    bn_shared,
+    bnp_step,
+    entry_means,
+    flops,
+    plain,
+    random_layer,
+)
 from hesscond.theorems.bnp_condition_numbers import BNPGain, BNPProposition11
 from tests.theorems.verdicts import check_broken, check_known, example_of, kappa, tallies
 
@@ -60,6 +74,84 @@ def test_the_law_of_the_counterexample():
         spikes = (rng.random((size, size)) < size**-2.0) * size * rng.choice([-1.0, 1.0], (size, size))
         ratios.append(np.linalg.norm(spikes, 2) / size**0.5)
     assert np.mean(ratios) > 3
+
+
+def test_the_norm_of_the_inputs_of_a_convolution_is_reported():
+    verdict = verify("bnp-proposition-5", trials=20, counterexamples=False)
+    plain, divided, share = verdict.readings
+    assert [found.reading.name for found in verdict.readings] == [one.name for one in BNPProposition5.reports]
+    # a column of Nrs ones
+    assert share.least >= 1 - 1e-12
+    assert divided.most <= plain.most
+    # what is reported does not change what is checked
+    silent = type("Silent", (BNPProposition5,), {"reports": (), "report": lambda self, rng: ()})
+    again = verify(silent(), trials=20, counterexamples=False)
+    assert [tally.used for tally in again.tallies] == [tally.used for tally in verdict.tallies]
+    assert again.readings == ()
+
+
+def test_readings_that_are_not_there_are_left_out():
+    reading = BNPProposition5.reports[0]
+    found = reported(reading, [3.0, np.nan, 1.0, 2.0])
+    assert (found.median, found.least, found.most) == (2.0, 1.0, 3.0)
+    assert np.isnan(reported(reading, [np.nan]).median)
+
+
+@pytest.mark.slow
+def test_proposition_6():
+    check_known("bnp-proposition-6", trials=40, seldom=("comparison, sums shared",))
+
+
+@pytest.mark.parametrize(("n", "N", "m"), [(3, 4, 5), (7, 3, 2), (12, 10, 8)])
+def test_operations_are_those_of_a_count_by_hand(n, N, m):
+    arrays = random_layer(np.random.default_rng(0), n, N, m)
+    # means and variances 4nN, averages 6n, σ̃² 3n; step 4: 3nm + n; step 5: 2nm + m
+    assert flops(bnp_step, arrays) == 4 * n * N + 6 * n + 3 * n + (3 * n * m + n) + (2 * n * m + m)
+    # statistics, averages, σ; forward 4; the derivatives of x̂, σ², μ, h, γ, β: 1 + 5 + 5 + 7 + 2 + 1
+    assert flops(bn_as_written, arrays) == (4 + 4 + 21) * n * N + 12 * n
+    assert flops(bn_shared, arrays) == (4 + 3 + 7) * n * N + 9 * n
+
+
+def test_what_is_counted_is_right():
+    """Against torch's batch normalization, and the transformed gradient of the method."""
+    arrays = random_layer(np.random.default_rng(0), 4, 7, 3)
+    inputs = {name: torch.tensor(arrays[name], requires_grad=True) for name in ("H", "gamma", "beta")}
+    output = torch.nn.functional.batch_norm(
+        inputs["H"], None, None, inputs["gamma"], inputs["beta"], training=True, eps=1e-3
+    )
+    truth = torch.autograd.grad(output, list(inputs.values()), torch.tensor(arrays["G"]))
+    for way in (bn_as_written, bn_shared):
+        found = way(arrays)
+        assert np.allclose(found["output"], output.detach())
+        for name, expected in zip(inputs, truth, strict=True):
+            assert np.allclose(found[name], expected, rtol=1e-10)
+    H, mu, variance = arrays["H"], arrays["mu"], arrays["variance"]
+    mu, variance = 0.99 * mu + 0.01 * H.mean(0), 0.99 * variance + 0.01 * H.var(0)
+    variance = variance + 1e-2 * variance.max() + 1e-4
+    P = np.diag([1.0, *variance**-0.5])
+    P[0, 1:] = -mu / variance**0.5
+    expected = np.column_stack([arrays["G_b"], arrays["G_w"]]) @ P @ P.T
+    new, bias = bnp_step(arrays)
+    assert np.allclose(np.column_stack([bias, new]), expected, rtol=1e-10)
+
+
+def test_every_operation_counts():
+    a, b = Counted(2.0, tally := [0]), Counted(3.0, tally)
+    results = [a + b, a - b, a * b, a / b, 1 / a, 2 * a, 2 + a, np.sqrt(np.array([b], dtype=object))[0]]
+    assert [plain(x) for x in results] == [5, -1, 6, 2 / 3, 0.5, 4, 4, 3**0.5]
+    assert not a >= b
+    assert tally == [9]
+
+
+def test_a_formula_that_leaves_something_out():
+    class OnceLess(BNPProposition6):
+        """As if step 5 were free."""
+
+        def printed(self, n, N, m):
+            return 4 * n * N + 3 * n * m + 8 * n, 28 * n * N
+
+    check_broken(OnceLess(), "BNP", trials=10)
+    check_broken(OnceLess(), "BN", trials=10)
 
 
 def test_proposition_10():
@@ -185,7 +277,13 @@ def test_gain_in_a_layer():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "trials"),
-    [("bnp-proposition-5", 10_000), ("bnp-proposition-10", 10_000), ("bnp-proposition-11", 5000), ("bnp-gain", 1500)],
+    [
+        ("bnp-proposition-5", 10_000),
+        ("bnp-proposition-6", 1500),
+        ("bnp-proposition-10", 10_000),
+        ("bnp-proposition-11", 5000),
+        ("bnp-gain", 1500),
+    ],
 )
 def test_many_trials(id, trials):
     assert verify(id, trials=trials, seed=7, counterexamples=False).ok

@@ -1,5 +1,7 @@
 """BNP: Hessians as products, algorithms as written out, and the step of the merged network."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -7,18 +9,27 @@ import torch
 from hesscond.theorems import verify
 from hesscond.theorems.base import discrepancy, equal
 from hesscond.theorems.bnp_algorithms import BNPAlgorithm2, BNPAlgorithm3
-from hesscond.theorems.bnp_identities import BNPProposition2, BNPProposition7, BNPProposition9, BNPTheorem3, nonnegative
+from hesscond.theorems.bnp_identities import (
+    BNPMerging,
+    BNPProposition2,
+    BNPProposition7,
+    BNPProposition9,
+    BNPTheorem3,
+    nonnegative,
+)
 from hesscond.theorems.networks import ACTIVATIONS, CRITERIA, random_network
 from tests.theorems.verdicts import check_broken, check_known, example_of, tallies
 
 EPS = np.finfo(float).eps
 
 
+@pytest.mark.slow
 def test_proposition_2():
     verdict = check_known("bnp-proposition-2", trials=100, least=0.1)
     found = tallies(verdict)
     assert found["Hessian"].holds > 85
     assert found["Hessian"].worst < 1
+    assert found["linear regression"].holds == found["logistic regression"].holds == 100
     # mixed signs, and shares of many sizes
     assert sum("% of S negative" in reason for reason in found["S ≥ 0, smooth"].reasons) >= 4
 
@@ -96,8 +107,35 @@ def test_without_centring_the_preconditioned_hessian_is_another():
         def normalized(self, H):
             return torch.cat([torch.ones_like(H[:, :1]), (H - H.mean(0)) / H.std(0)], 1)
 
-    check_broken(Scaled(), "normalized inputs")
-    check_broken(Unbiased(), "normalized inputs")
+    for claim in ("normalized inputs", "constant statistics"):
+        check_broken(Scaled(), claim, trials=10)
+        check_broken(Unbiased(), claim, trials=10)
+
+
+def test_the_counterexample_to_the_hessian_through_the_statistics():
+    w, v, y = example_of(verify("bnp-theorem-3", trials=1), "batch statistics").matrix[0]
+    x = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+
+    def loss(weight, sigma=None):
+        h = weight * x
+        sigma = (h.square().mean()).sqrt() if sigma is None else sigma
+        return (v * h / sigma - y).square().mean() / 2
+
+    at = torch.tensor(float(w), dtype=torch.float64)
+    assert torch.func.hessian(loss)(at).abs() < 1e-14
+    assert float(torch.func.hessian(lambda weight: loss(weight, at))(at)) == pytest.approx(v**2 / w**2)
+
+
+def test_other_curvatures_of_regression():
+    class Unweighted(BNPProposition2):
+        regressions: ClassVar = dict.fromkeys(BNPProposition2.regressions, torch.ones_like)
+
+    class Deviation(BNPProposition2):
+        regressions: ClassVar = dict.fromkeys(BNPProposition2.regressions, lambda y: (y * (1 - y)).abs().sqrt())
+
+    check_broken(Unweighted(), "logistic regression", trials=5)
+    check_broken(Deviation(), "logistic regression", trials=5)
+    check_broken(Deviation(), "linear regression", trials=5)
 
 
 @pytest.mark.slow
@@ -178,6 +216,32 @@ def test_the_counterexample_to_the_gradient_through_the_statistics():
         assert bool(gradient.abs() > 1e-3) == held
 
 
+def test_merging():
+    verdict = check_known("bnp-merging", trials=60)
+    assert tallies(verdict)["gradients"].holds > 50
+    w, gamma, g = example_of(verdict, "step").matrix[0]
+    pair = torch.tensor([w, gamma], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(g * pair.prod(), pair)
+    assert (pair - slope).prod().item() != w * gamma - g
+
+
+def test_broken_mergers():
+    class Shift(BNPMerging):
+        """β as if it came behind the layer."""
+
+        def merge(self, weight, gamma, beta):
+            W = weight[:, 1:]
+            return torch.cat([weight[:, :1] + W.sum(1, keepdim=True) * beta.mean(), W * gamma], 1)
+
+    class Transposed(BNPMerging):
+        def chain_rule(self, weight, gamma, beta, G_hat):
+            in_weight, in_gamma, in_beta = super().chain_rule(weight, gamma, beta, G_hat)
+            return in_weight, in_beta, in_gamma
+
+    check_broken(Shift(), "function", trials=5)
+    check_broken(Transposed(), "gradients", trials=5)
+
+
 def test_equality_up_to_round_off():
     one = np.array([1.0, 2.0])
     assert equal(one, one * (1 + 3 * EPS)).status == "holds"
@@ -201,6 +265,7 @@ def test_equality_up_to_round_off():
         ("bnp-algorithm-3", 10_000),
         ("bnp-proposition-7", 10_000),
         ("bnp-proposition-9", 3000),
+        ("bnp-merging", 3000),
     ],
 )
 def test_many_trials(id, trials):

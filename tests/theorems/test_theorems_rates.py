@@ -18,10 +18,12 @@ from hesscond.theorems.rates import (
     Iteration,
     attained,
     bounded,
+    decay_of_step,
     distance_to_kink,
     gradient,
     measured,
     newton,
+    no_faster,
     preactivations,
     predicted,
     rescaled,
@@ -29,7 +31,7 @@ from hesscond.theorems.rates import (
     second_order,
     taught,
 )
-from hesscond.theorems.weight_conditioning import flat_loss
+from hesscond.theorems.weight_conditioning import QuadraticDescent, flat_loss
 from tests.theorems.verdicts import check_broken, check_known, tallies
 
 
@@ -216,6 +218,7 @@ def test_a_rate_by_another_hessian_is_far_off(verdicts):
     assert tallies(verdicts["cwo-rate"])["without curvature"].worst > 100
 
 
+@pytest.mark.slow
 def test_dead_units_are_the_reason(verdicts):
     found = tallies(verdicts["bnp-theorem-1"])
     assert found["assumption"].violated > 2
@@ -231,9 +234,9 @@ def check(network):
 
 
 def test_conditions_are_checked_first():
-    assert [outcome.status for outcome in check(line([2.0], bias=[0.3]))] == ["holds"] * 4
+    assert [outcome.status for outcome in check(line([2.0], bias=[0.3]))] == ["holds"] * 8
     dead = check(line([2.0, -1.0], bias=[0.3, -4.0]))
-    assert [outcome.status for outcome in dead] == ["holds", "violated", "not-applicable", "not-applicable"]
+    assert [outcome.status for outcome in dead] == ["holds", "violated", *["not-applicable"] * 6]
     # b, w and v of the dead unit
     assert dead[3].reason == "nullity 4, of which rescaling explains 2 (1 unit never active)"
     # a line that no rescaling explains: b, w, v and the output's c for v (w x + b) + c
@@ -277,6 +280,48 @@ def test_the_wrong_step_size():
 
     check_broken(Shorter(), "bound", trials=10)
     check_broken(Shorter(), "attained", trials=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("statement", [PreconditionedRate, BNPTheorem1])
+def test_another_rate_of_any_step(statement):
+    class BestOnly(statement):
+        """(κ − 1)/(κ + 1) whatever the step size."""
+
+        def decay(self, alpha, kappa):
+            return Decay(predicted(kappa.upper), predicted(kappa.lower))
+
+    class BottomOnly(statement):
+        def decay(self, alpha, kappa):
+            found = -math.log(abs(1 - alpha * kappa.lambda_min))
+            return Decay(found, found)
+
+    check_broken(BestOnly(), "bound, any α", trials=10)
+    check_broken(BestOnly(), "attained, any α", trials=10)
+    check_broken(BestOnly(), "diverges", trials=10)
+    check_broken(BottomOnly(), "diverges", trials=10)
+
+
+def test_rates_of_step_sizes():
+    k = condition_number(np.diag([2.0, 5.0, 10.0]))
+    for alpha in (0.01, 0.05, 0.1, 1 / 6, 0.19, 0.25):
+        rate = max(abs(1 - alpha * value) for value in (2.0, 5.0, 10.0))
+        found = decay_of_step(alpha, k)
+        assert (found.lower, found.upper) == pytest.approx((-math.log(rate), -math.log(rate)), rel=1e-9)
+    assert decay_of_step(1 / 6, k).lower == pytest.approx(predicted(5.0), rel=1e-9)
+    # all is done in one step
+    assert decay_of_step(0.5, condition_number(2 * np.eye(3))).upper == math.inf
+
+
+def test_nothing_is_faster_than_the_best_step():
+    k = condition_number(np.diag([1.0, 20.0]))
+    statuses = [no_faster(Decay(share * predicted(20.0), share * predicted(20.0)), k).status for share in (0.5, 1, 1.1)]
+    assert statuses == ["holds", "holds", "violated"]
+    diverging = Decay(-0.2, -0.19)
+    assert attained(diverging, k, Decay(-0.195, -0.195)).status == "unresolved"
+    assert attained(Decay(-0.2, -0.2), k, Decay(-0.2, -0.2)).status == "holds"
+    assert attained(diverging, k, Decay(-0.3, -0.3)).status == "violated"
+    assert attained(diverging, k, Decay(0.2, 0.2)).status == "violated"
 
 
 def test_directions_that_change_the_loss():
@@ -330,6 +375,42 @@ def test_random_numbers_are_from_the_generator_only():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", ["prec-theorem-1", "bnp-theorem-1", "cwo-rate"])
+@pytest.mark.parametrize("id", ["prec-theorem-1", "bnp-theorem-1", "cwo-rate", "wc-quadratic"])
 def test_many_trials(id):
     assert verify(id, trials=700, seed=7, counterexamples=False).ok
+
+
+# ------------------------------------------------------------------------------------------------- quadratic functions
+
+
+def test_descent_on_quadratic_functions():
+    verdict = check_known("wc-quadratic", trials=30)
+    gradients = {"(13) as printed": 1.0, "(13) with ½": 0.5}
+    for name, factor in gradients.items():
+        (example,) = [example for example in verdict.counterexamples if example.claim == name]
+        *A, P, theta = (torch.tensor(row, dtype=torch.float64) for row in example.matrix)
+        PA, theta = torch.diag(P) @ torch.stack(A), theta.requires_grad_()
+        assert torch.linalg.eigvalsh(torch.stack(A))[0] > 0
+        (slope,) = torch.autograd.grad(factor * theta @ PA @ theta, theta)
+        step = PA @ theta.detach()
+        off = (slope - step).abs().max() / step.abs().max()
+        assert float(off) == pytest.approx(example.factor - 1, rel=1e-12)
+
+
+def test_descent_with_another_factor_or_bound():
+    class Half(QuadraticDescent):
+        def factors(self, eta, sigma):
+            return 1 - eta * sigma / 2
+
+    class Longer(QuadraticDescent):
+        def longest(self, sigma):
+            return 2.5 / sigma.max()
+
+    class Shorter(QuadraticDescent):
+        def longest(self, sigma):
+            return 1 / sigma.max()
+
+    check_broken(Half(), "per direction", trials=3)
+    check_broken(Half(), "preconditioned", trials=3)
+    check_broken(Longer(), "step size", trials=20)
+    check_broken(Shorter(), "step size", trials=20)

@@ -5,15 +5,20 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.theorems import Observation, observed_inputs, statement, verify
 from hesscond.theorems.base import decided
-from hesscond.theorems.bnp_condition_numbers import BNPTheorem4
+from hesscond.theorems.bnp_condition_numbers import (
+    BNPPropertyA,
+    BNPTheorem4,
+    PRECInputScaling,
+    two_kinds,
+    with_property_a,
+)
+from hesscond.theorems.matrices import kappa
 from hesscond.theorems.van_der_sluis import VanDerSluis
 from hesscond.theorems.weight_conditioning import WeightConditioningProposition1, WeightConditioningTheorem1
-
-
-def tallies(verdict):
-    return {tally.claim.name: tally for tally in verdict.tallies}
+from tests.theorems.verdicts import check_broken, check_known, example_of, tallies
 
 
 def check_counterexample(example, left, right):
@@ -25,6 +30,16 @@ def check_counterexample(example, left, right):
 
 def equilibrated(A):
     return A / np.linalg.norm(A, axis=1)[:, None]
+
+
+def by_column(A):
+    return A / np.linalg.norm(A, axis=0)
+
+
+def diagonals(example):
+    """The scalings that are printed."""
+    parts = [part.split(")")[0].split(",") for part in example.text.split("diag(")[1:]]
+    return [np.sqrt([float(Fraction(entry.strip().removeprefix("√"))) for entry in part]) for part in parts]
 
 
 def test_van_der_sluis_holds():
@@ -58,9 +73,16 @@ def test_equilibration_is_not_optimal():
     assert tallies(verdict)["two rows"].violated == 0
     assert tallies(verdict)["two rows"].holds > 15
     assert tallies(verdict)["three rows or more"].violated > 15
-    (example,) = verdict.counterexamples
-    weights = [Fraction(part.strip().removeprefix("√")) for part in example.text.split("diag(")[1][:-1].split(",")]
-    check_counterexample(example, equilibrated, lambda A: np.sqrt(np.array(weights, dtype=float))[:, None] * A)
+    assert tallies(verdict)["two columns"].holds > 15
+    assert tallies(verdict)["three columns or more"].violated > 15
+    assert tallies(verdict)["row-column"].violated > 15
+    rows, columns, both = verdict.counterexamples
+    (p,) = diagonals(rows)
+    check_counterexample(rows, equilibrated, lambda A: p[:, None] * A)
+    (q,) = diagonals(columns)
+    check_counterexample(columns, by_column, lambda A: A * q)
+    p, q = diagonals(both)
+    check_counterexample(both, lambda A: by_column(equilibrated(A)), lambda A: p[:, None] * A * q)
 
 
 def test_for_two_rows_another_scaling_is_told_from_the_best():
@@ -73,8 +95,6 @@ def test_for_two_rows_another_scaling_is_told_from_the_best():
     # compares E with E times something: still better; the other way round it must be violated
     class Reversed(WeightConditioningTheorem1):
         def compare(self, A, scaled):
-            from hesscond.theorems.matrices import kappa
-
             return decided(*(kappa(scaled) / kappa(equilibrated(A))))
 
     assert tallies(verify(Broken(), trials=10, counterexamples=False))["two rows"].violated == 0
@@ -85,9 +105,13 @@ def test_equilibration_does_not_improve_every_matrix():
     verdict = verify("wc-proposition-1", trials=200)
     assert verdict.ok
     assert tallies(verdict)["within √m"].violated == 0
-    assert 2 <= tallies(verdict)["improves"].violated <= 60
-    (example,) = verdict.counterexamples
-    check_counterexample(example, equilibrated, lambda A: A)
+    for name in ("improves", "columns", "row-column"):
+        assert 2 <= tallies(verdict)[name].violated <= 60
+    assert tallies(verdict)["row-column within √(mn)"].holds > 190
+    examples = {example.claim: example for example in verdict.counterexamples}
+    check_counterexample(examples["improves"], equilibrated, lambda A: A)
+    check_counterexample(examples["columns"], by_column, lambda A: A)
+    check_counterexample(examples["row-column"], lambda A: by_column(equilibrated(A)), lambda A: A)
 
 
 def test_not_within_the_root_of_m_without_equilibration():
@@ -98,13 +122,23 @@ def test_not_within_the_root_of_m_without_equilibration():
     # W graded by the test is equilibrated back, so nothing is violated; the inverse of it is
     class Worse(WeightConditioningProposition1):
         def check(self, W):
+            bounds = kappa(W) / kappa(equilibrated(W))
+            return [decided(*bounds), decided(*bounds, len(W) ** 0.5), *super().check(W)[2:]]
+
+    assert tallies(verify(Broken(), trials=20, counterexamples=False))["within √m"].violated == 0
+    assert not verify(Worse(), trials=60, counterexamples=False).ok
+
+
+def test_columns_that_are_graded_again_are_not_equilibrated():
+    class Graded(WeightConditioningProposition1):
+        def check(self, W):
             from hesscond.theorems.matrices import kappa
 
-            bounds = kappa(W) / kappa(equilibrated(W))
-            return [decided(*bounds), decided(*bounds, len(W) ** 0.5)]
+            scaled = by_column(equilibrated(W)) * np.geomspace(1, 1e-6, W.shape[1])
+            bounds = kappa(scaled) / kappa(W)
+            return [*super().check(W)[:4], decided(*bounds, W.size**0.5)]
 
-    assert verify(Broken(), trials=20, counterexamples=False).ok
-    assert not verify(Worse(), trials=60, counterexamples=False).ok
+    assert tallies(verify(Graded(), trials=40, counterexamples=False))["row-column within √(mn)"].violated > 5
 
 
 @pytest.mark.slow
@@ -117,7 +151,7 @@ def test_bnp_theorem_4():
     assert found["centring"].reasons == {"Ĥ has no full column rank": found["centring"].not_applicable}
     assert found["scaling"].holds > 30
     examples = {example.claim: example for example in verdict.counterexamples}
-    assert set(examples) == {"scaling alone", "both together", "centring, N ≤ n"}
+    assert set(examples) == {"scaling alone", "both together", "centring, N ≤ n", "strict, any mean"}
 
     def plain(H):
         return np.hstack([np.ones((len(H), 1)), H])
@@ -131,6 +165,114 @@ def test_bnp_theorem_4():
     moved, before = (np.linalg.svd(A, compute_uv=False) for A in (plain(rows - rows.mean(0)), plain(rows)))
     ratio = moved[0] / moved[2] * before[2] / before[0]
     assert ratio == pytest.approx(examples["centring, N ≤ n"].factor, rel=1e-6)
+    rows = np.array(examples["strict, any mean"].matrix, dtype=float)
+    assert abs(rows.mean(0)).max() >= 1
+    assert np.linalg.cond(plain(rows - rows.mean(0))) == pytest.approx(np.linalg.cond(plain(rows)), rel=1e-12)
+
+
+@pytest.mark.slow
+def test_strictness():
+    found = tallies(verify("bnp-theorem-4", trials=60, counterexamples=False))
+    assert found["strict"].holds > 35
+    assert found["strict"].worst > 0.9
+    assert found["strict, any mean"].violated > 5
+
+
+def test_the_theorem_as_prec_prints_it_is_false():
+    verdict = verify("prec-theorem-4", trials=40)
+    assert (verdict.status, verdict.expected, verdict.ok) == ("violated", "violated", True)
+    found = tallies(verdict)
+    assert found["N > n, full rank"].holds > 20
+    assert found["smaller rank, as N ≤ n"].violated + found["smaller rank, as N ≤ n"].holds > 5
+    (example,) = verdict.counterexamples
+    X = np.array(example.matrix, dtype=float).T
+    before, after = (np.vstack([np.ones(X.shape[1]), X - shift]) for shift in (0.0, X.mean(1)[:, None]))
+    # both have full rank, so that it is no matter of how κ of a singular matrix is defined
+    assert {np.linalg.matrix_rank(before), np.linalg.matrix_rank(after)} == {X.shape[1]}
+    assert np.linalg.cond(after) / np.linalg.cond(before) == pytest.approx(example.factor, rel=1e-6)
+
+
+def test_a_mean_along_the_top_eigenvector_lowers_kappa_by_what_is_claimed():
+    """Two features ±a, ±1 and the mean (m, 0): λ_max of [[1, m], [m, a² + m²]] in closed form."""
+    a, m = 3.0, 2.0
+    H = np.array([[m + a, 1], [m + a, -1], [m - a, 1], [m - a, -1]])
+    plain = np.hstack([np.ones((4, 1)), H])
+    outcomes = BNPTheorem4().check(plain, plain - [0, m, 0], plain - [0, m, 0], H.mean(0))
+    trace, determinant = 1 + a**2 + m**2, a**2
+    root = (trace**2 / 4 - determinant) ** 0.5
+    kappa = ((trace / 2 + root) / (trace / 2 - root)) ** 0.5
+    assert outcomes[5].used == pytest.approx(a / kappa * (1 + m**2 / a**2) ** 0.5, rel=1e-9)
+    assert outcomes[5].status == "holds"
+    assert outcomes[5] == outcomes[6]
+
+
+def test_with_property_a_scaling_is_optimal():
+    verdict = check_known("bnp-property-a", trials=60)
+    assert tallies(verdict)["D optimal"].holds == 60
+
+    class Variance(BNPPropertyA):
+        def normalize(self, H):
+            moved = H - H.mean(0)
+            return np.hstack([np.ones((len(H), 1)), moved / H.var(0)])
+
+    check_broken(Variance(), "D optimal", trials=10)
+
+
+def test_property_a_is_told():
+    rng = np.random.default_rng(0)
+    H = with_property_a(rng)
+    for inputs in (H - H.mean(0), np.linalg.qr(H - H.mean(0), mode="r")):
+        signs = two_kinds(inputs)
+        correlations = np.corrcoef(H, rowvar=False)
+        assert np.allclose(correlations[np.ix_(signs > 0, signs > 0)], np.eye((signs > 0).sum()), atol=1e-12)
+        assert np.allclose(correlations[np.ix_(signs < 0, signs < 0)], np.eye((signs < 0).sum()), atol=1e-12)
+    # three that depend on each other are of no two kinds; two always are
+    any_inputs = rng.standard_normal((20, 3))
+    assert two_kinds(any_inputs) is None
+    assert two_kinds(any_inputs[:, :2]).tolist() == [1, -1]
+    for columns, status in ((3, "not-applicable"), (2, "holds"), (1, "holds")):
+        seen = Observation(*observed_inputs(any_inputs[:, :columns]), 20, np.ones((1, columns)), None, None)
+        assert statement("bnp-property-a").observe(seen)[0].status == status
+
+
+def test_with_property_a_the_optimum_is_that_of_the_optimizer():
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        H = with_property_a(rng)
+        G = np.hstack([np.ones((len(H), 1)), (H - H.mean(0)) / H.std(0)])
+        best = optimal_diagonal_scaling(G, side="column")
+        assert best.lower <= np.linalg.cond(G) * (1 + 1e-9)
+        assert best.kappa == pytest.approx(np.linalg.cond(G), rel=1e-6)
+
+
+def test_scaled_inputs():
+    verdict = check_known("prec-input-scaling", trials=40, least=0.1)
+    example = example_of(verdict, "min-max improves κ")
+    check_counterexample(
+        example,
+        lambda H: np.hstack([np.ones((6, 1)), (H - H.min(0)) / np.ptp(H, 0)]),
+        lambda H: np.hstack([np.ones((6, 1)), H]),
+    )
+
+
+def test_scaled_inputs_by_something_else():
+    class Uncentred(PRECInputScaling):
+        def standardize(self, H):
+            return H / H.std(0)
+
+    class Unbiased(PRECInputScaling):
+        def standardize(self, H):
+            return (H - H.mean(0)) / H.std(0, ddof=1)
+
+    class Symmetric(PRECInputScaling):
+        """To [−1, 3]."""
+
+        def minmax(self, H):
+            return 4 * super().minmax(H) - 1
+
+    check_broken(Uncentred(), "standardization", trials=5)
+    check_broken(Unbiased(), "standardization", trials=5)
+    check_broken(Symmetric(), "min-max", trials=5)
 
 
 def test_centring_by_something_else_is_violated():
@@ -138,7 +280,8 @@ def test_centring_by_something_else_is_violated():
         def centre(self, H):
             return super().centre(H) + np.hstack([np.zeros((len(H), 1)), np.ones_like(H) * 50 * H.std(0)])
 
-    assert tallies(verify(Broken(), trials=25, counterexamples=False))["centring"].violated > 3
+    found = tallies(verify(Broken(), trials=25, counterexamples=False))
+    assert min(found["centring"].violated, found["strict"].violated) > 3
 
 
 @pytest.mark.slow
@@ -157,7 +300,12 @@ def test_a_tie_is_unresolved():
     half = np.random.default_rng(0).standard_normal((10, 4))
     H = np.vstack([half, -half])
     plain = np.hstack([np.ones((20, 1)), H])
-    assert BNPTheorem4().check(plain, plain, plain)[0].status == "unresolved"
+    outcomes = BNPTheorem4().check(plain, plain, plain, np.zeros(4))
+    assert outcomes[0].status == "unresolved"
+    assert [outcome.reason for outcome in outcomes[5:7]] == [
+        "μ is zero or orthogonal to the top eigenvector, to round-off",
+        "μ is zero, to round-off",
+    ]
     assert decided(1 - 1e-12, 1 + 1e-12).status == "unresolved"
     assert decided(float("nan"), 1.0).status == "unresolved"
 
@@ -182,6 +330,8 @@ def test_observed_in_a_layer():
     assert np.allclose(seen.normalized[:, 1:].std(0), 1)
     outcomes = statement("bnp-theorem-4").observe(seen)
     assert [o.status for o in outcomes[:2]] == ["holds", "holds"]
+    # of the second the first is a part
+    assert statement("prec-theorem-4").observe(seen) == (outcomes[0], outcomes[4])
     factor = np.linalg.qr(centred, mode="r")
     small = Observation(factor, mu, sigma, 50, seen.weight, None, None)
     for a, b in zip(outcomes, statement("bnp-theorem-4").observe(small), strict=True):
@@ -191,6 +341,8 @@ def test_observed_in_a_layer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", ["van-der-sluis", "bnp-theorem-4", "wc-proposition-1", "wc-theorem-1"])
+@pytest.mark.parametrize(
+    "id", ["van-der-sluis", "bnp-theorem-4", "wc-proposition-1", "wc-theorem-1", "prec-theorem-4", "bnp-property-a"]
+)
 def test_many_trials(id):
     assert verify(id, trials=1500, seed=7, counterexamples=False).ok

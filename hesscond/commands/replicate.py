@@ -1,0 +1,154 @@
+"""``hesscond replicate``: all runs of a figure or table of a paper, and what came of them beside what was published."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hesscond.commands import completion
+from hesscond.commands.options import Scale
+from hesscond.commands.printing import AsJson, listing, print_table, sign_of_life, stderr, stdout
+from hesscond.commands.sweep import complain_of, data_of, do, place_of, usual_threads
+from hesscond.data import Dataset, locate
+from hesscond.errors import ConfigError
+from hesscond.report import conditioning_figure, save_figure
+from hesscond.report.page import Page
+from hesscond.report.replication import caption, replication_columns, replication_figure, replication_frame
+from hesscond.report.tables import TextTable, text_table, write_table
+from hesscond.study import RunPlan, StoredRun, open_run
+from hesscond.study.grid import Overrides
+from hesscond.study.replication import Replication, estimate, plan_replication, replication, replications
+from hesscond.study.sweep import data_key, prepare
+
+#: Of the figure, in inches: a page.
+WIDTH = 6.9
+
+
+def replicate(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A figure or table of a paper, NAME or NAME/PANEL.", autocompletion=completion.studies),
+    ] = None,
+    scale: Scale = None,
+    seeds: Annotated[int, typer.Option(help="Runs of every method, with the seeds 0, 1, …")] = 5,
+    iterations: Annotated[
+        int | None, typer.Option(help="Optimizer steps of every run, in place of the paper's.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training set, in place of the paper's.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Runs at a time; one for each core or GPU.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of each run; the cores divided by --jobs. Last digits depend on it.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or GPUs by turns: cuda:0,cuda:1.")] = "auto",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder that holds the data set (else $HESSCOND_DATA_DIR, the cache).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; runs/NAME (or NAME-small) if not given.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="What there is, and what each takes.")] = False,
+    estimate_: Annotated[
+        bool, typer.Option("--estimate", help="Time the first iterations of each method here, and run nothing else.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run all of a figure or table of a paper, several runs at once, and show paper and result side by side.
+
+    Example: hesscond replicate bnp-figure-3 --scale small --seeds 2
+
+    What is over is not repeated and what was broken off goes on: give the same command.
+    """
+    if list_:
+        list_replications(data_dir, as_json)
+        return
+    if name is None:
+        names = ", ".join(one.name for one in replications())
+        raise ConfigError(f"name a figure or table: {names}")
+    found = replication(name, scale)
+    probing = None if found.cost.probe else 0
+    overrides = Overrides(iterations, epochs, None, None, probing)
+    small = found.panels[0].study.scale == "small"
+    where = out or Path("runs") / (found.name.replace("/", "-") + ("-small" if small else ""))
+    place = place_of(jobs, device, None)
+    plans = plan_replication(found, seeds, where, place.devices[0], overrides)
+    data = data_of(plans, data_dir)
+    if estimate_:
+        print_estimates(found, [(plan, data[data_key(plan)]) for plan in plans if plan.seed == 0], seeds)
+        return
+    prepared = prepare(plans, data, where)
+    own_threads = threads if threads is not None else usual_threads(where, place)
+    again = f"hesscond replicate {name}{' --scale small' if scale == 'small' else ''}"
+    outcomes = do(plans, prepared, data, place, own_threads, data_dir, again)
+    show(found, plans, where)
+    complain_of(outcomes)
+
+
+def show(found: Replication, plans: list[RunPlan], where: Path) -> None:
+    """Print the table of paper and result, and write it and the figure beside the runs."""
+    runs: dict[str, list[StoredRun]] = defaultdict(list)
+    for plan in plans:
+        if (plan.folder / "run.sqlite").exists():
+            runs[plan.study.panel].append(open_run(plan.folder))
+    frame = replication_frame(found, runs)
+    columns, words = replication_columns(frame), caption(found, frame)
+    print_table(text_table(frame, columns, words))
+    stem = found.name.replace("/", "-")
+    (where / f"{stem}.md").write_text(write_table(frame, columns, words, "md"), encoding="utf-8")
+    frame.to_csv(where / f"{stem}.csv", index=False, lineterminator="\n")
+    drawn = [(stem, replication_figure(found, runs, page=Page(WIDTH)))]
+    if found.cost.figure == "conditioning":
+        drawn += [
+            ("-".join(filter(None, (stem, panel, "conditioning"))), conditioning_figure(own, page=Page(WIDTH)))
+            for panel, own in runs.items()
+        ]
+    for file, figure in drawn:
+        for suffix in (".pdf", ".png"):
+            save_figure(figure, where / f"{file}{suffix}")
+    stdout.print(f"runs:   {where}", soft_wrap=True)
+    stdout.print(f"table:  {where / stem}.md (and .csv)", soft_wrap=True)
+    for file, _ in drawn:
+        stdout.print(f"figure: {where / file}.png (and .pdf)", soft_wrap=True)
+
+
+def print_estimates(found: Replication, runs: list[tuple[RunPlan, Dataset]], seeds: int) -> None:
+    """Time the first iterations of each method, and print what all its runs take."""
+    table = TextTable(
+        ["panel", "method", "ms/iteration", "hours/run"], title=f"{found.name}, one run at a time on this machine"
+    )
+    total = 0.0
+    with sign_of_life("starting") as say:
+        for plan, data in runs:
+            say(f"{plan.study.panel} {plan.label}")
+            took = estimate(plan, data.to(plan.device))
+            total += took.seconds
+            table.add_row(plan.study.panel, plan.label, f"{1000 * took.each:.3g}", f"{took.seconds / 3600:.2g}")
+    table.caption = f"all with {seeds} seeds: {total * seeds / 3600:.2g} hours; from at most 100 iterations of each"
+    print_table(table)
+
+
+def list_replications(data_dir: Path | None, as_json: bool) -> None:
+    """List the figures and tables with what they need."""
+    rows = []
+    for one in replications():
+        data = sorted({panel.study.data.name for panel in one.panels})
+        missing = [name for name in data if locate(name, data_dir) is None]
+        hours = one.cost.core_hours
+        rows.append(
+            {
+                "name": one.name,
+                "shows": one.description,
+                "runs": sum(len(panel.study.methods) for panel in one.panels),
+                "data": ", ".join(name + (" (not here)" if name in missing else "") for name in data),
+                "core hours": f"{hours:.2g} {one.cost.how}" if hours else "",
+            }
+        )
+    listing(rows, as_json)
+    if not as_json:
+        stderr.print(
+            "runs: of one seed; core hours: of all with five seeds, on one core of a machine with two, measured or "
+            "extrapolated from the first 100 iterations of each method: hesscond replicate NAME --estimate tells yours",
+            soft_wrap=True,
+        )

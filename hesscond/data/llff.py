@@ -1,0 +1,201 @@
+"""Views of a scene with known cameras in LLFF's layout, as rays with their colours: for those who have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hesscond.data.dataset import Dataset, Form
+from hesscond.data.generated import checked_options
+from hesscond.data.image_folder import SUFFIXES, find
+from hesscond.data.preparation import part
+from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
+
+NAME = "llff"
+#: ``folder``: a path, or a name below the data directory; views have 1/``factor`` of their height and width; every
+#: ``holdout``-th one, from the first on, is for testing.
+OPTIONS: Mapping[str, Any] = {"folder": "nerf_llff_data/fern", "factor": 8, "holdout": 8}
+#: Numbers of a ray: its origin, its direction, where it begins and ends, and the direction of the view.
+RAY = 3 + 3 + 2 + 3
+#: The nearest point of the scene comes to this depth, beyond the plane of depth 1 in front of which nothing is.
+CLOSEST = 1 / 0.75
+
+
+def form_of(given: Mapping[str, Any]) -> Form:
+    """Rays, and red, green and blue to predict."""
+    checked_options(given, OPTIONS)
+    return Form((RAY,), 3, 0)
+
+
+def load_llff(
+    given: Mapping[str, Any],
+    directories: Sequence[Path],
+    *,
+    train_samples: int | None = None,
+    test_samples: int | None = None,
+) -> Dataset:
+    """Return the rays through all pixels of the views, in normalized device coordinates, with their colours.
+
+    Mildenhall et al., NeRF (ECCV 2020), appendix C, and the code published with it: ``poses_bounds.npy`` has a row for
+    each view (camera to world, height, width and focal length, nearest and farthest depth), ``images_8`` (or what the
+    factor is, else ``images``, which are then made smaller) has the views in the order of their names.
+
+    Parameters
+    ----------
+    given
+        Options.
+    directories
+        Where a folder that is no absolute path is looked for.
+    train_samples, test_samples
+        A part of the rays, see `hesscond.data.part`; None: all.
+
+    Raises
+    ------
+    ConfigError
+        An option that does not fit; fewer rays than wanted; Pillow is not installed.
+    DataNotFoundError
+        There is no such folder, or a file is missing.
+    CorruptDataError
+        A file is not what it must be.
+    """
+    options = checked_options(given, OPTIONS)
+    folder = find(options["folder"], directories)
+    if folder is None:
+        raise DataNotFoundError(f"there is no folder {options['folder']}: {what_to_bring(directories)}")
+    cameras, focal, nearest = read_cameras(folder)
+    views, scale = read_views(folder, options["factor"], len(cameras))
+    height, width = views.shape[1:3]
+    cameras = about_their_mean(cameras, nearest)
+    rays = np.stack([normalized_rays(camera, height, width, focal * scale) for camera in cameras])
+    held_out = np.arange(len(cameras)) % options["holdout"] == 0
+    if held_out.all():
+        raise ConfigError(f"of {len(cameras)} views holdout = {options['holdout']} leaves none to train on: take more.")
+    colours = views.astype(np.float32) / np.float32(255)
+    train, train_targets, test, test_targets = (
+        torch.from_numpy(own[chosen].reshape(-1, own.shape[-1]))
+        for chosen in (~held_out, held_out)
+        for own in (rays, colours)
+    )
+    source = f"{folder} ({len(cameras)} views of {height} × {width} pixels)"
+    data = Dataset(NAME, train, train_targets, test, test_targets, 0, source)
+    return part(data, train=train_samples, test=test_samples)
+
+
+def what_to_bring(directories: Sequence[Path]) -> str:
+    """Which folder must be where."""
+    places = " or ".join(str(directory / OPTIONS["folder"]) for directory in directories)
+    return (
+        f"unpack nerf_llff_data.zip of the authors of NeRF, so that there is {places} (poses_bounds.npy and images_8 "
+        "or images), or name the folder of a scene by folder = … in [data]."
+    )
+
+
+def read_cameras(folder: Path) -> tuple[np.ndarray, float, float]:
+    """Cameras (N, 3, 4) with the axes right, up and backwards; the focal length in pixels; the nearest depth.
+
+    Raises
+    ------
+    DataNotFoundError
+        There is no ``poses_bounds.npy``.
+    CorruptDataError
+        It is no array (N, 17) of numbers.
+    """
+    path = folder / "poses_bounds.npy"
+    if not path.is_file():
+        raise DataNotFoundError(f"{path} is not there: a scene in LLFF's layout has it beside its images.")
+    try:
+        rows = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        rows = np.empty(0)
+    if rows.ndim != 2 or rows.shape[1] != 17 or not len(rows) or not np.isfinite(rows.astype(np.float64)).all():
+        raise CorruptDataError(f"{path} is no array of 17 numbers for each view: replace it.")
+    poses, bounds = rows[:, :15].astype(np.float64).reshape(-1, 3, 5), rows[:, 15:]
+    if not bounds.min() > 0:
+        raise CorruptDataError(f"{path} has a depth that is not positive: replace it.")
+    # LLFF has the axes down, right and backwards
+    cameras = np.stack([poses[:, :, 1], -poses[:, :, 0], poses[:, :, 2], poses[:, :, 3]], -1)
+    return cameras, float(poses[0, 2, 4]), float(bounds.min())
+
+
+def read_views(folder: Path, factor: int, number: int) -> tuple[np.ndarray, float]:
+    """The views, uint8 (N, H, W, 3), and how many of their pixels are as wide as one of the original.
+
+    Raises
+    ------
+    ConfigError
+        Pillow is not installed.
+    DataNotFoundError
+        There are no images.
+    CorruptDataError
+        There are more or fewer than cameras, they differ in size, or one is no picture.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError("llff needs Pillow: pip install 'hesscond[images]'") from None
+    small = folder / f"images_{factor}"
+    place = small if factor > 1 and small.is_dir() else folder / "images"
+    if not place.is_dir():
+        raise DataNotFoundError(f"{folder} has neither {small.name} nor images: a scene in LLFF's layout has one.")
+    files = sorted(path for path in place.iterdir() if path.suffix.lower() in SUFFIXES)
+    if len(files) != number:
+        raise CorruptDataError(f"{place} has {len(files)} images for {number} cameras: complete it.")
+    views = []
+    for path in files:
+        try:
+            with Image.open(path) as opened:
+                image = opened.convert("RGB")
+        except Exception as error:  # whatever decoders make of damaged bytes
+            raise CorruptDataError(f"{path} is no picture ({type(error).__name__}): replace it.") from None
+        if place != small and factor > 1:
+            sides = (max(1, round(side / factor)) for side in image.size)
+            image = image.resize((next(sides), next(sides)), Image.Resampling.BOX)
+        views.append(np.asarray(image))
+    if len({view.shape for view in views}) > 1:
+        raise CorruptDataError(f"the images of {place} differ in size: they must be views of one camera.")
+    return np.stack(views), 1 / factor
+
+
+def about_their_mean(cameras: np.ndarray, nearest: float) -> np.ndarray:
+    """Cameras (N, 3, 4) seen from their mean, with the nearest depth at 4/3."""
+    cameras = cameras.copy()
+    cameras[:, :, 3] *= CLOSEST / nearest
+    back = unit(cameras[:, :, 2].sum(0))
+    right = unit(np.cross(cameras[:, :, 1].sum(0), back))
+    mean = np.stack([right, np.cross(back, right), back], 1)
+    origin = cameras[:, :, 3].mean(0)
+    turned = mean.T @ np.concatenate([cameras[:, :, :3], (cameras[:, :, 3] - origin)[..., None]], 2)
+    return np.asarray(turned)
+
+
+def unit(vector: np.ndarray) -> np.ndarray:
+    """A vector at length 1."""
+    return vector / np.linalg.norm(vector)
+
+
+def normalized_rays(camera: np.ndarray, height: int, width: int, focal: float) -> np.ndarray:
+    """The rays through the pixels of a view, float32 (H, W, 11): in normalized device coordinates from 0 to 1.
+
+    The projection (x, y, z) → (−f/(W/2)·x/z, −f/(H/2)·y/z, 1 + 2/z) takes lines to lines, the plane z = −1 to −1 and
+    what is infinitely far to 1 (appendix C, eqs. 25 and 26).
+    """
+    column, row = np.meshgrid(np.arange(width), np.arange(height), indexing="xy")
+    across = np.stack([(column - width / 2) / focal, -(row - height / 2) / focal, -np.ones((height, width))], -1)
+    direction = across @ camera[:, :3].T
+    start = camera[:, 3]
+    # on the plane z = -1
+    origin = start + (-(1 + start[2]) / direction[..., 2:]) * direction
+    x, y, z = np.moveaxis(origin, -1, 0)
+    dx, dy, dz = np.moveaxis(direction, -1, 0)
+    wide, high = -2 * focal / width, -2 * focal / height
+    rays = [
+        *(wide * x / z, high * y / z, 1 + 2 / z),
+        *(wide * (dx / dz - x / z), high * (dy / dz - y / z), -2 / z),
+        *(np.zeros_like(x), np.ones_like(x)),
+        *np.moveaxis(direction / np.linalg.norm(direction, axis=-1, keepdims=True), -1, 0),
+    ]
+    return np.stack(rays, -1).astype(np.float32)

@@ -1,0 +1,407 @@
+"""A figure or table of a paper beside what came of its runs: curves, numbers and claims with a verdict each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from hesscond.errors import ConfigError
+from hesscond.report.axes import (
+    NEUTRAL,
+    add_heading,
+    drawn_values,
+    heading_height,
+    keep_in_view,
+    label_figure,
+    logarithmic,
+    method_handle,
+)
+from hesscond.report.page import COLUMN, Page
+from hesscond.report.palette import DASHED
+from hesscond.report.selection import Group, groups_of, looks_of
+from hesscond.report.series import gain, resolved_values
+from hesscond.report.tables import Column, words
+from hesscond.report.training import accuracies_of, draw_seeds, finish, losses_of, means_of_stretches, stretch
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hesscond.study.replication import Claim, Comparison, Panel, Published, Replication
+    from hesscond.study.store import StoredRun
+
+REPLICATED, NOT_REPLICATED, UNDECIDED = "replicated", "not replicated", "undecided"
+#: Confidence of the intervals that decide.
+CONFIDENCE = 0.95
+#: Panels in a row of the figure.
+COLUMNS = 4
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a claim or a published number is about.
+
+    Attributes
+    ----------
+    words
+        For people, with its unit.
+    of
+        Its values along a run by epoch, or its one value.
+    better
+        1 if larger is better, −1 if smaller is.
+    """
+
+    words: str
+    of: Callable[[StoredRun], pd.Series]
+    better: int = 1
+
+
+def evaluated(column: str, factor: float = 1.0, offset: float = 0.0) -> Callable[[StoredRun], pd.Series]:
+    """``offset + factor · column`` of the evaluation table, by epoch."""
+
+    def values(run: StoredRun) -> pd.Series:
+        table = run.table("evaluation")
+        found: pd.Series = offset + factor * table.set_index("epoch")[column].dropna().astype(float)
+        return found
+
+    return values
+
+
+def training_loss(run: StoredRun) -> pd.Series:
+    """The training loss of each epoch, the mean over its last tenth, by the number of epochs then done."""
+    table = run.table("training")
+    parts = table.groupby("epoch")["loss"]
+    found: pd.Series = parts.apply(lambda loss: float(loss.tail(max(1, len(loss) // 10)).mean()))
+    found.index = found.index + 1
+    return found
+
+
+def seconds_per_epoch(run: StoredRun) -> pd.Series:
+    """Time over the number of epochs."""
+    import pandas as pd
+
+    epochs = int(run.table("evaluation")["epoch"].max())
+    return pd.Series({epochs: run.seconds / epochs})
+
+
+def probed(value: Callable[[pd.DataFrame], pd.Series]) -> Callable[[StoredRun], pd.Series]:
+    """The median over the mini-batch probes of the first probed unit, at the last epoch."""
+
+    def values(run: StoredRun) -> pd.Series:
+        import pandas as pd
+
+        probe = run.table("probe")
+        own = run.config["probe"]
+        rows = (probe["data"] == "batch") & (probe["layer"] == own["layers"][0]) & (probe["unit"] == own["units"][0])
+        found = value(probe[rows]).dropna()
+        return pd.Series({int(probe["epoch"].max()): float(found.median())}) if len(found) else pd.Series(dtype=float)
+
+    return values
+
+
+QUANTITIES = {
+    "test_accuracy": Quantity("test accuracy (%)", evaluated("test_accuracy", 100.0)),
+    "test_error": Quantity("test error (%)", evaluated("test_accuracy", -100.0, 100.0), -1),
+    "test_top5": Quantity("top-5 accuracy (%)", evaluated("test_top5", 100.0)),
+    "test_class_accuracy": Quantity("mean-class accuracy (%)", evaluated("test_class_accuracy", 100.0)),
+    "test_psnr": Quantity("test PSNR (dB)", evaluated("test_psnr")),
+    "test_loss": Quantity("test loss", evaluated("test_loss"), -1),
+    "train_loss": Quantity("training loss", training_loss, -1),
+    "seconds_per_epoch": Quantity("seconds per epoch", seconds_per_epoch, -1),
+    "kappa": Quantity("median κ(H)", probed(lambda rows: resolved_values(rows, "kappa")), -1),
+    "kappa_own": Quantity("median κ in own coordinates", probed(lambda rows: resolved_values(rows, "kappa_own")), -1),
+    "kappa_D": Quantity("median κ(D)", probed(lambda rows: rows["kappa_D"]), -1),
+    "gain": Quantity("median κ(H)/κ(PᵀHP)", probed(gain)),
+    "relative_gain": Quantity(
+        "median of κ(H)/κ(PᵀHP) over κ(D)²", probed(lambda rows: gain(rows) / rows["kappa_D"] ** 2)
+    ),
+}
+
+
+def quantity(name: str) -> Quantity:
+    """The quantity of a name.
+
+    Raises
+    ------
+    ConfigError
+        There is none.
+    """
+    if name not in QUANTITIES:
+        raise ConfigError(f"unknown quantity {name!r}: choose from {', '.join(QUANTITIES)}")
+    return QUANTITIES[name]
+
+
+def measured(run: StoredRun, of: str, at: str) -> float:
+    """A quantity of a run; infinitely bad if the run diverged, NaN if it is not there."""
+    chosen = quantity(of)
+    if run.status == "diverged":
+        return -chosen.better * math.inf
+    values = chosen.of(run)
+    if at == "first":
+        values = values[values.index == 1]
+    elif at == "mean":
+        values = values[values.index >= 1]
+    if not len(values):
+        return math.nan
+    if at == "best":
+        return float(values.max() if chosen.better > 0 else values.min())
+    return float(values.mean() if at == "mean" else values.iloc[-1])
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """A quantity of one method by seed."""
+
+    name: str
+    values: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        """The mean; infinite if a run diverged."""
+        return fmean(self.values.values()) if self.values else math.nan
+
+    def __str__(self) -> str:
+        """Name, mean and standard deviation."""
+        if not self.values:
+            return f"{self.name} –"
+        if not math.isfinite(self.mean):
+            bad = sum(not math.isfinite(value) for value in self.values.values())
+            return f"{self.name} diverged ({bad} of {len(self.values)})"
+        spread = f" ± {np.std(list(self.values.values()), ddof=1):.2g}" if len(self.values) > 1 else ""
+        return f"{self.name} {self.mean:.4g}{spread}"
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Where the mean of a law lies with 95 % confidence, by Student's t, given draws from it; of one draw, itself."""
+    from scipy import stats
+
+    mean = fmean(values)
+    if len(values) == 1 or not math.isfinite(mean):
+        return mean, mean
+    half = (
+        float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    )
+    return mean - half, mean + half
+
+
+def judged(comparison: Comparison, of: Mapping[str, Seeds], margin: float) -> str:
+    """The verdict on a comparison: seeds are paired, and the interval of the mean difference decides."""
+    one = of[comparison.one]
+    if comparison.sign == "in":
+        if not one.values or math.isnan(one.mean):
+            return UNDECIDED
+        low, high = interval(list(one.values.values()))
+        return inside(low, high, comparison.low, comparison.high)
+    other = of[comparison.other]
+    seeds = sorted(one.values.keys() & other.values.keys())
+    if not seeds:
+        return UNDECIDED
+    differences = [one.values[seed] - other.values[seed] for seed in seeds]
+    if any(map(math.isnan, differences)):
+        # both diverged, or one has no value
+        return UNDECIDED
+    if not all(map(math.isfinite, differences)):
+        # some diverged: only a clear sign counts
+        low, high = min(differences), max(differences)
+    else:
+        low, high = interval(differences)
+    if comparison.sign == "~":
+        return inside(low, high, -margin, margin)
+    return REPLICATED if low > 0 else NOT_REPLICATED if high < 0 else UNDECIDED
+
+
+def inside(low: float, high: float, at_least: float, at_most: float) -> str:
+    """Whether an interval lies in another, outside of it, or across its ends."""
+    if at_least <= low and high <= at_most:
+        return REPLICATED
+    return NOT_REPLICATED if high < at_least or low > at_most else UNDECIDED
+
+
+def verdict_of(verdicts: Sequence[str]) -> str:
+    """The verdict on a claim of several comparisons."""
+    if NOT_REPLICATED in verdicts:
+        return NOT_REPLICATED
+    return UNDECIDED if UNDECIDED in verdicts else REPLICATED
+
+
+def seeds_of(runs: Sequence[StoredRun], name: str, of: str, at: str) -> Seeds:
+    """A quantity of the runs of one method."""
+    return Seeds(name, {run.seed: measured(run, of, at) for run in runs if run.legend == name and is_over(run)})
+
+
+def is_over(run: StoredRun) -> bool:
+    """Whether a run went to its end, or diverged."""
+    return run.status in ("finished", "diverged")
+
+
+AT = {"end": "", "best": ", best epoch", "first": " after the first epoch", "mean": ", mean over epochs"}
+
+
+def replication_frame(found: Replication, runs: Mapping[str, Sequence[StoredRun]]) -> pd.DataFrame:
+    """What the paper has, and what came out here.
+
+    Parameters
+    ----------
+    found
+        The figure or table.
+    runs
+        Of each panel, by its name.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per published number and per claim: panel, what (the quantity), method, paper, here, seeds, verdict.
+
+    Raises
+    ------
+    ConfigError
+        A claim is of an unknown quantity.
+    """
+    import pandas as pd
+
+    rows = []
+    for panel in found.panels:
+        own = runs.get(panel.name, ())
+        for published in panel.published:
+            rows += [number_row(panel, published, name, own) for name in published.values]
+        rows += [claim_row(panel, claim, own) for claim in found.claims if panel.name in claim.of_panels]
+    return pd.DataFrame(rows, columns=["panel", "what", "paper", "here", "seeds", "verdict"])
+
+
+def number_row(panel: Panel, published: Published, name: str, runs: Sequence[StoredRun]) -> dict[str, Any]:
+    """A published number beside ours."""
+    seeds = seeds_of(runs, name, published.of, published.at)
+    paper = published.values[name]
+    verdict = UNDECIDED
+    if panel.study.scale == "small":
+        verdict = "smaller run"
+    elif seeds.values and not math.isnan(seeds.mean):
+        low, high = interval(list(seeds.values.values()))
+        verdict = inside(low, high, paper - published.tolerance, paper + published.tolerance)
+    return {
+        "panel": panel.title,
+        "what": quantity(published.of).words + AT[published.at],
+        "paper": f"{name} {paper:g}",
+        "here": str(seeds),
+        "seeds": len(seeds.values),
+        "verdict": verdict if seeds.values else "not run",
+    }
+
+
+def claim_row(panel: Panel, claim: Claim, runs: Sequence[StoredRun]) -> dict[str, Any]:
+    """A claim of the paper beside what decides it."""
+    names = dict.fromkeys(name for comparison in claim.comparisons for name in comparison.names)
+    seeds = {name: seeds_of(runs, name, claim.of, claim.at) for name in names}
+    verdict = verdict_of([judged(comparison, seeds, claim.margin) for comparison in claim.comparisons])
+    fewest = min(len(one.values) for one in seeds.values())
+    return {
+        "panel": panel.title,
+        "what": quantity(claim.of).words + AT[claim.at],
+        "paper": claim.says,
+        "here": "; ".join(map(str, seeds.values())),
+        "seeds": fewest,
+        "verdict": verdict if fewest else "not run",
+    }
+
+
+def replication_columns(frame: pd.DataFrame) -> list[Column]:
+    """The columns of `replication_frame` that are shown: the panel where there are several."""
+    several = frame["panel"].nunique() > 1
+    return [words(title, title) for title in (*(["panel"] if several else []), "what", "paper", "here", "verdict")]
+
+
+def caption(found: Replication, frame: pd.DataFrame) -> str:
+    """What the table is, and how the verdicts were found."""
+    scale = (
+        " at the study's small size, which the paper does not have" if found.panels[0].study.scale == "small" else ""
+    )
+    seeds = int(frame["seeds"].max()) if len(frame) else 0
+    return (
+        f"{found.source}; here: mean ± standard deviation of {seeds} seed{'s' if seeds != 1 else ''}{scale}; verdicts: "
+        f"95 % intervals of the mean (paired by seed for comparisons, Student's t), one seed alone by its value"
+    )
+
+
+def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun]], *, page: Page = COLUMN) -> Figure:
+    """Training loss (dashed) and test accuracy (solid) of every panel by epoch, mean and range over the seeds.
+
+    Raises
+    ------
+    ConfigError
+        No run has anything to show.
+    """
+    drawn = [(panel, groups_of(own)) for panel in found.panels if (own := runs.get(panel.name))]
+    if not drawn:
+        raise ConfigError(f"no run of {found.name} has trained yet")
+    names = dict.fromkeys(group.method for _, groups in drawn for group in groups)
+    looks = looks_of([group for _, groups in drawn for group in groups if group.method in names])
+    labels = [*names, "training loss", "test"]
+    columns = min(COLUMNS if page.wide else 2, len(drawn))
+    bands = -(-len(drawn) // columns)
+    with page.styled():
+        figure = page.figure(0.4 + 2.6 * bands + heading_height(labels, page))
+        axes = figure.subplots(2 * bands, columns, squeeze=False)
+        for place, (panel, groups) in enumerate(drawn):
+            row, column = divmod(place, columns)
+            draw_panel(axes[2 * row][column], axes[2 * row + 1][column], panel, groups, looks)
+            if column:
+                axes[2 * row][column].set_ylabel("")
+                axes[2 * row + 1][column].set_ylabel("")
+        for place in range(len(drawn), bands * columns):
+            row, column = divmod(place, columns)
+            axes[2 * row][column].set_visible(False)
+            axes[2 * row + 1][column].set_visible(False)
+        handles = [method_handle(name, looks[name]) for name in names if name in looks]
+        handles += [Line2D([], [], color=NEUTRAL, ls=dash, label=name) for name, dash in KINDS.items()]
+        add_heading(figure, page, found.name, handles)
+        most = max(len(group.runs) for _, groups in drawn for group in groups)
+        remark = f"lines: mean over {most} seeds; bands: lowest to highest" if most > 1 else "one seed"
+        label_figure(figure, page, None, remark)
+    return figure
+
+
+KINDS = {"training loss": DASHED, "test": "-"}
+
+
+def draw_panel(above: Axes, below: Axes, panel: Panel, groups: Sequence[Group], looks: Mapping[str, Any]) -> None:
+    """The test accuracy (or what there is in its place) above the training loss, by epoch."""
+    accuracy = any(len(curve) for group in groups for curve in accuracies_of(group))
+    psnr = not accuracy and any("test_psnr" in run.table("evaluation") for group in groups for run in group.runs)
+    what = "test_accuracy" if accuracy else "test_psnr" if psnr else "test_loss"
+    losses = {group.label: losses_of(group) for group in groups}
+    width = stretch(losses)
+    for group in groups:
+        look = looks[group.label]
+        tests = [quantity(what).of(run) for run in group.runs]
+        draw_seeds(above, group, tests, look, "-", f"{panel.name}-{group.label}-test")
+        trained = []
+        for run, curve in zip(group.runs, losses[group.label], strict=True):
+            smooth = means_of_stretches(curve, width)
+            smooth.index = smooth.index / iterations_per_epoch(run)
+            trained.append(smooth)
+        draw_seeds(below, group, trained, look, DASHED, f"{panel.name}-{group.label}-loss")
+    above.set_title(panel.title.replace(", ", ",\n"), loc="left", pad=2.0)
+    above.set_ylabel(quantity(what).words)
+    below.set_yscale("log", nonpositive="mask")
+    keep_in_view(below, drawn_values(below))
+    logarithmic(below)
+    below.set_ylabel("training loss")
+    below.set_xlabel("epoch")
+    for ax in (above, below):
+        finish(ax)
+
+
+def iterations_per_epoch(run: StoredRun) -> float:
+    """From the numbers of the last evaluation, or of the training if there was none after an epoch."""
+    table = run.table("evaluation")
+    last = table.iloc[-1] if len(table) else None
+    if last is not None and last["epoch"] >= 1:
+        return float(last["iteration"] / last["epoch"])
+    return float(max(1, run.iterations))

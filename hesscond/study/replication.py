@@ -1,0 +1,318 @@
+"""Figures and tables of the papers: their runs, what is claimed of them, and the numbers that were published."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, ValidationError, field_validator
+
+from hesscond.data import Dataset
+from hesscond.errors import ConfigError
+from hesscond.study.config import StudyConfig
+from hesscond.study.files import StudyFile, split_name
+from hesscond.study.grid import Overrides, folder_name, plain
+from hesscond.study.listing import contents
+from hesscond.study.log import RunLog
+from hesscond.study.runner import RunPlan, Training
+from hesscond.study.sections import Section, sentence
+
+#: An estimate of the cost of a run takes so many iterations, or as many as there are in so many seconds.
+ITERATIONS, SECONDS = 100, 20.0
+
+At = Literal["end", "best", "first", "mean"]
+COMPARISON = re.compile(r"(?P<one>.+?)\s+(?P<sign>[>~])\s+(?P<other>.+)")
+RANGE = re.compile(r"(?P<one>.+?)\s+in\s+\[(?P<low>[^,]+),(?P<high>[^,]+)\]")
+
+
+class Comparison(Section):
+    """One comparison of a claim: ``A > B``, ``A ~ B`` (equal within the claim's margin) or ``A in [low, high]``."""
+
+    one: str
+    sign: Literal[">", "~", "in"]
+    other: str = ""
+    low: float = 0.0
+    high: float = 0.0
+
+    @classmethod
+    def of(cls, text: str) -> Comparison:
+        """The comparison that a text means.
+
+        Raises
+        ------
+        ConfigError
+            None.
+
+        Examples
+        --------
+        >>> Comparison.of("4 Things > BN").other
+        'BN'
+        """
+        if found := RANGE.fullmatch(text.strip()):
+            try:
+                return cls(one=found["one"], sign="in", low=float(found["low"]), high=float(found["high"]))
+            except ValueError:
+                pass
+        elif found := COMPARISON.fullmatch(text.strip()):
+            return cls.model_validate(found.groupdict())
+        raise ConfigError(
+            f"{text!r} is no comparison: use 'A > B', 'A ~ B' or 'A in [low, high]' with names of methods"
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The methods that are compared."""
+        return [self.one, *([self.other] if self.other else [])]
+
+
+class Claim(Section):
+    """``[[claims]]``: what a paper says of some panels of a figure, and what of the runs decides it.
+
+    ``of``: a quantity of `hesscond.report.replication.QUANTITIES`; ``at``: at the end, the best of all epochs, after
+    the first one, or the mean over all. ``margin``: how far apart methods that are called equal may be.
+    """
+
+    panels: list[str] = Field(default_factory=list)
+    says: str
+    of: str = "test_accuracy"
+    at: At = "end"
+    holds: Annotated[list[str], Field(min_length=1)]
+    margin: Annotated[float, Field(gt=0)] = 1.0
+
+    @field_validator("holds")
+    @classmethod
+    def are_comparisons(cls, value: list[str]) -> list[str]:
+        """Refuse what is none."""
+        try:
+            for text in value:
+                Comparison.of(text)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    @property
+    def of_panels(self) -> list[str]:
+        """The panels by name; of a figure that is one panel, ``""``."""
+        return self.panels or [""]
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """All of which must hold."""
+        return [Comparison.of(text) for text in self.holds]
+
+
+class Published(Section):
+    """A row of a published table: the value of a quantity for each method; ``tolerance``: what counts as the same."""
+
+    of: str
+    at: At = "end"
+    values: dict[str, float]
+    tolerance: Annotated[float, Field(gt=0)]
+
+
+class Cost(Section):
+    """``[replicate]``: how the figure is drawn, and what its runs take.
+
+    ``core_hours``: of all runs at full size with five seeds, on one core of the machine that README.md names; ``how``
+    it was found. ``probe``: whether condition numbers are measured; only figures that show some need it.
+    """
+
+    figure: Literal["training", "conditioning"] = "training"
+    probe: bool = False
+    core_hours: Annotated[float, Field(gt=0)] | None = None
+    how: Literal["measured", "extrapolated"] = "extrapolated"
+    needs: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A part of a figure: one network on one data set, trained with several methods.
+
+    Attributes
+    ----------
+    study
+        What is trained, with the methods in ``study.methods``.
+    published
+        The paper's numbers.
+    """
+
+    study: StudyConfig
+    published: tuple[Published, ...]
+
+    @property
+    def name(self) -> str:
+        """The panel's name; empty in a figure of one."""
+        return self.study.panel
+
+    @property
+    def title(self) -> str:
+        """What stands above it."""
+        return self.study.title or self.study.panel or self.study.name
+
+
+@dataclass(frozen=True)
+class Replication:
+    """A figure or table of a paper.
+
+    Attributes
+    ----------
+    name, description, source
+        Of the study.
+    panels
+        Its parts.
+    claims
+        What the paper says of them.
+    cost
+        What it takes.
+    """
+
+    name: str
+    description: str
+    source: str
+    panels: tuple[Panel, ...]
+    claims: tuple[Claim, ...]
+    cost: Cost
+
+
+def replication(name: str, scale: str | None = None) -> Replication:
+    """The figure or table called ``name``, or one panel of it (``NAME/PANEL``), or that of a TOML file.
+
+    Raises
+    ------
+    ConfigError
+        There is none; the study names no methods; a claim or number of a method that is not there.
+    """
+    of_file, chosen = split_name(name)
+    file = StudyFile.named(of_file)
+    content = file.content
+    try:
+        cost = Cost.model_validate(content.get("replicate", {}))
+        claims = [Claim.model_validate(one) for one in content.get("claims", [])]
+        tables = {table["name"]: table for table in content.get("panels", [])} or {"": content}
+        published = {
+            panel: tuple(Published.model_validate(row) for row in table.get("paper", []))
+            for panel, table in tables.items()
+        }
+    except ValidationError as error:
+        raise ConfigError(f"{file.path}: {sentence(error)}") from None
+    studies = [file.study(panel, scale) for panel in ([chosen] if chosen else file.panels or [""])]
+    panels = tuple(Panel(study, published[study.panel]) for study in studies)
+    for panel in panels:
+        check_names(file.path, panel, [c for c in claims if panel.name in c.of_panels])
+    if unknown := sorted({name for claim in claims for name in claim.of_panels} - set(tables)):
+        raise ConfigError(f"{file.path}: a claim is of the panel {unknown[0]!r}, which is not there")
+    kept = tuple(claim for claim in claims if {panel.name for panel in panels} & set(claim.of_panels))
+    first = studies[0]
+    return Replication(first.full_name if chosen else first.name, first.description, first.source, panels, kept, cost)
+
+
+def check_names(path: Path, panel: Panel, claims: Sequence[Claim]) -> None:
+    """Refuse claims and numbers of methods that a panel does not have.
+
+    Raises
+    ------
+    ConfigError
+        There are some, or the panel names no methods at all.
+    """
+    known = [entry.name for entry in panel.study.methods]
+    if not known:
+        raise ConfigError(
+            f"study {panel.study.full_name!r} is of no figure or table: it names no [[methods]]; use hesscond study"
+        )
+    named = [name for claim in claims for comparison in claim.comparisons for name in comparison.names]
+    named += [name for row in panel.published for name in row.values]
+    for name in named:
+        if name not in known:
+            raise ConfigError(f"{path}: panel {panel.name!r} has no method {name!r}, it has {', '.join(known)}")
+
+
+def plan_replication(
+    found: Replication, seeds: int, out: Path, device: torch.device, overrides: Overrides
+) -> list[RunPlan]:
+    """One plan for every panel, method and seed, all of the first seed before those of the next.
+
+    Raises
+    ------
+    ConfigError
+        A change that does not fit.
+    """
+    if seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1, got {seeds}")
+    runs = []
+    for panel in found.panels:
+        for entry in panel.study.methods:
+            variant = panel.study.variant(entry.name)
+            study = overrides.apply(variant.study)
+            rate = overrides.learning_rate or study.learning_rate(entry.name, study.training.batch_size)
+            name = "-".join([*([plain(panel.name)] if panel.name else []), folder_name(variant)])
+            runs.append((study, variant, rate, name))
+    return [
+        RunPlan(study, variant.method, seed, rate, out / f"{name}-seed{seed}", device, variant.label)
+        for seed in range(seeds)
+        for study, variant, rate, name in runs
+    ]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run takes.
+
+    Attributes
+    ----------
+    plan
+        The run.
+    each
+        Seconds for an iteration.
+    seconds
+        For the whole run, evaluations included.
+    """
+
+    plan: RunPlan
+    each: float
+    seconds: float
+
+
+def estimate(plan: RunPlan, data: Dataset) -> Estimate:
+    """The time that a run takes, from its first iterations and one evaluation.
+
+    Parameters
+    ----------
+    plan
+        The run; nothing is written to its folder.
+    data
+        On its device.
+    """
+    with TemporaryDirectory() as folder:
+        log = RunLog(Path(folder) / "run", plan.config(data))
+        training = Training(plan, data, log, None)
+        started = time.perf_counter()
+        training.evaluate()
+        evaluation = time.perf_counter() - started
+        order = training.shuffled()
+
+        def step(iteration: int) -> None:
+            at = iteration % max(1, training.per_epoch) * training.batch_size
+            batch = order[at : at + training.batch_size]
+            loss, rows = training.step(iteration, training.augment(training.inputs[batch]), training.targets[batch])
+            training.record(iteration, 0, loss, rows, plan.learning_rate)
+
+        step(0)  # the first one is slow
+        started, done = time.perf_counter(), 0
+        while done < min(ITERATIONS, training.iterations) and time.perf_counter() - started < SECONDS:
+            step(done + 1)
+            done += 1
+        each = (time.perf_counter() - started) / done
+        log.close("finished")
+    epochs = training.iterations // max(1, training.per_epoch) + 1
+    return Estimate(plan, each, each * training.iterations + evaluation * epochs)
+
+
+def replications() -> Iterator[Replication]:
+    """Every figure and table that comes with hesscond, by name."""
+    return (replication(content["name"]) for content in contents() if "replicate" in content)

@@ -1,0 +1,173 @@
+"""CWO: variances, means, standardized weights, and the step as decay and gradient."""
+
+import numpy as np
+import pytest
+import torch
+
+from hesscond.theorems import Observation, statement, verify
+from hesscond.theorems.constrained_weights import (
+    IgnoredMean,
+    KeptVariance,
+    ProjectedStep,
+    StandardizedGradient,
+    feasible,
+    permuted,
+    projected_step,
+    skew_law,
+    symmetric_law,
+)
+from tests.theorems.verdicts import check_broken, check_known, example_of, tallies
+
+IDS = ("cwo-variance", "cwo-mean", "cwo-standardized-gradient", "cwo-projection")
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_what_is_known(id):
+    check_known(id, trials=20)
+
+
+def on_the_set(rng, count, n, *, centred):
+    """Uniform on ‖w‖² = 2, and 1ᵀw = 0."""
+    w = rng.standard_normal((count, n))
+    if centred:
+        w -= w.mean(1, keepdims=True)
+    return 2**0.5 * w / np.linalg.norm(w, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(("centred", "share"), [(False, 1.0), (True, 1 - 1 / np.pi)])
+def test_the_variance_behind_gaussian_inputs_by_drawing(centred, share):
+    """Five standard errors; nothing of the enumeration is used."""
+    rng = np.random.default_rng(0)
+    y = (on_the_set(rng, 100_000, 20, centred=centred) * np.maximum(rng.standard_normal((100_000, 20)), 0)).sum(1)
+    assert abs(y.var() - share) < 5 * (y**2).std() / len(y) ** 0.5
+
+
+def test_laws():
+    rng = np.random.default_rng(0)
+    for law in (symmetric_law(rng, 2), skew_law(rng)):
+        assert law.shares.sum() == pytest.approx(1)
+        assert law.shares @ law.values[:, 0] == pytest.approx(0, abs=1e-12)
+        drawn = rng.choice(law.values[:, 0], 200_000, p=law.shares)
+        assert law.variance() == pytest.approx(drawn.var(), rel=0.02)
+        pair = law.independent(2)
+        assert pair.values.shape == (len(law.shares) ** 2, 2)
+        assert pair.shares @ pair.values.prod(1) == pytest.approx(0, abs=1e-12)
+    own = permuted(feasible(rng.standard_normal(4), 2.0), signs=False)
+    assert np.allclose(own.values.sum(1), 0)
+    assert np.allclose((own.values**2).sum(1), 2)
+
+
+def test_a_product_of_matrices_by_drawing():
+    rng = np.random.default_rng(1)
+    weight, x = symmetric_law(rng, 1), symmetric_law(rng, 2)
+    law = x.independent(2).rectified().through(weight.independent(4), 2)
+    W = rng.choice(weight.values[:, 0], (200_000, 2, 2), p=weight.shares)
+    h = np.maximum(rng.choice(x.values[:, 0], (200_000, 2), p=x.shares), 0)
+    assert law.variance() == pytest.approx(np.einsum("koi,ki->ko", W, h).var(), rel=0.02)
+
+
+def test_variances_without_the_half_or_with_another_c():
+    class Whole(KeptVariance):
+        def kept(self, before, n, variance):
+            return n * variance * before.variance()
+
+    check_broken(Whole(), "independent weights", trials=3)
+    check_broken(Whole(), "several layers", trials=3)
+    check_broken(Whole(), "on the sphere", trials=3)
+
+
+def test_the_counterexamples_of_variances():
+    verdict = verify("cwo-variance", trials=1)
+    pairs = np.array(example_of(verdict, "centred, on the sphere").matrix, dtype=float)
+    after = np.maximum(pairs, 0) @ [1.0, -1.0]
+    assert (after**2).mean() < pairs[:, 0].var()
+    ((a, b),) = example_of(verdict, "mean zero alone").matrix
+    values, shares = np.array([a, -b]), np.array([b, a]) / (a + b)
+    second = np.multiply.outer(values, np.maximum(values, 0))
+    variance = shares @ values**2
+    assert shares @ second**2 @ shares != pytest.approx(variance * variance / 2, rel=1e-3)
+
+
+def test_weights_that_are_not_centred_see_the_mean():
+    class Off(IgnoredMean):
+        def centre(self, w):
+            return w - 0.9 * w.mean(1, keepdims=True)
+
+    check_broken(Off(), "inputs of a sample")
+
+
+def observed(W, means):
+    return Observation(np.empty((0, 1)), means, means, 1, W, None, None, means=means)
+
+
+def test_the_mean_of_a_layer_in_training():
+    rng = np.random.default_rng(0)
+    W, means = rng.standard_normal((3, 6)), rng.standard_normal(6) + 2
+    free = statement("cwo-mean").observe(observed(W, means))
+    assert {(outcome.status, outcome.reason) for outcome in free} == {
+        ("not-applicable", "1ᵀw ≠ 0: the layer is not constrained")
+    }
+    single = (W - W.mean(1, keepdims=True)).astype(np.float32).astype(float)
+    assert [outcome.status for outcome in statement("cwo-mean").observe(observed(single, means))] == [
+        "holds", "violated",
+    ]  # fmt: skip
+    # all inputs of one mean
+    same = statement("cwo-mean").observe(observed(single, np.full(6, 3.0)))
+    assert [outcome.status for outcome in same] == ["not-applicable"] * 2
+
+
+def test_gradients_of_weights_that_are_not_standardized_so():
+    class Uncentred(StandardizedGradient):
+        def formula(self, w, g, along):
+            inner = g - (along * g).sum(1, keepdim=True) * along / w.shape[1]
+            return inner / w.std(1, correction=0, keepdim=True)
+
+    class Variance(StandardizedGradient):
+        def formula(self, w, g, along):
+            return super().formula(w, g, along) / w.std(1, correction=0, keepdim=True)
+
+    check_broken(Uncentred(), "gradient", trials=5)
+    check_broken(Variance(), "gradient", trials=5)
+
+
+def test_the_gradient_by_torchs_own_norm():
+    """Of L = gᵀŵ, with ŵ by layer normalization."""
+    g, w = torch.randn(2, 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    leaf = w.clone().requires_grad_()
+    w_hat = torch.nn.functional.layer_norm(leaf, (7,), eps=0.0)
+    (g * w_hat).sum().backward()
+    assert torch.allclose(StandardizedGradient().formula(w, g, w_hat.detach()), leaf.grad, rtol=1e-12)
+
+
+def test_momentum_does_not_make_the_deviation_fall():
+    """vᵀw ≤ 0 for the sum v of gradients that are each orthogonal to the weights they are taken at."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        w, v, sizes = rng.standard_normal(6), np.zeros(6), []
+        for _ in range(30):
+            centred = w - w.mean()
+            g = rng.standard_normal(6)
+            g -= g.mean()
+            g -= (g @ centred) / (centred @ centred) * centred
+            v = 0.9 * v + g
+            assert v @ centred <= 1e-12
+            sizes.append(w.std())
+            w = w - 10.0 ** rng.uniform(-3, 0) * v
+        assert (np.diff(sizes) >= -1e-14).all()
+
+
+def test_a_step_that_is_not_projected_is_no_decay():
+    class Unscaled(ProjectedStep):
+        def step(self, w, gradient, alpha, c):
+            return w - alpha * (gradient - gradient.mean())
+
+    check_broken(Unscaled(), "decay", trials=5)
+    w = feasible(np.arange(5.0) ** 2, 2.0)
+    assert tallies(verify("cwo-projection", trials=5))["decay"].holds == 5
+    assert projected_step(w, w, 0.5, 2.0) == pytest.approx(w)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", IDS)
+def test_many_trials(id):
+    assert verify(id, trials=1500, seed=7, counterexamples=False).ok
