@@ -379,7 +379,8 @@ def draw_panel(above: Axes, below: Axes, panel: Panel, groups: Sequence[Group], 
     width = stretch(losses)
     for group in groups:
         look = looks[group.label]
-        tests = [quantity(what).of(run) for run in group.runs]
+        # before the first epoch all are at chance, and the axis would show little else
+        tests = [curve[curve.index >= min(1, curve.index.max())] for curve in map(quantity(what).of, group.runs)]
         draw_seeds(above, group, tests, look, "-", f"{panel.name}-{group.label}-test")
         trained = []
         for run, curve in zip(group.runs, losses[group.label], strict=True):
