@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.ticker import NullFormatter
 from scipy.stats import kendalltau, rankdata
 from torch import nn
 
@@ -64,8 +65,8 @@ MOST = 80_000
 LEVELS = ("unit", "layer", "network")
 STATISTICS = {
     "kappa": "κ",
-    "spread": "λ_max / mean |λ|",
-    "concentration": "λ_max / Σ|λ|",
+    "spread": "λ_max · rank / ‖H‖_*",
+    "concentration": "λ_max / ‖H‖_*",
     "lambda_max": "λ_max",
     "sharpness": "λ_max · rate",
     "decrease": "‖Pᵀ∇L‖² / (2 λ_max L)",
@@ -714,7 +715,7 @@ def methods_table(store: Store, setup: Setup, targets: Sequence[float]) -> str:
     rates = best_rates(found, MAIN, setup.iterations)
     measured = store.read("measured").query("data == 'train' and coordinates == 'own' and point == 'half'")
     lines = [
-        "| method | rate | iterations to the target (smallest … largest) | seeds | κ network | κ layers | λ_max · rate |",
+        "| method | rate | iterations to the target (fewest … most) | seeds | κ network | κ layers | λ_max · rate |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     own = found[(found["target"] == MAIN) & (found["rate"] == found["method"].map(rates))]
@@ -750,7 +751,7 @@ def draw(columns: pd.DataFrame, speed: pd.DataFrame, table: pd.DataFrame, path: 
         ("network", "own", "kappa", "half"),
         ("layer", "own", "kappa", "half"),
         ("unit", "own", "kappa", "half"),
-        ("network", "own", "spread", "half"),
+        ("network", "own", "concentration", "half"),
         ("network", "own", "sharpness", "half"),
     ]
     methods = list(columns.index.unique("method"))
@@ -778,6 +779,7 @@ def draw(columns: pd.DataFrame, speed: pd.DataFrame, table: pd.DataFrame, path: 
                 )
             ax.set_xscale("log")
             ax.set_yscale("log")
+            ax.xaxis.set_minor_formatter(NullFormatter())
             row = table.set_index(["level", "layer", "coordinates", "data", "statistic", "point"]).loc[name]
             ax.set_xlabel(f"ρ = {row['spearman']:+.2f} ({row['low']:+.2f} … {row['high']:+.2f})")
             ax.spines[["top", "right"]].set_visible(False)
