@@ -58,7 +58,7 @@ class Entry:
 ENTRIES = {
     "conditioning": Entry(
         "Loss, κ(H), κ(PᵀHP) and κ(D) over training: Figure 8 of Lange, Helfrich and Ye (JMLR 2022), on CIFAR-10.",
-        "hesscond study fc-cifar10 --method vanilla --method bnp --out runs",
+        "hesscond replicate bnp-figure-8 --out runs",
     ),
     "training": Entry(
         "Training and test curves, mean and range over seeds: train dashed, test solid, as the papers show them.",

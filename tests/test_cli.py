@@ -13,6 +13,7 @@ import hesscond.commands.study as study_command
 from hesscond.data import load
 from hesscond.data.files import DownloadError
 from hesscond.methods import registered
+from hesscond.methods.sphere import Sphere
 from hesscond.study import RunPlan, load_study, open_run, run
 from hesscond.study.grid import Overrides
 from hesscond.study.log import RunLog
@@ -152,6 +153,19 @@ def test_without_out_runs_gather_in_runs(run_cli, folder, no_figure):
     assert made.name.startswith("tiny-")
     listed = json.loads(run_cli("runs", "--json").out)
     assert [r["run"] for r in listed] == [f"runs/{made.name}"]
+
+
+def test_a_method_without_a_rate_in_the_study_takes_its_own_and_says_so(run_cli, folder, no_figure):
+    result = run_cli("study", "tiny.toml", "-m", "bnp", "-m", "sphere", "--out", "out")
+    assert result.code == 0
+    (line,) = result.err.splitlines()
+    assert line == (
+        f"study tiny has no learning rate for sphere at batch size 60: taking the method's default, {Sphere.rate:g}"
+    )
+    assert open_run(folder / "out" / "sphere-seed0").config["run"]["learning_rate"] == Sphere.rate
+    swept = run_cli("sweep", "tiny.toml", "-m", "bnp", "--batch-size", "60,6", "--jobs", 1, "--out", "swept")
+    assert "has no learning rate for bnp at batch size 6: taking the method's default" in swept.err
+    assert "at batch size 60" not in swept.err
 
 
 def test_a_run_that_diverges_does_not_stop_the_others(run_cli, folder, no_figure):

@@ -154,8 +154,7 @@ def run_all(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[str]:
 
 def tell_default_rates(plans: Sequence[RunPlan]) -> None:
     """Say which methods train at a learning rate of their own, for want of one in the study."""
-    for method, plan in {plan.method: plan for plan in plans}.items():
-        size = plan.study.training.batch_size
+    for (method, size), plan in {(plan.method, plan.study.training.batch_size): plan for plan in plans}.items():
         if plan.study.known_rate(plan.label or method, size) is None:
             said = f"study {plan.study.full_name} has no learning rate for {method} at batch size {size}"
             stderr.print(f"{said}: taking the method's default, {plan.learning_rate:g}", soft_wrap=True)

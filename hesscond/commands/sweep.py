@@ -18,7 +18,7 @@ from hesscond.commands.exits import DIVERGED, INTERRUPTED
 from hesscond.commands.live_view import sweep_view
 from hesscond.commands.options import Scale
 from hesscond.commands.printing import complain, print_table, stderr, stdout
-from hesscond.commands.study import parse_seeds
+from hesscond.commands.study import parse_seeds, tell_default_rates
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError
 from hesscond.progress import loading_bar
@@ -113,6 +113,8 @@ def sweep(
             raise ConfigError("name at least one method with --method (hesscond methods lists them)")
         config = check_config(content)
     plans = plan_sweep(config, where, torch.device(place.devices[0].type))
+    if config.rates == "study":
+        tell_default_rates(plans)
     data = data_of(plans, data_dir)
     prepared = prepare_sweep(config, plans, data, where)
     outcomes = do(plans, prepared, data, place, config.threads, data_dir, f"hesscond sweep {where}")

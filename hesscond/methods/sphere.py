@@ -239,7 +239,7 @@ class Sphere(Method):
     noise_kind
         ``"multiplicative"``, or ``"additive"``: γ (x + n) + β.
     seed
-        Of the noise.
+        Of the noise; None: that of torch's global random state, which in a study is the run's.
     layers
         Names of the layers whose weights are constrained; None: all.
     output
@@ -282,7 +282,7 @@ class Sphere(Method):
         noise_scale: float | None = None,
         noise_per: Share = "sample",
         noise_kind: Literal["multiplicative", "additive"] = "multiplicative",
-        seed: int = 0,
+        seed: int | None = None,
         layers: tuple[str, ...] | None = None,
         output: bool = False,
     ) -> None:
@@ -290,6 +290,7 @@ class Sphere(Method):
         if not 0 < c < math.inf:
             raise ConfigError(f"option 'c' of method 'sphere' is a squared norm: use a positive number, not {c}")
         scale = SCALES.get(noise, 0.0) if noise_scale is None else noise_scale
+        seed = torch.initial_seed() if seed is None else seed
         for option, value in {"noise_scale": scale, "seed": seed}.items():
             if not 0 <= value < math.inf:
                 raise ConfigError(f"option {option!r} of method 'sphere' must not be negative or infinite: not {value}")

@@ -174,8 +174,24 @@ class Seeds:
         if not math.isfinite(self.mean):
             bad = sum(not math.isfinite(value) for value in self.values.values())
             return f"{self.name} diverged ({bad} of {len(self.values)})"
-        spread = f" ± {np.std(list(self.values.values()), ddof=1):.2g}" if len(self.values) > 1 else ""
-        return f"{self.name} {self.mean:.4g}{spread}"
+        if len(self.values) == 1:
+            return f"{self.name} {self.mean:.4g}"
+        return f"{self.name} {with_spread(self.mean, float(np.std(list(self.values.values()), ddof=1)))}"
+
+
+def with_spread(mean: float, spread: float) -> str:
+    """A mean and a standard deviation, to two digits of the latter.
+
+    Examples
+    --------
+    >>> with_spread(52.1134, 0.318), with_spread(0.00021663, 0.00003), with_spread(353.7, 59.1)
+    ('52.11 ± 0.32', '(2.17 ± 0.30)e-04', '354 ± 59')
+    """
+    exponent = math.floor(math.log10(abs(mean))) if mean else 0
+    scale = 1.0 if -3 <= exponent < 6 else 10.0**exponent
+    decimals = max(0, 1 - math.floor(math.log10(spread / scale))) if spread else 3
+    both = f"{mean / scale:.{decimals}f} ± {spread / scale:.{decimals}f}"
+    return both if scale == 1.0 else f"({both})e{exponent:+03d}"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -379,7 +395,8 @@ def draw_panel(above: Axes, below: Axes, panel: Panel, groups: Sequence[Group], 
     width = stretch(losses)
     for group in groups:
         look = looks[group.label]
-        tests = [quantity(what).of(run) for run in group.runs]
+        # before the first epoch all are at chance, and the axis would show little else
+        tests = [curve[curve.index >= min(1, curve.index.max())] for curve in map(quantity(what).of, group.runs)]
         draw_seeds(above, group, tests, look, "-", f"{panel.name}-{group.label}-test")
         trained = []
         for run, curve in zip(group.runs, losses[group.label], strict=True):

@@ -293,6 +293,22 @@ def test_scale_and_bias_take_the_place_of_each_batch_normalization(name):
     assert last.bias is not None
 
 
+def test_the_noise_is_that_of_the_run():
+    """Without a seed of its own, the noise follows torch's, from which a study's run begins; nothing is drawn of it."""
+    found = []
+    for seed, options in ((1, ""), (2, ""), (1, ""), (1, ",seed=5"), (2, ",seed=5")):
+        model, x = normalized("cnn9")
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        parse(f"sphere:noise=linear{options}").create(model)
+        found.append(model(x))
+        assert torch.equal(torch.get_rng_state(), state)
+    one, other, again, *own = found
+    assert torch.equal(one, again)
+    assert torch.equal(*own)
+    assert not torch.equal(one, other)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_places_are_counted_in_the_order_of_execution(name):
     model, x = normalized(name)
