@@ -30,6 +30,7 @@ import torch
 from matplotlib.ticker import NullFormatter
 from scipy.stats import kendalltau, rankdata
 from torch import nn
+from torch.func import functional_call
 
 from hesscond import ConditionNumber, lanczos, probe
 from hesscond.applied import ProbeMethod
@@ -475,9 +476,10 @@ def decrease(setup: Setup, step: Step, lambda_max: float | None) -> float | None
     _, _, inputs, targets, loss_fn = task(setup)
     if not lambda_max:
         return None
+    # copies: a gradient of the parameters themselves would be one of the training to the method's hooks
+    named = {n: p.detach().clone().requires_grad_() for n, p in step.model.named_parameters() if p.requires_grad}
     with untouched(step.model):
-        named = {name: p for name, p in step.model.named_parameters() if p.requires_grad}
-        loss = loss_fn(step.model(inputs), targets)
+        loss = loss_fn(functional_call(step.model, named, (inputs,)), targets)
         parts = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     g = {n: torch.zeros_like(p) if own is None else own for (n, p), own in zip(named.items(), parts, strict=True)}
     try:
