@@ -27,8 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.ticker import NullFormatter
 from scipy.stats import kendalltau, rankdata
 from torch import nn
+from torch.func import functional_call
 
 from hesscond import ConditionNumber, lanczos, probe
 from hesscond.applied import ProbeMethod
@@ -64,8 +66,8 @@ MOST = 80_000
 LEVELS = ("unit", "layer", "network")
 STATISTICS = {
     "kappa": "κ",
-    "spread": "λ_max / mean |λ|",
-    "concentration": "λ_max / Σ|λ|",
+    "spread": "λ_max · rank / ‖H‖_*",
+    "concentration": "λ_max / ‖H‖_*",
     "lambda_max": "λ_max",
     "sharpness": "λ_max · rate",
     "decrease": "‖Pᵀ∇L‖² / (2 λ_max L)",
@@ -474,9 +476,10 @@ def decrease(setup: Setup, step: Step, lambda_max: float | None) -> float | None
     _, _, inputs, targets, loss_fn = task(setup)
     if not lambda_max:
         return None
+    # copies: a gradient of the parameters themselves would be one of the training to the method's hooks
+    named = {n: p.detach().clone().requires_grad_() for n, p in step.model.named_parameters() if p.requires_grad}
     with untouched(step.model):
-        named = {name: p for name, p in step.model.named_parameters() if p.requires_grad}
-        loss = loss_fn(step.model(inputs), targets)
+        loss = loss_fn(functional_call(step.model, named, (inputs,)), targets)
         parts = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     g = {n: torch.zeros_like(p) if own is None else own for (n, p), own in zip(named.items(), parts, strict=True)}
     try:
@@ -714,7 +717,7 @@ def methods_table(store: Store, setup: Setup, targets: Sequence[float]) -> str:
     rates = best_rates(found, MAIN, setup.iterations)
     measured = store.read("measured").query("data == 'train' and coordinates == 'own' and point == 'half'")
     lines = [
-        "| method | rate | iterations to the target (smallest … largest) | seeds | κ network | κ layers | λ_max · rate |",
+        "| method | rate | iterations to the target (fewest … most) | seeds | κ network | κ layers | λ_max · rate |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     own = found[(found["target"] == MAIN) & (found["rate"] == found["method"].map(rates))]
@@ -750,7 +753,7 @@ def draw(columns: pd.DataFrame, speed: pd.DataFrame, table: pd.DataFrame, path: 
         ("network", "own", "kappa", "half"),
         ("layer", "own", "kappa", "half"),
         ("unit", "own", "kappa", "half"),
-        ("network", "own", "spread", "half"),
+        ("network", "own", "concentration", "half"),
         ("network", "own", "sharpness", "half"),
     ]
     methods = list(columns.index.unique("method"))
@@ -778,6 +781,7 @@ def draw(columns: pd.DataFrame, speed: pd.DataFrame, table: pd.DataFrame, path: 
                 )
             ax.set_xscale("log")
             ax.set_yscale("log")
+            ax.xaxis.set_minor_formatter(NullFormatter())
             row = table.set_index(["level", "layer", "coordinates", "data", "statistic", "point"]).loc[name]
             ax.set_xlabel(f"ρ = {row['spearman']:+.2f} ({row['low']:+.2f} … {row['high']:+.2f})")
             ax.spines[["top", "right"]].set_visible(False)

@@ -49,6 +49,20 @@ def test_layers_and_network_are_those_of_the_probe(text: str) -> None:
     assert compared >= 8
 
 
+@pytest.mark.parametrize("text", ["bnp", "batchnorm", "adam"])
+def test_what_is_measured_does_not_change_the_training(text: str) -> None:
+    ends = []
+    for looks in (False, True):
+        for step in speed.steps(SETUP, text, 0, 0.03):
+            if step.iteration == 4:
+                ends.append(torch.cat([p.detach().flatten() for p in step.model.parameters()]))
+                break
+            if looks and step.iteration == 2:
+                speed.full_loss(SETUP, step.model)
+                assert 0 < speed.decrease(SETUP, step, 1.0) < math.inf
+    assert torch.equal(*ends)
+
+
 def test_the_target_is_crossed_between_evaluations() -> None:
     iterations, losses = np.array([0, 10, 20]), np.array([1.0, 0.1, 0.2])
     assert speed.crossing(iterations, losses, 10**-0.5) == pytest.approx(5)
