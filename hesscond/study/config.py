@@ -232,11 +232,11 @@ class StudyConfig(Section):
         ConfigError
             Several of them are versions of this method.
         """
-        for name in ("name", "method"):
-            for entry in self.methods:
-                if getattr(entry, name) == text:
-                    return entry
-        versions = [entry for entry in self.methods if parse(entry.method).plain == text]
+        named = [entry for entry in self.methods if entry.name == text]
+        if named:
+            return named[0]
+        versions = [entry for entry in self.methods if entry.method == text]
+        versions = versions or [entry for entry in self.methods if parse(entry.method).plain == text]
         if len(versions) > 1:
             names = ", ".join(repr(entry.name) for entry in versions)
             raise ConfigError(f"study {self.full_name!r} has several versions of {text!r}: choose from {names}")
