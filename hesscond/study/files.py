@@ -202,6 +202,24 @@ class StudyFile:
         small = [self.content["small"]] if "small" in self.content else []
         if not panel:
             return content, small
+        own = next(table for table in self.content["panels"] if table["name"] == panel)
+        if "small" in own:
+            small.append(own["small"])
+        methods = content.pop("methods", [])
+        content = merged(content, {key: value for key, value in own.items() if key not in OF_THE_PANEL})
+        content["panel"] = panel
+        content["methods"] = list(methods)
+        if "methods" in own:
+            by_name = {entry["name"]: entry for entry in methods}
+            content["methods"] = []
+            for entry in own["methods"]:
+                name = entry if isinstance(entry, str) else entry.get("name")
+                if isinstance(entry, str) and name not in by_name:
+                    raise ConfigError(
+                        f"{self.path}: panel {panel!r} names a method {name!r} that is not in [[methods]]"
+                    )
+                content["methods"].append(merged(by_name.get(name, {}), {} if isinstance(entry, str) else entry))
+        return content, small
 
     def with_own_rates(self, content: dict[str, Any]) -> dict[str, Any]:
         """The contents without the learning rates of methods that other panels have."""
