@@ -8,6 +8,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 
 from hesscond.errors import ConfigError
 from hesscond.study.config import StudyConfig, merged
+from hesscond.study.layout import FileTable
 from hesscond.study.listing import aliases, studies_folder
 from hesscond.study.sections import first_problem
 from hesscond.study.structure import Misfit, check_structure
@@ -23,7 +25,6 @@ SCALES = ("paper", "small")
 #: Lines of a TOML file that begin a table, one of several tables, or the value of a key.
 HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z_][\w.-]*)\s*\]")
 KEY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=")
-PANEL_NAME = re.compile(r"\w[\w.-]*")
 
 
 #: Keys of a file with several panels that are of the file, not of a study.
@@ -136,25 +137,29 @@ class StudyFile:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
-    @property
-    def panels(self) -> list[str]:
-        """The names of the panels, if there are several studies in the file.
+    @cached_property
+    def layout(self) -> FileTable:
+        """The tables of the file, as far as they are not of one study.
 
         Raises
         ------
         ConfigError
-            They are no tables with different names.
+            One is not what it must be, with its line; two panels have one name.
         """
-        tables = self.content.get("panels", [])
-        if not isinstance(tables, list) or not all(
-            isinstance(t, dict) and isinstance(t.get("name"), str) and PANEL_NAME.fullmatch(t["name"]) for t in tables
-        ):
-            raise ConfigError(f"{self.path}: every one of [[panels]] needs a name of letters, digits, '.' and '-'")
-        names = [table["name"] for table in tables]
-        for name, count in Counter(names).items():
+        try:
+            layout = FileTable.model_validate(self.content)
+        except ValidationError as error:
+            key, words = first_problem(error)
+            raise ConfigError(f"{self.path}{self.line_of(key, ())}: {words}") from None
+        for name, count in Counter(table.name for table in layout.panels).items():
             if count > 1:
                 raise ConfigError(f"{self.path}: panel {name!r} is there twice")
-        return names
+        return layout
+
+    @property
+    def panels(self) -> list[str]:
+        """The names of the panels, if there are several studies in the file."""
+        return [table.name for table in self.layout.panels]
 
     def study(self, panel: str, scale: str | None) -> StudyConfig:
         """The study of a panel (``""`` where there are none), as `load_study` returns it.
@@ -254,21 +259,21 @@ class StudyFile:
         else:
             return study
         where = f", panel {panel}" if panel else ""
-        line = self.line_of(key, panel, small=content.get("scale") == "small")
+        own: tuple[str | int, ...] = ("panels", self.panels.index(panel)) if panel else ()
+        small = [(*own, "small"), ("small",)] if content.get("scale") == "small" else []
+        line = self.line_of(key, *small, own, ())
         raise ConfigError(f"{self.path}{line}{where}: {words}")
 
-    def line_of(self, key: tuple[str | int, ...], panel: str, *, small: bool) -> str:
-        """``", line 7"`` for a key, else for the innermost table that there is; nothing where the key is at the top."""
+    def line_of(self, key: tuple[str | int, ...], *tables: tuple[str | int, ...]) -> str:
+        """``", line 7"`` for a key of the first of the tables that has it, else for what is around it, or a table."""
         lines = lines_of(self.text)
-        place: tuple[str | int, ...] = ("panels", self.panels.index(panel)) if panel else ()
-        tables = [(*place, "small"), ("small",), place, ()] if small else [place, ()]
         for table in tables:
             inside = (*table, *key)
             while len(inside) > len(table):
                 if inside in lines:
                     return f", line {lines[inside]}"
                 inside = inside[:-1]
-        return f", line {lines[place]}" if place in lines else ""
+        return next((f", line {lines[table]}" for table in tables if table in lines), "")
 
 
 def lines_of(text: str) -> dict[tuple[str | int, ...], int]:

@@ -2,132 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, ValidationError, field_validator
 
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError
 from hesscond.study.config import StudyConfig
 from hesscond.study.files import StudyFile, split_name
 from hesscond.study.grid import Overrides, folder_name, plain
+from hesscond.study.layout import Claim, Cost, Published
 from hesscond.study.listing import contents
 from hesscond.study.log import RunLog
 from hesscond.study.runner import RunPlan, Training
-from hesscond.study.sections import Section, sentence
 
 #: An estimate of the cost of a run takes so many iterations, or as many as there are in so many seconds.
 ITERATIONS, SECONDS = 100, 20.0
-
-At = Literal["end", "best", "first", "mean"]
-COMPARISON = re.compile(r"(?P<one>.+?)\s+(?P<sign>[>~])\s+(?P<other>.+)")
-RANGE = re.compile(r"(?P<one>.+?)\s+in\s+\[(?P<low>[^,]+),(?P<high>[^,]+)\]")
-
-
-class Comparison(Section):
-    """One comparison of a claim: ``A > B``, ``A ~ B`` (equal within the claim's margin) or ``A in [low, high]``."""
-
-    one: str
-    sign: Literal[">", "~", "in"]
-    other: str = ""
-    low: float = 0.0
-    high: float = 0.0
-
-    @classmethod
-    def of(cls, text: str) -> Comparison:
-        """The comparison that a text means.
-
-        Raises
-        ------
-        ConfigError
-            None.
-
-        Examples
-        --------
-        >>> Comparison.of("4 Things > BN").other
-        'BN'
-        """
-        if found := RANGE.fullmatch(text.strip()):
-            try:
-                return cls(one=found["one"], sign="in", low=float(found["low"]), high=float(found["high"]))
-            except ValueError:
-                pass
-        elif found := COMPARISON.fullmatch(text.strip()):
-            return cls.model_validate(found.groupdict())
-        raise ConfigError(
-            f"{text!r} is no comparison: use 'A > B', 'A ~ B' or 'A in [low, high]' with names of methods"
-        )
-
-    @property
-    def names(self) -> list[str]:
-        """The methods that are compared."""
-        return [self.one, *([self.other] if self.other else [])]
-
-
-class Claim(Section):
-    """``[[claims]]``: what a paper says of some panels of a figure, and what of the runs decides it.
-
-    ``of``: a quantity of `hesscond.report.replication.QUANTITIES`; ``at``: at the end, the best of all epochs, after
-    the first one, or the mean over all. ``margin``: how far apart methods that are called equal may be.
-    """
-
-    panels: list[str] = Field(default_factory=list)
-    says: str
-    of: str = "test_accuracy"
-    at: At = "end"
-    holds: Annotated[list[str], Field(min_length=1)]
-    margin: Annotated[float, Field(gt=0)] = 1.0
-
-    @field_validator("holds")
-    @classmethod
-    def are_comparisons(cls, value: list[str]) -> list[str]:
-        """Refuse what is none."""
-        try:
-            for text in value:
-                Comparison.of(text)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return value
-
-    @property
-    def of_panels(self) -> list[str]:
-        """The panels by name; of a figure that is one panel, ``""``."""
-        return self.panels or [""]
-
-    @property
-    def comparisons(self) -> list[Comparison]:
-        """All of which must hold."""
-        return [Comparison.of(text) for text in self.holds]
-
-
-class Published(Section):
-    """A row of a published table: the value of a quantity for each method; ``tolerance``: what counts as the same."""
-
-    of: str
-    at: At = "end"
-    values: dict[str, float]
-    tolerance: Annotated[float, Field(gt=0)]
-
-
-class Cost(Section):
-    """``[replicate]``: how the figure is drawn, and what its runs take.
-
-    ``core_hours``: of all runs at full size with five seeds, on one core of the machine that README.md names; ``how``
-    it was found. ``probe``: whether condition numbers are measured; only figures that show some need it.
-    """
-
-    figure: Literal["training", "conditioning"] = "training"
-    probe: bool = False
-    core_hours: Annotated[float, Field(gt=0)] | None = None
-    how: Literal["measured", "extrapolated"] = "extrapolated"
-    needs: str = ""
 
 
 @dataclass(frozen=True)
@@ -190,26 +84,19 @@ def replication(name: str, scale: str | None = None) -> Replication:
     """
     of_file, chosen = split_name(name)
     file = StudyFile.named(of_file)
-    content = file.content
-    try:
-        cost = Cost.model_validate(content.get("replicate", {}))
-        claims = [Claim.model_validate(one) for one in content.get("claims", [])]
-        tables = {table["name"]: table for table in content.get("panels", [])} or {"": content}
-        published = {
-            panel: tuple(Published.model_validate(row) for row in table.get("paper", []))
-            for panel, table in tables.items()
-        }
-    except ValidationError as error:
-        raise ConfigError(f"{file.path}: {sentence(error)}") from None
+    layout = file.layout
+    published = {table.name: tuple(table.paper) for table in layout.panels} or {"": tuple(layout.paper)}
     studies = [file.study(panel, scale) for panel in ([chosen] if chosen else file.panels or [""])]
     panels = tuple(Panel(study, published[study.panel]) for study in studies)
     for panel in panels:
-        check_names(file.path, panel, [c for c in claims if panel.name in c.of_panels])
-    if unknown := sorted({name for claim in claims for name in claim.of_panels} - set(tables)):
+        check_names(file.path, panel, [c for c in layout.claims if panel.name in c.of_panels])
+    if unknown := sorted({name for claim in layout.claims for name in claim.of_panels} - set(published)):
         raise ConfigError(f"{file.path}: a claim is of the panel {unknown[0]!r}, which is not there")
-    kept = tuple(claim for claim in claims if {panel.name for panel in panels} & set(claim.of_panels))
+    kept = tuple(claim for claim in layout.claims if {panel.name for panel in panels} & set(claim.of_panels))
     first = studies[0]
-    return Replication(first.full_name if chosen else first.name, first.description, first.source, panels, kept, cost)
+    return Replication(
+        first.full_name if chosen else first.name, first.description, first.source, panels, kept, layout.replicate
+    )
 
 
 def check_names(path: Path, panel: Panel, claims: Sequence[Claim]) -> None:

@@ -1,7 +1,11 @@
 """Studies with several panels, methods that change the study, and figures of papers beside what came of their runs."""
 
+import contextlib
+import copy
+import functools
 import json
 import math
+import operator
 import tomllib
 from functools import partial
 from types import SimpleNamespace
@@ -27,8 +31,9 @@ from hesscond.report.replication import (
 from hesscond.study import StudyConfig, load_study, open_run
 from hesscond.study.files import OF_THE_FILE, OF_THE_PANEL, StudyFile
 from hesscond.study.grid import Overrides, plan_runs
+from hesscond.study.layout import Comparison
 from hesscond.study.listing import studies_folder
-from hesscond.study.replication import Comparison, estimate, plan_replication, replication, replications
+from hesscond.study.replication import estimate, plan_replication, replication, replications
 
 CPU = torch.device("cpu")
 
@@ -177,7 +182,7 @@ def test_a_run_says_which_method_it_was(figure, tmp_path, call_cli):
     ("old", "new", "words"),
     [
         ('name = "right"', 'name = "left"', "panel 'left' is there twice"),
-        ('name = "right"', 'title = "right"', r"every one of \[\[panels\]\] needs a name"),
+        ('name = "right"', 'title = "right"', "line 44: key 'panels.1.name' is missing"),
         ('methods = ["wide BNP", {', 'methods = ["narrow", {', "panel 'right' names a method 'narrow'"),
         ("hidden = [12]", "width = 12", "method 'wide BNP' .* unknown key 'width'"),
         ("hidden = [12]", "hidden = [0]", "hidden"),
@@ -191,6 +196,31 @@ def test_what_is_wrong_with_a_file_of_panels(figure, old, new, words):
     file = StudyFile.read(figure(old, new))
     with pytest.raises(ConfigError, match=words):
         list(map(partial(file.study, scale=None), file.panels))
+
+
+def places(value, at=()):
+    """The path of every value in a TOML document."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*at, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*at, key))
+
+
+@pytest.mark.parametrize("place", list(places(tomllib.loads(FIGURE))), ids=lambda at: ".".join(map(str, at)))
+def test_no_value_of_a_file_gives_a_traceback(place, tmp_path, monkeypatch):
+    """Whatever stands in the place of a value, or nothing: either the figure is read or refused."""
+    nothing = object()
+    for wrong in (nothing, 3, -1.5, True, "x", "", [], [3], [[]], [{}], {}, {"name": 3}, {"x": {"y": [1]}}):
+        content = copy.deepcopy(tomllib.loads(FIGURE))
+        around = functools.reduce(operator.getitem, place[:-1], content)
+        if wrong is nothing:
+            del around[place[-1]]
+        else:
+            around[place[-1]] = wrong
+        file = StudyFile(tmp_path / "mine.toml", FIGURE, content)
+        monkeypatch.setattr(StudyFile, "named", lambda name, file=file: file)
+        with contextlib.suppress(ConfigError):
+            replication("mine.toml")
 
 
 def test_a_file_of_panels_asks_for_one(figure):
