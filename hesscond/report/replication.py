@@ -92,6 +92,17 @@ def seconds_per_epoch(run: StoredRun) -> pd.Series:
     return pd.Series({epochs: run.seconds / epochs})
 
 
+def seconds(run: StoredRun) -> pd.Series:
+    """Time worked until the end of each epoch; the log knows it to a second."""
+    import numpy as np
+    import pandas as pd
+
+    worked, each = run.worked, iterations_per_epoch(run)
+    epochs = np.arange(int(run.iterations / each) + 1)
+    found = np.interp(epochs * each, list(worked), list(worked.values())) if worked else np.full(len(epochs), np.nan)
+    return pd.Series(found, index=epochs)
+
+
 def probed(value: Callable[[pd.DataFrame], pd.Series]) -> Callable[[StoredRun], pd.Series]:
     """The median over the mini-batch probes of the first probed unit, at the last epoch."""
 
@@ -115,6 +126,7 @@ QUANTITIES = {
     "test_psnr": Quantity("test PSNR (dB)", evaluated("test_psnr")),
     "test_loss": Quantity("test loss", evaluated("test_loss"), -1),
     "train_loss": Quantity("training loss", training_loss, -1),
+    "seconds": Quantity("training time (s)", seconds, -1),
     "seconds_per_epoch": Quantity("seconds per epoch", seconds_per_epoch, -1),
     "kappa": Quantity("median κ(H)", probed(lambda rows: resolved_values(rows, "kappa")), -1),
     "kappa_own": Quantity("median κ in own coordinates", probed(lambda rows: resolved_values(rows, "kappa_own")), -1),
@@ -349,6 +361,8 @@ def caption(found: Replication, frame: pd.DataFrame) -> str:
 def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun]], *, page: Page = COLUMN) -> Figure:
     """Training loss (dashed) and test accuracy (solid) of every panel by epoch, mean and range over the seeds.
 
+    A figure of kind ``"timing"`` has the seconds that the runs have worked in the place of the accuracy.
+
     Raises
     ------
     ConfigError
@@ -359,7 +373,9 @@ def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun
         raise ConfigError(f"no run of {found.name} has trained yet")
     names = dict.fromkeys(group.method for _, groups in drawn for group in groups)
     looks = looks_of([group for _, groups in drawn for group in groups if group.method in names])
-    labels = [*names, "training loss", "test"]
+    timing = found.cost.figure == "timing"
+    kinds = {"training loss": DASHED, "training time" if timing else "test": "-"}
+    labels = [*names, *kinds]
     columns = min(COLUMNS if page.wide else 2, len(drawn))
     bands = -(-len(drawn) // columns)
     with page.styled():
@@ -367,7 +383,8 @@ def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun
         axes = figure.subplots(2 * bands, columns, squeeze=False)
         for place, (panel, groups) in enumerate(drawn):
             row, column = divmod(place, columns)
-            draw_panel(axes[2 * row][column], axes[2 * row + 1][column], panel, groups, looks)
+            what = "seconds" if timing else shown_of(groups)
+            draw_panel((axes[2 * row][column], axes[2 * row + 1][column]), panel, groups, looks, what)
             if column:
                 axes[2 * row][column].set_ylabel("")
                 axes[2 * row + 1][column].set_ylabel("")
@@ -376,7 +393,7 @@ def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun
             axes[2 * row][column].set_visible(False)
             axes[2 * row + 1][column].set_visible(False)
         handles = [method_handle(name, looks[name]) for name in names if name in looks]
-        handles += [Line2D([], [], color=NEUTRAL, ls=dash, label=name) for name, dash in KINDS.items()]
+        handles += [Line2D([], [], color=NEUTRAL, ls=dash, label=name) for name, dash in kinds.items()]
         add_heading(figure, page, found.name, handles)
         most = max(len(group.runs) for _, groups in drawn for group in groups)
         remark = f"lines: mean over {most} seeds; bands: lowest to highest" if most > 1 else "one seed"
@@ -384,14 +401,19 @@ def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun
     return figure
 
 
-KINDS = {"training loss": DASHED, "test": "-"}
+def shown_of(groups: Sequence[Group]) -> str:
+    """The quantity to show of runs: the test accuracy, or what there is in its place."""
+    if any(len(curve) for group in groups for curve in accuracies_of(group)):
+        return "test_accuracy"
+    psnr = any("test_psnr" in run.table("evaluation") for group in groups for run in group.runs)
+    return "test_psnr" if psnr else "test_loss"
 
 
-def draw_panel(above: Axes, below: Axes, panel: Panel, groups: Sequence[Group], looks: Mapping[str, Any]) -> None:
-    """The test accuracy (or what there is in its place) above the training loss, by epoch."""
-    accuracy = any(len(curve) for group in groups for curve in accuracies_of(group))
-    psnr = not accuracy and any("test_psnr" in run.table("evaluation") for group in groups for run in group.runs)
-    what = "test_accuracy" if accuracy else "test_psnr" if psnr else "test_loss"
+def draw_panel(
+    axes: tuple[Axes, Axes], panel: Panel, groups: Sequence[Group], looks: Mapping[str, Any], what: str
+) -> None:
+    """A quantity above the training loss, by epoch."""
+    above, below = axes
     losses = {group.label: losses_of(group) for group in groups}
     width = stretch(losses)
     for group in groups:

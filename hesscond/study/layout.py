@@ -107,7 +107,7 @@ class Cost(Section):
     it was found. ``probe``: whether condition numbers are measured; only figures that show some need it.
     """
 
-    figure: Literal["training", "conditioning"] = "training"
+    figure: Literal["training", "conditioning", "timing"] = "training"
     probe: bool = False
     core_hours: Annotated[float, Field(gt=0)] | None = None
     how: Literal["measured", "extrapolated"] = "extrapolated"

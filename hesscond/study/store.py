@@ -341,11 +341,20 @@ class StoredRun:
     @property
     def seconds(self) -> float:
         """How long the run has worked, breaks left out; NaN if nothing was logged yet."""
-        spans: dict[int, list[float]] = {}
-        clock = self.rows("clock")[1]
-        for session, at in zip(clock["session"], clock["time"], strict=True):
-            spans.setdefault(session, []).append(at or 0.0)
-        return float(sum(max(0.0, span[-1] - span[0]) for span in spans.values())) if spans else math.nan
+        worked = self.worked
+        return max(worked.values()) if worked else math.nan
+
+    @property
+    def worked(self) -> dict[int, float]:
+        """The seconds that the run had worked, breaks left out, by how many iterations were logged by then."""
+        clock, found = self.rows("clock")[1], {}
+        session, began, before, latest = None, 0.0, 0.0, 0.0
+        for own, at, iterations in zip(clock["session"], clock["time"], clock["iterations"], strict=True):
+            if own != session:
+                session, began, before = own, at or 0.0, latest
+            latest = max(latest, before + (at or 0.0) - began)
+            found[iterations] = latest
+        return found
 
     def rows(self, table: str, *, after: int = FROM_THE_START) -> tuple[list[int], dict[str, list[Any]]]:
         """The rows of a table that came after row number ``after``: their numbers, and the values by column.

@@ -26,14 +26,18 @@ from hesscond.report.replication import (
     interval,
     judged,
     measured,
+    replication_figure,
     replication_frame,
+    seconds,
 )
 from hesscond.study import StudyConfig, load_study, open_run
 from hesscond.study.files import OF_THE_FILE, OF_THE_PANEL, StudyFile
 from hesscond.study.grid import Overrides, plan_runs
 from hesscond.study.layout import Comparison
 from hesscond.study.listing import studies_folder
+from hesscond.study.log import RunLog
 from hesscond.study.replication import estimate, plan_replication, replication, replications
+from hesscond.study.store import StoredRun
 
 CPU = torch.device("cpu")
 
@@ -314,6 +318,32 @@ def test_a_figure_from_the_command_line(figure, tmp_path, call_cli):
     assert "8 of them over before; nothing to do" in again.err
     estimated = call_cli(*command[:-2], "--out", tmp_path / "none", "--estimate")
     assert (estimated.code, "hours" in estimated.out, (tmp_path / "none").exists()) == (0, True, False)
+
+
+def test_the_time_of_a_figure(figure, tmp_path, monkeypatch):
+    """BNP's Figure 9: seconds worked until the end of each epoch, breaks left out."""
+    found = replication(str(figure("[replicate]", '[replicate]\nfigure = "timing"')) + "/left")
+    clock = {
+        "session": [0, 0, 0, 1, 1],
+        "time": [100.0, 101.0, 102.0, 900.0, 903.0],
+        "iterations": [0, 10, 20, 20, 50],
+    }
+    plans = plan_replication(found, 1, tmp_path, CPU, Overrides())
+    runs = []
+    for plan in plans[:1]:
+        RunLog(plan.folder, plan.config(load("digits"))).close("finished")
+        runs.append(open_run(plan.folder))
+    evaluation = pd.DataFrame({"iteration": [0, 25, 50], "epoch": [0, 1, 2], "test_accuracy": [0.1, 0.2, 0.3]})
+    training = pd.DataFrame({"iteration": range(50), "epoch": [0] * 25 + [1] * 25, "loss": 1.0, "lr": 0.1})
+    tables = {"evaluation": evaluation, "training": training}
+    monkeypatch.setattr(StoredRun, "rows", lambda self, name, **_: ([], clock))
+    monkeypatch.setattr(StoredRun, "table", lambda self, name: tables[name])
+    monkeypatch.setattr(StoredRun, "iterations", 50)
+    # 2 s for 20 iterations, then 3 s for 30
+    assert list(seconds(runs[0])) == pytest.approx([0.0, 2.5, 5.0])
+    drawn = replication_figure(found, {"left": runs})
+    (line,) = [line for line in drawn.axes[0].lines if line.get_gid() == "left-SGD-test-mean"]
+    assert (drawn.axes[0].get_ylabel(), list(line.get_ydata())) == ("training time (s)", pytest.approx([2.5, 5.0]))
 
 
 def test_the_list_of_figures(call_cli):

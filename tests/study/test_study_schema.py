@@ -184,6 +184,9 @@ def test_the_clock_leaves_breaks_out(tmp_path, monkeypatch):
     some(RunLog.reopened(tmp_path / "run"), 5)
     stored = open_run(tmp_path / "run")
     assert stored.seconds == 2 * 18
+    # a session goes on where the one before ended
+    assert list(stored.worked.values()) == sorted(stored.worked.values())
+    assert max(stored.worked.values()) == stored.seconds
     iterations = stored.rows("clock")[1]["iterations"]
     assert iterations == sorted(iterations)
     assert iterations[-1] == stored.iterations == 15
