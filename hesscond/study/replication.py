@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from hesscond.data import Dataset
+from hesscond.data import Dataset, part
 from hesscond.errors import ConfigError
 from hesscond.study.config import StudyConfig
 from hesscond.study.files import StudyFile, split_name
@@ -20,8 +20,9 @@ from hesscond.study.listing import contents
 from hesscond.study.log import RunLog
 from hesscond.study.runner import RunPlan, Training
 
-#: An estimate of the cost of a run takes so many iterations, or as many as there are in so many seconds.
-ITERATIONS, SECONDS = 100, 20.0
+#: An estimate of the cost of a run takes so many iterations, or as many as there are in so many seconds, and evaluates
+#: so many test samples.
+ITERATIONS, SECONDS, SAMPLES = 100, 20.0, 1000
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class Estimate:
 
 
 def estimate(plan: RunPlan, data: Dataset) -> Estimate:
-    """The time that a run takes, from its first iterations and one evaluation.
+    """The time that a run takes, from its first iterations and an evaluation of some test samples.
 
     Parameters
     ----------
@@ -175,12 +176,15 @@ def estimate(plan: RunPlan, data: Dataset) -> Estimate:
     data
         On its device.
     """
+    tests = len(data.test_targets)
+    few = min(tests, SAMPLES)
     with TemporaryDirectory() as folder:
+        data = part(data, test=few)
         log = RunLog(Path(folder) / "run", plan.config(data))
         training = Training(plan, data, log, None)
         started = time.perf_counter()
         training.evaluate()
-        evaluation = time.perf_counter() - started
+        evaluation = (time.perf_counter() - started) * tests / few
         order = training.shuffled()
 
         def step(iteration: int) -> None:
