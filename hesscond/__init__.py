@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         rank,
         smallest_nonzero,
     )
+    from hesscond.structure import BlockStructure, block_structure
     from hesscond.theorems import Verdict, verify
 else:
     __getattr__, __dir__ = attach(__name__)
@@ -33,6 +34,7 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockStructure",
     "ConditionNumber",
     "Density",
     "EigenResult",
@@ -45,6 +47,7 @@ __all__ = [
     "Rank",
     "SphereTangentOperator",
     "Verdict",
+    "block_structure",
     "condition_number",
     "density",
     "lanczos",

@@ -20,6 +20,7 @@ ORDER = [
     "scaling",
     "hessians",
     "check",
+    "structure",
     "methods",
     "results",
     "applied",
