@@ -13,7 +13,7 @@ from hesscond.commands.options import check_file, collect
 from hesscond.commands.printing import print_table, sign_of_life, stdout
 from hesscond.errors import ConfigError
 from hesscond.report.page import COLUMN, METADATA, Page, save_figure, venue_page
-from hesscond.report.registry import FIGURES, RATED, TABLES
+from hesscond.report.registry import FIGURES, QUANTITIES, RATED, TABLES, UNIT
 from hesscond.report.tables import FORMATS
 
 #: Figures that are not drawn from runs: from a file of hesscond probe, and from the trials of a statement.
@@ -22,6 +22,10 @@ KINDS = (*FIGURES, PROBE, RATE)
 
 Layer = Annotated[str | None, typer.Option(help="Layer; the first one probed if not given.")]
 Unit = Annotated[int | None, typer.Option(help="Output unit; the first one probed if not given.")]
+Quantity = Annotated[
+    str | None,
+    typer.Option(help=f"Of blocks: {' | '.join(QUANTITIES)}.", autocompletion=completion.among(QUANTITIES)),
+]
 
 
 def figure(
@@ -37,6 +41,7 @@ def figure(
     ] = None,
     layer: Layer = None,
     unit: Unit = None,
+    quantity: Quantity = None,
     preset: Annotated[
         str | None, typer.Option(help="Size and type of a venue's template: neurips2024, icml2024, jmlr2001, …")
     ] = None,
@@ -63,7 +68,7 @@ def figure(
     else:
         if not names:
             raise ConfigError(f"figure {kind} takes {FIGURES[kind].needs}: name at least one run folder")
-        options = taken(f"figure {kind}", FIGURES[kind].options, layer=layer, unit=unit)
+        options = taken(f"figure {kind}", FIGURES[kind].options, layer=layer, unit=unit, quantity=quantity)
         drawn = FIGURES[kind].draw(collect([Path(name) for name in names]), page=page, **options)
     save_figure(drawn, output)
     stdout.print(str(output), soft_wrap=True)
@@ -100,6 +105,7 @@ def table(
     format: Annotated[str, typer.Option(help=" | ".join(FORMATS))] = "text",
     layer: Layer = None,
     unit: Unit = None,
+    quantity: Quantity = None,
 ) -> None:
     """Print a table of stored runs; LaTeX needs the packages booktabs, amsmath and graphicx.
 
@@ -110,7 +116,7 @@ def table(
     if format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
     chosen = TABLES[kind]
-    options = taken(f"table {kind}", chosen.options, layer=layer, unit=unit)
+    options = taken(f"table {kind}", chosen.options, layer=layer, unit=unit, quantity=quantity)
     stored = collect(runs)
     if format == "text":
         print_table(chosen.print(stored, **options))
@@ -129,5 +135,6 @@ def taken(what: str, known: tuple[str, ...], **given: Any) -> dict[str, Any]:
     found = {name: value for name, value in given.items() if value is not None}
     for name in found:
         if name not in known:
-            raise ConfigError(f"{what} has no --{name}: it shows all that were probed")
+            reason = ": it shows all that were probed" if name in UNIT else ""
+            raise ConfigError(f"{what} has no --{name}{reason}")
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -266,30 +266,42 @@ def heatmap_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:
     known = np.concatenate([lower[np.isfinite(upper)] for _, lower, upper, _ in pictures.values()])
     low, high = (np.log10(known.min()), np.log10(known.max())) if len(known) else (0.0, 1.0)
     scale = Normalize(low, max(high, low + 0.1))
+    open_cells = any(np.isinf(upper).any() for _, _, upper, _ in pictures.values())
+    tallest = max(len(names) for names, *_ in pictures.values())
+
+    def paint(ax: Axes, label: str) -> None:
+        names, lower, upper, edges = pictures[label]
+        draw_cells(ax, lower, upper, edges, scale, label)
+        step = max(1, len(names) // 12)
+        ax.set_yticks(np.arange(0, len(names), step), [shortened(name) for name in names[::step]])
+
     with page.styled():
-        columns = panel_columns(len(pictures), page)
-        rows = -(-len(pictures) // columns)
-        tallest = max(len(names) for names, *_ in pictures.values())
-        figure = page.figure(1.0 + rows * (0.5 + min(2.2, 0.13 * tallest)))
-        axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-        image, some_open = ScalarMappable(scale, COLORS), False
-        for ax, (label, (names, lower, upper, edges)) in zip(axes, pictures.items(), strict=False):
-            draw_cells(ax, lower, upper, edges, scale, label)
-            some_open |= bool(np.isinf(upper).any())
-            step = max(1, len(names) // 12)
-            ax.set_yticks(np.arange(0, len(names), step), [shortened(name) for name in names[::step]])
-            ax.set_title(page.wrapped(label) if columns == 1 else shortened(label), loc="left", pad=2.0)
-        for ax in axes[len(pictures) :]:
-            ax.set_visible(False)
-        for ax in axes[max(0, len(pictures) - columns) : len(pictures)]:
-            ax.set_xlabel("iteration")
-            ax.tick_params(labelbottom=True)
-        shown = [ax for ax in axes if ax.get_visible()]
-        bar = figure.colorbar(image, ax=shown, location="right", aspect=30, pad=0.02)
-        bar.set_label(r"median $\log_{10}\kappa$")
-        bar.outline.set_linewidth(0.5)
+        figure = painted(list(pictures), page, min(2.2, 0.13 * tallest), paint, scale, r"median $\log_{10}\kappa$")
         handle = Patch(facecolor="white", edgecolor=NEUTRAL, hatch=HATCH, lw=0.4, label="median unresolved")
-        add_heading(figure, page, f"{title_of(probed_groups(runs))} · own coordinates", [handle] if some_open else [])
+        add_heading(figure, page, f"{title_of(probed_groups(runs))} · own coordinates", [handle] if open_cells else [])
+    return figure
+
+
+def painted(
+    labels: Sequence[str], page: Page, height: float, paint: Callable[[Axes, str], None], scale: Normalize, name: str
+) -> Figure:
+    """A panel for each label, so many inches high, that ``paint(ax, label)`` fills, with one colour bar."""
+    columns = panel_columns(len(labels), page)
+    rows = -(-len(labels) // columns)
+    figure = page.figure(1.0 + rows * (0.5 + height))
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    for ax, label in zip(axes, labels, strict=False):
+        paint(ax, label)
+        ax.set_title(page.wrapped(label) if columns == 1 else shortened(label), loc="left", pad=2.0)
+    for ax in axes[len(labels) :]:
+        ax.set_visible(False)
+    for ax in axes[max(0, len(labels) - columns) : len(labels)]:
+        ax.set_xlabel("iteration")
+        ax.tick_params(labelbottom=True)
+    shown = [ax for ax in axes if ax.get_visible()]
+    bar = figure.colorbar(ScalarMappable(scale, COLORS), ax=shown, location="right", aspect=30, pad=0.02)
+    bar.set_label(name)
+    bar.outline.set_linewidth(0.5)
     return figure
 
 
@@ -326,22 +338,30 @@ def cells_of(runs: Sequence[StoredRun]) -> dict[str, Cells]:
             "a heatmap needs two probed units and two probed iterations at least: name more layers or units in the "
             "study's [probe]"
         )
-    width = max(1, -(-len(iterations) // CELLS))
-    starts = iterations[::width]
-    edges = np.append(starts, iterations[-1] + np.median(np.diff(iterations)))
+    edges = cell_edges(iterations)
     by_unit = len(blocks) <= ROWS
     names = [f"{layer} / {unit}" for layer, unit in blocks] if by_unit else list(dict.fromkeys(b[0] for b in blocks))
-    return {label: (names, *medians(probe, names, edges, by_unit), edges) for label, probe in probes.items()}
+    found = {}
+    for label, probe in probes.items():
+        row = probe["layer"] + " / " + probe["unit"].astype(str) if by_unit else probe["layer"]
+        found[label] = (names, *medians(probe, row.map(names.index), len(names), edges), edges)
+    return found
 
 
-def medians(probe: pd.DataFrame, names: list[str], edges: np.ndarray, by_unit: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Where the median of the κ in each cell lies: lower and upper (rows, stretches), NaN without any."""
-    row = probe["layer"] + " / " + probe["unit"].astype(str) if by_unit else probe["layer"]
+def cell_edges(iterations: np.ndarray) -> np.ndarray:
+    """Edges of the columns of cells: of each of the ascending iterations, or of stretches of them if they are many."""
+    width = max(1, -(-len(iterations) // CELLS))
+    last = np.median(np.diff(iterations)) if len(iterations) > 1 else 1.0
+    return np.append(iterations[::width], iterations[-1] + last)
+
+
+def medians(probe: pd.DataFrame, row: pd.Series, rows: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the median in each cell lies: lower and upper (rows, stretches), NaN without any."""
     place = np.searchsorted(edges, probe["iteration"].to_numpy(), side="right") - 1
-    lower, upper = (np.full((len(names), len(edges) - 1), np.nan) for _ in range(2))
-    for (name, column), cell in probe.groupby([row.to_numpy(), place]):
+    lower, upper = (np.full((rows, len(edges) - 1), np.nan) for _ in range(2))
+    for (number, column), cell in probe.groupby([row.to_numpy(), place]):
         found = quantile(cell["lower"].to_numpy(dtype=float), cell["upper"].to_numpy(dtype=float), 0.5)
-        lower[names.index(name), column], upper[names.index(name), column] = found
+        lower[number, column], upper[number, column] = found
     return lower, upper
 
 

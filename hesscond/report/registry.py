@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 UNIT = ("layer", "unit")
 STUDY = "runs of one study"
 PROBED = "runs of one study that were probed"
+#: What is shown of blocks by type and depth: `hesscond.report.blocks`.
+QUANTITIES = ("kappa", "lambda_max", "lambda_min", "rank", "negative")
 #: The statements whose claims compare rates, for the figure of which there need be no run.
 RATED = ("prec-theorem-1", "bnp-theorem-1")
 
@@ -55,7 +57,7 @@ class FigureKind:
     check
         Of the same arguments but the page: raises that ConfigError without drawing.
     options
-        Which of layer and unit it takes; by default the first that was probed is shown.
+        Which of layer, unit and quantity it takes; by default the first that was probed is shown, and κ.
     """
 
     name: str
@@ -93,7 +95,7 @@ class TableKind:
     terminal
         ``terminal(runs, **options)``: a layout for the terminal of its own.
     options
-        Which of layer and unit it takes.
+        Which of layer, unit and quantity it takes.
     """
 
     name: str
@@ -170,6 +172,8 @@ FIGURES: Kinds[FigureKind] = Kinds(
         "training": "training:TRAINING_FIGURE",
         "layers": "layers:LAYERS_FIGURE",
         "heatmap": "layers:HEATMAP_FIGURE",
+        "blocks": "blocks:BLOCKS_FIGURE",
+        "block-bands": "blocks:BANDS_FIGURE",
         "gain": "gain:GAIN_FIGURE",
         "spectra": "eigenvalues:EIGENVALUES_FIGURE",
         "comparison": "comparison:COMPARISON_FIGURE",
@@ -184,6 +188,7 @@ TABLES: Kinds[TableKind] = Kinds(
         "seeds": "summary:SEEDS_TABLE",
         "learning-rates": "summary:LEARNING_RATES_TABLE",
         "layers": "layers:LAYERS_TABLE",
+        "blocks": "blocks:BLOCKS_TABLE",
         "statements": "statements:STATEMENTS_TABLE",
     }
 )

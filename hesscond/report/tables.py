@@ -161,6 +161,8 @@ class Number:
         for value in self.values:
             if value != value:
                 found.append((DASH, None))
+            elif value == 0 and self.form.endswith("e"):
+                found.append(("0", None))
             elif math.isinf(value):
                 found.append(("-∞" if value < 0 else "∞", None))
             else:
@@ -197,6 +199,7 @@ class Number:
         shown = [d if p is None else rf"{d}\times10^{{{p}}}" for d, p in self.parts()]
         shown = [one.replace("-∞", r"-\infty").replace("∞", r"\infty").replace(DASH, r"\text{--}") for one in shown]
         pattern = self.pattern.replace(" – ", r"\text{ -- }").replace("…", r"\,\ldots\,").replace("±", r"\pm")
+        pattern = pattern.replace("≤", r"\leq")
         inside = re.sub(r"\{(\d)\}", lambda match: shown[int(match[1])], pattern)
         inside = (r"\geq " if self.lower else "") + inside
         return rf"$\mathbf{{{inside}}}$" if self.strong else f"${inside}$"
