@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -186,8 +187,8 @@ def negative_share(probe: pd.DataFrame) -> Ends:
     sure, _, order = told(probe)
     counted = probe["negative"].to_numpy(dtype=float, na_value=np.nan)
     rank = probe["rank"].to_numpy(dtype=float, na_value=np.nan)
-    rest = np.where(sure, 0.0, order - rank) / order
-    return np.where(np.isnan(counted), 0.0, counted) / order, np.where(np.isnan(counted), rank, counted) / order + rest
+    least, most = np.where(np.isnan(counted), 0.0, counted), np.where(np.isnan(counted), rank, counted)
+    return least / order, (most + np.where(sure, 0.0, order - rank)) / order
 
 
 QUANTITIES = {
@@ -331,7 +332,7 @@ def blocks_figure(runs: Sequence[StoredRun], *, quantity: str = "kappa", page: P
 
     with page.styled():
         name = rf"median $\log_{{10}}$ {chosen.label}" if chosen.logarithmic else f"median {chosen.label}"
-        figure = painted(list(pictures), page, float(np.clip(0.1 * len(rows), 0.6, 6.0)), paint, scale, name)
+        figure = painted(list(pictures), page, max(0.6, float(row_edges(rows)[-1])), paint, scale, name)
         handles = []
         if any(picture.open.any() for picture in pictures.values()):
             label = f"unresolved: {chosen.known} bound of the median"
@@ -359,40 +360,65 @@ def draw_picture(
 ) -> None:
     """The cells (``NAME-cells``), hatches over some (``NAME-unresolved``), lines between the kinds, and labels."""
     count, columns = values.shape
-    grid = np.arange(columns + 1) - 0.5, np.arange(count + 1) - 0.5
-    ax.pcolormesh(*grid, values, cmap=COLORS, norm=scale, rasterized=True).set_gid(f"{name}-cells")
+    edges = row_edges(rows)
+    ax.pcolormesh(np.arange(columns + 1) - 0.5, edges, values, cmap=COLORS, norm=scale, rasterized=True).set_gid(
+        f"{name}-cells"
+    )
     # dark hatches on light cells, light ones on dark
     light = np.nan_to_num(scale(values)) > 0.55
     for tone, where in ((NEUTRAL, light), ("0.85", ~light)):
-        cells = [Rectangle((x - 0.5, y - 0.5), 1, 1) for y, x in zip(*np.nonzero(hatched & where), strict=True)]
+        places = zip(*np.nonzero(hatched & where), strict=True)
+        cells = [Rectangle((x - 0.5, edges[y]), 1, edges[y + 1] - edges[y]) for y, x in places]
         if cells:
             style: dict[str, Any] = {"facecolors": "none", "edgecolors": tone, "linewidths": 0}
             ax.add_collection(PatchCollection(cells, hatch=HATCH, gid=f"{name}-unresolved", **style))
     for place in range(1, count):
         if rows[place][0] != rows[place - 1][0]:
-            ax.axhline(place - 0.5, color="white", lw=1.0)
+            ax.axhline(edges[place], color="white", lw=1.0)
     ax.set_yticks(*row_labels(rows))
     step = max(1, -(-columns // 5))
     ax.set_xticks(np.arange(0, columns, step), [str(int(one)) for one in iterations[::step]])
     ax.set_xlim(-0.5, columns - 0.5)
-    ax.set_ylim(count - 0.5, -0.5)
+    ax.set_ylim(edges[-1], 0)
     ax.tick_params(axis="y", length=0)
 
 
-#: Rows of a picture that are labelled each; with more of them, the first of each kind.
+#: Rows of a picture that are labelled one by one: with more of them, whole kinds are.
 LABELLED = 60
+#: Inches that a row takes, that a kind takes at least, and that all rows take together where they are many.
+ROW, LEAST, TALLEST = 0.1, 0.13, 6.0
 
 
-def row_labels(rows: Sequence[tuple[str, int | None]]) -> tuple[list[int], list[str]]:
-    """Places of labels, and these: the kind at its first row, and depths."""
-    places, labels = [], []
-    for place, (kind, depth) in enumerate(rows):
-        first = place == 0 or rows[place - 1][0] != kind
-        if first or len(rows) <= LABELLED:
-            number = ("–" if (place and rows[place - 1][0] == kind) else "") if depth is None else str(depth)
-            places.append(place)
-            labels.append(f"{shortened(kind)}  {number}".rstrip() if first else number)
-    return places, labels
+def runs_of_kinds(rows: Sequence[tuple[str, int | None]]) -> list[list[int]]:
+    """The places of the rows of each kind."""
+    return [list(places) for _, places in groupby(range(len(rows)), key=lambda place: rows[place][0])]
+
+
+def row_edges(rows: Sequence[tuple[str, int | None]]) -> np.ndarray:
+    """(rows + 1,) where rows begin and end, in inches from the top."""
+    one = ROW if len(rows) <= LABELLED else TALLEST / len(rows)
+    heights = [max(one, LEAST / len(places)) for places in runs_of_kinds(rows) for _ in places]
+    return np.concatenate([[0.0], np.cumsum(heights)])
+
+
+def row_labels(rows: Sequence[tuple[str, int | None]]) -> tuple[list[float], list[str]]:
+    """Heights of labels, and these: the kind at its first row with the depths below, or for all of its rows."""
+    edges = row_edges(rows)
+    heights, labels = [], []
+    for places in runs_of_kinds(rows):
+        kind, depths = shortened(rows[places[0]][0]), [rows[place][1] for place in places]
+        # one that is in no transformer block comes last
+        numbers = ["–" if depth is None and len(depths) > 1 else depth for depth in depths]
+        if len(rows) > LABELLED:
+            known = [depth for depth in depths if depth is not None]
+            heights.append((edges[places[0]] + edges[places[-1] + 1]) / 2)
+            labels.append(f"{kind}  {known[0]}–{known[-1]}" if len(known) > 1 else kind)
+            continue
+        for place, number in zip(places, numbers, strict=True):
+            heights.append((edges[place] + edges[place + 1]) / 2)
+            shown = "" if number is None else str(number)
+            labels.append(f"{kind}  {shown}".rstrip() if place == places[0] else shown)
+    return heights, labels
 
 
 # --- bands ------------------------------------------------------------------------------------------------------------

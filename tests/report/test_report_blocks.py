@@ -1,0 +1,386 @@
+"""Blocks by type and depth: every number of figures and tables is that of the exported probes, recomputed here."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+from typer.testing import CliRunner
+
+from hesscond.cli import app
+from hesscond.errors import ConfigError
+from hesscond.report import FIGURES, TABLES, block_frame, block_kind
+from hesscond.report.blocks import QUANTITIES, moments_of, pictures_of
+from hesscond.report.registry import QUANTITIES as NAMES
+from hesscond.study.log import RunLog
+from hesscond.study.store import StoredRun, open_run
+
+LAYERS = ["patches", *(f"block{i}.{part}" for i in (1, 2) for part in ("attention.q", "attention.out", "fc1")), "fc"]
+KIND = {"patches": "embedding", "attention.q": "query", "attention.out": "attention output", "fc1": "mlp in"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        # ours
+        ("patches", ("embedding", None)),
+        ("positions", ("position", None)),
+        ("class_token", ("class token", None)),
+        ("block3.attention.k", ("key", 3)),
+        ("block3.norm2", ("norm", 3)),
+        ("norm", ("norm", None)),
+        ("fc", ("head", None)),
+        ("blocks.0.attention.query", ("query", 0)),
+        ("blocks.0.attention.output", ("attention output", 0)),
+        ("blocks.1.mlp.0", ("mlp in", 1)),
+        ("blocks.1.mlp.2", ("mlp out", 1)),
+        ("blocks.11.norm1.weight", ("norm", 11)),
+        ("embedding", ("embedding", None)),
+        ("head", ("head", None)),
+        # Hugging Face: GPT-2, LLaMA, BERT, ViT
+        ("transformer.wte", ("embedding", None)),
+        ("transformer.wpe.weight", ("position", None)),
+        ("transformer.h.0.attn.c_attn", ("query, key, value", 0)),
+        ("transformer.h.0.attn.c_attn.weight[k]", ("key", 0)),
+        ("transformer.h.0.attn.c_proj", ("attention output", 0)),
+        ("transformer.h.7.mlp.c_fc", ("mlp in", 7)),
+        ("transformer.h.7.mlp.c_proj", ("mlp out", 7)),
+        ("transformer.h.0.ln_1", ("norm", 0)),
+        ("transformer.ln_f", ("norm", None)),
+        ("lm_head", ("head", None)),
+        ("model.embed_tokens", ("embedding", None)),
+        ("model.layers.2.self_attn.v_proj", ("value", 2)),
+        ("model.layers.2.self_attn.o_proj", ("attention output", 2)),
+        ("model.layers.2.mlp.gate_proj", ("mlp gate", 2)),
+        ("model.layers.2.mlp.up_proj", ("mlp in", 2)),
+        ("model.layers.2.mlp.down_proj", ("mlp out", 2)),
+        ("model.layers.2.input_layernorm", ("norm", 2)),
+        ("bert.embeddings.word_embeddings", ("embedding", None)),
+        ("bert.embeddings.position_embeddings", ("position", None)),
+        ("bert.encoder.layer.5.attention.self.query", ("query", 5)),
+        ("bert.encoder.layer.5.attention.output.dense", ("attention output", 5)),
+        ("bert.encoder.layer.5.attention.output.LayerNorm", ("norm", 5)),
+        ("bert.encoder.layer.5.intermediate.dense", ("mlp in", 5)),
+        ("bert.encoder.layer.5.output.dense", ("mlp out", 5)),
+        ("vit.embeddings.patch_embeddings.projection", ("embedding", None)),
+        ("vit.embeddings.cls_token", ("class token", None)),
+        ("vit.encoder.layer.1.attention.attention.value", ("value", 1)),
+        ("classifier", ("head", None)),
+        # torch, torchvision, timm
+        ("layers.4.self_attn.in_proj_weight[v.1]", ("value", 4)),
+        ("layers.4.self_attn.in_proj_weight", ("query, key, value", 4)),
+        ("layers.4.self_attn.out_proj", ("attention output", 4)),
+        ("encoder.layers.encoder_layer_3.mlp.0", ("mlp in", 3)),
+        ("blocks.3.attn.proj", ("attention output", 3)),
+        ("patch_embed.proj", ("embedding", None)),
+        ("heads.head", ("head", None)),
+        # no transformers
+        ("fc3", ("fc3", None)),
+        ("0", ("0", None)),
+        ("model", ("model", None)),
+    ],
+)
+def test_names_say_the_kind_and_the_depth(name: str, kind: tuple[str, int | None]) -> None:
+    assert block_kind(name) == kind
+
+
+# --- runs of a small vision transformer -------------------------------------------------------------------------------
+
+STUDY = f"""
+name = "vit-small"
+description = "a small vision transformer on digits"
+[data]
+name = "digits"
+train_samples = 100
+test_samples = 20
+[model]
+name = "vit-s16"
+patch = 4
+width = 6
+depth = 2
+heads = 2
+hidden = 8
+[training]
+batch_size = 16
+iterations = 11
+[[learning_rates]]
+batch_size = 16
+rate = {{ vanilla = 0.3 }}
+[probe]
+layers = {str(LAYERS).replace("'", '"')}
+units = [0, 3]
+every = 5
+precision = "float64"
+train_every_epochs = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds, trained and probed."""
+    folder = tmp_path_factory.mktemp("vit")
+    (folder / "vit.toml").write_text(STUDY, encoding="utf-8")
+    done = CliRunner().invoke(
+        app, ["study", str(folder / "vit.toml"), "-m", "vanilla", "--seed", "0,1", "--out", str(folder / "runs")]
+    )
+    assert done.exit_code == 0, done.output
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> list[StoredRun]:
+    return [open_run(folder / f"vanilla-seed{seed}") for seed in (0, 1)]
+
+
+def exported(folder: Path) -> list[dict[str, Any]]:
+    """The probes of both seeds as the command exports them, with kind and depth by rules of our own."""
+    found = []
+    for seed in (0, 1):
+        out = CliRunner().invoke(
+            app, ["export", str(folder / f"vanilla-seed{seed}"), "--table", "probe", "--format", "csv"]
+        )
+        for row in csv.DictReader(out.stdout.splitlines()):
+            layer = row["layer"]
+            depth = int(layer[5]) if layer.startswith("block") else None
+            kind = KIND.get(layer.partition(".")[2] if depth else layer, "head")
+            found.append(row | {"seed": seed, "kind": kind, "depth": depth})
+    return found
+
+
+def ends_of(row: dict[str, Any], quantity: str) -> tuple[float, float] | None:
+    """Between what a quantity of an exported row lies."""
+    rank, order, resolved = int(row["rank"]), int(row["n_params"]), row["resolved"] == "True"
+    rest = 0 if resolved else order - rank
+    if quantity == "rank":
+        return rank / order, (rank + rest) / order
+    if quantity == "negative":
+        if row["negative"] == "":
+            return 0.0, (rank + rest) / order
+        return int(row["negative"]) / order, (int(row["negative"]) + rest) / order
+    if rank == 0:
+        return None
+    if quantity == "lambda_max":
+        return float(row["lambda_max"]), float(row["lambda_max"])
+    if quantity == "lambda_min":
+        return (float(row["lambda_min"]) if resolved else 0.0), float(row["lambda_min"])
+    return (float(row["kappa"]),) * 2 if resolved else (max(1.0, float(row["kappa_lower"])), math.inf)
+
+
+def quantile_of(rows: list[dict[str, Any]], quantity: str, q: float) -> tuple[float, float]:
+    """The ends of a quantile, which is one of the values."""
+    ends = [found for row in rows if (found := ends_of(row, quantity)) is not None]
+    place = math.ceil(q * len(ends)) - 1
+    return sorted(low for low, _ in ends)[place], sorted(high for _, high in ends)[place]
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_cells_are_the_medians_of_the_exported_probes(folder: Path, runs: list[StoredRun], quantity: str) -> None:
+    rows = exported(folder)
+    pictures, names, iterations = pictures_of(runs, quantity=quantity)
+    kinds = [("embedding", None), *((k, d) for k in ("query", "attention output", "mlp in") for d in (1, 2))]
+    assert names == [*kinds, ("head", None)]
+    assert iterations.tolist() == [0, 5, 10]
+    figure = FIGURES["blocks"].draw(runs, quantity=quantity)
+    (mesh,) = [a for a in figure.findobj() if a.get_gid() == "vanilla-cells"]
+    colours = mesh.get_array().filled(np.nan).reshape(len(names), len(iterations))
+    hatched = 0
+    for place, (kind, depth) in enumerate(names):
+        for column, iteration in enumerate(iterations):
+            own = [row for row in rows if (row["kind"], row["depth"]) == (kind, depth)]
+            own = [row for row in own if int(row["iteration"]) == iteration]
+            assert len(own) == 4
+            low, high = quantile_of(own, quantity, 0.5)
+            assert (pictures["vanilla"].lower[place, column], pictures["vanilla"].upper[place, column]) == (low, high)
+            shown = high if quantity == "lambda_min" else low
+            expected = shown if quantity in ("rank", "negative") else np.log10(shown)
+            assert colours[place, column] == pytest.approx(expected, rel=1e-12)
+            hatched += low < high
+    boxes = [a for a in figure.findobj() if a.get_gid() == "vanilla-unresolved"]
+    assert sum(len(box.get_paths()) for box in boxes) == hatched
+    said = [text.get_text() for text in figure.findobj(Text)]
+    assert any("unresolved" in text for text in said) == (hatched > 0)
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_bands_are_the_quartiles_of_the_exported_probes(folder: Path, runs: list[StoredRun], quantity: str) -> None:
+    rows = exported(folder)
+    figure = FIGURES["block-bands"].draw(runs, quantity=quantity)
+    found = {a.get_gid(): a for a in figure.findobj() if a.get_gid()}
+    for kind in {row["kind"] for row in rows}:
+        at = [[row for row in rows if row["kind"] == kind and int(row["iteration"]) == k] for k in (0, 5, 10)]
+        medians = [quantile_of(own, quantity, 0.5) for own in at]
+        line = found[f"vanilla-{kind}-median"].get_ydata()
+        np.testing.assert_array_equal(line, [low if low == high else np.nan for low, high in medians])
+        bounds = [high if quantity == "lambda_min" else low for low, high in medians if low < high]
+        np.testing.assert_array_equal(found[f"vanilla-{kind}-unresolved"].get_ydata(), bounds)
+        heights = found[f"vanilla-{kind}-band"].get_paths()[0].vertices[:, 1]
+        bottom, top = figure.axes[0].get_ylim()
+        for own in at:
+            (low, _), (_, high) = (quantile_of(own, quantity, q) for q in (0.25, 0.75))
+            assert min(high, top) in heights if math.isinf(high) else high in heights
+            assert (low if low > 0 or quantity in ("rank", "negative") else bottom) in heights
+            assert bottom <= max(low, bottom) <= min(high, top) <= top
+
+
+def test_the_table_has_the_numbers_of_the_exported_probes(folder: Path, runs: list[StoredRun]) -> None:
+    rows = exported(folder)
+    frame = block_frame(runs)
+    assert list(frame["moment"].unique()) == ["0 %", "50 %", "end"]
+    assert len(frame) == 5 * 3
+    for line in frame.to_dict("records"):
+        own = [r for r in rows if r["kind"] == line["kind"] and int(r["iteration"]) == line["iteration"]]
+        assert line["blocks"] == len({(row["layer"], row["unit"]) for row in own})
+        sizes = [int(row["n_params"]) for row in own]
+        assert (line["n_params_min"], line["n_params_max"], line["seeds"]) == (min(sizes), max(sizes), 2)
+        for name in QUANTITIES:
+            low, high = quantile_of(own, name, 0.5)
+            assert (line[f"{name}_lower"], line[f"{name}_upper"]) == (low, high)
+            assert line[name] == low if low == high else math.isnan(line[name])
+            assert line[f"{name}_q25"] == quantile_of(own, name, 0.25)[0]
+            assert line[f"{name}_q75"] == quantile_of(own, name, 0.75)[1]
+
+
+@pytest.mark.parametrize("quantity", [None, *QUANTITIES])
+def test_tables_are_written_in_every_format(folder: Path, quantity: str | None) -> None:
+    options = ["--quantity", quantity] if quantity else []
+    texts = {}
+    for format in ("text", "md", "latex", "csv", "html"):
+        done = CliRunner().invoke(app, ["table", "blocks", str(folder), "--format", format, *options])
+        assert done.exit_code == 0, done.output
+        texts[format] = done.stdout
+        assert "attention output" in " ".join(texts[format].split())
+    lines = list(csv.DictReader(texts["csv"].splitlines()))
+    assert len(lines) == (8 if quantity else 5) * 3
+    shown = [line for line in texts["md"].splitlines() if line.startswith("|")][2:]
+    assert len(shown) == (8 if quantity else 15)
+    assert all("nan" not in line for line in shown)
+    # TeX knows neither of these
+    assert not re.search("[≤≥∞]", texts["latex"])
+
+
+# --- made-up runs -----------------------------------------------------------------------------------------------------
+
+
+def logged(folder: Path, rows: list[dict[str, Any]]) -> StoredRun:
+    """A run with these probes."""
+    config = {
+        "name": "made-up",
+        "description": "",
+        "data": {"name": "digits"},
+        "model": {},
+        "training": {"batch_size": 8, "iterations": 100},
+        "probe": {"layers": ["a"], "units": [0]},
+        "run": {"method": "vanilla", "seed": 0, "learning_rate": 0.1},
+    }
+    log = RunLog(folder, config)
+    log.commit(probe=[row("a") | one for one in rows])
+    log.close("finished")
+    return open_run(folder)
+
+
+def row(layer: str, kappa: float = 100.0, **facts: Any) -> dict[str, Any]:
+    """A row of the probe table; unresolved where κ is infinite."""
+    known = {"iteration": 0, "epoch": 0, "data": "batch", "unit": 0, "n_params": 10, "rank": 10, "nullity": 0}
+    known |= {"negative": 0, "lambda_max": 1.0, "lambda_min": 1 / min(kappa, 1e6), "resolved": int(kappa < math.inf)}
+    return known | {"layer": layer, "kappa": kappa, "kappa_lower": min(kappa, 1e6), "kappa_upper": kappa} | facts
+
+
+def test_an_unresolved_majority_is_a_bound_and_never_a_number(tmp_path: Path) -> None:
+    lost = {"rank": 4, "nullity": 6, "lambda_min": 1e-5, "negative": 3}
+    units = [row("h.0.mlp.c_fc", math.inf, unit=unit, **lost) for unit in (0, 1)]
+    run = logged(tmp_path / "run", [*units, row("h.0.mlp.c_fc", 50.0, unit=2), row("h.0.ln_1", 7.0)])
+    (line,) = block_frame([run]).query("kind == 'mlp in'").to_dict("records")
+    assert math.isnan(line["kappa"])
+    assert (line["kappa_lower"], line["kappa_upper"]) == (1e6, math.inf)
+    assert (line["lambda_min_lower"], line["lambda_min_upper"]) == (0.0, 1e-5)
+    assert (line["rank_lower"], line["rank_upper"]) == (0.4, 1.0)
+    assert (line["negative_lower"], line["negative_upper"]) == (0.3, 0.9)
+    text = TABLES["blocks"].write([run], "md")
+    assert "≥ 1.00×10⁶ [50" not in text
+    assert "≥ 1.00×10⁶ [5.00×10¹, ∞]" in text
+    assert "≤ 1.00×10⁻⁵" in text
+    assert "0.400 … 1.000" in text
+    figure = FIGURES["block-bands"].draw([run])
+    found = {a.get_gid(): a for a in figure.findobj() if a.get_gid()}
+    assert np.isnan(found["vanilla-mlp in-median"].get_ydata()).all()
+    assert found["vanilla-mlp in-unresolved"].get_ydata().tolist() == [1e6]
+    assert found["vanilla-mlp in-unresolved"].get_marker() == "^"
+    down = FIGURES["block-bands"].draw([run], quantity="lambda_min")
+    assert {a.get_marker() for a in down.findobj() if a.get_gid() == "vanilla-mlp in-unresolved"} == {"v"}
+
+
+def test_zero_blocks_and_uncounted_negatives(tmp_path: Path) -> None:
+    zero = {"rank": 0, "nullity": 10, "lambda_max": 0.0, "lambda_min": 0.0, "kappa_lower": 1.0}
+    rows = [row("h.0.ln_1", math.inf, **zero), row("h.1.ln_1", 9.0, negative=None), row("lm_head", 4.0)]
+    run = logged(tmp_path / "run", rows)
+    pictures, names, _ = pictures_of([run])
+    assert names == [("norm", 0), ("norm", 1), ("head", None)]
+    assert np.isnan(pictures["vanilla"].lower[0, 0])
+    assert pictures["vanilla"].lower[1:, 0].tolist() == [9.0, 4.0]
+    pictures, _, _ = pictures_of([run], quantity="negative")
+    assert pictures["vanilla"].lower[:, 0].tolist() == [0.0, 0.0, 0.0]
+    assert pictures["vanilla"].upper[:, 0].tolist() == [0.0, 1.0, 0.0]
+    for kind in ("blocks", "block-bands"):
+        assert FIGURES[kind].draw([run]).axes
+
+
+def test_a_row_measured_again_after_a_resume_counts_once(tmp_path: Path) -> None:
+    rows = [row("fc1", 2.0), row("fc1", 8.0, unit=1), row("fc2", 5.0)]
+    once, twice = (logged(tmp_path / name, rows * count) for name, count in (("once", 1), ("twice", 2)))
+    assert block_frame([once]).equals(block_frame([twice]))
+
+
+def test_moments_are_the_nearest_probes() -> None:
+    assert moments_of(np.arange(0, 101, 4)) == {"0 %": 0, "10 %": 8, "50 %": 48, "end": 100}
+    assert moments_of(np.array([0, 10, 50, 100])) == {"0 %": 0, "10 %": 10, "50 %": 50, "end": 100}
+    assert moments_of(np.array([0, 90])) == {"0 %": 0, "end": 90}
+    assert moments_of(np.array([7])) == {"0 %": 7}
+
+
+def test_many_blocks_stay_on_the_page(tmp_path: Path) -> None:
+    parts = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    names = ["wte", "wpe", *(f"h.{i}.{part}" for i in range(24) for part in parts), "ln_f", "lm_head"]
+    rng = np.random.default_rng(0)
+    rows = [row(n, 10 ** rng.uniform(1, 9), iteration=k) for n in names for k in range(0, 400, 2)]
+    figure = FIGURES["blocks"].draw([logged(tmp_path / "run", rows)])
+    figure.draw_without_rendering()
+    labels = [text for text in figure.axes[0].get_yticklabels() if text.get_text()]
+    boxes = [text.get_window_extent() for text in labels]
+    assert not any(a.overlaps(b) for a, b in pairwise(boxes))
+    assert figure.get_size_inches()[1] <= 9
+    assert all(box.x0 >= 0 for box in boxes)
+
+
+def test_names_on_the_command_line_are_those_that_are_measured() -> None:
+    assert tuple(QUANTITIES) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["figure", "blocks", "RUN", "-o", "x.png", "--quantity", "trace"],
+            "unknown quantity 'trace': choose from kappa",
+        ),
+        (["table", "blocks", "RUN", "--quantity", ""], "unknown quantity ''"),
+        (["figure", "layers", "RUN", "-o", "x.png", "--quantity", "kappa"], "figure layers has no --quantity"),
+        (["table", "blocks", "RUN", "--layer", "fc1"], "table blocks has no --layer: it shows all"),
+    ],
+)
+def test_bad_use_is_one_sentence(folder: Path, words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        CliRunner().invoke(app, [str(folder) if w == "RUN" else w for w in words], catch_exceptions=False)
+    assert "\n" not in str(raised.value)
+
+
+def test_one_layer_alone_is_no_comparison(tmp_path: Path) -> None:
+    run = logged(tmp_path / "run", [row("fc3"), row("fc3", unit=1)])
+    for kind in (FIGURES["blocks"], FIGURES["block-bands"], TABLES["blocks"]):
+        assert "only one layer was probed" in str(kind.fits([run]))
