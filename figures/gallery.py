@@ -41,6 +41,43 @@ units = [0, 3, 7]
 every = 2
 train_every_epochs = 2
 """
+#: A small vision transformer: two units of every dense layer, every twelve iterations.
+TRANSFORMER = """
+name = "vit-small"
+description = "scikit-learn's digits, a vision transformer of two blocks"
+
+[data]
+name = "digits"
+
+[model]
+name = "vit-s16"
+patch = 4
+width = 12
+depth = 2
+heads = 3
+hidden = 24
+
+[training]
+batch_size = 32
+iterations = 121
+momentum = 0.9
+
+[[learning_rates]]
+batch_size = 32
+rate = { vanilla = 0.05 }
+
+[probe]
+layers = [
+  "patches",
+  "block1.attention.q", "block1.attention.k", "block1.attention.v", "block1.attention.out", "block1.fc1", "block1.fc2",
+  "block2.attention.q", "block2.attention.k", "block2.attention.v", "block2.attention.out", "block2.fc1", "block2.fc2",
+  "fc",
+]
+units = [0, 3]
+every = 12
+precision = "float64"
+train_every_epochs = 0
+"""
 TWO = ("--method", "vanilla", "--method", "bnp")
 FIVE = (*TWO, "--method", "batchnorm", "--method", "layernorm", "--method", "sphere")
 COMPARED = ("compare", *FIVE, "--rates", "0.1,0.5", "--iterations", "60")
@@ -53,6 +90,7 @@ class Entry:
     sentence: str
     command: str = "hesscond study fc-digits --method vanilla --method bnp --out runs"
     small: tuple[str, ...] = ("study", *TWO)
+    study: str = STUDY
 
 
 ENTRIES = {
@@ -70,6 +108,19 @@ ENTRIES = {
         small=("study", *TWO, "--method", "batchnorm", "--seed", "0,1,2"),
     ),
     "heatmap": Entry("log10 κ of every probed unit at every iteration, method by method."),
+    "blocks": Entry(
+        "κ of the blocks of a transformer by type and depth at every probed iteration; `--quantity` takes λ_max, "
+        "λ_min⁺, rank or the share of negative eigenvalues.",
+        "hesscond study vit-small.toml --method vanilla --seed 0,1 --out runs",
+        ("study", "--method", "vanilla", "--seed", "0,1"),
+        TRANSFORMER,
+    ),
+    "block-bands": Entry(
+        "The same along training, type by type: the median in a band of the quartiles.",
+        "hesscond study vit-small.toml --method vanilla --seed 0,1 --out runs",
+        ("study", "--method", "vanilla", "--seed", "0,1"),
+        TRANSFORMER,
+    ),
     "gain": Entry(
         "The gain κ(H)/κ(PᵀHP) against κ(D)², which section 3.3 of Lange, Helfrich and Ye (JMLR 2022) expects it to be "
         "about.",
@@ -117,11 +168,12 @@ def shrink(path: Path) -> None:
     Image.open(path).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-def small_runs(folder: Path, words: tuple[str, ...]) -> Path:
-    """The folder of runs that this command makes of `STUDY`; made once."""
-    runs = folder / f"runs{abs(hash(words))}"
+def small_runs(folder: Path, entry: Entry) -> Path:
+    """The folder of runs that its command makes of its small study; made once."""
+    words = entry.small
+    runs = folder / f"runs{abs(hash((words, entry.study)))}"
     if not runs.exists():
-        (folder / "small.toml").write_text(STUDY, encoding="utf-8")
+        (folder / "small.toml").write_text(entry.study, encoding="utf-8")
         hesscond(words[0], folder / "small.toml", *words[1:], "--out", runs)
     return runs
 
@@ -139,8 +191,8 @@ def main(names: list[str]) -> None:
     """Draw the kinds that are named, or all; write the page."""
     with tempfile.TemporaryDirectory() as folder:
         for name in names or [name for name in ENTRIES if name != "conditioning"]:
-            small, path = ENTRIES[name].small, GALLERY / f"{name}.png"
-            hesscond("figure", name, *([small_runs(Path(folder), small)] if small else []), "-o", path)
+            entry, path = ENTRIES[name], GALLERY / f"{name}.png"
+            hesscond("figure", name, *([small_runs(Path(folder), entry)] if entry.small else []), "-o", path)
             shrink(path)
             print(path)
     page = HEAD + "".join(section(name, entry) for name, entry in ENTRIES.items())
