@@ -19,6 +19,7 @@ import hesscond
 from hesscond import structure
 from hesscond.errors import ConfigError
 from hesscond.operators import Dense, block_norms
+from hesscond.report import structure_figure
 
 Parts = list[tuple[str, slice | int]]
 ALL = slice(None)
@@ -266,3 +267,26 @@ def test_frames_hold_floats() -> None:
     frame = hesscond.block_structure(*pictures()).to_frame()
     assert list(frame["block"]) == ["0", "3"]
     assert np.isfinite(frame[["trace", "norm", "norm_others", "norm_error"]].to_numpy()).all()
+
+
+@pytest.mark.parametrize("by", ["layer", "row"])
+def test_the_figure_shows_the_norms(by: str) -> None:
+    found = hesscond.block_structure(*tokens(), by=by)
+    figure = structure_figure(found)
+    figure.draw_without_rendering()
+    (mesh,) = [artist for artist in figure.findobj() if artist.get_gid() == "blocks"]
+    sizes = torch.tensor(found.n_params).double()
+    entries = found.norms.value / torch.outer(sizes, sizes).sqrt()
+    shown = 10 ** mesh.get_array().reshape(len(sizes), -1)
+    np.testing.assert_allclose(np.ma.filled(shown, 0.0), entries.numpy(), rtol=1e-12)
+    labels = {label.get_text() for label in figure.axes[0].get_yticklabels()}
+    assert labels == {"positions", "norm", "mix", "head.1"} if by == "layer" else {"mix", "head.1"} <= labels
+    title = figure.get_suptitle()
+    assert f"{100 * found.share.value:.3g} %" in title
+    assert ("of layers" in title) == (by == "row")
+
+
+def test_an_estimate_says_so_in_the_figure() -> None:
+    figure = structure_figure(hesscond.block_structure(*tokens(), probes=4, check=False))
+    assert "±" in figure.get_suptitle()
+    assert figure.get_supxlabel() == "estimated, 16 products with the Hessian"

@@ -28,6 +28,7 @@ _HOMES = {
     "registry": ("FIGURES", "TABLES"),
     "series": ("rounded_probes", "rounding_note"),
     "statements": ("statement_frame", "statement_table"),
+    "structure": ("structure_figure",),
     "summary": ("summary_frame", "summary_table"),
     "sweeps": ("best_frame", "best_table", "comparison_frame", "comparison_table", "sweep_frame"),
     "training": ("accuracy_axes", "loss_axes", "training_figure"),
