@@ -318,7 +318,7 @@ def test_an_unresolved_majority_is_a_bound_and_never_a_number(tmp_path: Path) ->
 
 def test_zero_blocks_and_uncounted_negatives(tmp_path: Path) -> None:
     zero = {"rank": 0, "nullity": 10, "lambda_max": 0.0, "lambda_min": 0.0, "kappa_lower": 1.0}
-    rows = [row("h.0.ln_1", math.inf, **zero), row("h.1.ln_1", 9.0, negative=None), row("lm_head", 4.0)]
+    rows = [row("h.0.ln_1", math.inf, **zero), row("h.1.ln_1", 9.0, negative=None), row("lm_head", 4.0, unit=None)]
     run = logged(tmp_path / "run", rows)
     pictures, names, _ = pictures_of([run])
     assert names == [("norm", 0), ("norm", 1), ("head", None)]
