@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +13,7 @@ from hesscond.capture import MEMORY, Batch, LossFunction
 from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.capture.wrappers import measurable
 from hesscond.errors import ConfigError
+from hesscond.hessians import Choice
 from hesscond.layer_probe import LayerProbe
 from hesscond.measurement import Measurement
 from hesscond.network_probe import NetworkProbe
@@ -29,10 +30,11 @@ def probe(
     model: nn.Module,
     loss_fn: LossFunction,
     data: Batch | Iterable[Batch],
-    layers: Iterable[str] | None = None,
+    layers: Iterable[str] | str | None = None,
     level: str = "unit",
     method: ProbeMethod = None,
     *,
+    blocks: Mapping[str, Iterable[str] | str] | None = None,
     units: Sequence[int] | None = None,
     dtype: torch.dtype | None = torch.float64,
     rtol: float = 1e-8,
@@ -139,24 +141,24 @@ def probe(
     check_weighting(reduction, weight)
     if memory is not None and not memory > 0:
         raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
-    names = None if layers is None else list(layers)
-    if units is not None and (names is None or level != "unit"):
+    choice = Choice.of(model, layers, blocks, level)
+    if units is not None and (layers is None or level != "unit"):
         raise ConfigError(
             "units were given without layers: name the layers they belong to"
-            if names is None
+            if layers is None
             else f"units were given at level {level!r}, which takes all of them: use level='unit'"
         )
     budget = MEMORY if memory is None else int(memory)
     refuse_sharded(model)
-    work = applied(model, method, data, whole=level == "network" and names is None, alone=team is None)
+    work = applied(model, method, data, whole=level == "network" and choice.names is None, alone=team is None)
     if work.model is not model:
-        model, names, data = work.model, work.places(names), work.data
+        model, choice, data = work.model, choice.placed(work.place), work.data
     kind = NetworkProbe if level == "network" else LayerProbe
     asked: Measurement = kind(
         model,
         loss_fn,
         data,
-        names,
+        choice,
         level,
         work.method,
         units,

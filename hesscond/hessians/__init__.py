@@ -4,12 +4,14 @@ Each is kept as its factor S^½Ĥ where there is one, and measured in plain or o
 and what is too large for that, are known by their products: `HessianOperator`, `GGNOperator`.
 """
 
+from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice
 from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian, unit_hessians
 from hesscond.hessians.coordinates import (
     BlockHessian,
     Chart,
     Coordinates,
     DensePreconditioner,
+    EntryScaling,
     HessianMaker,
     Kronecker,
     LayerCoordinates,
@@ -29,7 +31,7 @@ from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.kronecker import KroneckerInverse
 from hesscond.hessians.layer import LayerHessian
-from hesscond.hessians.network_hessian import NetworkHessian
+from hesscond.hessians.network_hessian import NetworkHessian, Padded
 from hesscond.hessians.network_inverse import BlockInverse, network_inverse
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.null_directions import NullDirections, combined, network_null_directions
@@ -42,13 +44,18 @@ from hesscond.hessians.tangent import SphereTangentOperator
 from hesscond.hessians.yardsticks import Jacobi, OptimalDiagonal
 
 __all__ = [
+    "Block",
     "BlockHessian",
     "BlockInverse",
+    "BlockLayout",
     "BlockSource",
+    "Catalogue",
     "CentringScaling",
     "Chart",
+    "Choice",
     "Coordinates",
     "DensePreconditioner",
+    "EntryScaling",
     "FactoredHessian",
     "FormedHessian",
     "GGNOperator",
@@ -64,6 +71,7 @@ __all__ = [
     "NetworkHessian",
     "NullDirections",
     "OptimalDiagonal",
+    "Padded",
     "Preconditioner",
     "Product",
     "PulledInverse",
