@@ -28,6 +28,7 @@ from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
 from hesscond.capture.weighting import Rule, Weights, mass_of
 from hesscond.check import (
+    MARGIN,
     Check,
     Direction,
     Witness,
@@ -372,7 +373,7 @@ class ByProducts:
 
         def measured(operator: HessianOperator, rows: torch.Tensor) -> BlockHessian:
             # few entries do not show their rounding in their asymmetry
-            error = float(rows.norm()) if operator.order <= FEW else 0.0
+            error = MARGIN * float(rows.norm()) if operator.order <= FEW else 0.0
             plain = source.products(operator, error=error)
             if isinstance(own, EntryScaling):
                 return plain.in_coordinates(own.of(operator.layout))

@@ -38,6 +38,7 @@ from hesscond.hessians.null_directions import NullDirections, combined, network_
 from hesscond.hessians.preconditioner import CentringScaling, GroupedPreconditioner, by_group, scaling_condition
 from hesscond.hessians.reduced import PulledInverse, remaining
 from hesscond.hessians.reparametrized import Reparametrized
+from hesscond.hessians.roles import Role, role
 from hesscond.hessians.source import BlockSource
 from hesscond.hessians.streaming import stream, stream_layers
 from hesscond.hessians.tangent import SphereTangentOperator
@@ -76,6 +77,7 @@ __all__ = [
     "Product",
     "PulledInverse",
     "Reparametrized",
+    "Role",
     "Scaling",
     "Source",
     "SphereTangentOperator",
@@ -90,6 +92,7 @@ __all__ = [
     "network_inverse",
     "network_null_directions",
     "remaining",
+    "role",
     "scaling_condition",
     "stream",
     "stream_layers",
