@@ -186,6 +186,13 @@ def test_globs_take_modules_parameters_and_parts(pattern, names):
     assert list(result) == names
 
 
+def test_globs_leave_out_what_is_frozen_unless_there_is_nothing_else():
+    model, loss_fn, batch = made("lora-module")
+    assert list(Catalogue(model).matching("*")) == ["first", "middle.lora_A", "middle.lora_B", "head"]
+    model.requires_grad_(False)
+    assert list(hesscond.probe(model, loss_fn, batch, "*", "layer")) == ["first", "middle", "head"]
+
+
 def test_a_tied_weight_is_one_block_under_its_first_name():
     model, loss_fn, batch = made("embedding-tied")
     result = hesscond.probe(model, loss_fn, batch, "*", "layer")

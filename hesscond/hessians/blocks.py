@@ -550,6 +550,8 @@ class Catalogue:
     def matching(self, pattern: str) -> list[str]:
         """Names of the blocks that a glob takes: natural ones, then parameters, then modules, without overlap.
 
+        What requires no gradient is left out, unless there is nothing else.
+
         Raises
         ------
         ConfigError
@@ -564,10 +566,13 @@ class Catalogue:
             own = [name for name in self.natural if self._matches(name, pattern)]
             rest = [n for n in (*self._parameter_names(), *self._module_names()) if fnmatchcase(n, pattern)]
             candidates = [*own, *rest]
+        blocks = {name: self.natural.get(name) or self.block(name) for name in candidates}
+        trained = {name for name, b in blocks.items() if any(self.parameters[p].requires_grad for p in b.parameters)}
         taken_names: list[str] = []
         covered: dict[str, torch.Tensor] = {}
-        for name in dict.fromkeys(candidates):
-            block = self.natural.get(name) or self.block(name)
+        for name, block in blocks.items():
+            if trained and name not in trained:
+                continue
             if not any(overlaps(piece, covered) for piece in block.pieces):
                 taken_names.append(name)
                 for piece in block.pieces:
