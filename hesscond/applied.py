@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hesscond.capture import Batch, Geometry, chosen_layers, eligible_layers, inputs_of
+from hesscond.capture import Batch, Geometry, eligible_layers, inputs_of
 from hesscond.capture.batches import is_batch
 from hesscond.capture.evaluation import tensors_of
 from hesscond.capture.randomness import gpus_of
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, unit_layout
+from hesscond.hessians.blocks import ROOT
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.methods import Method, Spec, Vanilla, parse
 from hesscond.methods.base import no_step
@@ -61,24 +62,27 @@ class Applied:
     what: str
     given: nn.Module
 
-    def places(self, layers: Iterable[str] | None) -> list[str] | None:
-        """Where the layers are that have these names in the model that was given."""
-        if layers is None:
-            return None
+    def place(self, name: str) -> str:
+        """Where a module, parameter or part is that has this name in the model that was given."""
+        base, bracket, part = name.partition("[")
         known = dict(self.given.named_modules())
-        names = list(layers)
-        if unknown := [name for name in names if name not in known]:
-            chosen_layers(self.given, unknown)
-        return [place_of(self.model, name) for name in names]
+        if base in known or base == ROOT:
+            found = base if base not in known else place_of(self.model, base)
+        else:
+            owner, _, attribute = base.rpartition(".")
+            around = place_of(self.model, owner) if owner else ""
+            found = f"{around}.{attribute}" if around else attribute
+        return found + bracket + part
 
     def original(self, place: str) -> str:
         """The name that a module or parameter of the copy had, or would have, in the model that was given."""
         names = {place_of(self.model, name): name for name, _ in self.given.named_modules() if name}
+        place, bracket, part = place.partition("[")
         head, tail = place, ""
         while head and head not in names:
             head, _, last = head.rpartition(".")
             tail = f".{last}{tail}"
-        return names[head] + tail if head else place
+        return (names[head] + tail if head else place) + bracket + part
 
     def renamed(self, result: ProbeResult) -> ProbeResult:
         """A result of the copy by the names of the model that was given."""

@@ -268,6 +268,24 @@ class Witness:
                 products.append(product)
         return norm((products[1] - products[0]) / direction.scales)
 
+    def noise(self, directions: Sequence[Direction]) -> list[torch.Tensor]:
+        """Of each direction, how much the entries of its product change if all it is made of changes by rounding.
+
+        On the first batch, and no smaller beside the product than there.
+        """
+        assert self._first is not None
+        eps = 4 * float(torch.finfo(self.leaf_dtype).eps)
+        shaken = [replace(direction, v=direction.v * nudges(direction.v, eps, 4)) for direction in directions]
+        found = []
+        evaluation = self._snapshot.evaluate(self.loss_fn, self._first)
+        before = [product for _, product, _ in self._derivatives(evaluation, directions)]
+        del evaluation
+        with self._nudged(eps):
+            evaluation = self._snapshot.evaluate(self.loss_fn, self._first)
+            for own, (_, product, _) in zip(before, self._derivatives(evaluation, shaken), strict=True):
+                found.append((product - own).abs())
+        return found
+
     def uncertainty(self, direction: Direction) -> float:
         """ε such that H is known to ε d_i d_j, with the scales d of a block: what operations below float64 do.
 
@@ -306,15 +324,25 @@ def check_operator(H: HessianOperator) -> tuple[Check, float, Precision | None]:
     precision
         What was seen of that of the model.
     """
+    witness, (direction,) = witnessed(H, [H])
+    return witness.verdict(direction, as_block(H), H.total_mass), witness.uncertainty(direction), witness.precision
+
+
+def witnessed(H: HessianOperator, parts: Sequence[HessianOperator]) -> tuple[Witness, list[Direction]]:
+    """What fresh evaluations of the model of an operator make of one direction in each of its parts, over its data."""
     problem = H.problem
     named = dict(zip(H.names, H.layout.tensors, strict=True))
     witness = Witness(problem.model, problem.loss_fn, named, problem.dtype, problem.lift_casts)
-    block = NetworkHessian(H, lambda: ((), Known()), Effort(memory=problem.memory))
-    direction = Direction.of(block, H.layout)
+    directions = [Direction.of(as_block(part), part.layout) for part in parts]
     for drawn, weight in problem.counted():
         with drawn.state.again():
-            witness.add(drawn.batch, [direction], weight)
-    return witness.verdict(direction, block, H.total_mass), witness.uncertainty(direction), witness.precision
+            witness.add(drawn.batch, directions, weight)
+    return witness, directions
+
+
+def as_block(H: HessianOperator) -> NetworkHessian:
+    """An operator as a block of which nothing more is known."""
+    return NetworkHessian(H, lambda: ((), Known()), Effort(memory=H.problem.memory))
 
 
 def most_curved(own: LayerCapture) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from hesscond.applied import coordinates_at
@@ -22,19 +23,37 @@ from hesscond.capture import (
     checked_units,
 )
 from hesscond.capture.batches import is_batch
-from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
+from hesscond.capture.layers import ELIGIBLE
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
 from hesscond.capture.weighting import Rule, Weights, mass_of
-from hesscond.check import Check, Direction, Witness, check_operator, in_coordinates, most_curved, refuse_failed
+from hesscond.check import (
+    MARGIN,
+    Check,
+    Direction,
+    Witness,
+    as_block,
+    check_operator,
+    in_coordinates,
+    most_curved,
+    refuse_failed,
+    witnessed,
+)
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
+    Block,
     BlockHessian,
+    BlockLayout,
+    BlockSource,
+    Catalogue,
     Chart,
     Coordinates,
+    EntryScaling,
     FactoredHessian,
+    HessianOperator,
+    Padded,
     Preconditioner,
-    Reparametrized,
+    Yardstick,
     layer_hessian,
     stream,
     stream_layers,
@@ -44,6 +63,7 @@ from hesscond.hessians import (
 from hesscond.hessians.parameters import UnitLayout, parameters_of
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.measurement import Measurement
+from hesscond.methods import Method
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators.parallel import all_or_none
 from hesscond.results import LayerResult, ProbeResult
@@ -52,6 +72,8 @@ from hesscond.results import LayerResult, ProbeResult
 DIFFERENT_SUM = "the sum over the batches does not agree with the model's own"
 #: Products with the model's Hessian that a layer may take which cannot be captured otherwise.
 PRODUCTS = 20_000
+#: Up to this order a Hessian has too few entries for its asymmetry to show the rounding in them.
+FEW = 3
 
 
 @dataclass
@@ -76,21 +98,30 @@ class LayerProbe(Measurement):
     precision: Precision | None = None
 
     def result(self) -> ProbeResult:
-        modules = chosen_modules(self.model, self.layers)
-        self.systems = {name: coordinates_at(self.method, name) for name in modules}
-        charts = self._charts(modules)
-        if charts and self.team is not None:
+        blocks = self.choice.blocks(self.model)
+        for name, block in blocks.items():
+            try:
+                self.systems[name] = self._system(name, block)
+            except ConfigError as error:
+                if self._named(name):
+                    raise
+                self.skipped[name] = str(error)
+        blocks = {name: block for name, block in blocks.items() if name in self.systems}
+        charts = {name: own for name in blocks if isinstance(own := self.systems[name], Chart)}
+        plain = {name: block for name, block in blocks.items() if name not in charts and block.layer is None}
+        if (charts or plain) and self.team is not None:
             raise ConfigError(
-                f"layer {next(iter(charts))!r} is measured by products, which several processes form together at "
-                "level='network' only: start one process"
+                f"layer {next(iter(charts | plain))!r} is measured by products, which several processes form together "
+                "at level='network' only: start one process"
             )
-        captured = [name for name in modules if name not in charts and name not in self.skipped]
-        if charts and captured and not is_batch(self.data):
+        captured = {name: b.layer for name, b in blocks.items() if name not in charts and b.layer is not None}
+        if bool(charts) + bool(captured) + bool(plain) > 1 and not is_batch(self.data):
             # they read the data one after the other
             self.data = list(self.data)
-        found = self._captured(captured, modules) if captured else {}
+        found = self._captured(captured) if captured else {}
         found |= self._in_charts(charts)
-        if self.check and self.layers is None:
+        found |= self._by_products(plain) if plain else {}
+        if self.check and self.choice.names is None:
             reached = self._reached() if self.reached is None else self.reached
             self.skipped = unmeasured(self.model, reached, found) | self.skipped
         if not found:
@@ -98,27 +129,38 @@ class LayerProbe(Measurement):
             raise CaptureError(reasons)
         skipped = {name: why for name, why in self.skipped.items() if name not in found}
         precision = "not looked at (check=False)" if self.precision is None else str(self.precision)
-        return ProbeResult({name: found[name] for name in modules if name in found}, skipped, precision)
+        return ProbeResult({name: found[name] for name in blocks if name in found}, skipped, precision)
+
+    def _named(self, name: str) -> bool:
+        """Whether a block was asked for by its name, so that it must not be left out."""
+        return self.choice.names is not None and name not in self.choice.optional
+
+    # what blocks are measured in
+
+    def _system(self, name: str, block: Block) -> Coordinates | OfInputs | None:
+        """The coordinates of a block.
+
+        Raises
+        ------
+        ConfigError
+            The method has none for it.
+        """
+        if block.layer is not None:
+            return coordinates_at(self.method, name)
+        computed = name not in self.choice.groups and isinstance(Catalogue(self.model).module(name), ELIGIBLE)
+        if isinstance(self.method, Method) and not computed:
+            own: Coordinates | OfInputs | None = self.method.of_parameters(name, block.parameters)
+        else:
+            own = coordinates_at(self.method, name)
+        if own is not None and not isinstance(own, (Chart, Yardstick, EntryScaling)):
+            what = "computed from other parameters" if computed else "no weight matrix"
+            raise ConfigError(
+                f"layer {name!r} cannot be probed: the coordinates of {own.name} are those of a plain weight, and its "
+                f"own is {what}; name others with layers="
+            )
+        return own
 
     # layers in charts
-
-    def _charts(self, modules: Mapping[str, nn.Module]) -> dict[str, Chart]:
-        """The layers that are known by products only, with the coordinates that these are in."""
-        found: dict[str, Chart] = {}
-        for name, module in modules.items():
-            own = self.systems[name]
-            if isinstance(own, Chart):
-                found[name] = own
-            elif not isinstance(module, ELIGIBLE) or is_computed(module):
-                if own is not None:
-                    what = "computed from other parameters" if isinstance(module, ELIGIBLE) else "no weight matrix"
-                    reason = f"the coordinates of {own.name} are those of a plain weight, and its own is {what}"
-                    if self.layers is not None:
-                        raise ConfigError(f"layer {name!r} cannot be probed: {reason}; name others with layers=")
-                    self.skipped[name] = reason
-                    continue
-                found[name] = Reparametrized(self.model, "the parameters themselves")
-        return found
 
     def _in_charts(self, charts: Mapping[str, Chart]) -> dict[str, LayerResult]:
         found = {}
@@ -126,7 +168,7 @@ class LayerProbe(Measurement):
             try:
                 found[name] = self._in_chart(name, chart)
             except CaptureError as error:
-                if self.layers is not None:
+                if self._named(name):
                     raise
                 self.skipped[name] = str(error)
         return found
@@ -153,6 +195,48 @@ class LayerProbe(Measurement):
             self.precision = seen if self.precision is None else self.precision
             refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
         return result
+
+    # blocks of other parameters
+
+    def _by_products(self, blocks: Mapping[str, Block]) -> dict[str, LayerResult]:
+        """Blocks of any parameters, all from the products of one operator."""
+        catalogue, source = Catalogue(self.model), self.source()
+        names = dict.fromkeys(name for block in blocks.values() for name in block.parameters)
+        try:
+            H = source.operator(parameters=list(names))
+        except CaptureError as error:
+            if any(map(self._named, blocks)):
+                raise
+            self.skipped |= dict.fromkeys(blocks, str(error))
+            return {}
+        work: dict[str, ByProducts] = {}
+        for name, block in blocks.items():
+            try:
+                work[name] = ByProducts.of(self, block, H, catalogue)
+            except HesscondError as error:
+                if self._named(name):
+                    raise
+                self.skipped[name] = str(error)
+        if not work:
+            return {}
+        witness, directions = witnessed(H, [own.operator for own in work.values()])
+        noise = witness.noise(directions)
+        self.precision = witness.precision if self.precision is None and self.check else self.precision
+        found = {}
+        for (name, own), direction, errors in zip(work.items(), directions, noise, strict=True):
+            result = found[name] = own.result(source, self.systems[name], errors / direction.v.square().mean().sqrt())
+            if not self.check:
+                continue
+            try:
+                result.check = witness.verdict(direction, as_block(own.operator), H.total_mass)
+                refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
+            except CaptureError as error:
+                if self._named(name):
+                    raise
+                self.skipped[name] = str(found.pop(name) and error)
+                continue
+            result.uncertainty = witness.uncertainty(direction)
+        return found
 
     # layers that are captured
 
@@ -181,8 +265,7 @@ class LayerProbe(Measurement):
         """The Hessian object of a unit, or of the layer."""
         return layer_hessian(own, self.memory) if unit is None else unit_hessian(own, unit, self.memory)
 
-    def _captured(self, names: Sequence[str], modules: Mapping[str, nn.Module]) -> dict[str, LayerResult]:
-        layers: dict[str, Layer] = {name: modules[name] for name in names}  # type: ignore[misc]
+    def _captured(self, layers: Mapping[str, Layer]) -> dict[str, LayerResult]:
         for name, layer in layers.items():
             checked_units(name, layer, self.units)
         if self.units is not None and not self.units:
@@ -222,6 +305,133 @@ class LayerProbe(Measurement):
         """The coordinates of a layer, from what was collected of its inputs."""
         own = self.systems[layer]
         return None if own is None else own.resolved(seen, geometry)
+
+
+@dataclass(frozen=True)
+class ByProducts:
+    """A block whose Hessians are known by products.
+
+    Attributes
+    ----------
+    probe
+        Whose it is.
+    block
+        What it is made of.
+    live
+        The same without what is known to have no part in the loss: rows of a table that are not looked up.
+    operator
+        ∇²L in the parameters of ``live``.
+    units
+        Those asked for.
+    """
+
+    probe: LayerProbe
+    block: Block
+    live: Block
+    operator: HessianOperator
+    units: tuple[int, ...]
+    tensors: Mapping[str, nn.Parameter]
+
+    @classmethod
+    def of(cls, probe: LayerProbe, block: Block, H: HessianOperator, catalogue: Catalogue) -> ByProducts:
+        """A block of the parameters of an operator.
+
+        Raises
+        ------
+        ConfigError
+            No such units; too many products.
+        CaptureError
+            The loss does not depend on its parameters, or, for one of the user's own, on all of them.
+        """
+        own = block.name in probe.choice.groups
+        missing = [name for name in block.parameters if name not in H.reached]
+        if missing and (own or len(missing) == len(block.parameters)):
+            what = f"block {block.name!r}" if own else f"layer {block.name!r}"
+            raise CaptureError(f"{what} cannot be probed: the loss does not depend on parameter {missing[0]!r}")
+        live = occurring(block, H, catalogue.parameters) if block.table else block
+        units: tuple[int, ...] = ()
+        if probe.level == "unit" and not own:
+            absent = [unit for unit in probe.units or () if unit in block.units and unit not in live.units]
+            if absent:
+                raise ConfigError(
+                    f"unit {absent[0]} of layer {block.name!r} does not occur in the data: the loss does not depend "
+                    "on it"
+                )
+            units = block.chosen(probe.units) if probe.units is not None or not block.table else tuple(live.units)
+            products = len(units) * live.width
+            if products > PRODUCTS:
+                raise ConfigError(
+                    f"layer {block.name!r} has {len(units):,} units, whose Hessians take {products:,} products (up to "
+                    f"{PRODUCTS:,} are made): name fewer with units=, or use level='layer'"
+                )
+        operator = H.restricted(BlockLayout([live], catalogue.parameters))
+        return cls(probe, block, live, operator, units, catalogue.parameters)
+
+    def result(self, source: BlockSource, own: Coordinates | OfInputs | None, noise: torch.Tensor) -> LayerResult:
+        """The Hessians; ``noise`` (n,): the rounding in each row of the block."""
+        H = self.operator
+
+        def measured(operator: HessianOperator, rows: torch.Tensor) -> BlockHessian:
+            # few entries do not show their rounding in their asymmetry
+            error = MARGIN * float(rows.norm()) if operator.order <= FEW else 0.0
+            plain = source.products(operator, error=error)
+            if isinstance(own, EntryScaling):
+                return plain.in_coordinates(own.of(operator.layout))
+            return plain.in_coordinates(own.at(plain)) if isinstance(own, Yardstick) else plain
+
+        def unit_block(unit: int | None) -> BlockHessian:
+            if unit is None:
+                whole = measured(H, noise)
+                if self.live is self.block:
+                    return whole
+                return Padded(whole, self.block.order, self._places().to(H.device), source.memory)
+            part = BlockLayout([self.live.unit(unit)], self.tensors)
+            numbers = H.layout.tensors_of(torch.arange(H.order, dtype=torch.float64, device=H.device))
+            place = dict(zip(map(id, H.layout.tensors), numbers, strict=True))
+            rows = part.vector_of([place[id(tensor)] for tensor in part.tensors]).long()
+            return measured(H.restricted(part), noise[rows])
+
+        return LayerResult(
+            self.block.name,
+            "unit" if self.units else "layer",
+            self.units,
+            cache(unit_block),
+            parameters=H.names,
+            n_params=self.live.width if self.units else self.block.order,
+            route="products, in the parameters themselves",
+            rtol=self.probe.rtol,
+        )
+
+    def _places(self) -> torch.Tensor:
+        """Where the entries of ``live`` are in the vectors of the whole block."""
+        found, start = [], 0
+        for piece, kept in zip(self.block.pieces, self.live.pieces, strict=True):
+            index = kept.index()
+            found.append(start + (torch.arange(kept.size) if index is None else index))
+            start += piece.size
+        return torch.cat(found)
+
+
+def occurring(block: Block, H: HessianOperator, tensors: Mapping[str, nn.Parameter]) -> Block:
+    """The rows of a table that the loss depends on: with a nonzero gradient, or a nonzero row of the Hessian.
+
+    Raises
+    ------
+    CaptureError
+        There is none.
+    """
+    whole = H.restricted(BlockLayout([block], tensors))
+    v = torch.randn(whole.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    used = (whole.gradient != 0) | (whole @ v.to(whole.device) != 0)
+    rows = torch.zeros(len(block.units), dtype=torch.bool, device=used.device)
+    start = 0
+    for piece in block.pieces:
+        outer, _, inner = piece.shape
+        rows |= used[start : start + piece.size].view(outer, len(rows), inner).any(2).any(0)
+        start += piece.size
+    if not rows.any():
+        raise CaptureError(f"layer {block.name!r} cannot be probed: the loss depends on none of its rows")
+    return block if bool(rows.all()) else block.at(rows.nonzero()[:, 0].tolist())
 
 
 class Kept(Mapping[int | None, BlockHessian]):
@@ -391,7 +601,7 @@ class Capturing:
     def _left_out(self, captures: Captures) -> None:
         """Note what a batch does not reach; an error if it was asked for, and the batch is all there is."""
         for name, reason in captures.skipped.items():
-            if self.probe.layers is not None and is_batch(self.probe.data):
+            if self.probe._named(name) and is_batch(self.probe.data):
                 raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
         self.probe.skipped.update(captures.skipped)
 

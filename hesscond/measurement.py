@@ -13,7 +13,7 @@ from torch import nn
 from hesscond.applied import Measured
 from hesscond.capture import Batch, LossFunction
 from hesscond.capture.weighting import BatchWeight
-from hesscond.hessians import BlockHessian, BlockSource, HessianOperator
+from hesscond.hessians import BlockHessian, BlockSource, Choice, HessianOperator
 from hesscond.operators.parallel import Team
 from hesscond.results import ProbeResult
 
@@ -24,6 +24,8 @@ class Measurement(ABC):
 
     Attributes
     ----------
+    choice
+        The blocks named.
     method
         What the layers are measured in, as `hesscond.applied.applied` leaves it.
     memory
@@ -35,7 +37,7 @@ class Measurement(ABC):
     model: nn.Module
     loss_fn: LossFunction
     data: Batch | Iterable[Batch]
-    layers: Sequence[str] | None
+    choice: Choice
     level: str
     method: Measured
     units: Sequence[int] | None

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 from torch import nn
 
 from hesscond.applied import Measured, coordinates_at, layer_coordinates
 from hesscond.capture import eligible_layers
-from hesscond.capture.layers import ELIGIBLE, chosen_modules, is_computed
 from hesscond.capture.weighting import mass_of
 from hesscond.check import check_operator, refuse_failed
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import (
+    Block,
+    BlockLayout,
     BlockSource,
+    Catalogue,
     Coordinates,
     HessianOperator,
     LinearCoordinates,
@@ -44,51 +46,68 @@ class NetworkProbe(Measurement):
 
     def result(self) -> ProbeResult:
         source = self.source()
-        chart = network_chart(self.method, self.layers, self.model)
+        named = self.choice.names
+        chart = network_chart(self.method, named, self.model)
         if chart is not None:
             if self.team is not None:
                 raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
             operator, rows = chart.network(source.operator)
-            parts: dict[str, list[slice]] = {name: [where] for name, where in rows.items()}
+            parts: dict[str, list[slice]]
+            parts = {name: [where] for name, where in rows.items()}
             block = source.products(operator, nothing_known)
             return self._checked(block, source.latest, parts, f"products, in {chart.name}")
-        names = self.layers
-        if self.method is not None and names is None:
-            names = layers_with_everything(self.model)
-        modules = {} if names is None else chosen_modules(self.model, names)
-        H = self._operator(source, names, modules)
+        if self.method is not None and named is None:
+            named = tuple(layers_with_everything(self.model))
+        blocks = {} if named is None else replace(self.choice, names=named).blocks(self.model)
+        H = self._operator(source, blocks)
         whole = H if self.team is None else shared(H, self.team)
         route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
         if self.method is not None:
-            assert names is not None
             change = coordinates_of(H, layer_coordinates(self.method, H, team=self.team))
             ends = list(accumulate(change.columns))
-            parts = {name: [slice(end - k, end)] for name, k, end in zip(names, change.columns, ends, strict=True)}
+            parts = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
             # the null space and the inverse are those of the plain coordinates
             return self._checked(source.products(Congruence(whole, change), nothing_known), H, parts, route)
-        inside = parameters_in(modules, self.model)
         parts = {}
         for name, where in H.parts.items():
-            owner = inside.get(name, name) if names is not None else name.rpartition(".")[0] or "model"
+            owner = name if blocks else name.rpartition(".")[0] or "model"
             parts.setdefault(owner, []).append(where)
+        if isinstance(H.layout, BlockLayout) and not H.layout.whole:
+            return self._checked(source.products(whole, nothing_known), H, parts, route)
         # what is null for the share of one process need not be so for that of another
         known = partial(all_known, H) if self.team is None else lambda: ((), Known(None, network_inverse(H)))
         return self._checked(source.products(whole, known), H, parts, route)
 
-    def _operator(
-        self, source: BlockSource, names: Sequence[str] | None, modules: Mapping[str, nn.Module]
-    ) -> HessianOperator:
-        """The Hessian in all parameters, or in those of the modules named."""
-        odd = next((name for name, m in modules.items() if not isinstance(m, ELIGIBLE) or is_computed(m)), None)
+    def _operator(self, source: BlockSource, blocks: Mapping[str, Block]) -> HessianOperator:
+        """The Hessian in all parameters, or in those of the blocks named."""
+        odd = next((name for name, block in blocks.items() if block.layer is None), None)
         if odd is not None and self.method is not None:
             raise ConfigError(
                 f"the coordinates of a method are those of a plain weight, which layer {odd!r} does not have: name "
                 "others"
             )
-        wanted: dict[str, Any] = {"layers": names}
-        if odd is not None:
-            wanted = {"parameters": list(parameters_in(modules, self.model))}
-        return source.operator(**wanted) if self.team is None else agreed(self.team, lambda: source.operator(**wanted))
+
+        def make() -> HessianOperator:
+            if odd is None:
+                return source.operator(layers=list(blocks) or None)
+            layout = self._layout(blocks)
+            return source.operator(parameters=layout.names).restricted(layout)
+
+        return make() if self.team is None else agreed(self.team, make)
+
+    def _layout(self, blocks: Mapping[str, Block]) -> BlockLayout:
+        """Blocks one after another.
+
+        Raises
+        ------
+        ConfigError
+            Two of them share parameters.
+        """
+        catalogue = Catalogue(self.model)
+        catalogue.refuse_overlap(
+            blocks.values(), "{0} is in {1!r} and in {2!r}, which the network's Hessian would have twice: name one"
+        )
+        return BlockLayout(list(blocks.values()), catalogue.parameters)
 
     def _checked(
         self, block: NetworkHessian, H: HessianOperator, parts: Mapping[str, Sequence[slice]], route: str
@@ -107,12 +126,6 @@ class NetworkProbe(Measurement):
             precision = str(seen)
             refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
         return ProbeResult({NETWORK: result}, {}, precision)
-
-
-def parameters_in(modules: Mapping[str, nn.Module], model: nn.Module) -> dict[str, str]:
-    """The names of the parameters in some modules of a model, with the module that each is in."""
-    prefixes = {name: "" if module is model else f"{name}." for name, module in modules.items()}
-    return {f"{prefixes[name]}{key}": name for name, m in modules.items() for key, _ in m.named_parameters()}
 
 
 def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +13,7 @@ from hesscond.capture import MEMORY, Batch, LossFunction
 from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.capture.wrappers import measurable
 from hesscond.errors import ConfigError
+from hesscond.hessians import Choice
 from hesscond.layer_probe import LayerProbe
 from hesscond.measurement import Measurement
 from hesscond.network_probe import NetworkProbe
@@ -29,10 +30,11 @@ def probe(
     model: nn.Module,
     loss_fn: LossFunction,
     data: Batch | Iterable[Batch],
-    layers: Iterable[str] | None = None,
+    layers: Iterable[str] | str | None = None,
     level: str = "unit",
     method: ProbeMethod = None,
     *,
+    blocks: Mapping[str, Iterable[str] | str] | None = None,
     units: Sequence[int] | None = None,
     dtype: torch.dtype | None = torch.float64,
     rtol: float = 1e-8,
@@ -62,8 +64,15 @@ def probe(
         called with all of it. Or a stream of such batches (a ``DataLoader``, a list): then the Hessians are those of
         the loss over all of them together.
     layers
-        Qualified names of modules of any kind; None: all dense and convolutional ones that the data reach (``skipped``
-        of the result names the others, and parameters of other modules).
+        Names, or one name: of modules of any kind (``"h.0.ln_1"``), of parameters (``"h.0.ln_1.weight"``), of parts of
+        either, and globs of all these (``"*.mlp.*"``). ``"*"`` is every parameter that requires a gradient, each in one
+        block; what cannot be measured of what a glob finds is in ``skipped`` of the result. Parts: query, key and value
+        ``"attn[q]"``, their heads ``"attn[q.0]"``, the gates i, f, g, o or r, z, n of recurrent cells ``"lstm[f]"``,
+        layers and directions ``"lstm[l1_reverse]"``, ranges of rows ``"fc[0:64]"``. None: all dense and convolutional
+        layers that the data reach (``skipped`` names the others, and parameters of other modules). What is no dense or
+        convolutional layer is measured by products with the Hessian, its units being the rows of its parameters: the
+        tokens that occur of an embedding, shift and scale of a feature of a normalization, the rows of packed or
+        recurrent weights with their biases, the columns of the ``Conv1D`` of Hugging Face's transformers.
     level
         ``"unit"``: one Hessian for every output unit's [b, w]; ``"layer"``: one for all parameters of the layer;
         ``"network"``: one for all parameters that require a gradient, or for those of ``layers`` together, under the
@@ -76,6 +85,9 @@ def probe(
         whose coordinates steps define (``"adam"``) are refused. A method at work on the model, ``BNP(model)``: the
         coordinates of its last step. Or a `Preconditioner`, or a chart such as `hesscond.hessians.Jacobi`. The result
         says in words which it was (``result.coordinates``).
+    blocks
+        Groups of one's own by name, each a list of names as for ``layers``: one Hessian each, at level "unit" too.
+        Without ``layers`` only these are measured.
     units
         Units of each layer; None: all.
     dtype
@@ -110,7 +122,8 @@ def probe(
     Raises
     ------
     ConfigError
-        Unknown layer, unit, level or method; an empty batch, or one on another device than the model.
+        Unknown layer, parameter, part, unit, level or method; a glob that matches nothing; a parameter that requires no
+        gradient; groups that overlap; an empty batch, or one on another device than the model.
     CaptureError
         A layer that cannot be captured exactly, or whose Hessian does not agree with the model's own derivatives; NaN
         in its activations; too little memory.
@@ -129,6 +142,9 @@ def probe(
     >>> whole = probe(model, nn.CrossEntropyLoss(), batch, level="layer")
     >>> whole["0"].kappa.rank, whole["0"].n_params
     (24, 24)
+    >>> biases = probe(model, nn.CrossEntropyLoss(), batch, level="layer", blocks={"biases": ["0.bias", "2.bias"]})
+    >>> biases["biases"].kappa.nullity
+    1
     """
     team = team_of(model, group)
     model = measurable(model)
@@ -139,24 +155,24 @@ def probe(
     check_weighting(reduction, weight)
     if memory is not None and not memory > 0:
         raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
-    names = None if layers is None else list(layers)
-    if units is not None and (names is None or level != "unit"):
+    choice = Choice.of(model, layers, blocks, level)
+    if units is not None and (layers is None or level != "unit"):
         raise ConfigError(
             "units were given without layers: name the layers they belong to"
-            if names is None
+            if layers is None
             else f"units were given at level {level!r}, which takes all of them: use level='unit'"
         )
     budget = MEMORY if memory is None else int(memory)
     refuse_sharded(model)
-    work = applied(model, method, data, whole=level == "network" and names is None, alone=team is None)
+    work = applied(model, method, data, whole=level == "network" and choice.names is None, alone=team is None)
     if work.model is not model:
-        model, names, data = work.model, work.places(names), work.data
+        model, choice, data = work.model, choice.placed(work.place), work.data
     kind = NetworkProbe if level == "network" else LayerProbe
     asked: Measurement = kind(
         model,
         loss_fn,
         data,
-        names,
+        choice,
         level,
         work.method,
         units,

@@ -92,6 +92,8 @@ def same(rows, frame):
         (("--layers", "2,4"), {"layers": ["2", "4"]}),
         (("-l", "4", "-l", "0"), {"layers": ["4", "0"]}),
         (("-l", "0", "--units", "4,0-2"), {"layers": ["0"], "units": (4, 0, 1, 2)}),
+        (("-l", "*", "--level", "layer"), {"layers": "*", "level": "layer"}),
+        (("-l", "0[1:3],*.bias"), {"layers": ["0[1:3]", "*.bias"]}),
         (("-m", "bnp"), {"method": "bnp"}),
         (("--dtype", "as-is", "--rtol", "1e-4"), {"dtype": None, "rtol": 1e-4}),
     ],

@@ -120,31 +120,6 @@ def own_parameters(layer: Layer) -> list[nn.Parameter]:
     return [p for key in ("weight", "bias") if (p := layer._parameters.get(key)) is not None]
 
 
-def chosen_modules(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Module]:
-    """The modules called ``names``, of any kind, each with parameters; None: all `eligible_layers`.
-
-    Raises
-    ------
-    ConfigError
-        A name that the model does not have, or a module without parameters; no name, or no eligible layer at all.
-    """
-    if names is None:
-        return dict(chosen_layers(model, None))
-    eligible = eligible_layers(model)
-    modules = dict(unwrapped(model).named_modules())
-    found: dict[str, nn.Module] = {}
-    for name in names:
-        module = eligible[name] if name in eligible else modules.get(name) if name else None
-        if module is None:
-            raise ConfigError(f"no layer {name!r} to probe in the model: it has {', '.join(eligible) or 'none'}")
-        if next(module.parameters(), None) is None:
-            raise ConfigError(f"layer {name!r}, a {type(module).__name__}, has no parameters: it has no Hessian")
-        found[name] = module
-    if not found:
-        raise ConfigError("no layer was named: leave layers= out for all of them")
-    return found
-
-
 def dense_layers(model: nn.Module) -> dict[str, nn.Linear]:
     """The `torch.nn.Linear` modules, by qualified name."""
     return {name: layer for name, layer in eligible_layers(model).items() if isinstance(layer, nn.Linear)}

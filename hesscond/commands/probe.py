@@ -17,6 +17,7 @@ from rich.text import Text
 from torch import nn
 
 import hesscond
+from hesscond.capture.wrappers import measurable
 from hesscond.commands import completion
 from hesscond.commands.options import (
     check_file,
@@ -29,6 +30,7 @@ from hesscond.commands.printing import sign_of_life, stdout
 from hesscond.commands.processes import own_device, own_share, processes
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.export import json_rows
+from hesscond.hessians.blocks import PART, Catalogue
 from hesscond.methods import parse
 from hesscond.report.page import METADATA, save_figure
 from hesscond.report.probed import layer_table, network_table, notes, probe_figure, unit_table
@@ -52,7 +54,12 @@ def probe(
     target: Annotated[str, typer.Argument(help="FILE.py:FUNCTION; FUNCTION() returns (model, loss_fn, data).")],
     layers: Annotated[
         list[str] | None,
-        typer.Option("--layers", "-l", help="Layer names, separated by commas or repeated; all if not given."),
+        typer.Option(
+            "--layers",
+            "-l",
+            help="Names of layers, parameters or parts, or globs as '*.mlp.*' ('*': every parameter), separated by "
+            "commas or repeated; all dense and convolutional layers if not given.",
+        ),
     ] = None,
     level: Annotated[
         str, typer.Option(help="unit: each output unit; layer: each layer; network: all parameters.")
@@ -227,8 +234,12 @@ def print_summary(
 
 
 def kind(model: nn.Module, name: str) -> str:
-    """The class of a layer; the model itself may be one."""
-    return type(dict(model.named_modules()).get(name, model)).__name__
+    """The class of the module that a block belongs to; the model itself may be one."""
+    catalogue = Catalogue(measurable(model))
+    module = catalogue.module(PART.sub(r"\1", name))
+    if module is None and PART.sub(r"\1", name) in catalogue.parameters:
+        return "Parameter"
+    return type(model if module is None else module).__name__
 
 
 def writer(as_json: bool, as_csv: bool, output: Path | None) -> Callable[[pd.DataFrame], None]:

@@ -4,12 +4,14 @@ Each is kept as its factor S^½Ĥ where there is one, and measured in plain or o
 and what is too large for that, are known by their products: `HessianOperator`, `GGNOperator`.
 """
 
+from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice
 from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian, unit_hessians
 from hesscond.hessians.coordinates import (
     BlockHessian,
     Chart,
     Coordinates,
     DensePreconditioner,
+    EntryScaling,
     HessianMaker,
     Kronecker,
     LayerCoordinates,
@@ -29,26 +31,32 @@ from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.kronecker import KroneckerInverse
 from hesscond.hessians.layer import LayerHessian
-from hesscond.hessians.network_hessian import NetworkHessian
+from hesscond.hessians.network_hessian import NetworkHessian, Padded
 from hesscond.hessians.network_inverse import BlockInverse, network_inverse
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.null_directions import NullDirections, combined, network_null_directions
 from hesscond.hessians.preconditioner import CentringScaling, GroupedPreconditioner, by_group, scaling_condition
 from hesscond.hessians.reduced import PulledInverse, remaining
 from hesscond.hessians.reparametrized import Reparametrized
+from hesscond.hessians.roles import Role, role
 from hesscond.hessians.source import BlockSource
 from hesscond.hessians.streaming import stream, stream_layers
 from hesscond.hessians.tangent import SphereTangentOperator
 from hesscond.hessians.yardsticks import Jacobi, OptimalDiagonal
 
 __all__ = [
+    "Block",
     "BlockHessian",
     "BlockInverse",
+    "BlockLayout",
     "BlockSource",
+    "Catalogue",
     "CentringScaling",
     "Chart",
+    "Choice",
     "Coordinates",
     "DensePreconditioner",
+    "EntryScaling",
     "FactoredHessian",
     "FormedHessian",
     "GGNOperator",
@@ -64,10 +72,12 @@ __all__ = [
     "NetworkHessian",
     "NullDirections",
     "OptimalDiagonal",
+    "Padded",
     "Preconditioner",
     "Product",
     "PulledInverse",
     "Reparametrized",
+    "Role",
     "Scaling",
     "Source",
     "SphereTangentOperator",
@@ -82,6 +92,7 @@ __all__ = [
     "network_inverse",
     "network_null_directions",
     "remaining",
+    "role",
     "scaling_condition",
     "stream",
     "stream_layers",

@@ -14,7 +14,7 @@ from hesscond.capture import Geometry, LayerInputs
 from hesscond.capture.layers import checked_units, chosen_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians.network_operator import HessianOperator, NetworkOperator
-from hesscond.hessians.parameters import UnitLayout
+from hesscond.hessians.parameters import Layout, UnitLayout
 from hesscond.operators import LinearOperator, SymmetricOperator
 from hesscond.spectra import ConditionNumber
 
@@ -434,6 +434,27 @@ class Scaling(Preconditioner):
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n̂) times P."""
         return rows * self.d.to(rows)
+
+
+@dataclass(frozen=True)
+class EntryScaling(Coordinates):
+    """θ = D z with a number for every entry of some parameters: P of any block of these.
+
+    Attributes
+    ----------
+    d
+        By parameter, in its shape.
+    """
+
+    d: Mapping[str, torch.Tensor]
+    name: str
+
+    def of(self, layout: Layout) -> Scaling:
+        """D of the entries in a layout of parameters."""
+        return Scaling(layout.vector_of([self.d[name] for name in layout.names]), self.name)
+
+    def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
+        raise ConfigError(f"the coordinates {self.name!r} are of parameters, not of layer {layer!r}")
 
 
 class Product(Preconditioner):

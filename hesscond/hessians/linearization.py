@@ -60,8 +60,11 @@ class Linearization(ABC):
         """Build what the products need; the gradient."""
 
     @abstractmethod
-    def product(self, seeds: Tensors) -> Tensors:
-        """The matrix times the direction ``seeds``, in the shapes of the leaves."""
+    def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
+        """The matrix times the direction ``seeds``, in the shapes of the leaves.
+
+        Of some leaves only, those ``among`` them, if these are given: their rows and columns of the matrix.
+        """
 
     @property
     @abstractmethod
@@ -86,7 +89,7 @@ class HessianLinearization(Linearization):
         self._psd = self.depends and is_convex(evaluation.loss)
         found = gradients([evaluation.loss], self.leaves, None, create_graph=True)
         # the graph of what is constant or absent is not needed
-        self._curved = [(i, g) for i, g in enumerate(found) if g.requires_grad]
+        self._slopes = [g if g.requires_grad else None for g in found]
         return found
 
     @property
@@ -94,15 +97,18 @@ class HessianLinearization(Linearization):
         """The loss is convex and everything between the leaves and it piecewise linear."""
         return self._psd
 
-    def product(self, seeds: Tensors) -> Tensors:
+    def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
         """∇(vᵀ∇L)."""
-        if not self._curved:
-            return [torch.zeros_like(leaf) for leaf in self.leaves]
+        chosen = range(len(self.leaves)) if among is None else among
+        leaves = [self.leaves[i] for i in chosen]
+        curved = [(g, seed) for i, seed in zip(chosen, seeds, strict=True) if (g := self._slopes[i]) is not None]
+        if not curved:
+            return [torch.zeros_like(leaf) for leaf in leaves]
         with differentiable():
-            return gradients([g for _, g in self._curved], self.leaves, [seeds[i] for i, _ in self._curved])
+            return gradients([g for g, _ in curved], leaves, [seed for _, seed in curved])
 
     def ends(self) -> Iterator[Any]:
-        return (g.grad_fn for _, g in self._curved)
+        return (g.grad_fn for g in self._slopes if g is not None)
 
 
 class GGNLinearization(Linearization):
@@ -158,12 +164,13 @@ class GGNLinearization(Linearization):
         """The loss is convex in the outputs."""
         return self._psd
 
-    def product(self, seeds: Tensors) -> Tensors:
+    def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
         """Jᵀ(H_L(J v))."""
+        chosen = range(len(self.leaves)) if among is None else among
         with differentiable():
-            pushed = gradients(self._pulled, self._dummies, seeds)
+            pushed = gradients([self._pulled[i] for i in chosen], self._dummies, seeds)
             curved = gradients(self._slopes, self._points, pushed)
-            return gradients(self._outputs, self.leaves, curved)
+            return gradients(self._outputs, [self.leaves[i] for i in chosen], curved)
 
     def ends(self) -> Iterator[Any]:
         """Those of the outputs, of Jᵀu and of the slopes of the loss."""

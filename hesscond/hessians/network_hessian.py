@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 
 from hesscond.errors import CaptureError
-from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates
+from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates, UnitCoordinates
 from hesscond.hessians.null_directions import NullDirections
-from hesscond.operators import SymmetricOperator
+from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.spectra import ConditionNumber, ProductForm
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.matrix_free import Effort, Known, formed
@@ -35,6 +36,8 @@ class NetworkHessian(BlockHessian):
         as a solver wants it.
     effort
         Limits of what is computed.
+    error
+        Bound of the rounding in H, in the 2-norm, where it is known: intervals are wider by it.
     """
 
     def __init__(
@@ -42,8 +45,9 @@ class NetworkHessian(BlockHessian):
         operator: SymmetricOperator,
         known: Callable[[], tuple[Sequence[NullDirections], Known]],
         effort: Effort,
+        error: float = 0.0,
     ) -> None:
-        self.operator, self._known, self.effort = operator, known, effort
+        self.operator, self._known, self.effort, self.error = operator, known, effort, error
 
     @property
     def order(self) -> int:
@@ -62,13 +66,11 @@ class NetworkHessian(BlockHessian):
         CaptureError
             It does not fit into the memory allowed.
         """
-        refuse_coordinates(P)
-        return self._formed
+        return self._changed(P)._formed
 
     def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
         """H V (n, c)."""
-        refuse_coordinates(P)
-        return (self.operator @ vectors.to(self.operator.dtype)).to(torch.float64)
+        return (self._changed(P).operator @ vectors.to(self.operator.dtype)).to(torch.float64)
 
     def scales(self) -> torch.Tensor:
         """(n,) all one: nothing is known beforehand."""
@@ -76,28 +78,32 @@ class NetworkHessian(BlockHessian):
 
     @cached_property
     def _formed(self) -> torch.Tensor:
-        needed = 8 * self.order**2
-        if self.effort.memory is not None and needed > self.effort.memory:
-            raise CaptureError(
-                f"the dense Hessian of {self.order:,} parameters takes {needed / 1e9:.3g} GB, more than the "
-                f"{self.effort.memory / 1e9:.3g} GB allowed: use products with the operator, or raise memory"
-            )
+        refuse_large(self.order, self.effort.memory)
         H = formed(self.operator).to(torch.float64)
         return (H + H.T) / 2
 
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
-        """κ in the operator's own coordinates."""
-        for P in coordinates:
-            refuse_coordinates(P)
+        """κ in the operator's own coordinates, or in others."""
+        return [self._changed(P)._condition(rtol) for P in coordinates]
+
+    def _condition(self, rtol: float) -> ConditionNumber:
         kappa = ProductForm(self.operator, lambda: self.known[1], self.effort).condition(rtol=rtol)
-        return [kappa] * len(coordinates)
+        return kappa.widened(self.error) if self.error else kappa
+
+    def _changed(self, P: LinearCoordinates | None) -> NetworkHessian:
+        """PᵀHP."""
+        if P is None:
+            return self
+        change = UnitCoordinates(P, range(1), self.order, dtype=self.operator.dtype, device=self.operator.device)
+        error = self.error * P.scaled_norm(self.scales(), 1) if self.error else 0.0
+        return NetworkHessian(Congruence(self.operator, change), lambda: ((), Known()), self.effort, error)
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues, descending, and their eigenvectors."""
         values, vectors = torch.linalg.eigh(self.matrix(P))
-        largest = values.abs().argsort(descending=True)[: self.condition_number().rank]
+        largest = values.abs().argsort(descending=True)[: self.condition_number(P).rank]
         kept = largest[values[largest].argsort(descending=True)]
         return values[kept], vectors[:, kept]
 
@@ -115,7 +121,78 @@ class NetworkHessian(BlockHessian):
         return found.eigenvectors[:, [0, -1]]
 
 
-def refuse_coordinates(P: LinearCoordinates | None) -> None:
-    """Raise an error for a P of one layer's units: that of a network belongs into its operator."""
-    if P is not None:
-        raise CaptureError("a network's Hessian is measured in the coordinates of its operator: use Congruence(H, P)")
+class Padded(BlockHessian):
+    """A Hessian with rows and columns that are known to be exactly zero: those of tokens that do not occur.
+
+    Parameters
+    ----------
+    inner
+        The rest of it, in its coordinates.
+    order
+        n, with the zeros.
+    index
+        (k,) where the rest is.
+    """
+
+    def __init__(self, inner: BlockHessian, order: int, index: torch.Tensor, memory: int) -> None:
+        self.inner, self._order, self._index, self._memory = inner, order, index, memory
+        self.P = inner.P
+
+    @property
+    def plain(self) -> BlockHessian:
+        return self.inner.plain
+
+    @property
+    def order(self) -> int:
+        return self._order
+
+    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
+        """The dense Hessian (n, n), float64.
+
+        Raises
+        ------
+        CaptureError
+            It does not fit into the memory allowed.
+        """
+        refuse_large(self.order, self._memory)
+        own = self.inner.matrix(P)
+        found = own.new_zeros(self.order, self.order)
+        found[self._index[:, None], self._index] = own
+        return found
+
+    def diagonal(self) -> torch.Tensor:
+        return self._padded(self.inner.diagonal()[:, None])[:, 0]
+
+    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
+        return self._padded(self.inner.product(vectors[self._index], P))
+
+    def scales(self) -> torch.Tensor:
+        return self._padded(self.inner.scales()[:, None])[:, 0]
+
+    def condition_numbers(
+        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
+    ) -> list[ConditionNumber]:
+        """Those of the rest, whose nullity is that of all of it."""
+        left_out = self.order - len(self._index)
+        found = self.inner.condition_numbers(coordinates, rtol=rtol)
+        return [replace(kappa, nullity=kappa.nullity + left_out) for kappa in found]
+
+    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        values, vectors = self.inner.eigenpairs(P)
+        return values, self._padded(vectors)
+
+    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
+        return self.inner.eigenvalues(P)
+
+    def _padded(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.new_zeros(self.order, rows.shape[1]).index_copy_(0, self._index, rows)
+
+
+def refuse_large(order: int, memory: int | None) -> None:
+    """Raise a CaptureError for a dense matrix that does not fit into the memory."""
+    needed = 8 * order**2
+    if memory is not None and needed > memory:
+        raise CaptureError(
+            f"the dense Hessian of {order:,} parameters takes {needed / 1e9:.3g} GB, more than the "
+            f"{memory / 1e9:.3g} GB allowed: use products with the operator, or raise memory"
+        )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import nn
 
 from hesscond.capture.evaluation import Batch, LossFunction, is_finite
+from hesscond.capture.forward import variables_of
 from hesscond.capture.graph import refuse_dead_ends
 from hesscond.capture.precision import named
 from hesscond.capture.problem import Problem, WatchedEvaluation
@@ -17,7 +20,7 @@ from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 from hesscond.hessians.linearization import GGNLinearization, HessianLinearization, Linearization
-from hesscond.hessians.parameters import UnitLayout, layout_of, placements
+from hesscond.hessians.parameters import Layout, UnitLayout, layout_of, placements
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.operator import ROUNDING
 
@@ -79,6 +82,8 @@ class NetworkOperator(SymmetricOperator):
         Where the parameters of layers are in the vectors, of layers all of whose weights are.
     retained
         Batches whose graphs are kept, of how many.
+    reached
+        Names of the parameters that the loss depends on.
 
     Raises
     ------
@@ -134,7 +139,23 @@ class NetworkOperator(SymmetricOperator):
         point = self.layout.vector_of([leaf.detach() for leaf in leaves])
         super().__init__(self.layout.order, point.dtype, point.device)
         self.point = point
+        self._among: list[int] | None = None
         self._read()
+
+    def restricted(self, layout: Layout) -> Self:
+        """Its rows and columns in a layout of some of its parameters, or of a part of these: with the same graphs."""
+        place = {id(parameter): i for i, parameter in enumerate(self.layout.tensors)}
+        found = copy(self)
+        for measured in ("rounding", "_extremes"):
+            vars(found).pop(measured, None)
+        found.layout, found.placements = layout, placements(layout, self.problem.model)
+        own = [place[id(parameter)] for parameter in layout.tensors]
+        found._among = own if self._among is None else [self._among[i] for i in own]
+        SymmetricOperator.__init__(found, layout.order, self.dtype, self.device)
+        for name in ("point", "gradient"):
+            tensors = self.layout.tensors_of(getattr(self, name))
+            setattr(found, name, layout.vector_of([tensors[i] for i in own]))
+        return found
 
     @abstractmethod
     def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
@@ -179,6 +200,7 @@ class NetworkOperator(SymmetricOperator):
         self._taken = largest = 0
         loss, gradient = 0.0, torch.zeros_like(self.point)
         psd, depends = True, False
+        reached: set[int] = set()
         for drawn, evaluation in problem.read():
             weight = problem.weights[drawn.number]
             linearization = self._linearized(evaluation)
@@ -187,6 +209,7 @@ class NetworkOperator(SymmetricOperator):
                 # an operation without a second derivative, or an infinite one, is found here
                 self._checked(self._product(linearization, torch.ones_like(self.point)))
             depends |= linearization.depends
+            reached |= variables_of(evaluation.loss)
             psd &= linearization.psd
             loss += weight * linearization.loss
             gradient.add_(self.layout.vector_of(linearization.gradient), alpha=weight)
@@ -201,6 +224,8 @@ class NetworkOperator(SymmetricOperator):
             raise CaptureError(
                 f"the loss does not depend differentiably on any of the parameters: {', '.join(self.names)}"
             )
+        leaves = self.problem.snapshot.leaves
+        self.reached = {name for name, leaf in zip(self.names, leaves, strict=True) if id(leaf) in reached}
         self._needed = {number for number, m in enumerate(self.weights) if m != 0}
         self.psd = psd
         self.loss = loss / self.total_mass
@@ -271,7 +296,7 @@ class NetworkOperator(SymmetricOperator):
             yield drawn.number, self._linearized(self.problem.evaluate(drawn)) if known is None else known
 
     def _product(self, linearization: Linearization, vector: torch.Tensor) -> torch.Tensor:
-        return self.layout.vector_of(linearization.product(self.layout.tensors_of(vector)))
+        return self.layout.vector_of(linearization.product(self.layout.tensors_of(vector), self._among))
 
     def _checked(self, products: torch.Tensor) -> torch.Tensor:
         if not is_finite(products):

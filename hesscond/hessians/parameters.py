@@ -268,6 +268,8 @@ def placements(layout: Layout, model: nn.Module) -> list[Placement]:
             continue
         index = unit_weights(layer, weight[None])[0]
         bias = rows.pop(id(own), None) if (own := layer._parameters.get("bias")) is not None else None
+        if bias is not None and bool((bias < 0).any()):
+            bias = None
         if bias is not None:
             index = torch.cat([bias[:, None], index], 1)
         found.append(Placement(name, layer, index, int(has_bias(layer) and bias is None)))

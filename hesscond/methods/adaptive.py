@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from hesscond.capture import chosen_layers
 from hesscond.capture.layers import unit_weights
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, Jacobi, UnitScaling
+from hesscond.hessians import Coordinates, EntryScaling, Jacobi, UnitScaling
 from hesscond.methods.base import Method, OptimizerName, no_step, refuse_momentum
 from hesscond.methods.registry import register
 
@@ -199,6 +199,24 @@ class Adaptive(Method):
         if all(self.diagonal(parameter) is None for parameter in self.model.parameters()):
             raise no_step(self.whole.name)
         return super().probed(layer)
+
+    def of_parameters(self, block: str, names: Sequence[str]) -> EntryScaling | None:
+        """P = M^½ of the last step, whatever the parameters belong to.
+
+        Raises
+        ------
+        ConfigError
+            There was no step yet.
+        """
+        parameters = dict(self.model.named_parameters())
+        found = {name: self.diagonal(parameters[name]) for name in names}
+        if all(M is None for M in found.values()):
+            raise no_step(self.whole.name)
+        d = {
+            name: torch.zeros_like(parameters[name], dtype=torch.float64) if M is None else M.sqrt().detach()
+            for name, M in found.items()
+        }
+        return EntryScaling(d, f"{self.name}, M^1/2")
 
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """M g at every parameter, those outside of layers too; as it is before the first step."""

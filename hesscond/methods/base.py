@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from hesscond.capture import Geometry, LayerInputs, eligible_layers
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, LinearCoordinates, Reparametrized, UnitCoordinates
+from hesscond.hessians import Coordinates, EntryScaling, LinearCoordinates, Reparametrized, UnitCoordinates
 from hesscond.hessians.parameters import UnitLayout
 from hesscond.methods.wrapping import place_of
 
@@ -189,6 +189,28 @@ class Method:
         if type(self).penalty is not Method.penalty:
             raise ConfigError(f"method {self.name!r} adds a penalty to the loss whose Hessian it does not give")
         return self.coordinates(layer)
+
+    def of_parameters(self, block: str, names: Sequence[str]) -> EntryScaling | None:
+        """P of parameters outside of dense and convolutional layers; None: these stay as they are.
+
+        Parameters
+        ----------
+        block
+            What they are called together.
+        names
+            Theirs.
+
+        Raises
+        ------
+        ConfigError
+            The method does something to them, or to the loss, of which no P is known.
+        """
+        if self.preconditions or type(self).penalty is not Method.penalty:
+            raise ConfigError(
+                f"layer {block!r} cannot be probed: the coordinates of {self.name} are those of a plain weight, and "
+                "its own is no weight matrix; name others with layers="
+            )
+        return None
 
     def check_network(self) -> None:
         """Refuse a probe of all parameters together, if those outside of layers have a Hessian that it would lack.

@@ -3,6 +3,8 @@
 `make support` runs this where the other libraries are; elsewhere what they make is skipped with the reason.
 """
 
+import time
+
 import pytest
 import torch
 
@@ -68,3 +70,25 @@ def test_a_wrong_hessian_and_a_wrong_condition_number_are_noticed():
         f"κ between {wrong.lower:.6g} and {wrong.upper:.6g}, truly 4",
         "rank 2, truly 3",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "vit", "peft_lora"])
+def test_every_parameter_has_a_block(name):
+    kind = next(kind for kind in KINDS if kind.name == name)
+    if kind.missing:
+        pytest.skip(kind.missing)
+    torch.manual_seed(0)
+    model, loss_fn, batch = kind.make()
+    trained = {key: p.numel() for key, p in model.named_parameters() if p.requires_grad}
+    for level in ("layer", "unit"):
+        start = time.perf_counter()
+        result = hesscond.probe(model, loss_fn, batch, "*", level)
+        kappas = len(result.to_frame())
+        print(f"{name}, {sum(trained.values()):,} parameters, {level}: {kappas} in {time.perf_counter() - start:.1f} s")
+        assert result.skipped == {}
+        assert {key for layer in result.values() for key in layer.parameters} >= set(trained)
+        assert all(layer.check.passed for layer in result.values())
+        if level == "layer":
+            # frozen parameters beside trained ones are in no block
+            assert sum(layer.n_params for layer in result.values()) == sum(trained.values())

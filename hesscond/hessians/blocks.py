@@ -1,0 +1,738 @@
+"""Blocks: which parameters of a model have a Hessian together, what they are called, and which rows their units are."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from hesscond.capture.layers import (
+    ELIGIBLE,
+    TRANSPOSED,
+    Geometry,
+    Layer,
+    chosen_layers,
+    eligible_layers,
+    is_computed,
+)
+from hesscond.errors import ConfigError
+from hesscond.hessians.parameters import Layout
+
+#: The name of the model itself, where it is a module of a kind that has a block.
+ROOT = "model"
+#: ``base[part]`` with a part that exists: query, key, value (of a head), a gate (of a layer), or a range of rows.
+PART = re.compile(r"(.+)\[((?:[qkv](?:\.\d+)?)|(?:l\d+(?:_reverse)?(?:\.[a-z])?)|[ifgorzn]|(?:\d+:\d+))\]")
+#: Layers with query, key and value one after another that are called so, with three units for every input.
+PACKED = {"c_attn", "qkv", "qkv_proj", "Wqkv", "in_proj"}
+#: What models call the number of heads, at the module around such a layer.
+HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads")
+#: The gates of recurrent cells, in the order of their rows.
+GATES = {nn.LSTM: "ifgo", nn.LSTMCell: "ifgo", nn.GRU: "rzn", nn.GRUCell: "rzn"}
+#: Normalizations whose scale and shift have an entry for every feature, whatever their shape.
+FEATURES = (nn.LayerNorm, nn.RMSNorm)
+#: An error lists the layers of a model up to so many, and of a larger one the names that are nearest.
+SHORT, SUGGESTIONS = 8, 4
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one parameter.
+
+    Attributes
+    ----------
+    parameter
+        Its name in the model; the first, if it has several.
+    shape
+        (a, m, b): the parameter as an array of which a row is a slice along the second dimension.
+    rows
+        Which of the m rows, one for each unit; None: all of the parameter, which belongs to no unit alone.
+    """
+
+    parameter: str
+    shape: tuple[int, int, int]
+    rows: Sequence[int] | None
+
+    @property
+    def width(self) -> int:
+        """Entries of a row."""
+        return self.shape[0] * self.shape[2]
+
+    @property
+    def size(self) -> int:
+        """Entries of all the rows."""
+        return self.width * (self.shape[1] if self.rows is None else len(self.rows))
+
+    def index(self) -> torch.Tensor | None:
+        """(size,) where the entries are in the flattened parameter; None: all of them are there, in its order."""
+        if self.rows is None or self.rows == range(self.shape[1]):
+            return None
+        outer, m, inner = self.shape
+        rows = torch.tensor(self.rows)
+        starts = torch.arange(outer)[:, None] * m + rows
+        return (starts[..., None] * inner + torch.arange(inner)).flatten()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Parameters, or rows of them, that have one Hessian at level "layer", and one for each unit at level "unit".
+
+    Attributes
+    ----------
+    name
+        What it is called.
+    pieces
+        What it is made of, in the order of its vectors: biases first.
+    units
+        Numbers of its units: the rows that these are in the parameters.
+    table
+        Whether the units are rows of a table, of which the loss depends on those that are looked up.
+    layer
+        The dense or convolutional layer whose weight and bias it is, if they are the layer's own.
+    undivided
+        Why it has no units.
+    """
+
+    name: str
+    pieces: tuple[Piece, ...]
+    units: Sequence[int] = ()
+    table: bool = False
+    layer: Layer | None = None
+    undivided: str = ""
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters, each once."""
+        return list(dict.fromkeys(piece.parameter for piece in self.pieces))
+
+    @property
+    def order(self) -> int:
+        """Number of its parameters."""
+        return sum(piece.size for piece in self.pieces)
+
+    @property
+    def width(self) -> int:
+        """Number of parameters of a unit."""
+        return sum(piece.width for piece in self.pieces if piece.rows is not None)
+
+    def at(self, positions: Sequence[int], name: str | None = None) -> Block:
+        """The units at these positions alone, without what belongs to none."""
+        pieces = tuple(
+            replace(piece, rows=taken(piece.rows, positions)) for piece in self.pieces if piece.rows is not None
+        )
+        return Block(self.name if name is None else name, pieces, taken(self.units, positions), self.table)
+
+    def unit(self, unit: int) -> Block:
+        """One unit."""
+        return self.at([self.units.index(unit)])
+
+    def chosen(self, units: Sequence[int] | None) -> tuple[int, ...]:
+        """The units that were asked for; None: all.
+
+        Raises
+        ------
+        ConfigError
+            It has none, or no such unit.
+        """
+        if not self.units:
+            raise ConfigError(self.undivided)
+        if units is not None and not units:
+            raise ConfigError("no unit was named: leave units= out for all of them")
+        for unit in units or ():
+            if unit not in self.units:
+                raise ConfigError(
+                    f"unit {unit} is out of range: layer {self.name!r} has units {self.units[0]} to {self.units[-1]}"
+                )
+        return tuple(self.units if units is None else units)
+
+
+def taken(rows: Sequence[int], positions: Sequence[int]) -> Sequence[int]:
+    """``rows`` at ``positions``, as a range if both are."""
+    if isinstance(rows, range) and isinstance(positions, range):
+        return rows[positions.start : positions.stop : positions.step]
+    return tuple(rows[position] for position in positions)
+
+
+class BlockLayout(Layout):
+    """The parameters of blocks one block after another, each in the order of its pieces.
+
+    Attributes
+    ----------
+    whole
+        Whether the parameters are there with all their entries.
+    """
+
+    def __init__(self, blocks: Sequence[Block], tensors: Mapping[str, nn.Parameter]) -> None:
+        names = dict.fromkeys(name for block in blocks for name in block.parameters)
+        super().__init__([(name, tensors[name]) for name in names], {block.name: block.order for block in blocks})
+        place = {name: number for number, name in enumerate(names)}
+        device = self.tensors[0].device
+        self._pieces: list[tuple[int, slice, torch.Tensor | None]] = []
+        self.whole = all(piece.index() is None for block in blocks for piece in block.pieces)
+        end = 0
+        for piece in (piece for block in blocks for piece in block.pieces):
+            index = piece.index()
+            span = slice(end, end := end + piece.size)
+            self._pieces.append((place[piece.parameter], span, None if index is None else index.to(device)))
+
+    def tensors_of(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Zero where an entry belongs to none of the blocks."""
+        found: dict[int, torch.Tensor] = {}
+        for number, span, index in self._pieces:
+            if index is None:
+                found[number] = vector[span]
+                continue
+            if number not in found:
+                found[number] = vector.new_zeros(self.shapes[number].numel())
+            found[number].index_copy_(0, index, vector[span])
+        return [found[number].view(shape) for number, shape in enumerate(self.shapes)]
+
+    def vector_of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        flat = [tensor.reshape(-1) for tensor in tensors]
+        return torch.cat([flat[at] if index is None else flat[at][index] for at, _, index in self._pieces])
+
+
+class Catalogue:
+    """The blocks of a model, by their names: modules, parameters, parts of both, and globs.
+
+    Parameters
+    ----------
+    model
+        Any module, without wrappers around it.
+
+    Attributes
+    ----------
+    parameters
+        The parameters by all of their names.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules = dict(model.named_modules())
+        self._owners = dict(model.named_modules(remove_duplicate=False))
+        self.parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._first = {id(p): name for name, p in reversed(self.parameters.items())}
+
+    # a block by its name
+
+    def block(self, name: str) -> Block:
+        """The block of this name.
+
+        Raises
+        ------
+        ConfigError
+            No such module, parameter or part; a module without parameters.
+        """
+        if (own := self._exact(name)) is not None:
+            return own
+        if (match := PART.fullmatch(name)) and (whole := self._exact(match[1])) is not None:
+            return self._part(name, whole, match[1], match[2])
+        raise ConfigError(f"no layer {name!r} to probe in the model: {self._nearest(name)}")
+
+    def _exact(self, name: str) -> Block | None:
+        """The block of a module or of a parameter; None: there is none of that name.
+
+        Raises
+        ------
+        ConfigError
+            A module without parameters.
+        """
+        module = self.module(name)
+        if module is not None:
+            inside = self._inside(name, module)
+            if not inside:
+                raise ConfigError(f"layer {name!r}, a {type(module).__name__}, has no parameters: it has no Hessian")
+            return self._of_module(name, module, inside)
+        return self.bare(name) if name in self.parameters else None
+
+    def module(self, name: str) -> nn.Module | None:
+        """The module of a block, which "model" may be the whole model."""
+        if name == ROOT and ROOT not in self.modules:
+            return self.model
+        return self.modules.get(name) if name else None
+
+    def bare(self, name: str) -> Block:
+        """The block of one parameter."""
+        name = self._first[id(self.parameters[name])]
+        shape = self._shape(name)
+        rows = range(shape[1])
+        return Block(name, (Piece(name, shape, rows),), rows, isinstance(self._owner(name), TABLES))
+
+    def is_glob(self, name: str) -> bool:
+        """Whether a name is a pattern of names."""
+        part = PART.fullmatch(name)
+        base = part[1] if part else name
+        return base not in self._owners and base not in self.parameters and any(sign in base for sign in "*?[")
+
+    def members(self, group: str, given: Iterable[str] | str) -> tuple[str, ...]:
+        """Names of what a group of the user's own is made of.
+
+        Raises
+        ------
+        ConfigError
+            No such name; a parameter that requires no gradient.
+        """
+        names: dict[str, None] = {}
+        for name in [given] if isinstance(given, str) else given:
+            names |= dict.fromkeys(self.matching(name) if self.is_glob(name) else [name])
+        for name in names:
+            for parameter in self.block(name).parameters:
+                if not self.parameters[parameter].requires_grad:
+                    raise ConfigError(f"block {group!r}: {frozen(parameter)}")
+        return tuple(names)
+
+    def refuse_frozen(self, name: str) -> None:
+        """Raise a ConfigError for the name of a parameter that requires no gradient."""
+        block = self.block(name)
+        part = PART.fullmatch(name)
+        if (part[1] if part else name) in self.parameters and not self.parameters[block.parameters[0]].requires_grad:
+            raise ConfigError(frozen(block.parameters[0]))
+
+    def group(self, name: str, members: Iterable[str]) -> Block:
+        """A block of the user's own: no units, one Hessian.
+
+        Raises
+        ------
+        ConfigError
+            No such member, or none at all.
+        """
+        blocks = [self.block(member) for member in members]
+        if not blocks:
+            raise ConfigError(f"block {name!r} has no parameters: name some, as in blocks={{{name!r}: ['fc.weight']}}")
+        self.refuse_overlap(blocks, f"block {name!r} has {{0}} twice, in {{1!r}} and in {{2!r}}: name it once")
+        pieces = tuple(piece for block in blocks for piece in block.pieces)
+        return Block(name, pieces, undivided=f"block {name!r} has no units: use level='layer'")
+
+    def refuse_overlap(self, blocks: Iterable[Block], message: str) -> None:
+        """Raise a ConfigError with the parameter and the names of two blocks that share entries of it."""
+        owners: dict[str, torch.Tensor] = {}
+        known = []
+        for number, block in enumerate(blocks, 1):
+            known.append(block.name)
+            for piece in block.pieces:
+                size = piece.shape[1] * piece.width
+                owner = owners.setdefault(piece.parameter, torch.zeros(size, dtype=torch.int32))
+                index = piece.index()
+                own = owner if index is None else owner[index]
+                if own.any():
+                    other = known[int(own[own > 0][0]) - 1]
+                    raise ConfigError(message.format(repr(piece.parameter), other, block.name))
+                if index is None:
+                    owner.fill_(number)
+                else:
+                    owner[index] = number
+
+    def _of_module(self, name: str, module: nn.Module, inside: Sequence[str]) -> Block:
+        """The block of the parameters ``inside`` a module; units are the rows of the first, and those of its number."""
+        if isinstance(module, ELIGIBLE) and not is_computed(module):
+            prefix = "" if module is self.model else f"{name}."
+            own = {f"{prefix}weight", f"{prefix}bias"} & set(self.parameters)
+            pieces = self._pieces(sorted(own), None if isinstance(module, TRANSPOSED) else Geometry.of(module).units)
+            return Block(name, pieces, range(Geometry.of(module).units), layer=module)
+        undivided, count = "", None
+        mine = [key for key in inside if self._owner(key) is module]
+        if isinstance(module, TRANSPOSED):
+            undivided = (
+                f"layer {name!r} is a transposed convolution whose weight is computed: its units are not rows of its "
+                "parameters, use level='layer'"
+            )
+        elif isinstance(module, ELIGIBLE):
+            count = Geometry.of(module).units
+        elif isinstance(module, nn.RNNBase) and len(runs := list(self._runs(module))) > 1:
+            undivided = f"layer {name!r} has units in each of {', '.join(f'{name}[{run}]' for run in runs)}: name these"
+        elif not mine:
+            undivided = (
+                f"layer {name!r}, a {type(module).__name__}, has no parameters of its own to split into units: use "
+                "level='layer'"
+            )
+        else:
+            # scalars beside arrays are of all units
+            count = self._shape(next((key for key in mine if self.parameters[key].ndim), mine[0]))[1]
+        pieces = self._pieces(inside, count)
+        if count is not None and all(piece.rows is None for piece in pieces):
+            undivided, count = f"no parameter of layer {name!r} belongs to one unit: use level='layer'", None
+        return Block(name, pieces, range(count or 0), isinstance(module, TABLES), undivided=undivided)
+
+    def _pieces(self, names: Iterable[str], count: int | None) -> tuple[Piece, ...]:
+        """All of some parameters, biases first, by rows where there are ``count`` of them."""
+        # False sorts first
+        ordered = sorted(names, key=lambda name: "bias" not in name.rpartition(".")[2])
+        shapes = {self._first[id(self.parameters[name])]: self._shape(name) for name in ordered}
+        return tuple(
+            Piece(name, shape, range(shape[1]) if shape[1] == count else None) for name, shape in shapes.items()
+        )
+
+    def _inside(self, name: str, module: nn.Module) -> list[str]:
+        prefix = "" if module is self.model else f"{name}."
+        return [f"{prefix}{key}" for key, p in module.named_parameters() if p.is_floating_point()]
+
+    def _owner(self, parameter: str) -> nn.Module:
+        """The module that a parameter is of; that of the parameters behind a weight is the layer."""
+        owner = parameter.rpartition(".")[0]
+        return self._owners[re.split(r"(?:^|\.)parametrizations(?:\.|$)", owner)[0]]
+
+    def _shape(self, name: str) -> tuple[int, int, int]:
+        """A parameter as (a, m, b) with its m natural rows in the middle."""
+        parameter, owner = self.parameters[name], self._owner(name)
+        shape = tuple(parameter.shape)
+        if isinstance(owner, FEATURES):
+            return 1, parameter.numel(), 1
+        if is_transposed_dense(owner) and len(shape) == 2:
+            return shape[0], shape[1], 1
+        while len(shape) > 2 and shape[0] == 1:
+            shape = shape[1:]
+        first = shape[0] if shape else 1
+        return 1, first, parameter.numel() // max(first, 1)
+
+    # parts
+
+    def _part(self, name: str, whole: Block, base: str, label: str) -> Block:
+        """A part of a block.
+
+        Raises
+        ------
+        ConfigError
+            It has no such part.
+        """
+        parts = self.parts(base)
+        if label in parts:
+            return parts[label](name)
+        count = len(whole.units)
+        if ":" in label and count:
+            start, stop = map(int, label.split(":"))
+            if start < stop <= count:
+                return whole.at(range(start, stop), name)
+            raise ConfigError(f"{base!r} has rows 0 to {count}, not {label}: name a range of them")
+        known = [f"[{key}]" for key in parts] + [f"ranges of rows, as [0:{count}]"] * bool(count)
+        raise ConfigError(f"{base!r} has no part [{label}]: it has {', '.join(known) or 'none'}")
+
+    def parts(self, base: str) -> dict[str, Callable[[str], Block]]:
+        """The parts of a module or of a parameter that have names, as makers of blocks."""
+        module = self.module(base)
+        if isinstance(module, nn.MultiheadAttention):
+            return self._attention_parts(base, module)
+        if isinstance(module, nn.RNNBase):
+            return self._recurrent_parts(base, module)
+        whole = self._exact(base) if module is None or self._inside(base, module) else None
+        if whole is None or not whole.units:
+            return {}
+        owner = self._owner(base) if module is None else module
+        labels = self._labels(owner, base.rpartition(".")[2] if module is None else "", len(whole.units))
+
+        def make(rows: range) -> Callable[[str], Block]:
+            return lambda name: whole.at(rows, name)
+
+        return {label: make(rows) for label, rows in labels.items()}
+
+    def _labels(self, owner: nn.Module, attribute: str, count: int) -> dict[str, range]:
+        """The parts of the rows of a module (``attribute`` empty), or of a parameter of it."""
+        if isinstance(owner, nn.MultiheadAttention):
+            if attribute.startswith("in_proj"):
+                return thirds(count, owner.num_heads)
+            if attribute in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
+                return heads(attribute[0], range(count), owner.num_heads)
+            return {}
+        gates = next((gates for kind, gates in GATES.items() if isinstance(owner, kind)), "")
+        if gates and (not attribute or attribute.startswith(("weight_ih", "weight_hh", "bias"))):
+            size = count // len(gates)
+            return {gate: range(k * size, (k + 1) * size) for k, gate in enumerate(gates)}
+        path = next((name for name, module in self.modules.items() if module is owner), "")
+        around, _, leaf = path.rpartition(".")
+        fan_in = None
+        if isinstance(owner, nn.Linear):
+            fan_in = owner.in_features
+        elif is_transposed_dense(owner):
+            fan_in = len(owner.get_parameter("weight"))
+        if leaf in PACKED and fan_in is not None and count == 3 * fan_in:
+            attention = self.modules[around]
+            number = next((n for key in HEADS if isinstance(n := getattr(attention, key, None), int)), 0)
+            return thirds(count, number)
+        return {}
+
+    def _attention_parts(self, base: str, module: nn.MultiheadAttention) -> dict[str, Callable[[str], Block]]:
+        """Query, key and value of torch's attention: their rows of the weight and of the bias."""
+        E, prefix = module.embed_dim, "" if module is self.model else f"{base}."
+
+        def make(letter: str, rows: range) -> Callable[[str], Block]:
+            def block(name: str) -> Block:
+                pieces = []
+                if module.in_proj_bias is not None:
+                    pieces.append(Piece(f"{prefix}in_proj_bias", (1, 3 * E, 1), rows))
+                packed = module.in_proj_weight is not None
+                weight = f"{prefix}in_proj_weight" if packed else f"{prefix}{letter}_proj_weight"
+                first = 0 if packed else E * "qkv".index(letter)
+                own = range(rows.start - first, rows.stop - first)
+                pieces.append(Piece(weight, self._shape(weight), own))
+                return Block(name, tuple(pieces), rows)
+
+            return block
+
+        return {label: make(label[0], rows) for label, rows in thirds(3 * E, module.num_heads).items()}
+
+    @staticmethod
+    def _runs(module: nn.RNNBase) -> Iterator[str]:
+        """The layers and directions of a recurrent module, as its parameters are called."""
+        for layer in range(module.num_layers):
+            yield from (f"l{layer}", f"l{layer}_reverse")[: 1 + module.bidirectional]
+
+    def _recurrent_parts(self, base: str, module: nn.RNNBase) -> dict[str, Callable[[str], Block]]:
+        """Layers, directions and gates: their rows of both weights and biases; the projection belongs to no unit."""
+        prefix = "" if module is self.model else f"{base}."
+        gates = next((gates for kind, gates in GATES.items() if isinstance(module, kind)), "")
+        runs = list(self._runs(module))
+
+        def make(run: str, gate: int | None) -> Callable[[str], Block]:
+            def block(name: str) -> Block:
+                own = [f"{prefix}{key}" for key in module._parameters if key.endswith(f"_{run}")]
+                count = self._shape(f"{prefix}weight_ih_{run}")[1]
+                pieces = tuple(
+                    replace(piece, rows=None) if "weight_hr" in piece.parameter else piece
+                    for piece in self._pieces(own, count)
+                )
+                whole = Block(name, pieces, range(count))
+                size = count // max(len(gates), 1)
+                return whole if gate is None else whole.at(range(gate * size, (gate + 1) * size))
+
+            return block
+
+        found = {run: make(run, None) for run in runs}
+        for run in runs:
+            prefixes = ("", f"{run}.") if len(runs) == 1 else (f"{run}.",)
+            found |= {f"{start}{gate}": make(run, k) for start in prefixes for k, gate in enumerate(gates)}
+        return found
+
+    # several blocks
+
+    @cached_property
+    def natural(self) -> dict[str, Block]:
+        """Blocks in which every parameter that requires a gradient is once, in the order of the modules.
+
+        A module without others inside has one block, or a block for query, key and value, or for each layer and
+        direction of a recurrence, where torch packs these; parameters beside other modules have one each.
+        """
+        found: dict[str, Block] = {}
+        seen: set[str] = set()
+        for path, module in self.modules.items():
+            if "parametrizations" in path.split("."):
+                continue
+            name = path or ROOT
+            inside = self._inside(path, module)
+            mine = [self._first[id(self.parameters[key])] for key in inside if self._owner(key) is module]
+            fresh = [key for key in mine if key not in seen and self.parameters[key].requires_grad]
+            if not fresh:
+                continue
+            alone = len(mine) == len(inside) and not isinstance(module, (nn.ParameterList, nn.ParameterDict))
+            labels: Iterable[str] = ()
+            if isinstance(module, nn.RNNBase):
+                labels = runs if len(runs := list(self._runs(module))) > 1 else ()
+            elif not isinstance(module, ELIGIBLE):
+                labels = [label for label in self.parts(name) if label in ("q", "k", "v")]
+            blocks: list[Block] = []
+            if labels:
+                blocks = [self.parts(name)[label](f"{name}[{label}]") for label in labels]
+            elif alone or (isinstance(module, ELIGIBLE) and not is_computed(module)):
+                blocks = [self._of_module(name, module, mine)]
+            for block in blocks:
+                own = set(block.parameters)
+                # of a layer that is measured as it is, a frozen weight beside a bias does no harm
+                if own & set(fresh) if block.layer is not None else own <= set(fresh):
+                    found[block.name] = block
+            covered = {key for block in blocks if block.name in found for key in block.parameters}
+            found |= {key: self.bare(key) for key in fresh if key not in covered}
+            seen.update(mine)
+        return found
+
+    def matching(self, pattern: str) -> list[str]:
+        """Names of the blocks that a glob takes: natural ones, then parameters, then modules, without overlap.
+
+        What requires no gradient is left out, unless there is nothing else.
+
+        Raises
+        ------
+        ConfigError
+            None matches.
+        """
+        match = PART.fullmatch(pattern)
+        if match:
+            base, label = match[1], match[2]
+            names = [n for n in (*self._module_names(), *self._parameter_names()) if fnmatchcase(n, base)]
+            candidates = [f"{n}[{label}]" for n in names if label in self.parts(n) or ":" in label]
+        else:
+            own = [name for name in self.natural if self._matches(name, pattern)]
+            rest = [n for n in (*self._parameter_names(), *self._module_names()) if fnmatchcase(n, pattern)]
+            candidates = [*own, *rest]
+        blocks = {name: self.natural.get(name) or self.block(name) for name in candidates}
+        trained = {name for name, b in blocks.items() if any(self.parameters[p].requires_grad for p in b.parameters)}
+        taken_names: list[str] = []
+        covered: dict[str, torch.Tensor] = {}
+        for name, block in blocks.items():
+            if trained and name not in trained:
+                continue
+            if not any(overlaps(piece, covered) for piece in block.pieces):
+                taken_names.append(name)
+                for piece in block.pieces:
+                    cover(piece, covered)
+        if not taken_names:
+            raise ConfigError(f"no layer or parameter of the model matches {pattern!r}: {self._nearest(pattern)}")
+        return taken_names
+
+    def _matches(self, name: str, pattern: str) -> bool:
+        part = PART.fullmatch(name)
+        return fnmatchcase(name, pattern) or (part is not None and fnmatchcase(part[1], pattern))
+
+    def _module_names(self) -> list[str]:
+        return [name for name, module in self.modules.items() if name and self._inside(name, module)]
+
+    def _parameter_names(self) -> list[str]:
+        return [name for name, p in self.parameters.items() if p.requires_grad and self._first[id(p)] == name]
+
+    def _nearest(self, name: str) -> str:
+        """The names that are most like one, as the end of a sentence."""
+        layers = list(eligible_layers(self.model))
+        if len(layers) <= SHORT and not self.is_glob(name):
+            return f"it has {', '.join(layers) or 'none'}"
+        known = dict.fromkeys([*layers, *self._module_names(), *self.parameters])
+        near = difflib.get_close_matches(name.replace("*", "").strip("."), known, SUGGESTIONS, 0.0)
+        return f"the nearest names are {', '.join(near) or 'none'}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The blocks that are asked for.
+
+    Attributes
+    ----------
+    names
+        In their order; None: all dense and convolutional layers.
+    optional
+        Those that a glob found: what cannot be measured of them is left out with its reason.
+    groups
+        The user's own blocks, by name, as names of what they are made of.
+    """
+
+    names: tuple[str, ...] | None = None
+    optional: frozenset[str] = frozenset()
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        layers: Iterable[str] | str | None,
+        groups: Mapping[str, Iterable[str] | str] | None,
+        level: str,
+    ) -> Choice:
+        """What ``layers=`` and ``blocks=`` of a probe name.
+
+        Raises
+        ------
+        ConfigError
+            Names that the model does not have, or globs that match none; groups that overlap, or have a parameter that
+            requires no gradient; nothing at all.
+        """
+        if layers is None and groups is None:
+            return cls()
+        catalogue = Catalogue(model)
+        found: dict[str, None] = {}
+        optional: set[str] = set()
+        for name in [layers] if isinstance(layers, str) else layers or ():
+            if not catalogue.is_glob(name):
+                found[name] = None
+                optional.discard(name)
+                catalogue.refuse_frozen(name)
+                continue
+            for own in catalogue.matching(name):
+                block = catalogue.block(own)
+                # at this level what belongs to no unit has blocks of its own
+                beside = (
+                    [p.parameter for p in block.pieces if p.rows is None] if level == "unit" and block.units else []
+                )
+                optional |= {key for key in (own, *beside) if key not in found}
+                found |= dict.fromkeys((own, *beside))
+        own_groups = {} if groups is None else {name: catalogue.members(name, given) for name, given in groups.items()}
+        if not found and not own_groups:
+            raise ConfigError("no layer was named: leave layers= out for all of them")
+        for name in own_groups:
+            if name in found:
+                raise ConfigError(f"block {name!r} is also the name of a layer: give it another name")
+        catalogue.refuse_overlap(
+            [catalogue.group(name, members) for name, members in own_groups.items()],
+            "{0} is in block {1!r} and in block {2!r}: every parameter can be in one of them",
+        )
+        return cls(tuple(found), frozenset(optional), own_groups)
+
+    def blocks(self, model: nn.Module) -> dict[str, Block]:
+        """The blocks by name.
+
+        Raises
+        ------
+        ConfigError
+            The model does not have them.
+        """
+        catalogue = Catalogue(model)
+        names = list(chosen_layers(model, None)) if self.names is None else self.names
+        found = {name: catalogue.block(name) for name in names}
+        return found | {name: catalogue.group(name, members) for name, members in self.groups.items()}
+
+    def placed(self, place_of: Callable[[str], str]) -> Choice:
+        """The same blocks where names are others."""
+        return Choice(
+            None if self.names is None else tuple(map(place_of, self.names)),
+            frozenset(map(place_of, self.optional)),
+            {name: tuple(map(place_of, members)) for name, members in self.groups.items()},
+        )
+
+
+#: Modules whose units are rows that are looked up.
+TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
+def frozen(parameter: str) -> str:
+    """Why a parameter is refused."""
+    return f"parameter {parameter!r} requires no gradient, so that it has no Hessian in training: leave it out"
+
+
+def is_transposed_dense(module: nn.Module) -> bool:
+    """Whether a module is the ``Conv1D`` of Hugging Face's transformers: a dense layer with weight (inputs, units)."""
+    return any(
+        kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils" for kind in type(module).__mro__
+    )
+
+
+def thirds(count: int, number: int) -> dict[str, range]:
+    """Query, key and value in so many rows one after another, and each of their heads."""
+    size = count // 3
+    found: dict[str, range] = {}
+    for k, letter in enumerate("qkv"):
+        found |= heads(letter, range(k * size, (k + 1) * size), number)
+    return found
+
+
+def heads(letter: str, rows: range, number: int) -> dict[str, range]:
+    """Rows, and a share of them for each of the heads."""
+    found = {letter: rows}
+    if number and len(rows) % number == 0:
+        size = len(rows) // number
+        found |= {f"{letter}.{k}": rows[k * size : (k + 1) * size] for k in range(number)}
+    return found
+
+
+def overlaps(piece: Piece, covered: Mapping[str, torch.Tensor]) -> bool:
+    """Whether entries of a piece are covered."""
+    mask, index = covered.get(piece.parameter), piece.index()
+    return mask is not None and bool((mask if index is None else mask[index]).any())
+
+
+def cover(piece: Piece, covered: dict[str, torch.Tensor]) -> None:
+    """Mark the entries of a piece."""
+    size = piece.shape[1] * piece.width
+    mask, index = covered.setdefault(piece.parameter, torch.zeros(size, dtype=torch.bool)), piece.index()
+    if index is None:
+        mask.fill_(True)
+    else:
+        mask[index] = True

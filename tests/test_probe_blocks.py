@@ -1,0 +1,466 @@
+"""Every parameter has a block: embeddings, normalizations, packed attention, recurrent gates, bare parameters."""
+
+import contextlib
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import hesscond
+from hesscond.errors import CaptureError, ConfigError
+from hesscond.hessians import Catalogue, Jacobi, Role, role
+from hesscond.hessians import OptimalDiagonal as Optimal
+from hesscond.methods import parse
+from tests.cases import CE, OTHERS, Conv1D, Piped, case, split
+from tests.truth import forward_over_reverse, reverse_over_reverse
+
+ids = pytest.mark.parametrize("other_case", OTHERS, ids=lambda c: c.name)
+
+
+@functools.cache
+def whole_truth(name):
+    """(n, n) Hessian in all parameters of a case, in the order of `named_parameters`, by forward over reverse."""
+    model, loss_fn, (inputs, targets) = case(name).make()
+    named = {key: p.detach() for key, p in model.named_parameters()}
+    start = torch.cat([p.flatten() for p in named.values()])
+    sizes = [p.numel() for p in named.values()]
+    recurrent = [m for m in model.modules() if isinstance(m, nn.RNNBase)]
+
+    def loss(theta):
+        parts = {key: part.view(p.shape) for (key, p), part in zip(named.items(), theta.split(sizes), strict=True)}
+        if not recurrent:
+            return loss_fn(functional_call(model, parts, (inputs,)), targets)
+        # they keep references to their weights, which functional_call does not replace
+        twin = copy.deepcopy(model)
+        for key, part in parts.items():
+            owner, _, attribute = key.rpartition(".")
+            module = twin.get_submodule(owner)
+            del module._parameters[attribute]
+            setattr(module, attribute, part)
+        for module in twin.modules():
+            if isinstance(module, nn.RNNBase):
+                module._flat_weights = [getattr(module, key) for key in module._flat_weights_names]
+        return loss_fn(twin(inputs), targets)
+
+    # the forward derivative of a lookup knows nothing of padding, whose row torch's gradient leaves out
+    padded = any(getattr(module, "padding_idx", None) is not None for module in model.modules())
+    with sdpa_kernel(SDPBackend.MATH):
+        # nor have kernels of attention, cells and batch statistics forward derivatives
+        with contextlib.suppress(RuntimeError, NotImplementedError, UserWarning):
+            found = (reverse_over_reverse if padded else forward_over_reverse)(loss, start)
+            # torch 2.13's forward derivative of layer_norm's backward is wrong in the scale: finite differences agree
+            # with the other way, and what is wrong is not symmetric
+            if float((found - found.T).abs().max()) < 1e-10:
+                return found
+        return reverse_over_reverse(loss, start)
+
+
+def places(model):
+    """By parameter, the numbers of its entries in the whole Hessian, in its shape."""
+    found, start = {}, 0
+    for key, p in model.named_parameters():
+        found[key] = torch.arange(start, start + p.numel()).view(p.shape)
+        start += p.numel()
+    return found
+
+
+def is_transposed(model, key):
+    return isinstance(model.get_submodule(key.rpartition(".")[0].partition(".parametrizations")[0]), Conv1D)
+
+
+def rows_of(model, key, place, count):
+    """The entries of a parameter by natural rows: (rows, width); None: its rows are not those of ``count`` units."""
+    module = model.get_submodule(key.rpartition(".")[0].partition(".parametrizations")[0])
+    if isinstance(module, nn.LayerNorm):
+        place = place.flatten()
+    elif is_transposed(model, key) and place.ndim == 2:
+        place = place.T
+    elif place.ndim > 2 and place.shape[0] == 1:
+        place = place.squeeze(0)
+        place = place.squeeze(0) if place.ndim > 2 and place.shape[0] == 1 else place
+    place = place.reshape(1, 1) if not place.ndim else place.flatten(1) if place.ndim > 1 else place[:, None]
+    return place if count in (None, len(place)) else None
+
+
+def part_of(name, key, rows, E=4):
+    """The rows of a parameter that the part of a name is: those of torch's packed attention."""
+    letter = name.rpartition("[")[2][:1] if name.endswith("]") else ""
+    if letter in ("q", "k", "v") and len(rows) == 3 * E:
+        return rows["qkv".index(letter) * E :][:E], "qkv".index(letter) * E
+    return rows, 0
+
+
+def compare(found, expected):
+    scale = max(float(expected.abs().max()), 1e-30)
+    assert float((found - expected).abs().max()) <= 1e-10 * max(scale, 1e-3)
+
+
+@ids
+def test_every_unit_and_layer_of_every_block_is_that_of_the_dense_hessian(other_case):
+    model, loss_fn, batch = other_case.make()
+    truth, place = whole_truth(other_case.name), places(model)
+    trained = {key for key, p in model.named_parameters() if p.requires_grad}
+
+    layers = hesscond.probe(model, loss_fn, batch, "*", "layer")
+    assert layers.skipped == {}
+    seen = []
+    for name, result in layers.items():
+        assert result.check is not None
+        assert result.check.passed
+        parts = {key: part_of(name, key, rows_of(model, key, place[key], None))[0] for key in result.parameters}
+        # a part keeps the order of its tensor, in which the rows of Conv1D are columns
+        parts = {key: part.T if is_transposed(model, key) else part for key, part in parts.items()}
+        index = torch.cat([(part if "[" in name else place[key]).flatten() for key, part in parts.items()])
+        if isinstance(Catalogue(model).block(name).layer, nn.Module):
+            # captured layers come unit by unit, [bias, weight]
+            ordered = [place[key].flatten(1) if place[key].ndim > 1 else place[key][:, None] for key in
+                       sorted(result.parameters, key=lambda key: not key.endswith("bias"))]  # fmt: skip
+            index = torch.cat(ordered, 1).flatten()
+        compare(result.hessian(), truth[index][:, index])
+        seen.append(index)
+        if result.kappa.resolved:
+            values = torch.linalg.eigvalsh(truth[index][:, index]).abs()
+            assert result.kappa.lambda_max == pytest.approx(float(values.max()), rel=1e-8)
+    covered = torch.cat(seen)
+    assert len(covered.unique()) == len(covered)
+    assert set(covered.tolist()) >= {int(i) for key in trained for i in place[key].flatten()}
+
+    units = hesscond.probe(model, loss_fn, batch, "*", "unit")
+    seen = []
+    for name, result in units.items():
+        assert result.check.passed
+        for unit in result.units:
+            index = unit_entries(model, name, result, unit, place)
+            compare(result.hessian(unit), truth[index][:, index])
+            seen.append(index)
+    covered = torch.cat(seen)
+    assert len(covered.unique()) == len(covered)
+    missing = {int(i) for key in trained for i in place[key].flatten()} - set(covered.tolist())
+    # only rows of tables that are not looked up
+    assert all(float(truth[i].abs().max()) == 0 for i in missing)
+
+
+def unit_entries(model, name, result, unit, place):
+    found = []
+    for key in sorted(result.parameters, key=lambda key: "bias" not in key.rpartition(".")[2]):
+        rows = rows_of(model, key, place[key], None)
+        own, first = part_of(name, key, rows)
+        # parts of a packed parameter count their units as it does
+        number = unit - (first if len(own) < len(rows) else "qkv".find(name[-2]) * 4 if "_proj_weight" in key else 0)
+        if len(own) in (count_of(model, name, result), len(result.units), 4 if "[" in name else -1):
+            found.append(own[number])
+    return torch.cat(found)
+
+
+def count_of(model, name, result):
+    return len(Catalogue(model).block(name).units)
+
+
+def made(name="gpt2-conv1d"):
+    return case(name).make()
+
+
+GPT2, GPT2_LOSS, GPT2_BATCH = made()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("*.mlp.*", ["h.0.mlp.0", "h.0.mlp.2"]),
+        ("*.ln_?", ["h.0.ln_1", "h.0.ln_2"]),
+        ("*.c_attn", ["h.0.attn.c_attn[q]", "h.0.attn.c_attn[k]", "h.0.attn.c_attn[v]"]),
+        ("*c_attn[q]", ["h.0.attn.c_attn[q]"]),
+        ("*.weight[k.1]", ["h.0.attn.c_attn.weight[k.1]"]),
+        ("h.*.bias", ["h.0.ln_1.bias", "h.0.attn.c_attn.bias", "h.0.attn.c_proj.bias", "h.0.ln_2.bias",
+                      "h.0.mlp.0.bias", "h.0.mlp.2.bias"]),
+        ("h.?", ["h.0"]),
+        ("[lw]*e", ["wte", "wpe"]),
+    ],
+)  # fmt: skip
+def test_globs_take_modules_parameters_and_parts(pattern, names):
+    result = hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, pattern, "layer")
+    assert list(result) == names
+
+
+def test_globs_leave_out_what_is_frozen_unless_there_is_nothing_else():
+    model, loss_fn, batch = made("lora-module")
+    assert list(Catalogue(model).matching("*")) == ["first", "middle.lora_A", "middle.lora_B", "head"]
+    model.requires_grad_(False)
+    assert list(hesscond.probe(model, loss_fn, batch, "*", "layer")) == ["first", "middle", "head"]
+
+
+def test_a_tied_weight_is_one_block_under_its_first_name():
+    model, loss_fn, batch = made("embedding-tied")
+    result = hesscond.probe(model, loss_fn, batch, "*", "layer")
+    assert "lm_head" not in result
+    assert result["wte"].parameters == ("wte.weight",)
+    assert hesscond.probe(model, loss_fn, batch, ["lm_head.weight"], "layer")["lm_head.weight"].n_params == 24
+
+
+def test_units_of_an_embedding_are_the_tokens_that_occur():
+    model, loss_fn, (x, y) = made("embedding-padded")
+    result = hesscond.probe(model, loss_fn, (x, y), ["first"])["first"]
+    assert list(result.units) == sorted(set(x.flatten().tolist()) - {0})
+    whole = hesscond.probe(model, loss_fn, (x, y), ["first"], "layer")["first"]
+    assert whole.n_params == whole.kappa.rank + whole.kappa.nullity == model.first.weight.numel()
+    values, vectors = whole.eigenvalues(), whole.eigenvectors()
+    torch.testing.assert_close(vectors @ torch.diag(values) @ vectors.T, whole.hessian(), atol=1e-10, rtol=0)
+
+
+def test_a_large_vocabulary_takes_products_for_the_tokens_that_occur_only():
+    torch.manual_seed(0)
+    model = Piped(nn.Linear(4, 4), first=nn.Embedding(50_000, 4)).double()
+    x, y = torch.tensor([[7, 49_999, 7], [11, 7, 11]]), torch.tensor([0, 2])
+    result = hesscond.probe(model, CE, (x, y), ["first"], "layer")["first"]
+    assert result.kappa.rank + result.kappa.nullity == 200_000
+    assert result.kappa.nullity >= 200_000 - 12
+    assert list(hesscond.probe(model, CE, (x, y), ["first"])["first"].units) == [7, 11, 49_999]
+    with pytest.raises(CaptureError, match="200,000 parameters takes 320 GB"):
+        result.hessian()
+
+
+@pytest.mark.parametrize("name", ["embedding-padded", "batchnorm-eval", "lstm", "attention-packed"])
+def test_a_stream_has_the_hessian_of_the_whole(name):
+    model, loss_fn, batch = made(name)
+    whole = hesscond.probe(model, loss_fn, batch, "*", "layer")
+    streamed = hesscond.probe(model, loss_fn, iter(split(batch, [2, 1, len(batch[1]) - 3])), "*", "layer")
+    for key, result in whole.items():
+        assert streamed[key].check.passed
+        torch.testing.assert_close(streamed[key].hessian(), result.hessian(), atol=1e-12, rtol=1e-9)
+
+
+def test_groups_have_one_hessian_each_at_any_level():
+    truth, place = whole_truth("gpt2-conv1d"), places(GPT2)
+    groups = {"norms": ["*.ln_?"], "mixed": ["h.0.attn.c_attn.weight[v]", "wpe"]}
+    norms = [f"h.0.{norm}.{key}" for norm in ("ln_1", "ln_2") for key in ("bias", "weight")]
+    index = torch.cat([place[key] for key in norms])
+    for level in ("unit", "layer"):
+        result = hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, level=level, blocks=groups)
+        assert list(result) == ["norms", "mixed"]
+        compare(result["norms"].hessian(), truth[index][:, index])
+        assert result.to_frame()["unit"].isna().all()
+    mixed = torch.cat([place["h.0.attn.c_attn.weight"][:, 8:].flatten(), place["wpe.weight"].flatten()])
+    compare(result["mixed"].hessian(), truth[mixed][:, mixed])
+    both = hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, ["ln_f"], blocks=groups)
+    assert list(both) == ["ln_f", "norms", "mixed"]
+
+
+def test_the_network_is_the_union_of_the_blocks():
+    truth, place = whole_truth("gpt2-conv1d"), places(GPT2)
+    result = hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, ["ln_f", "h.0.mlp.2"], "network", blocks={"own": ["wte"]})
+    keys = ["ln_f.bias", "ln_f.weight", "h.0.mlp.2.bias", "h.0.mlp.2.weight", "wte.weight"]
+    index = torch.cat([place[key].flatten() for key in keys])
+    compare(result["network"].hessian(), truth[index][:, index])
+    assert list(result["network"].parts) == ["ln_f", "h.0.mlp.2", "own"]
+    part = hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, ["h.0.attn.c_attn[q]", "ln_f"], "network")["network"]
+    rows = torch.cat([place["h.0.attn.c_attn.bias"][:4], place["h.0.attn.c_attn.weight"][:, :4].flatten(),
+                      place["ln_f.bias"], place["ln_f.weight"]])  # fmt: skip
+    compare(part.hessian(), truth[rows][:, rows])
+    everything = hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, "*", "network")["network"]
+    assert everything.n_params == sum(p.numel() for p in GPT2.parameters())
+
+
+def test_heads_gates_and_ranges_are_rows():
+    model, loss_fn, batch = made("lstm")
+    truth, place = whole_truth("lstm"), places(model)
+    result = hesscond.probe(model, loss_fn, batch, ["middle[f]", "middle.weight_hh_l0[g]", "first[1:3]"], "layer")
+    gate = [place[f"middle.{key}_l0"][3:6].flatten() for key in ("bias_ih", "bias_hh", "weight_ih", "weight_hh")]
+    for name, index in [
+        ("middle[f]", torch.cat(gate)),
+        ("middle.weight_hh_l0[g]", place["middle.weight_hh_l0"][6:9].flatten()),
+        ("first[1:3]", place["first.weight"][1:3].flatten()),
+    ]:
+        compare(result[name].hessian(), truth[index][:, index])
+    model, loss_fn, batch = made("attention-packed")
+    head = hesscond.probe(model, loss_fn, batch, ["middle.attention[k.1]"])["middle.attention[k.1]"]
+    assert head.units == (6, 7)
+
+
+def test_the_hessian_of_a_single_entry_that_is_round_off_is_not_resolved():
+    # softmax does not see a shift of all keys
+    model, loss_fn, batch = made("attention-packed")
+    result = hesscond.probe(model, loss_fn, batch, ["middle.attention.in_proj_bias[k]"])
+    for kappa in result["middle.attention.in_proj_bias[k]"].kappa:
+        assert not kappa.resolved or kappa.rank == 0
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_jacobis_scaling_is_that_of_the_block(level):
+    model, loss_fn, batch = made("lstm")
+    plain = hesscond.probe(model, loss_fn, batch, ["middle"], level)["middle"]
+    own = hesscond.probe(model, loss_fn, batch, ["middle"], level, Jacobi())["middle"]
+    unit = 2 if level == "unit" else None
+    H = plain.hessian(unit)
+    d = H.diagonal().abs().rsqrt()
+    torch.testing.assert_close(own.hessian(unit), d[:, None] * H * d)
+    assert torch.linalg.eigvalsh(own.hessian(unit))[-1] == pytest.approx(float(own.eigenvalues(unit)[0]))
+
+
+def test_adams_preconditioner_is_that_of_any_parameter():
+    model, loss_fn, (x, y) = made("gpt2-conv1d")
+    method = parse("adam").create(model)
+    optimizer = method.optimizer(1e-3)
+    loss_fn(model(x), y).backward()
+    optimizer.step()
+    result = hesscond.probe(model, loss_fn, (x, y), ["ln_f", "h.0.mlp.2"], "layer", method)
+    plain = hesscond.probe(model, loss_fn, (x, y), ["ln_f", "h.0.mlp.2"], "layer")
+    for name in ("ln_f", "h.0.mlp.2"):
+        module = model.get_submodule(name)
+        M = [1 / ((optimizer.state[p]["exp_avg_sq"] / 0.001).sqrt() + 1e-8) for p in (module.bias, module.weight)]
+        d = torch.cat([m.flatten() for m in M]).sqrt()
+        torch.testing.assert_close(result[name].hessian(), d[:, None] * plain[name].hessian() * d)
+
+
+def test_coordinates_of_a_weight_are_refused_or_left_out():
+    words = "coordinates of .*plain weight, and its own is no weight matrix"
+    with pytest.raises(ConfigError, match=words):
+        hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, ["ln_f"], method="bnp")
+    result = hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, ["ln_*", "lm_head"], "layer", "bnp")
+    assert list(result) == ["lm_head"]
+    assert "plain weight" in result.skipped["ln_f"]
+    with pytest.raises(ConfigError, match="come as a factor"):
+        _ = hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, ["ln_f"], "layer", Optimal())["ln_f"].kappa
+
+
+class Unused(nn.Module):
+    """Parameters that nothing depends on, and frozen ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.spare = nn.Linear(5, 3), nn.LayerNorm(3)
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x):
+        return self.inner(x) * self.frozen
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"layers": "*.mpl.*"}, r"matches '\*.mpl.\*': the nearest names are .*mlp"),
+        ({"layers": ["h.0.lm_1"]}, "no layer 'h.0.lm_1' to probe in the model"),
+        ({"layers": ["ln_f.wieght"]}, "no layer 'ln_f.wieght' to probe"),
+        ({"layers": ["ln_f[q]"]}, r"'ln_f' has no part \[q\]: it has ranges of rows, as \[0:4\]"),
+        ({"layers": ["h.0.attn.c_attn[i]"]}, r"has no part \[i\]: it has \[q\], \[q.0\], \[q.1\], \[k\]"),
+        ({"layers": ["h.0.attn.c_attn[q.2]"]}, r"no part \[q.2\]"),
+        ({"layers": ["ln_f[2:9]"]}, "rows 0 to 4, not 2:9"),
+        ({"layers": ["ln_f[3:3]"]}, "rows 0 to 4, not 3:3"),
+        ({"layers": "*[q.7]"}, r"matches '\*\[q.7\]'"),
+        ({"layers": []}, "no layer was named"),
+        ({"blocks": {}}, "no layer was named"),
+        ({"blocks": {"mine": []}}, "block 'mine' has no parameters"),
+        ({"blocks": {"mine": ["nope.weight"]}}, "no layer 'nope.weight'"),
+        ({"blocks": {"a": ["ln_f"], "b": ["ln_f.bias"]}}, "'ln_f.bias' is in block 'a' and in block 'b'"),
+        ({"blocks": {"a": ["ln_f", "ln_f.bias"]}}, "block 'a' has 'ln_f.bias' twice, in 'ln_f' and in 'ln_f.bias'"),
+        ({"blocks": {"a": ["h.0.attn.c_attn[q]", "h.0.attn.c_attn.weight[1:2]"]}}, "'h.0.attn.c_attn.weight' twice"),
+        ({"layers": ["wte"], "blocks": {"wte": ["wpe"]}}, "block 'wte' is also the name of a layer"),
+    ],
+)  # fmt: skip
+def test_names_that_are_none_are_refused_in_one_sentence(arguments, words, level):
+    with pytest.raises(ConfigError, match=words) as caught:
+        hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, level=level, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"layers": ["frozen"]}, "parameter 'frozen' requires no gradient"),
+        ({"blocks": {"mine": ["frozen", "inner"]}}, "block 'mine': parameter 'frozen' requires no gradient"),
+        ({"layers": ["spare"]}, "does not depend .*spare"),
+        ({"layers": ["inner", "spare.bias"], "blocks": {"m": ["inner.bias"]}}, "does not depend on parameter 'spare"),
+        ({"blocks": {"mine": ["inner.weight", "spare.bias"]}}, "block 'mine' .*not depend on parameter 'spare.bias'"),
+    ],
+)
+def test_parameters_without_a_gradient_are_refused_in_one_sentence(arguments, words):
+    torch.manual_seed(0)
+    batch = torch.randn(6, 5), torch.randint(0, 3, (6,))
+    with pytest.raises((ConfigError, CaptureError), match=words):
+        hesscond.probe(Unused(), CE, batch, level="layer", **arguments)
+    result = hesscond.probe(Unused(), CE, batch, "*", "layer")
+    assert list(result) == ["inner"]
+    assert "does not depend" in result.skipped["spare"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "units", "words"),
+    [
+        (["first"], [8], "unit 8 of layer 'first' does not occur in the data"),
+        (["first"], [9], "unit 9 is out of range: layer 'first' has units 0 to 8"),
+        (["middle"], [4], "unit 4 is out of range"),
+        (["first.weight"], [], "no unit was named"),
+    ],
+)
+def test_units_that_are_none_are_refused_in_one_sentence(layers, units, words):
+    model, loss_fn, batch = made("embedding-padded")
+    with pytest.raises(ConfigError, match=words):
+        hesscond.probe(model, loss_fn, batch, layers, units=units)
+
+
+def test_several_layers_of_a_recurrence_have_units_of_their_own():
+    model, loss_fn, batch = made("lstm-two-layers")
+    with pytest.raises(ConfigError, match=r"units in each of middle\[l0\], middle\[l1\]: name these"):
+        hesscond.probe(model, loss_fn, batch, ["middle"])
+    assert hesscond.probe(model, loss_fn, batch, ["middle[l1.o]"])["middle[l1.o]"].units == (9, 10, 11)
+
+
+def test_what_takes_too_many_products_is_left_out_or_refused(monkeypatch):
+    model, loss_fn, batch = made("embedding-padded")
+    monkeypatch.setattr("hesscond.layer_probe.PRODUCTS", 10)
+    with pytest.raises(ConfigError, match=r"'first' has 5 units, whose Hessians take 20 products \(up to 10"):
+        hesscond.probe(model, loss_fn, batch, ["first"])
+    assert hesscond.probe(model, loss_fn, batch, ["first"], units=[1, 2])["first"].units == (1, 2)
+    result = hesscond.probe(model, loss_fn, batch, "*")
+    assert "20 products" in result.skipped["first"]
+    assert list(result) == ["middle", "head"]
+
+
+def test_blocks_share_one_graph(monkeypatch):
+    made_ones = []
+    from hesscond.hessians.network_operator import NetworkOperator
+
+    before = NetworkOperator._read
+    monkeypatch.setattr(NetworkOperator, "_read", lambda self: made_ones.append(self) or before(self))
+    result = hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, "*", "unit")
+    _ = [layer.kappa for layer in result.values()]
+    assert len(made_ones) == 1
+
+
+def test_a_probe_of_blocks_leaves_the_model_as_it_was():
+    model, loss_fn, batch = made("batchnorm-train")
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    _ = [layer.kappa for layer in hesscond.probe(model, loss_fn, batch, "*").values()]
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "expected"),
+    [
+        ("gpt2-conv1d", "h.0.attn.c_attn[k]", Role("key", 0)),
+        ("gpt2-conv1d", "h.0.attn.c_proj", Role("attention output", 0)),
+        ("gpt2-conv1d", "h.0.mlp.2", Role("mlp out", 0)),
+        ("gpt2-conv1d", "h.0.mlp.2.bias", Role("bias", 0)),
+        ("gpt2-conv1d", "wpe", Role("position", None)),
+        ("llama", "layers.0.mlp.up_proj", Role("mlp in", 0)),
+        ("llama", "layers.0.ln_1", Role("norm", 0)),
+        ("llama", "lm_head", Role("head", None)),
+        ("bert", "encoder.layers.0.self_attn[v.1]", Role("value", 0)),
+        ("bert", "word_embeddings", Role("embedding", None)),
+        ("vit", "pos_embed", Role("position", None)),
+        ("vit", "patches", Role("convolution", None)),
+        ("vit", "blocks.0.attn.c_attn", Role("query, key, value", 0)),
+        ("lstm", "middle", Role("recurrent", None)),
+        ("bare-0d-1d-2d-3d", "p2", Role("other", None)),
+    ],
+)
+def test_a_block_has_a_role_by_its_name(name, block, expected):
+    assert role(case(name).make()[0], block) == expected
