@@ -39,13 +39,16 @@ class OptionError(ConfigError):
 
 #: Of float32.
 LARGEST = torch.finfo(torch.float32).max
-#: Of convolutions and dense layers, with their options; token sequences have their own.
+#: With their options.
 NORMALIZATIONS: dict[str, tuple[str, ...]] = {
     "batch": ("eps", "momentum"),
     "group": ("groups", "size", "eps"),
     "layer": ("eps",),
+    "rms": ("eps",),
     "none": (),
 }
+#: Those of convolutions and dense layers; token sequences have others.
+OF_CHANNELS = ("batch", "group", "layer", "none")
 #: The type of these options, their bound, and both in words.
 NORMALIZATION_OPTIONS: dict[str, tuple[type[int] | type[float], float, str]] = {
     "eps": (float, LARGEST, "a positive number"),
@@ -93,6 +96,12 @@ def he_normal(
 
 he_fan_in: Initializer = partial(he_normal, mode="fan_in")
 he_fan_out: Initializer = partial(he_normal, mode="fan_out")
+
+
+def normal(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | None) -> None:
+    """N(0, 0.02²), bias 0 (Radford et al., Language Models are Unsupervised Multitask Learners, 2019, and its code)."""
+    nn.init.normal_(layer.weight, std=0.02, generator=generator)
+    zero_bias(layer)
 
 
 def truncated_normal(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | None) -> None:
@@ -173,7 +182,7 @@ class Layers:
         return nn.Identity()
 
 
-def normalization_of(text: str, kinds: Collection[str] = tuple(NORMALIZATIONS)) -> tuple[str, dict[str, Any]]:
+def normalization_of(text: str, kinds: Collection[str] = OF_CHANNELS) -> tuple[str, dict[str, Any]]:
     """Kind and options of a normalization.
 
     ``"batch:eps=0.001,momentum=0.01"``; ``"group:groups=16"``, so many groups, or ``"group:size=4"``, so many channels

@@ -20,10 +20,10 @@ from hesscond.models.layers import OptionError
 from hesscond.models.mlp import CoordinateMLP, mlp
 from hesscond.models.nerf import RadianceField
 from hesscond.models.resnet import PreActResNet, ResNet
-from hesscond.models.transformer import VisionTransformer
+from hesscond.models.transformer import GPT, VisionTransformer
 
-#: Shapes of one input: any, flattened; (channels, height, width); (points, d); (d,).
-Kind = Literal["vector", "image", "points", "coordinates"]
+#: Shapes of one input: any, flattened; (channels, height, width); (points, d); (d,); (context,), of integers.
+Kind = Literal["vector", "image", "points", "coordinates", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ class Architecture:
     def __call__(
         self, *, input_shape: tuple[int, ...], outputs: int, generator: torch.Generator | None = None, **options: Any
     ) -> nn.Module:
-        """A network for inputs (N, *input_shape) with outputs (N, outputs), its weights from the generator.
+        """A network for inputs (N, *input_shape), its weights from the generator.
+
+        Its outputs are (N, outputs), of tokens (N, context, outputs).
 
         Raises
         ------
@@ -163,6 +165,7 @@ MODELS: dict[str, Architecture] = {
         {"hidden": (256,) * 8, "after_skip": (), "frequencies": 6, "output": "linear"},
     ),
     "dgcnn": Architecture("DGCNN on point clouds", "points", DGCNN),
+    "gpt": Architecture("decoder-only transformer, as small as nanoGPT", "tokens", GPT),
 }
 
 

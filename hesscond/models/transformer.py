@@ -1,4 +1,4 @@
-"""Vision transformers."""
+"""Transformers: of images, and of the next token."""
 
 from __future__ import annotations
 
@@ -8,31 +8,45 @@ from torch import nn
 from hesscond.errors import ConfigError
 from hesscond.models.layers import (
     Layers,
+    chosen,
     image_shape,
     make_activation,
     make_dropout,
+    normal,
     normalization_of,
     truncated_normal,
 )
 
-NORMS = ("layer", "none")
+NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 def token_normalization(name: str, width: int) -> nn.Module:
     """The normalization of tokens (N, T, width)."""
-    kind, options = normalization_of(name, NORMS)
-    return nn.LayerNorm(width, **({"eps": 1e-6} | options)) if kind == "layer" else nn.Identity()
+    kind, options = normalization_of(name, (*NORMS, "none"))
+    return NORMS[kind](width, **({"eps": 1e-6} | options)) if kind in NORMS else nn.Identity()
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Refuse heads that do not split a token.
+
+    Raises
+    ------
+    ConfigError
+        They do not.
+    """
+    if width % heads:
+        raise ConfigError(f"the width of a token must be a multiple of the number of heads, got {width} and {heads}")
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with dense layers ``q``, ``k``, ``v``, ``out``.
+    """Multi-head self-attention with dense layers ``q``, ``k``, ``v``, ``out``; if causal, of the tokens up to each.
 
     Written out, since not every fused kernel of torch has second derivatives.
     """
 
-    def __init__(self, make: Layers, width: int, heads: int) -> None:
+    def __init__(self, make: Layers, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.q = make.dense(width, width)
         self.k = make.dense(width, width)
         self.v = make.dense(width, width)
@@ -41,23 +55,35 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, T, width) of (N, T, width)."""
         q, k, v = self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
-        weights = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1)
-        return self.out((weights @ v).transpose(1, 2).flatten(2))
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        if self.causal:
+            tokens = torch.arange(x.shape[1], device=x.device)
+            scores = scores.masked_fill(tokens > tokens[:, None], -torch.inf)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
     def split(self, x: torch.Tensor) -> torch.Tensor:
         """(N, heads, T, width / heads) of (N, T, width)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-class EncoderBlock(nn.Module):
+class Block(nn.Module):
     """Attention and a network of two dense layers, each behind its normalization and beside the identity."""
 
     def __init__(
-        self, make: Layers, width: int, heads: int, hidden: int, dropout: float, activation: str, norm: str
+        self,
+        make: Layers,
+        width: int,
+        heads: int,
+        hidden: int,
+        dropout: float,
+        activation: str,
+        norm: str,
+        *,
+        causal: bool = False,
     ) -> None:
         super().__init__()
         self.norm1 = token_normalization(norm, width)
-        self.attention = Attention(make, width, heads)
+        self.attention = Attention(make, width, heads, causal=causal)
         self.norm2 = token_normalization(norm, width)
         self.fc1 = make.dense(width, hidden)
         self.activation = make_activation(activation)
@@ -99,7 +125,7 @@ class VisionTransformer(nn.Module):
     activation
         One of `hesscond.models.ACTIVATIONS`.
     norm
-        ``"layer"``, ``"layer:eps=…"`` (10⁻⁶ if not given) or ``"none"``.
+        ``"layer"``, ``"rms"``, both with ``":eps=…"`` (10⁻⁶ if not given), or ``"none"``.
     generator
         Source of the initial weights (on the CPU).
 
@@ -128,10 +154,7 @@ class VisionTransformer(nn.Module):
         channels, rows, columns = image_shape(input_shape, patch)
         if rows % patch or columns % patch:
             raise ConfigError(f"patches of {patch} x {patch} pixels do not tile images of {rows} x {columns}")
-        if width % heads:
-            raise ConfigError(
-                f"the width of a token must be a multiple of the number of heads, got {width} and {heads}"
-            )
+        check_heads(width, heads)
         make = Layers(truncated_normal, generator)
         self.patches = make.conv(channels, width, patch, stride=patch, padding=0, bias=True)
         tokens = (rows // patch) * (columns // patch) + 1
@@ -140,7 +163,7 @@ class VisionTransformer(nn.Module):
         self.dropout = make_dropout(dropout)
         self.blocks = [f"block{i}" for i in range(1, depth + 1)]
         for name in self.blocks:
-            self.add_module(name, EncoderBlock(make, width, heads, hidden, dropout, activation, norm))
+            self.add_module(name, Block(make, width, heads, hidden, dropout, activation, norm))
         self.norm = token_normalization(norm, width)
         self.fc = make.dense(width, outputs)
 
@@ -159,3 +182,89 @@ class VisionTransformer(nn.Module):
         for block in self.blocks:
             x = self.get_submodule(block)(x)
         return self.fc(self.norm(x)[:, 0])
+
+
+class GPT(nn.Module):
+    """``tokens``, ``positions``, ``block1``, …, ``norm``, and ``fc``: of every token the scores of the next.
+
+    Radford et al., Language Models are Unsupervised Multitask Learners (2019), section 2.3, as small as nanoGPT has it:
+    layer normalization before attention, dense layers and output. Weights and embeddings begin with N(0, 0.02²), what
+    writes into the sum of the residuals with 1/√(2·depth) of that; the output layer has no bias.
+
+    Parameters
+    ----------
+    input_shape
+        (context,), the largest number of tokens of a sequence; fewer can be given.
+    outputs
+        Number of tokens that there are.
+    width
+        Features of a token.
+    depth
+        Number of blocks.
+    heads
+        Attention heads; divides ``width``.
+    ratio
+        Width of the hidden dense layer of a block over that of a token.
+    dropout
+        Probability after positions, attention and dense layers.
+    activation
+        One of `hesscond.models.ACTIVATIONS`.
+    norm
+        ``"layer"``, ``"rms"``, both with ``":eps=…"`` (10⁻⁶ if not given), or ``"none"``.
+    head
+        ``"untied"``; or ``"tied"``, if the output layer has the weight of ``tokens``.
+    generator
+        Source of the initial weights (on the CPU).
+
+    Raises
+    ------
+    ConfigError
+        Inputs that are no sequences; an option that does not exist or does not fit.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        *,
+        width: int = 128,
+        depth: int = 4,
+        heads: int = 4,
+        ratio: int = 4,
+        dropout: float = 0.0,
+        activation: str = "gelu",
+        norm: str = "layer:eps=1e-5",
+        head: str = "untied",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if len(input_shape) != 1:
+            raise ConfigError(f"this network needs sequences of tokens (context,), not inputs of shape {input_shape}")
+        check_heads(width, heads)
+        make = Layers(normal, generator)
+        self.tokens = self.embedding(outputs, width, generator)
+        self.positions = self.embedding(input_shape[0], width, generator)
+        self.dropout = make_dropout(dropout)
+        self.blocks = [f"block{i}" for i in range(1, depth + 1)]
+        for name in self.blocks:
+            block = Block(make, width, heads, ratio * width, dropout, activation, norm, causal=True)
+            for last in (block.attention.out, block.fc2):
+                last.weight.data.mul_((2 * depth) ** -0.5)
+            self.add_module(name, block)
+        self.norm = token_normalization(norm, width)
+        self.fc = make.dense(width, outputs, bias=False)
+        if chosen("head", head, ("untied", "tied")) == "tied":
+            self.fc.weight = self.tokens.weight
+
+    @staticmethod
+    def embedding(number: int, width: int, generator: torch.Generator | None) -> nn.Embedding:
+        """A learned vector for each of so many."""
+        values = torch.empty(number, width)
+        return nn.Embedding.from_pretrained(nn.init.normal_(values, std=0.02, generator=generator), freeze=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores (N, T, outputs) of the tokens that follow each of the tokens (N, T)."""
+        x = self.dropout(self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device)))
+        for block in self.blocks:
+            x = self.get_submodule(block)(x)
+        return self.fc(self.norm(x))
