@@ -245,6 +245,7 @@ COLUMNS = {
         "test_top5": "share whose class is among the five largest outputs, 0 to 1; empty with fewer than ten classes",
         "test_class_accuracy": "mean over the classes of the share of each that is classified correctly",
         "test_psnr": "−10 log₁₀ of the mean squared error, in dB, where all values are in [0, 1]; else empty",
+        "test_bits_per_character": "of a text: test_loss over ln 2; else empty",
     },
     "probe": {
         "samples": "samples that the Hessian is a mean over",
@@ -280,8 +281,8 @@ COLUMNS = {
 def tables() -> str:
     """The tables of a run's log, column by column."""
     kinds = {"INTEGER": "integer", "REAL": "number", "TEXT": "text"}
-    older = ", ".join(str(version) for version in LACKING if version != SCHEMA_VERSION)
-    parts = [f"This is version {SCHEMA_VERSION} of the log; {older} is read too, other versions are refused.\n"]
+    older = " and ".join(str(version) for version in LACKING if version != SCHEMA_VERSION)
+    parts = [f"This is version {SCHEMA_VERSION} of the log; {older} are read too, other versions are refused.\n"]
     for table, columns in TABLES.items():
         key = ", ".join(f"`{name}`" for name in ROW_KEYS.get(table, ("iteration",)))
         parts.append(f"## `{table}`\n\nOne row for each {key}.\n\n| column | | meaning |\n|---|---|---|")

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from hesscond.capture.graph import dimension
+
 
 def saved(node: Any, name: str) -> torch.Tensor:
     """A tensor that a node keeps for its derivative, in float64."""
@@ -154,6 +156,24 @@ def saturates(nodes: Iterable[Any]) -> bool:
     return any(node.name() in SATURATION and SATURATION[node.name()](node) for node in nodes)
 
 
+def softmax_saturates(node: Any) -> bool:
+    """Whether a probability is 0 or 1 by rounding: not one that `torch.where` or ``masked_fill`` masked, nor one alone.
+
+    Those are exact, and so are the zeros that their derivatives are.
+    """
+    p = saved(node, "result")
+    (before, _), *_ = node.next_functions
+    seen = torch.ones_like(p, dtype=torch.bool)
+    if before.name() == "MaskedFillBackward0":
+        seen = ~before._saved_mask.expand_as(p)
+    elif before.name() == "WhereBackward0":
+        (kept, _), (other, _) = before.next_functions
+        condition = before._saved_condition.expand_as(p)
+        seen = condition if other is None else ~condition if kept is None else seen
+    alone = seen.sum(dimension(node._saved_dim, p.ndim), keepdim=True) == 1
+    return bool((((p == 0) & seen) | ((p == 1) & ~alone)).any())
+
+
 LOGISTIC = {"BinaryCrossEntropyWithLogitsBackward0", "LogSigmoidBackward0", "SoftMarginLossBackward0"}
 SATURATION: dict[str, Callable[[Any], bool]] = {
     "TanhBackward0": lambda node: (
@@ -169,7 +189,7 @@ SATURATION: dict[str, Callable[[Any], bool]] = {
     "SoftplusBackward0": lambda node: beyond(saved(node, "self"), -EXPONENT, SATURATED),
     "LogSigmoidBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     "BinaryCrossEntropyWithLogitsBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
-    "SoftmaxBackward0": lambda node: bool(((saved(node, "result") == 0) | (saved(node, "result") == 1)).any()),
+    "SoftmaxBackward0": softmax_saturates,
     "LogSoftmaxBackward0": lambda node: (
         bool((saved(node, "result") == 0).any()) or beyond(saved(node, "result"), -EXPONENT, 1.0)
     ),

@@ -97,16 +97,13 @@ def curves(watched: WatchedRun, spark: int) -> Table:
     table = Table.grid(padding=(0, 1))
     for justify in ("left", "left", "right", "left", "left", "right", "left"):
         table.add_column(justify=justify, no_wrap=True)
-    accuracy = watched.accuracy
-    table.add_row(
-        "",
-        "loss",
-        last(watched.losses, "#.4g"),
-        sparkline(watched.losses, spark),
-        "acc." if not math.isnan(accuracy) else "test",
-        percent(accuracy) if not math.isnan(accuracy) else last([watched.test_loss], "#.4g"),
-        "",
-    )
+    if not math.isnan(watched.bits):
+        tested = "bits/char.", last([watched.bits], "#.4g")
+    elif not math.isnan(watched.accuracy):
+        tested = "acc.", percent(watched.accuracy)
+    else:
+        tested = "test", last([watched.test_loss], "#.4g")
+    table.add_row("", "loss", last(watched.losses, "#.4g"), sparkline(watched.losses, spark), *tested, "")
     for (layer, unit), unit_curves in watched.units.items():
         table.add_row(
             printable(f"{layer}.{unit}"),
@@ -167,6 +164,8 @@ def line(watched: WatchedRun) -> str:
     ]
     if not math.isnan(watched.accuracy):
         parts.append(f"accuracy {percent(watched.accuracy)}")
+    if not math.isnan(watched.bits):
+        parts.append(f"{watched.bits:.4g} bits per character")
     for (layer, unit), unit_curves in watched.units.items():
         values = (last(c, ".2e") for c in (unit_curves.kappa, unit_curves.kappa_own))
         parts.append(printable(f"{layer}.{unit} ") + "κ(H) {} κ own {}".format(*values))

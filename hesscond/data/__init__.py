@@ -2,8 +2,8 @@
 
 `published.py` knows the files of each, `files.py` downloads and checks them, `loading.py` looks for a copy on disk. A
 data set that is not there is downloaded or asked for, never replaced by another. `generated.py` lists those that need
-no files, `folders.py` those that the user has in a folder: pictures (which `pictures.py` decodes when they are
-indexed), meshes, views of a scene. `preparation.py` has what studies do to samples.
+no files, `folders.py` those that are there already: pictures (which `pictures.py` decodes when they are indexed),
+meshes, views of a scene, texts. `preparation.py` has what studies do to samples.
 """
 
 from hesscond.data.dataset import Dataset, Form, Samples, Stream, selected

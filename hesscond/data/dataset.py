@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ from hesscond.data.pictures import Pictures
 
 #: Samples of a data set.
 Samples: TypeAlias = torch.Tensor | Pictures
+Kind: TypeAlias = Literal["coordinates", "points", "image", "tokens"]
 #: By the number of dimensions of one input.
-KINDS: dict[int, Literal["coordinates", "points", "image"]] = {1: "coordinates", 2: "points", 3: "image"}
+KINDS: dict[int, Kind] = {1: "coordinates", 2: "points", 3: "image"}
 
 
 @dataclass(frozen=True)
@@ -24,21 +25,24 @@ class Form:
     Attributes
     ----------
     input_shape
-        Of one input: (channels, height, width), (points, d) or (d,).
+        Of one input: (channels, height, width), (points, d) or (d,); of tokens (context,).
     outputs
         Classes, or values to predict.
     classes
         The number of classes; 0: the targets are values.
+    tokens
+        Whether the inputs are class numbers themselves, each with a target of its own: the next one.
     """
 
     input_shape: tuple[int, ...]
     outputs: int
     classes: int
+    tokens: bool = False
 
     @property
-    def kind(self) -> Literal["coordinates", "points", "image"]:
+    def kind(self) -> Kind:
         """What the inputs are."""
-        return KINDS[len(self.input_shape)]
+        return "tokens" if self.tokens else KINDS[len(self.input_shape)]
 
 
 # No generated ==: comparing tensors elementwise has no single truth value, so it would only ever raise.
@@ -51,15 +55,18 @@ class Dataset:
     name
         The name `load` was given.
     train_inputs, test_inputs
-        float32: images (N, C, H, W) in [0, 1], clouds of points (N, P, d), or coordinates (N, d).
+        float32: images (N, C, H, W) in [0, 1], clouds of points (N, P, d), or coordinates (N, d); int64: tokens
+        (N, context).
     train_targets, test_targets
-        Class numbers 0 … classes − 1, int64 (N,); or values, float32 (N, outputs).
+        Class numbers 0 … classes − 1, int64 (N,), of tokens (N, context); or values, float32 (N, outputs).
     classes
         The number of classes; 0: the targets are values.
     source
         Where it was read from: the path of a folder or archive, or ``"scikit-learn"``.
     preparation
         What was asked of the loader and done to the samples since, as a study says it.
+    pinned
+        Options with which the loader gives this very data, or refuses to.
     """
 
     name: str
@@ -70,12 +77,14 @@ class Dataset:
     classes: int
     source: str
     preparation: tuple[str, ...] = ()
+    pinned: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def form(self) -> Form:
         """Shapes of inputs and targets."""
         outputs = self.classes or self.train_targets.shape[1]
-        return Form(tuple(self.train_inputs.shape[1:]), outputs, self.classes)
+        tokens = isinstance(self.train_inputs, torch.Tensor) and not self.train_inputs.is_floating_point()
+        return Form(tuple(self.train_inputs.shape[1:]), outputs, self.classes, tokens)
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same on `device`; tensors already there are shared, pictures go there when they are read."""

@@ -11,7 +11,6 @@ from hesscond.data.dataset import Dataset, Form
 from hesscond.data.files import DownloadError, download_files
 from hesscond.data.folders import FOLDERS
 from hesscond.data.generated import DIGITS, GENERATED, digits_folder
-from hesscond.data.image_folder import find
 from hesscond.data.preparation import part
 from hesscond.data.published import SOURCES, Source
 from hesscond.errors import ConfigError, DataNotFoundError
@@ -81,7 +80,7 @@ def form(name: str, **given: Any) -> Form:
     Examples
     --------
     >>> form("shapes", points=64)
-    Form(input_shape=(64, 3), outputs=5, classes=5)
+    Form(input_shape=(64, 3), outputs=5, classes=5, tokens=False)
     """
     if name in FOLDERS:
         return FOLDERS[name].form(given)
@@ -121,7 +120,7 @@ def load(
     Returns
     -------
     Dataset
-        Images float32 (N, C, H, W) in [0, 1], targets int64 (N,); those generated: see their loaders.
+        Images float32 (N, C, H, W) in [0, 1], targets int64 (N,); those generated, and texts: see their loaders.
 
     Raises
     ------
@@ -213,7 +212,7 @@ def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
         If there is no data set of this name, or it has no files.
     """
     if name in FOLDERS:
-        return find(FOLDERS[name].options["folder"], _directories(data_dir))
+        return FOLDERS[name].find(_directories(data_dir))
     source = _source(name)
     return next((place for directory in _directories(data_dir) if (place := source.find(directory))), None)
 

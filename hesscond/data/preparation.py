@@ -27,12 +27,13 @@ def chosen(targets: torch.Tensor, samples: int) -> torch.Tensor:
     """Indices of a fixed part of the samples, in their order.
 
     Of labelled samples the first ones of each class: as many of every class, or one more of the first classes, as long
-    as there are enough of all. Of samples with values every N/samples-th one. No seed decides it.
+    as there are enough of all. Of samples with values, or with several classes, every N/samples-th one. No seed decides
+    it.
 
     Parameters
     ----------
     targets : torch.Tensor
-        Class numbers int64 (N,), or values (N, …).
+        Class numbers int64 (N,) or (N, …), or values (N, …).
     samples : int
         How many, 1 to N.
 
@@ -49,7 +50,7 @@ def chosen(targets: torch.Tensor, samples: int) -> torch.Tensor:
     tensor([0, 2, 4])
     """
     total = len(targets)
-    if targets.is_floating_point():
+    if targets.is_floating_point() or targets.ndim > 1:
         return torch.arange(samples, device=targets.device) * total // samples
     # a sample's number within its class decides, then its class, then its place
     number = torch.empty_like(targets)
@@ -122,7 +123,14 @@ def standardized(data: Dataset, on_decoded: OnDecoded | None = None) -> Dataset:
     -------
     Dataset
         With inputs in memory of their own, those on disk whenever they are read; the targets are shared.
+
+    Raises
+    ------
+    ConfigError
+        They are tokens, which have no mean.
     """
+    if data.form.tokens:
+        raise ConfigError(f"the inputs of {data.name} are tokens, which cannot be standardized: leave them as they are")
     train, test = data.train_inputs, data.test_inputs
     if isinstance(train, Pictures) and isinstance(test, Pictures):
         mean, variance = (moment[:, None, None] for moment in train.moments(on_decoded))
@@ -244,4 +252,5 @@ AUGMENTATIONS: dict[str, dict[str, Callable[[torch.Tensor, torch.Generator], tor
     "image": {"crop": crop, "resized-crop": resized_crop, "flip": flip, "cutout": cutout},
     "points": {"rotation": rotation, "jitter": jitter},
     "coordinates": {},
+    "tokens": {},
 }

@@ -239,7 +239,9 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         if len(input_shape) != 1:
-            raise ConfigError(f"this network needs sequences of tokens (context,), not inputs of shape {input_shape}")
+            raise ConfigError(
+                f"this network needs sequences of tokens (context,), not inputs of shape {tuple(input_shape)}"
+            )
         check_heads(width, heads)
         make = Layers(normal, generator)
         self.tokens = self.embedding(outputs, width, generator)

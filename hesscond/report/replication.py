@@ -124,6 +124,7 @@ QUANTITIES = {
     "test_top5": Quantity("top-5 accuracy (%)", evaluated("test_top5", 100.0)),
     "test_class_accuracy": Quantity("mean-class accuracy (%)", evaluated("test_class_accuracy", 100.0)),
     "test_psnr": Quantity("test PSNR (dB)", evaluated("test_psnr")),
+    "test_bits_per_character": Quantity("bits per character", evaluated("test_bits_per_character"), -1),
     "test_loss": Quantity("test loss", evaluated("test_loss"), -1),
     "train_loss": Quantity("training loss", training_loss, -1),
     "seconds": Quantity("training time (s)", seconds, -1),

@@ -51,6 +51,9 @@ def summary_columns(frame: pd.DataFrame) -> list[Column]:
         columns.append(numbers("acc. %", "test_accuracy", ".1f", r"acc.\,\%", factor=100))
     if frame["test_psnr"].notna().any():
         columns.append(numbers("PSNR (dB)", "test_psnr", ".2f"))
+    if frame["test_bits_per_character"].notna().any():
+        columns.append(numbers("test loss", "test_loss", ".3f"))
+        columns.append(numbers("bits/char.", "test_bits_per_character", ".3f"))
     if frame["batch_probes"].any():
         columns.append(bounded("κ(H)", "batch_kappa", r"$\kappa(H)$"))
         columns.append(bounded("κ(PᵀHP)", "batch_kappa_preconditioned", r"$\kappa(P^{\top}HP)$"))

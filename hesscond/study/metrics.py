@@ -7,7 +7,7 @@ import math
 import torch
 
 #: The columns of the evaluation table beside iteration, epoch and loss.
-METRICS = ("test_accuracy", "test_top5", "test_class_accuracy", "test_psnr")
+METRICS = ("test_accuracy", "test_top5", "test_class_accuracy", "test_psnr", "test_bits_per_character")
 #: Classes from which on the five likeliest are worth counting, and how many these are.
 TOP_CLASSES, TOP = 10, 5
 
@@ -73,3 +73,8 @@ def of_values(mean_squared_error: float, targets: torch.Tensor) -> dict[str, flo
     if bool(((targets >= 0) & (targets <= 1)).all()):
         metrics["test_psnr"] = -10 * math.log10(mean_squared_error) if mean_squared_error else math.inf
     return metrics
+
+
+def of_characters(cross_entropy: float) -> dict[str, float | None]:
+    """Of a text: test_bits_per_character, the mean cross-entropy in nats over ln 2."""
+    return {"test_bits_per_character": cross_entropy / math.log(2)}

@@ -38,7 +38,15 @@ from hesscond.study.structure import check_structure, probed_layers
 from hesscond.theorems import LayerStatement, statement
 
 #: Samples in one forward pass of an evaluation: fully connected networks take little memory for each.
-EVALUATION_CHUNK = {"vector": 5000, "coordinates": 5000, "image": 250, "points": 250}
+EVALUATION_CHUNK = {"vector": 5000, "coordinates": 5000, "image": 250, "points": 250, "tokens": 250}
+
+
+class CrossEntropy(nn.CrossEntropyLoss):
+    """Cross-entropy of the classes, the mean over samples, and over the tokens of each."""
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Of logits (N, c) and classes (N,), or (N, T, c) and (N, T)."""
+        return super().forward(input.flatten(0, -2), target.flatten())
 
 
 class OneVersusAll(nn.Module):
@@ -51,7 +59,7 @@ class OneVersusAll(nn.Module):
 
 
 LOSSES: dict[str, Callable[[], nn.Module]] = {
-    "cross_entropy": nn.CrossEntropyLoss,
+    "cross_entropy": CrossEntropy,
     "binary_cross_entropy": OneVersusAll,
     "mse": nn.MSELoss,
 }
@@ -77,6 +85,7 @@ class RunPlan:
     def config(self, data: Dataset) -> dict[str, Any]:
         """Everything needed to repeat the run, for ``config.toml``."""
         study = self.study.model_dump(mode="json", exclude_none=True, exclude={"run"})
+        study["data"] |= data.pinned
         study["probe"]["layers"] = probed_layers(self.study)
         study["run"] = {
             "method": self.method,
@@ -139,6 +148,8 @@ def check_plan(plan: RunPlan, data: Dataset) -> None:
             f"method {plan.method!r} reads all training inputs at once, but those of {data.name} stay on disk: take "
             "another method, and standardize = true in [data] to standardize them"
         )
+    if method.reads_all_inputs and data.form.tokens:
+        raise ConfigError(f"method {plan.method!r} reads numbers, but the inputs of {data.name} are tokens")
     method.check_batch(plan.study.training.batch_size)
     method.optimizer(plan.learning_rate, **plan.study.training.optimizer_options)
     samples = len(data.train_targets)
@@ -457,8 +468,13 @@ class Training:
             output, targets = self.model(self.test_inputs[part]), self.data.test_targets[part]
             total += self.loss_fn(output, targets).item() * len(targets)
             if classes:
-                right.append(metrics.hits(output, targets))
+                right.append(metrics.hits(output.flatten(0, -2), targets.flatten()))
         self.model.train()
         loss, targets = total / samples, self.data.test_targets
-        own = metrics.of_classes(torch.cat(right), targets, classes) if classes else metrics.of_values(loss, targets)
+        if classes:
+            own = metrics.of_classes(torch.cat(right), targets.flatten(), classes)
+        else:
+            own = metrics.of_values(loss, targets)
+        if self.data.form.tokens:
+            own |= metrics.of_characters(loss)
         return {"test_loss": loss, **own}

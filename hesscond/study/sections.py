@@ -19,7 +19,7 @@ from hesscond.methods.base import OptimizerName
 from hesscond.models import MODELS, Architecture, OptionError, checked_option
 
 #: What each kind of data set has.
-INPUTS = {"image": "images", "points": "clouds of points", "coordinates": "coordinates"}
+INPUTS = {"image": "images", "points": "clouds of points", "coordinates": "coordinates", "tokens": "tokens"}
 
 #: The largest integer that TOML, SQLite and torch have in common.
 LARGEST = 2**63 - 1
@@ -105,6 +105,8 @@ class DataConfig(Section):
             found = self.form
         except ConfigError as error:
             raise ValueError(str(error)) from None
+        if self.standardize and found.tokens:
+            raise misfit(["standardize"], f"the tokens of data set {self.name!r} have no mean: leave it out")
         for number, name in enumerate(self.augmentation):
             if name not in AUGMENTATIONS[found.kind]:
                 there = ", ".join(AUGMENTATIONS[found.kind]) or "none"

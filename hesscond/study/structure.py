@@ -18,9 +18,11 @@ from hesscond.theorems import LayerStatement, statement
 
 #: What each kind of network sees, for people.
 INPUTS = {
+    "vector": "inputs that are numbers",
     "image": "images (channels, height, width)",
     "points": "clouds of points (points, d)",
     "coordinates": "coordinates (d,)",
+    "tokens": "tokens (context,)",
 }
 
 
@@ -46,9 +48,9 @@ def layers_of(model: ModelConfig, form: Form) -> Mapping[str, Geometry]:
     Misfit
         The network is not for such inputs, or an option does not fit.
     """
-    wanted = model.architecture.kind
-    if wanted not in ("vector", form.kind):
-        fitting = ", ".join(name for name, own in MODELS.items() if own.kind in ("vector", form.kind))
+    wanted, taken = model.architecture.kind, (form.kind,) if form.tokens else (form.kind, "vector")
+    if wanted not in taken:
+        fitting = ", ".join(name for name, own in MODELS.items() if own.kind in taken)
         raise Misfit(
             ("model", "name"),
             f"model {model.name!r} needs {INPUTS[wanted]}, but the inputs of this data set have the shape "
@@ -91,9 +93,9 @@ def check_structure(study: StudyConfig) -> None:
         They do not.
     """
     form = study.data.form
-    fitting = ("cross_entropy", "binary_cross_entropy") if form.classes else ("mse",)
+    fitting = ("cross_entropy", "binary_cross_entropy")[: 1 if form.tokens else 2] if form.classes else ("mse",)
     if study.training.loss not in fitting:
-        there = "class labels" if form.classes else "values to predict, no classes"
+        there = "tokens" if form.tokens else "class labels" if form.classes else "values to predict, no classes"
         raise Misfit(
             ("training", "loss"), f"the data set {study.data.name!r} has {there}: use {' or '.join(map(repr, fitting))}"
         )

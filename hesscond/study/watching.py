@@ -37,8 +37,8 @@ class WatchedRun:
         As it stood at the last look.
     losses
         Training loss by iteration.
-    accuracy, test_loss
-        The last on the test set; NaN if there is none.
+    accuracy, test_loss, bits
+        The last on the test set; NaN if there is none. ``bits``: per character of a text.
     units
         By layer and unit, in the order of the log.
     speed
@@ -53,7 +53,7 @@ class WatchedRun:
     def __init__(self, folder: Path) -> None:
         self.run: StoredRun = open_run(folder)
         self.losses: list[float] = []
-        self.accuracy = self.test_loss = self.speed = math.nan
+        self.accuracy = self.test_loss = self.bits = self.speed = math.nan
         self._curves: dict[str, dict[tuple[str, int], UnitCurves]] = {"batch": {}, "train": {}}
         self._cursors = dict.fromkeys(("training", "evaluation", "probe", "clock"), FROM_THE_START)
         self._clock: list[tuple[int, float, int]] = []
@@ -72,7 +72,9 @@ class WatchedRun:
         self.losses.extend(number(loss) for loss in self._new("training")["loss"])
         evaluation = self._new("evaluation")
         if evaluation["iteration"]:
-            self.accuracy, self.test_loss = (number(evaluation[c][-1]) for c in ("test_accuracy", "test_loss"))
+            self.accuracy, self.test_loss, self.bits = (
+                number(evaluation[name][-1]) for name in ("test_accuracy", "test_loss", "test_bits_per_character")
+            )
         self._probed(self._new("probe"))
         clock = self._new("clock")
         self._clock.extend(zip(clock["session"], clock["time"], clock["iterations"], strict=True))

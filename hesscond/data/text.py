@@ -1,0 +1,179 @@
+"""Texts as characters: that of the language reference, which comes with Python, and those of the user's files."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hesscond.data.dataset import Dataset, Form
+from hesscond.data.generated import checked_options
+from hesscond.data.preparation import part
+from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
+
+NAME = "text"
+#: ``file``: a path, or a name below the data directory; empty: `topics`. ``vocabulary``: how many characters occur in
+#: a file, known before it is read. ``context``: characters of a window. ``sha256``: of the text that is meant.
+OPTIONS: Mapping[str, Any] = {"file": "", "vocabulary": 0, "context": 64, "sha256": ""}
+#: sha256 of the topics by version of Python, whose every release edits them.
+TOPICS_SHA256 = {"3.11.7": "2a95af4ac93f5b719944030ce3769070ddf827d847cba42192afa8da989e5dc4"}
+TOPICS = "pydoc_data.topics"
+#: Tenths of a text, from its beginning, that are for training.
+TRAIN = 9
+
+
+def topics() -> str:
+    """The texts of ``help("…")``, the language reference by topic, in alphabetical order.
+
+    Raises
+    ------
+    DataNotFoundError
+        This Python was installed without them.
+    """
+    try:
+        from pydoc_data.topics import topics as found
+    except ImportError:
+        raise DataNotFoundError(
+            f"this Python has no module {TOPICS}: install all of the standard library, or name a text of your own by "
+            "file = … in [data]."
+        ) from None
+    return "\n".join(found[name] for name in sorted(found))
+
+
+def find(directories: Sequence[Path]) -> Path | None:
+    """The module that the text is in if no file is named."""
+    found = importlib.util.find_spec(TOPICS.partition(".")[0]) and importlib.util.find_spec(TOPICS)
+    return Path(found.origin) if found and found.origin else None
+
+
+def what_to_bring(directories: Sequence[Path]) -> str:
+    """Which file must be where."""
+    places = " or ".join(map(str, directories))
+    return f"it comes with Python; put a text of your own (UTF-8) into {places}, and name it by file = … in [data]."
+
+
+def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options.
+
+    Raises
+    ------
+    ConfigError
+        One that is not there, or does not fit.
+    """
+    options = checked_options(given, OPTIONS)
+    if options["file"] and not options["vocabulary"]:
+        raise ConfigError(
+            f"file = {options['file']!r} needs vocabulary, the number of different characters in it: python -c "
+            f"\"print(len(set(open('{options['file']}', encoding='utf-8', newline='').read())))\"."
+        )
+    return options
+
+
+def form_of(given: Mapping[str, Any]) -> Form:
+    """Windows of characters."""
+    options = options_of(given)
+    vocabulary = options["vocabulary"] or len(set(topics()))
+    return Form((options["context"],), vocabulary, vocabulary, tokens=True)
+
+
+def load_text(
+    given: Mapping[str, Any],
+    directories: Sequence[Path],
+    *,
+    train_samples: int | None = None,
+    test_samples: int | None = None,
+) -> Dataset:
+    """Return a text in windows of as many characters, one behind the other.
+
+    Characters are numbered by their code points in ascending order. The first nine tenths of the text are for training,
+    the rest for testing; what is left over at the end of each is dropped.
+
+    Parameters
+    ----------
+    given
+        Options.
+    directories
+        Where a file that is no absolute path is looked for.
+    train_samples, test_samples
+        A part of the windows, see `hesscond.data.part`; None: all.
+
+    Returns
+    -------
+    Dataset
+        Inputs int64 (N, context), and as targets the character after each, int64 (N, context).
+
+    Raises
+    ------
+    ConfigError
+        An option that does not fit; another number of characters; a text that is too short, or of one character alone;
+        fewer samples than wanted.
+    DataNotFoundError
+        There is no such file, or it cannot be read.
+    CorruptDataError
+        It is no UTF-8, or not the text that is meant.
+    """
+    options = options_of(given)
+    text, place, pinned = read(options["file"], directories)
+    context, wanted = options["context"], options["sha256"] or pinned
+    sha256 = hashlib.sha256(text.encode("utf-8")).hexdigest()
+    if wanted not in ("", sha256):
+        raise CorruptDataError(f"{place} is not the text that is meant: its sha256 is {sha256}, not {wanted}.")
+    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    characters, numbers = np.unique(points, return_inverse=True)
+    if len(characters) < 2:
+        raise ConfigError(f"{place} has {len(characters)} different characters: there is nothing to predict.")
+    if options["vocabulary"] not in (0, len(characters)):
+        raise ConfigError(
+            f"{place} has {len(characters)} different characters, not {options['vocabulary']}: set vocabulary = "
+            f"{len(characters)} in [data]."
+        )
+    cut = TRAIN * len(numbers) // 10
+    if len(numbers) - cut <= context:
+        raise ConfigError(
+            f"{place} has {len(numbers)} characters, too few for context = {context}: the last tenth, which is for "
+            f"testing, needs {context + 1} at least."
+        )
+    tokens = torch.from_numpy(numbers.astype(np.int64))
+    train, test = windows(tokens[:cut], context), windows(tokens[cut:], context)
+    compared = "" if wanted else ", compared with none"
+    source = f"{place} (sha256 {sha256}{compared})"
+    data = Dataset(NAME, *train, *test, len(characters), source, pinned={"sha256": sha256})
+    return part(data, train=train_samples, test=test_samples)
+
+
+def windows(tokens: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Windows of tokens (L,) one behind the other, and what follows each of their tokens: both (N, context)."""
+    count = (len(tokens) - 1) // context
+    inputs, targets = (tokens[shift : shift + count * context].view(count, context) for shift in (0, 1))
+    return inputs, targets
+
+
+def read(file: str, directories: Sequence[Path]) -> tuple[str, str, str]:
+    """A text, where it was read, and the sha256 that it is known to have; empty: none is known.
+
+    Raises
+    ------
+    DataNotFoundError
+        There is no such file, or it cannot be read.
+    CorruptDataError
+        It is no UTF-8.
+    """
+    if not file:
+        version = platform.python_version()
+        return topics(), f"{TOPICS} of Python {version}", TOPICS_SHA256.get(version, "")
+    own = Path(file).expanduser()
+    place = next((place for folder in directories if (place := folder / own).is_file()), None)
+    if place is None:
+        raise DataNotFoundError(f"there is no file {file} in {' or '.join(map(str, directories))}.")
+    try:
+        return place.read_bytes().decode("utf-8"), str(place), ""
+    except OSError as error:
+        raise DataNotFoundError(f"{place} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise CorruptDataError(f"{place} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
