@@ -95,10 +95,11 @@ def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 class ProbeConfig(Section):
     """``[probe]``: which units are measured, how often, and on which data.
 
-    ``layers``: dense layers and convolutions by their names in the network; the output layer if not given. ``every``:
-    on the mini-batch, every so many iterations (0: never). ``train_every_epochs``: over the training set, at the start,
-    every so many epochs and at the end (0: never); ``train_samples``: over a fixed part of it only, chosen as that of
-    ``[data]``. ``precision``: ``"as-trained"`` takes the activations of the training forward pass as they are and does
+    ``layers``: dense layers and convolutions by their names in the network, ``*`` and ``?`` in them standing for any
+    characters and for any one; the output layer if not given. ``every``: on the mini-batch, every so many iterations
+    (0: never). ``train_every_epochs``: over the training set, at the start, every so many epochs and at the end (0:
+    never); ``train_samples``: over a fixed part of it only, chosen as that of ``[data]``: a probe batch that stays the
+    same. ``precision``: ``"as-trained"`` takes the activations of the training forward pass as they are and does
     everything after in float64; ``"float64"`` recomputes the forward pass in float64 (about twice the cost of a probe).
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Mapping
 from functools import lru_cache
@@ -74,14 +75,24 @@ def skeleton(name: str, options: str, form: Form) -> Mapping[str, Geometry]:
 
 
 def probed_layers(study: StudyConfig) -> list[str]:
-    """The layers that the study measures: those it names, else the output layer.
+    """The layers that the study measures: those it names, or the output layer; in its order, ``*`` in the network's.
 
     Raises
     ------
     Misfit
-        The network does not fit the data.
+        The network does not fit the data, or has no such layer.
     """
-    return study.probe.layers or [list(layers_of(study.model, study.data.form))[-1]]
+    layers = layers_of(study.model, study.data.form)
+    if study.probe.layers is None:
+        return [list(layers)[-1]]
+    found: dict[str, None] = {}
+    for number, name in enumerate(study.probe.layers):
+        # brackets mean themselves
+        own = fnmatch.filter(layers, name.replace("[", "[[]"))
+        if not own:
+            raise Misfit(("probe", "layers", number), f"no layer {name!r} in the model, it has {', '.join(layers)}")
+        found |= dict.fromkeys(own)
+    return list(found)
 
 
 def check_structure(study: StudyConfig) -> None:
@@ -100,9 +111,6 @@ def check_structure(study: StudyConfig) -> None:
             ("training", "loss"), f"the data set {study.data.name!r} has {there}: use {' or '.join(map(repr, fitting))}"
         )
     layers = layers_of(study.model, form)
-    for number, name in enumerate(study.probe.layers or []):
-        if name not in layers:
-            raise Misfit(("probe", "layers", number), f"no layer {name!r} in the model, it has {', '.join(layers)}")
     for name in probed_layers(study):
         for number, unit in enumerate(study.probe.units):
             if unit >= layers[name].units:

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from hesscond.models import MODELS, build
+from hesscond.study.runner import CrossEntropy
 
 IMAGE = (2, 8, 8)
 TINY = {"blocks": (1, 1), "widths": (4, 6)}
@@ -41,6 +42,7 @@ REDUCED = {
     ),
     "occupancy-mlp": ((3,), {"hidden": (6, 5), "frequencies": 2}),
     "dgcnn": ((7, 3), {"widths": (4, 5), "k": 3, "embedding": 6, "hidden": (5,)}),
+    "gpt": ((5,), {"width": 8, "depth": 2, "heads": 2, "ratio": 2}),
 }
 OUTPUTS = 3
 
@@ -52,8 +54,11 @@ def reduced(name, *, seed=0, **options):
 
 
 def batch(name, samples=6):
-    """(loss, (inputs, targets)): a regression for the networks whose values lie in (0, 1)."""
+    """(loss, (inputs, targets)): a regression for the networks whose values lie in (0, 1), a class for every token."""
     generator = torch.Generator().manual_seed(1)
+    if MODELS[name].kind == "tokens":
+        tokens = torch.randint(OUTPUTS, (samples, REDUCED[name][0][0] + 1), generator=generator)
+        return CrossEntropy(), (tokens[:, :-1], tokens[:, 1:])
     inputs = torch.randn(samples, *REDUCED[name][0], generator=generator)
     if name == "nerf-rays":
         inputs[:, 6], inputs[:, 7] = 0.0, 1.0

@@ -26,10 +26,16 @@ def weights(name, layer, **options):
         ("vit-s16", "block1.attention.q", 0.02),
         ("vit-s16", "patches", 0.02),
         ("vit-s16", "fc", 0.02),
+        ("gpt", "block2.attention.q", 0.02),
+        ("gpt", "block1.fc1", 0.02),
+        ("gpt", "block2.attention.out", 0.02 / math.sqrt(8)),
+        ("gpt", "block1.fc2", 0.02 / math.sqrt(8)),
+        ("gpt", "tokens", 0.02),
+        ("gpt", "positions", 0.02),
     ],
 )
 def test_normal_weights(name, layer, expected):
-    weight = weights(name, layer, input_shape=(3, 32, 32), outputs=10).weight
+    weight = weights(name, layer, input_shape=(64,) if name == "gpt" else (3, 32, 32), outputs=10).weight
     assert weight.std().item() == pytest.approx(expected, rel=5 / math.sqrt(weight.numel()))
     assert abs(weight.mean().item()) < 5 * expected / math.sqrt(weight.numel())
 

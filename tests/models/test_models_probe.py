@@ -11,6 +11,8 @@ from hesscond.models import MODELS
 from tests.models.reduced import batch, reduced
 from tests.truth import unit_truth
 
+GPT_LAYERS = ("attention.q", "attention.k", "attention.v", "attention.out", "fc1", "fc2")
+
 
 def ends(model):
     """The first layer and the last dense one."""
@@ -67,11 +69,31 @@ def test_hessians_of_the_first_and_the_last_layer(name):
         ("nerf", "fc3"),
         ("dgcnn", "edge2.conv"),
         ("dgcnn", "conv"),
+        *(("gpt", f"block2.{layer}") for layer in GPT_LAYERS),
     ],
 )
 def test_hessians_of_layers_in_between(name, layer):
     loss, data = batch(name)
     close_to_truth(reduced(name).double(), loss, data, layer, unit=1)
+
+
+@pytest.mark.parametrize("layer", [f"block1.{layer}" for layer in GPT_LAYERS])
+@pytest.mark.parametrize("norm", ["rms:eps=1e-5", "none"])
+def test_hessians_of_a_decoder_with_other_normalizations(norm, layer):
+    loss, data = batch("gpt")
+    close_to_truth(reduced("gpt", norm=norm).double(), loss, data, layer, unit=1)
+
+
+@pytest.mark.parametrize("layer", [f"block1.{layer}" for layer in (*GPT_LAYERS[:4], "fc1")])
+def test_what_a_causal_mask_hides_leaves_nothing_open(layer):
+    """The null directions of a decoder are found, though probabilities of hidden tokens are zero."""
+    loss, data = batch("gpt")
+    model = reduced("gpt", norm="layer:eps=1e-5").double()
+    kappa = hesscond.probe(model, loss, data, [layer], units=[1])[layer].kappa[0]
+    values = torch.linalg.eigvalsh(unit_truth(model, loss, data, layer, 1)).abs()
+    assert kappa.resolved
+    assert kappa.rank == int((values > 1e-13 * values.max()).sum())
+    assert kappa.value == pytest.approx(float(values.max() / values.sort().values[-kappa.rank]), rel=1e-5)
 
 
 def test_every_layer_of_a_transformer_can_be_probed():

@@ -9,6 +9,7 @@ from hesscond.capture import eligible_layers
 from hesscond.errors import ConfigError
 from hesscond.models import ACTIVATIONS, MODELS, build
 from hesscond.models.layers import Layers, glorot_uniform
+from hesscond.study.runner import CrossEntropy
 from tests.models.reduced import IMAGE, OUTPUTS, REDUCED, batch, reduced
 
 CIFAR, IMAGENET, CLOUD = (3, 32, 32), (3, 224, 224), (1024, 3)
@@ -36,6 +37,8 @@ PUBLISHED = {
     "nerf-rays": ((11,), 3, 595_844),  # of one network in the published code
     "occupancy-mlp": ((3,), 2, 36 * 256 + 256 + 7 * (256 * 256 + 256) + 256 * 2 + 2),
     "dgcnn": (CLOUD, 40, 1_809_576),  # 1.81 M
+    # in each of 4 blocks 12 d² weights, 9 d biases and two normalizations; embeddings, output, the last normalization
+    "gpt": ((64,), 103, 4 * (12 * 128**2 + 13 * 128) + (2 * 103 + 64 + 2) * 128),
 }
 
 
@@ -65,7 +68,8 @@ def test_the_small_resnet_with_projections_and_the_cifar_stem():
 def test_outputs_are_finite_and_have_the_shape(name):
     _, (inputs, _) = batch(name)
     output = reduced(name)(inputs)
-    assert output.shape == (len(inputs), OUTPUTS)
+    positions = inputs.shape[1:] if MODELS[name].kind == "tokens" else ()
+    assert output.shape == (len(inputs), *positions, OUTPUTS)
     assert output.isfinite().all()
 
 
@@ -88,14 +92,15 @@ def test_weights_come_from_the_generator_only(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_without_normalization(name):
     model = reduced(name, norm="none")
-    kept = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm | nn.GroupNorm | nn.LayerNorm)]
-    assert not kept
-    assert all(layer.bias is not None for layer in eligible_layers(model).values())
+    kinds = nn.modules.batchnorm._BatchNorm | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm
+    assert not [m for m in model.modules() if isinstance(m, kinds)]
+    without = [layer for layer, module in eligible_layers(model).items() if module.bias is None]
+    assert without == (["fc"] if name == "gpt" else [])
     assert model(batch(name)[1][0]).isfinite().all()
 
 
 @pytest.mark.parametrize("norm", ["batch", "group", "layer"])
-@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith(("vit", "nerf-rays"))])
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith(("vit", "nerf-rays", "gpt"))])
 def test_with_each_normalization(name, norm):
     model = reduced(name, norm=norm)
     kind = nn.modules.batchnorm._BatchNorm if norm == "batch" else nn.GroupNorm
@@ -121,7 +126,7 @@ def test_activations(name, activation):
     assert model(batch(name)[1][0]).isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["wrn-28-10", "vit-s16", "dgcnn"])
+@pytest.mark.parametrize("name", ["wrn-28-10", "vit-s16", "dgcnn", "gpt"])
 def test_dropout_is_off_unless_asked_for(name):
     _, (inputs, _) = batch(name)
     plain, dropping = reduced(name), reduced(name, dropout=0.5)
@@ -177,7 +182,7 @@ def test_the_smallest_images_fit(name):
         ("cnn5", {"norm": "group:size=64"}, "the 32 channels of a layer do not split into groups of 64"),
         ("cnn5", {"norm": "group:groups=24"}, "do not split into 24 groups of the same size"),
         ("cnn5", {"norm": "group:size=1"}, "the 64 channels .* do not split into groups of 1, of two at least"),
-        ("vit-s16", {"patch": 8, "norm": "group:size=4"}, "unknown norm 'group': choose from layer, none"),
+        ("vit-s16", {"patch": 8, "norm": "group:size=4"}, "unknown norm 'group': choose from layer, rms, none"),
         ("resnet20", {"init_scale": 0.0}, "init_scale must be positive, got 0"),
         ("resnet20", {"init_scale": "big"}, "option 'init_scale' must be a number that is not negative, got 'big'"),
         ("cnn5", {"padding": "reflect"}, "unknown padding 'reflect': choose from valid, same"),
@@ -209,7 +214,13 @@ def test_the_smallest_images_fit(name):
         ("densenet", {"blocks": ()}, "blocks must have the number of layers of at least one dense block"),
         ("vit-s16", {"patch": 3}, "patches of 3 x 3 pixels do not tile images of 8 x 8"),
         ("vit-s16", {"patch": 8, "heads": 5}, "a multiple of the number of heads, got 384 and 5"),
-        ("vit-s16", {"patch": 8, "norm": "batch"}, "unknown norm 'batch': choose from layer, none"),
+        ("vit-s16", {"patch": 8, "norm": "batch"}, "unknown norm 'batch': choose from layer, rms, none"),
+        ("cnn5", {"norm": "rms"}, "unknown norm 'rms': choose from batch, group, layer, none"),
+        ("gpt", {}, r"this network needs sequences of tokens \(context,\), not inputs of shape \(2, 8, 8\)"),
+        ("gpt", {"input_shape": (4,), "heads": 5}, "a multiple of the number of heads, got 128 and 5"),
+        ("gpt", {"input_shape": (4,), "norm": "batch"}, "unknown norm 'batch': choose from layer, rms, none"),
+        ("gpt", {"input_shape": (4,), "norm": "rms:eps=-1"}, "eps must be a positive number, got '-1'"),
+        ("gpt", {"input_shape": (4,), "head": "shared"}, "unknown head 'shared': choose from untied, tied"),
         ("nerf", {}, r"this network needs coordinates of shape \(d,\), not inputs of shape \(2, 8, 8\)"),
         ("nerf", {"input_shape": (2,), "hidden": ()}, "hidden must have the width of at least one layer"),
         ("nerf", {"input_shape": (2,), "output": "tanh"}, "unknown output 'tanh': choose from sigmoid, linear"),
@@ -219,7 +230,7 @@ def test_the_smallest_images_fit(name):
             {"input_shape": (11,), "samples": 1},
             "samples be 2 at least and jitter 1 at most, got .* 1 and 1",
         ),
-        ("nerf-rays", {"input_shape": (11,), "norm": "batch"}, "unknown norm 'batch': choose from layer, none"),
+        ("nerf-rays", {"input_shape": (11,), "norm": "batch"}, "unknown norm 'batch': choose from layer, rms, none"),
         ("dgcnn", {}, r"this network needs point clouds \(points, d\) of at least k = 20 points"),
         ("dgcnn", {"input_shape": (19, 3)}, r"at least k = 20 points, not inputs of shape \(19, 3\)"),
         ("dgcnn", {"input_shape": (20, 3), "widths": ()}, "widths must have the channels"),
@@ -305,6 +316,7 @@ def test_readable_names():
         *(f"block1.attention.{layer}" for layer in ("q", "k", "v", "out")),
         *("block1.fc1", "block1.fc2", "fc"),
     ]
+    assert [*eligible_layers(reduced("gpt", depth=1))] == [*eligible_layers(reduced("vit-b16"))][1:]
 
 
 @pytest.mark.slow
@@ -314,7 +326,10 @@ def test_the_output_layer_at_the_published_size(name):
     generator = torch.Generator().manual_seed(0)
     model = build(name, input_shape=shape, outputs=outputs, generator=generator)
     data = torch.rand(4, *shape, generator=generator), torch.arange(4) % outputs
+    if MODELS[name].kind == "tokens":
+        tokens = (outputs * data[0]).long()
+        data = tokens, tokens.roll(-1, 1)
     layer = list(eligible_layers(model))[-1]
-    kappa = hesscond.probe(model, nn.CrossEntropyLoss(), data, [layer], units=[0])[layer].kappa[0]
+    kappa = hesscond.probe(model, CrossEntropy(), data, [layer], units=[0])[layer].kappa[0]
     assert 1 <= kappa.lower <= kappa.upper
     assert kappa.lower < float("inf")
