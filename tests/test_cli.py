@@ -461,7 +461,10 @@ def test_table_and_figure_of_a_stored_run(run_cli, stored, folder):
 
 COLUMNS = {
     "training": {"iteration", "epoch", "loss"},
-    "evaluation": {"iteration", "epoch", "test_loss", "test_accuracy", "test_top5", "test_class_accuracy", "test_psnr"},
+    "evaluation": {
+        *("iteration", "epoch", "test_loss", "test_accuracy", "test_top5", "test_class_accuracy", "test_psnr"),
+        "test_bits_per_character",
+    },
     "probe": {
         "iteration",
         "data",

@@ -21,11 +21,11 @@ from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 def test_names():
     images = ("cifar10", "cifar100", "digits", "fashion-mnist", "mnist")
     assert names() == tuple(
-        sorted((*images, "image-folder", "image-regression", "llff", "modelnet40", "occupancy", "shapes"))
+        sorted((*images, "image-folder", "image-regression", "llff", "modelnet40", "occupancy", "shapes", "text"))
     )
 
 
-@pytest.mark.parametrize("name", ["digits", "image-regression", "occupancy", "shapes"])
+@pytest.mark.parametrize("name", ["digits", "image-regression", "occupancy", "shapes", "text"])
 def test_what_the_samples_are_is_known_without_loading(name):
     assert load(name).form == form(name)
 

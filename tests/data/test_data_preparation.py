@@ -50,6 +50,10 @@ def test_values_are_taken_at_even_distances(total, data):
     assert set(gaps) <= {total // samples, total // samples + 1}
 
 
+def test_samples_with_several_classes_are_taken_at_even_distances():
+    assert chosen(torch.zeros(10, 3, dtype=torch.int64), 4).tolist() == [0, 2, 5, 7]
+
+
 def test_a_part_does_not_depend_on_anything():
     data = load("digits")
     state = torch.get_rng_state()

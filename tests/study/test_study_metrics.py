@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, top_k_accuracy_score
 
-from hesscond.study.metrics import METRICS, hits, of_classes, of_values
+from hesscond.study.metrics import METRICS, hits, of_characters, of_classes, of_values
 
 
 @given(st.integers(2, 30), st.integers(1, 40), st.integers(0, 10**6))
@@ -41,3 +41,15 @@ def test_of_values():
     assert of_values(0.01, targets)["test_accuracy"] is None
     assert of_values(0.01, targets + 0.1)["test_psnr"] is None
     assert of_values(0.01, targets - 0.1)["test_psnr"] is None
+
+
+@given(st.integers(2, 20), st.integers(1, 30), st.integers(0, 10**6))
+def test_bits_per_character(vocabulary, characters, seed):
+    """−log₂ of the probability that each character was given, from the softmax in numpy."""
+    generator = torch.Generator().manual_seed(seed)
+    output = 3 * torch.randn(characters, vocabulary, generator=generator, dtype=torch.float64)
+    targets = torch.randint(vocabulary, (characters,), generator=generator)
+    p = np.exp(output.numpy())
+    given_to = p[np.arange(characters), targets.numpy()] / p.sum(1)
+    nats = torch.nn.functional.cross_entropy(output, targets).item()
+    assert of_characters(nats)["test_bits_per_character"] == pytest.approx(-np.log2(given_to).mean())

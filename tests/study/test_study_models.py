@@ -22,6 +22,7 @@ DATA = {
     "coordinates": {"name": "occupancy", "train": 30, "test": 10},
 }
 DATA["vector"] = DATA["image"]
+DATA["tokens"] = {"name": "text", "context": 5, "train_samples": 30, "test_samples": 20}
 #: Where the reduced network needs larger inputs than the digits are.
 SMALLER = {"resnet18": {"stem": "3x3"}}
 
@@ -102,6 +103,8 @@ def test_a_study_of_every_network(tmp_path, name):
     assert accuracy.isna().all() if name.startswith("nerf") else accuracy.between(0, 1).all()
     psnr = stored.table("evaluation")["test_psnr"]
     assert psnr.notna().all() if name.startswith("nerf") else psnr.isna().all()
+    bits = stored.table("evaluation")["test_bits_per_character"]
+    assert bits.notna().all() if name == "gpt" else bits.isna().all()
 
 
 def test_the_output_layer_is_probed_if_none_is_named(tmp_path):

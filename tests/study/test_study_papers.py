@@ -15,7 +15,9 @@ from hesscond.study.grid import Overrides
 STUDIES = [study.full_name for study in built_in()]
 SMALL = {name: load_study(name, "small") for name in STUDIES}
 #: Those whose data need no download.
-AT_HAND = [name for name in STUDIES if SMALL[name].data.name in ("digits", "occupancy", "shapes", "image-regression")]
+AT_HAND = [
+    name for name in STUDIES if SMALL[name].data.name in ("digits", "occupancy", "shapes", "image-regression", "text")
+]
 
 
 def methods_of(study):
