@@ -1,0 +1,133 @@
+"""Studies of texts: what is logged, which text a run goes on with, and what does not fit characters."""
+
+import math
+
+import pytest
+import tomli_w
+import torch
+
+from hesscond.data import text as texts
+from hesscond.errors import ConfigError, CorruptDataError
+from hesscond.study import RunPlan, load_data, load_study, open_run, run
+from hesscond.study.checkpoint import Checkpoints
+from hesscond.study.structure import probed_layers
+
+LAYERS = [f"block1.{name}" for name in ("attention.q", "attention.k", "attention.v", "attention.out", "fc1", "fc2")]
+TINY = {
+    "name": "tiny",
+    "description": "for the tests",
+    "data": {"name": "text", "context": 6, "train_samples": 40, "test_samples": 300},
+    "model": {"name": "gpt", "width": 8, "depth": 1, "heads": 2, "dropout": 0.2},
+    "training": {"batch_size": 8, "iterations": 13, "checkpoint_seconds": 0.0},
+    "schedule": {"kind": "cosine", "warmup_iterations": 3},
+    "probe": {"layers": ["block1.attention.*", "fc"], "units": [0, 2], "every": 4, "train_samples": 4},
+}
+
+
+def study_of(folder, **sections):
+    """The tiny study with changes; a table with a name is another one."""
+    content = TINY | {key: own if "name" in own else TINY.get(key, {}) | own for key, own in sections.items()}
+    path = folder / "tiny.toml"
+    path.write_text(tomli_w.dumps(content), encoding="utf-8")
+    return load_study(path)
+
+
+def trained(study, folder, method="adamw", watch=None, resume=False):
+    run(RunPlan(study, method, 0, 0.01, folder, torch.device("cpu")), load_data(study.data), watch, resume=resume)
+    return open_run(folder)
+
+
+def weights(folder):
+    with Checkpoints(folder) as checkpoints:
+        return checkpoints.latest(torch.device("cpu"))["model"]
+
+
+def test_a_run_on_characters(tmp_path):
+    """Loss, accuracy and bits of the last evaluation from the weights that it left behind."""
+    study = study_of(tmp_path, model={"dropout": 0.0})
+    stored = trained(study, tmp_path / "run")
+    data = load_data(study.data)
+    model = study.model.architecture(input_shape=(6,), outputs=data.classes, **study.model.options)
+    model.load_state_dict(weights(tmp_path / "run"))
+    with torch.no_grad():
+        log_p = model.double()(data.test_inputs).log_softmax(-1)
+    nats = -log_p.gather(-1, data.test_targets[..., None]).mean().item()
+    last = stored.table("evaluation").iloc[-1]
+    assert last["test_loss"] == pytest.approx(nats, rel=1e-5)
+    assert last["test_bits_per_character"] == pytest.approx(nats / math.log(2), rel=1e-5)
+    assert last["test_accuracy"] == pytest.approx((log_p.argmax(-1) == data.test_targets).double().mean().item())
+    probe = stored.table("probe")
+    # of one batch and of four windows, wherever the run stands
+    assert probe.groupby("data")["samples"].unique().map(list).to_dict() == {"batch": [8], "train": [4]}
+    assert set(probe["layer"]) == {*LAYERS[:4], "fc"}
+    assert stored.config["probe"]["layers"] == [*LAYERS[:4], "fc"]
+
+
+@pytest.mark.parametrize("at", [1, 7])
+def test_resumed_it_is_the_same(tmp_path, at):
+    study = study_of(tmp_path)
+    whole = trained(study, tmp_path / "whole")
+
+    def stop(progress):
+        if progress.iteration == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(study, tmp_path / "broken", watch=stop)
+    broken = trained(study, tmp_path / "broken", resume=True)
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "broken")
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    for table in ("training", "evaluation", "probe"):
+        assert whole.table(table).equals(broken.table(table))
+
+
+def test_no_run_goes_on_with_another_text(tmp_path, monkeypatch):
+    trained(study_of(tmp_path), tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    again = load_study(config)
+    assert load_data(again.data).pinned["sha256"] == again.data.options["sha256"]
+    monkeypatch.setattr(texts, "topics", lambda: "another text " * 3000)
+    monkeypatch.setattr(texts, "TOPICS_SHA256", {})
+    with pytest.raises(CorruptDataError, match=r"pydoc_data.topics of Python .* is not the text that is meant"):
+        load_data(again.data)
+    with pytest.raises(ConfigError, match=r"holds a run of another configuration \(data\): give another --out"):
+        trained(study_of(tmp_path), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"model": {"name": "vit-s16"}}, r"'vit-s16' needs images .*, but .* shape \(6,\): .* a model from gpt"),
+        ({"data": {"standardize": True}}, "the tokens of data set 'text' have no mean: leave it out"),
+        ({"data": {"augmentation": ["flip"]}}, "'flip' cannot change tokens, .*: there are none"),
+        ({"training": {"loss": "binary_cross_entropy"}}, "'text' has tokens: use 'cross_entropy'"),
+        ({"model": {"name": "mlp"}}, r"model 'mlp' needs inputs that are numbers, .* or a model from gpt"),
+        ({"training": {"loss": "mse"}}, "'text' has tokens: use 'cross_entropy'"),
+        ({"probe": {"layers": ["block2.*"]}}, r"no layer 'block2.\*' in the model, it has block1.attention.q"),
+        ({"probe": {"layers": ["*[q]"]}}, r"no layer '\*\[q\]' in the model"),
+        (
+            {"data": {"name": "digits"}},
+            r"model 'gpt' needs tokens \(context,\), but the inputs of this data set have the shape \(1, 8, 8\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(tmp_path, sections, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        study_of(tmp_path, **sections)
+
+
+def test_methods_that_read_numbers_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="method 'minmax' reads numbers, but the inputs of text are tokens"):
+        trained(study_of(tmp_path), tmp_path / "run", "minmax")
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["*"], [*LAYERS, "fc"]),
+        (["fc", "block1.*"], ["fc", *LAYERS]),
+        (["*.fc?", "block1.attention.k"], [*LAYERS[4:], LAYERS[1]]),
+    ],
+)
+def test_layers_by_pattern(tmp_path, names, expected):
+    assert probed_layers(study_of(tmp_path, probe={"layers": names})) == expected
