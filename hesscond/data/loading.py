@@ -211,6 +211,8 @@ def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
     ConfigError
         If there is no data set of this name, or it has no files.
     """
+    if name == DIGITS:
+        return digits_folder()
     if name in FOLDERS:
         return FOLDERS[name].find(_directories(data_dir))
     source = _source(name)
