@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from hesscond.commands.follow import Screen
-from hesscond.commands.live_view import SweepView, sparkline
+from hesscond.commands.live_view import SweepView, line, sparkline
 from hesscond.study import open_run
 from hesscond.study.log import RunLog
 from hesscond.study.sweep import Outcome
@@ -170,6 +170,19 @@ def test_the_terminal_shows_where_a_run_is(watched):
     curve = re.search(r"κ\(H\) +\S+ (\S+)", first)[1]
     assert re.fullmatch(r"▁+▂+▃*\?+▄*▅+▆+▇+█+", curve)
     assert "κ own unres. ??" in re.sub(r"  +", " ", second)
+
+
+def test_of_a_text_the_bits_are_shown(tmp_path):
+    log = RunLog(tmp_path / "run", CONFIG)
+    log.commit(
+        evaluation=[
+            {"iteration": 0, "epoch": 0, "test_loss": 2.0, "test_accuracy": 0.25, "test_bits_per_character": 2.885390}
+        ]
+    )
+    found = WatchedRun(log.folder)
+    assert any("bits/char. 2.885" in text for text in drawn([found]))
+    assert " · accuracy 25.0 % · 2.885 bits per character" in line(found)
+    log.close("finished")
 
 
 def test_many_runs_have_a_row_each(watched):

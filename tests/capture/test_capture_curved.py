@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from hesscond.capture.curved import ElementwiseNode, SoftmaxNode, curved_nodes
+from hesscond.capture.second_derivatives import saturates
 
 N, C, T = 4, 3, 2
 generator = torch.Generator().manual_seed(5)
@@ -415,3 +416,26 @@ def test_cross_entropy_with_any_options(samples, classes, extra, reduction, smoo
     truth = true_hessian(loss_fn, o)
     for blocks in {1, samples}:
         assert (rebuilt(nodes, o, blocks) - truth).abs().max() <= 1e-12 * truth.abs().max() + 1e-15
+
+
+HIDDEN = torch.tensor([[False, True, True], [False, False, True], [False, False, False]])
+
+
+@pytest.mark.parametrize(
+    ("hide", "gap", "expected"),
+    [
+        (lambda z: z.masked_fill(HIDDEN, -math.inf), 1.0, False),
+        (lambda z: torch.where(HIDDEN, -math.inf, z), 1.0, False),
+        (lambda z: torch.where(~HIDDEN, z, -math.inf), 1.0, False),
+        (lambda z: z.masked_fill(HIDDEN[None], torch.finfo(torch.float64).min), 1.0, False),
+        # a probability of 1 - e^-40 is rounded to 1, one of e^-800 to 0
+        (lambda z: z.masked_fill(HIDDEN, -math.inf), 40.0, True),
+        (lambda z: z.masked_fill(HIDDEN, -math.inf), 800.0, True),
+        (lambda z: torch.where(HIDDEN, z - 800, z), 1.0, True),
+        (lambda z: z, 800.0, True),
+        (lambda z: z, 1.0, False),
+    ],
+)
+def test_what_a_mask_hides_is_not_saturated(hide, gap, expected):
+    z = torch.tensor([0.0, -1.0, 0.5], dtype=torch.float64).mul(gap).expand(2, 3, 3).clone().requires_grad_()
+    assert saturates([hide(z).softmax(-1).grad_fn]) == expected

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-from hesscond.data import fetch, load
+from hesscond.data import fetch, load, locate
 
 
 def rows(images):
@@ -46,4 +46,5 @@ def test_the_split_is_stratified_and_pinned():
 def test_nothing_is_downloaded_or_looked_up(tmp_path, requested_urls):
     assert load("digits", tmp_path / "absent", download=False).source == "scikit-learn"
     assert (fetch("digits") / "digits.csv.gz").is_file()
+    assert locate("digits") == fetch("digits")
     assert requested_urls == []
