@@ -351,6 +351,7 @@ ELEMENTWISE = [
     "Sin",
     "Cos",
     "Erf",
+    "Erfc",
     "Mish",
     "LogSigmoid",
     "Clamp",

@@ -183,7 +183,8 @@ SATURATION: dict[str, Callable[[Any], bool]] = {
     "SigmoidBackward0": lambda node: bool(((saved(node, "result") == 0) | (saved(node, "result") == 1)).any()),
     "SiluBackward0": lambda node: beyond(saved(node, "self"), -EXPONENT, SATURATED),
     "MishBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
-    # 1 + erf has no digits left there
+    # 1 + erf has no digits left there; nor has the derivative of erf, e^{−x²}, beyond the other bound
+    "ErfcBackward0": lambda node: beyond(saved(node, "self"), -GAUSSIAN / 2**0.5, GAUSSIAN / 2**0.5),
     "GeluBackward0": lambda node: beyond(saved(node, "self"), -6.0, GAUSSIAN),
     "EluBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, math.inf),
     "SoftplusBackward0": lambda node: beyond(saved(node, "self"), -EXPONENT, SATURATED),
