@@ -185,7 +185,7 @@ class VisionTransformer(nn.Module):
 
 
 class GPT(nn.Module):
-    """``tokens``, ``positions``, ``block1``, …, ``norm``, and ``fc``: of every token the scores of the next.
+    """``embedding``, ``positions``, ``block1``, …, ``norm``, and ``fc``: of every token the scores of the next.
 
     Radford et al., Language Models are Unsupervised Multitask Learners (2019), section 2.3, as small as nanoGPT has it:
     layer normalization before attention, dense layers and output. Weights and embeddings begin with N(0, 0.02²), what
@@ -212,7 +212,7 @@ class GPT(nn.Module):
     norm
         ``"layer"``, ``"rms"``, both with ``":eps=…"`` (10⁻⁶ if not given), or ``"none"``.
     head
-        ``"untied"``; or ``"tied"``, if the output layer has the weight of ``tokens``.
+        ``"untied"``; or ``"tied"``, if the output layer has the weight of ``embedding``.
     generator
         Source of the initial weights (on the CPU).
 
@@ -244,8 +244,8 @@ class GPT(nn.Module):
             )
         check_heads(width, heads)
         make = Layers(normal, generator)
-        self.tokens = self.embedding(outputs, width, generator)
-        self.positions = self.embedding(input_shape[0], width, generator)
+        self.embedding = self.vectors(outputs, width, generator)
+        self.positions = self.vectors(input_shape[0], width, generator)
         self.dropout = make_dropout(dropout)
         self.blocks = [f"block{i}" for i in range(1, depth + 1)]
         for name in self.blocks:
@@ -256,17 +256,17 @@ class GPT(nn.Module):
         self.norm = token_normalization(norm, width)
         self.fc = make.dense(width, outputs, bias=False)
         if chosen("head", head, ("untied", "tied")) == "tied":
-            self.fc.weight = self.tokens.weight
+            self.fc.weight = self.embedding.weight
 
     @staticmethod
-    def embedding(number: int, width: int, generator: torch.Generator | None) -> nn.Embedding:
+    def vectors(number: int, width: int, generator: torch.Generator | None) -> nn.Embedding:
         """A learned vector for each of so many."""
         values = torch.empty(number, width)
         return nn.Embedding.from_pretrained(nn.init.normal_(values, std=0.02, generator=generator), freeze=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores (N, T, outputs) of the tokens that follow each of the tokens (N, T)."""
-        x = self.dropout(self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device)))
+        x = self.dropout(self.embedding(x) + self.positions(torch.arange(x.shape[1], device=x.device)))
         for block in self.blocks:
             x = self.get_submodule(block)(x)
         return self.fc(self.norm(x))

@@ -31,7 +31,7 @@ def test_its_blocks_are_those_of_torch():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-    x = model.tokens.weight[tokens] + model.positions.weight[: tokens.shape[1]]
+    x = model.embedding.weight[tokens] + model.positions.weight[: tokens.shape[1]]
     mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
     for layer in torchs(model, 8, 2, 16):
         x = layer(x, src_mask=mask)
@@ -66,5 +66,5 @@ def test_a_tied_head_has_no_weight_of_its_own():
     numbers = [sum(p.numel() for p in model.parameters()) for model in (untied, tied)]
     assert numbers[0] - numbers[1] == 11 * 128
     with torch.no_grad():
-        tied.tokens.weight.zero_()
+        tied.embedding.weight.zero_()
     assert not tied(torch.arange(8)[None]).any()

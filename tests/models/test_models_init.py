@@ -30,7 +30,7 @@ def weights(name, layer, **options):
         ("gpt", "block1.fc1", 0.02),
         ("gpt", "block2.attention.out", 0.02 / math.sqrt(8)),
         ("gpt", "block1.fc2", 0.02 / math.sqrt(8)),
-        ("gpt", "tokens", 0.02),
+        ("gpt", "embedding", 0.02),
         ("gpt", "positions", 0.02),
     ],
 )
