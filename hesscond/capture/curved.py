@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,7 +36,7 @@ class CurvedNode(ABC):
     """The Hessian S of a loss in the input z of one curved node, block diagonal over blocks of z along dim 0.
 
     Each block of S is Σ_r s_r b_r b_rᵀ, with R rank-one terms, signs s_r = ±1 and rows b_r formed without subtraction.
-    ``blocks`` is the number N of samples, whose entries are then consecutive in z, or 1.
+    ``blocks`` is the number of samples, or of positions, whose entries are then consecutive in z, or 1.
 
     Attributes
     ----------
@@ -70,14 +71,20 @@ class CurvedNode(ABC):
         Raises
         ------
         ValueError
-            The first dimension of z does not split into that many blocks, or S couples them.
+            The first dimensions of z do not split into that many blocks, or S couples them.
         """
         shape = tuple(self.shape)
-        if blocks < 1 or (shape[0] if shape else 1) % blocks:
+        leading = leading_dimensions(shape, blocks)
+        if leading is None:
             raise ValueError(f"the first dimension of {shape} does not split into {blocks} equal blocks")
-        if blocks > 1 and self.class_dim == 0:
+        if self.class_dim is not None and self.class_dim < leading:
             raise ValueError(f"the loss couples the entries of {shape} along the first dimension: use one block")
         return math.prod(shape) // blocks
+
+    def splits(self, blocks: int) -> bool:
+        """Whether S is known to couple no entries of different blocks."""
+        leading = leading_dimensions(self.shape, blocks)
+        return leading is not None and (self.class_dim is None or self.class_dim >= leading)
 
     def row_range(self, start: int, stop: int, blocks: int) -> range:
         """Rows start to stop of the factor.
@@ -225,6 +232,20 @@ class ElementwiseNode(CurvedNode):
     def entry_signs(self) -> torch.Tensor | None:
         """(*shape) the signs of d."""
         return plus_or_minus(self.signed_root)
+
+
+def leading_dimensions(shape: Sequence[int], blocks: int) -> int | None:
+    """How many of the first dimensions count ``blocks`` equal parts of consecutive entries; None: they do not."""
+    if blocks < 1:
+        return None
+    count = 1
+    for number, length in enumerate(shape):
+        if count % blocks == 0:
+            return number
+        if blocks % count:
+            return None
+        count *= length
+    return len(shape) if count and count % blocks == 0 else None
 
 
 @torch.no_grad()

@@ -104,16 +104,17 @@ class SecondDerivatives:
                 f"the second derivatives behind layer {request.name!r} are not in torch: {first_line(error)}"
             ) from error
 
-    def is_apart(self, request: Request) -> bool:
-        """Whether samples do not influence each other behind the layer: proved, or S exactly zero between them."""
-        if self.proved_apart(request):
-            return True
-        if not request.splits(self.samples):
-            return False
-        for subset in separating_subsets(self.samples, request.deltas[0].device)[::2]:
-            seeds = [on_samples(subset, d.shape, d.dtype, self.samples)[None] for d in request.deltas]
-            product = self.product(request, request.positions(seeds, self.samples))[0]
-            if reaches(product, ~subset, self.samples):
+    def is_apart(self, request: Request, blocks: int) -> bool:
+        """Whether blocks, samples or positions, do not influence each other: proved, or S exactly zero between them."""
+        if blocks == self.samples:
+            if self.proved_apart(request):
+                return True
+            if not request.splits(blocks):
+                return False
+        shape = (1, blocks, Geometry.of(request.layer).units, request.inputs(blocks).positions)
+        for subset in separating_subsets(blocks, request.deltas[0].device)[::2]:
+            seed = on_samples(subset, torch.Size(shape[1:]), torch.float64, blocks)
+            if reaches(self.product(request, seed[None])[0], ~subset, blocks):
                 return False
         return True
 
@@ -122,9 +123,11 @@ class SecondDerivatives:
         geometry = Geometry.of(request.layer)
         if request.parameters is not None:
             return request.finished(self.in_weights(request), WEIGHT_ROUTE, self.samples)
-        blocks = self.samples if request.splits(self.samples) else 1
+        blocks, finest = self.samples if request.splits(self.samples) else 1, request.positions_apart()
         positions = request.inputs(blocks).positions
-        if positions < geometry.n_params and not self.is_apart(request):
+        if finest > blocks and self.is_apart(request, finest):
+            blocks, positions = finest, request.inputs(finest).positions
+        elif positions < geometry.n_params and not self.is_apart(request, self.samples):
             blocks, positions = 1, positions * blocks
         if positions >= geometry.n_params or not self.has_room(request, blocks, positions):
             return request.finished(self.in_parameters(request, blocks), PARAMETER_ROUTE, self.samples)
