@@ -58,7 +58,7 @@ class Differentiator:
         self.start = [] if self.curved is None else [node.edge.node for node in self.curved]
         self.consumers = consumers([self.loss.grad_fn])
         largest = max((shape_of(node).numel() for node in self.consumers), default=1)
-        self.budget = Budget(memory, self.samples, largest)
+        self.budget = Budget(memory, self.samples, largest, self.loss.device)
 
     def capture(self) -> dict[str, LayerCapture]:
         """Ĥ and S of every layer requested.

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from hesscond.capture.graph import dimension, is_linear_node, shape_of
+from hesscond.capture.graph import dimension, dtype_of, is_linear_node, shape_of
 from hesscond.capture.losses import log_tail_sums, stick_breaking_columns
 from hesscond.capture.second_derivatives import SECOND_DERIVATIVES, SYMMETRIC, saved, square_root
 
@@ -53,7 +53,7 @@ class CurvedNode(ABC):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of z, in which gradients with respect to it have to be given."""
-        return edge_dtype(self.edge)
+        return dtype_of(self.edge.node, self.edge.output_nr)
 
     @property
     def class_dim(self) -> int | None:
@@ -382,17 +382,10 @@ def same_jacobian(left: tuple[Any, int], right: tuple[Any, int]) -> bool:
     )
 
 
-def edge_dtype(edge: GradientEdge) -> torch.dtype:
-    """Dtype of the tensor at an edge of the graph."""
-    node: Any = edge.node
-    variable = getattr(node, "variable", None)
-    return (node._input_metadata[edge.output_nr] if variable is None else variable).dtype
-
-
 def curvature_of(node: Any, edge: GradientEdge, g: torch.Tensor) -> CurvedNode | None:
     """S of a curved node with input ``edge``, from the gradient ``g`` of the loss in its output; None: not known."""
     shape = shape_of(edge.node, edge.output_nr)
-    if not edge_dtype(edge).is_floating_point:
+    if not dtype_of(edge.node, edge.output_nr).is_floating_point:
         return None
     if node.name() in SOFTMAX or is_log_of_softmax(node):
         return softmax_curvature(node, edge, g, len(shape)) if shape else None
