@@ -213,11 +213,9 @@ def test_a_stream_of_ragged_batches(used):
 
 def test_a_transformer_takes_a_fraction_of_the_directions(monkeypatch):
     def wide():
-        return nn.Sequential(nn.Linear(WIDTH, 100), nn.GELU(), nn.Linear(100, WIDTH))
+        return nn.Sequential(nn.Linear(WIDTH, 300), nn.GELU(), nn.Linear(300, WIDTH))
 
-    model, _ = problem(lambda: stacked(PreNorm(wide), PreNorm(mlp)))
-    tokens = 12
-    batch = torch.randn(SAMPLES, tokens, WIDTH).double(), torch.randint(0, CLASSES, (SAMPLES, tokens))
+    model, batch = problem(lambda: stacked(PreNorm(wide), PreNorm(mlp)))
     counted = [0]
     original = backward.Derivatives.__call__
 
@@ -235,9 +233,9 @@ def test_a_transformer_takes_a_fraction_of_the_directions(monkeypatch):
         found.append(counted[0])
     without, with_cuts = found
     # one direction for each unit and position
-    assert without >= tokens * (4 + 100 + 4)
+    assert without >= TOKENS * (4 + 300 + 4)
     # one for each entry of the stream of a sample, one for each unit, and what tests the blocks and measures norms
-    assert with_cuts <= tokens * WIDTH + (4 + 100 + 4) + 200
+    assert with_cuts <= TOKENS * WIDTH + (4 + 300 + 4) + 200
 
 
 def test_what_a_direct_product_does_not_confirm_is_not_taken(used, monkeypatch):
