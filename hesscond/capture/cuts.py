@@ -619,36 +619,41 @@ class Cuts:
             if blocks == outer:
                 yield from self.positionwise_units(way, request, apart)
             return
-        if outer % blocks or blocks == apart or not way.keeps_apart(blocks):
-            return
+        if outer % blocks == 0 and blocks != apart and way.keeps_apart(blocks):
+            yield from self.samplewise_units(way, request, blocks)
+
+    def samplewise_units(self, way: Way, request: Request, blocks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """One direction for each position of a sample, of all units at once that reach different parts of z."""
+        upper, m = way.cut, Geometry.of(request.layer).units
         q = way.site.numel // m // blocks
-        step = max(1, way.chunk(len(request.units) * q) // q)
-        reached, part = None, upper.H
-        for start in range(0, len(request.units), step):
-            units = request.units[start : start + step]
-            directions = [unit * q + p for unit in units for p in range(q)]
+        found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        parts: dict[bytes, torch.Tensor] = {}
+        for group, reached in disjoint(way, request.units, m, blocks):
             images, seconds = [], []
-            for rows, values in way.chunks(blocks, directions):
+            for rows, values in way.chunks(blocks, range(q)):
+                own = torch.arange(len(values))
+                values.zero_().unflatten(2, (m, q))[own[:, None], :, group, own[:, None] + rows.start] = 1
                 image, second = way.derivatives(values)
-                own = torch.tensor(directions[rows.start : rows.stop]) // q
                 images.append(image)
-                seconds.append(second.unflatten(2, (m, q))[torch.arange(len(own)), :, own])
-            # (J, q, s) and (J, q, q) of each unit
-            by_unit = zip(torch.cat(images).split(q), torch.cat(seconds).split(q), strict=True)
-            for J, S in by_unit:
-                J, S = J.transpose(0, 1), S.transpose(0, 1)
-                if outer == blocks:
-                    # a head of attention reaches a part of z only
-                    now = (J != 0).flatten(0, 1).any(0)
-                    if reached is None or not torch.equal(now, reached):
-                        reached, part = now, upper.H if now.all() else upper.H[:, now][:, :, now]
-                    J = J[:, :, reached]
-                    S = S + J @ part @ J.mT
+                seconds.append(second.unflatten(2, (m, q))[:, :, group])
+            image, second = torch.cat(images).transpose(0, 1), torch.cat(seconds).permute(2, 1, 0, 3)
+            for unit, S, entries in zip(group, second, reached, strict=True):
+                if len(upper.H) == blocks:
+                    key = entries.cpu().numpy().tobytes()
+                    if key not in parts:
+                        if sum(part.numel() for part in parts.values()) > upper.H.numel():
+                            parts.clear()
+                        index = entries.nonzero()[:, 0]
+                        parts[key] = upper.H if entries.all() else upper.H[:, index[:, None], index]
+                    J = image[:, :, entries]
+                    S = S + J @ parts[key] @ J.mT
                 else:
+                    J = image.where(entries, 0.0)
                     S = S + upper.times(J.transpose(0, 1)).transpose(0, 1) @ J.mT
                 # the square of the 2-norm of J is at most the largest row sum of |J Jᵀ|
                 lengths = (J @ J.mT).abs().sum(2).amax(1)
-                yield (S + S.mT) / 2, lengths * upper.size.view(blocks, -1).amax(1)
+                found[unit] = (S + S.mT) / 2, lengths * upper.size.view(blocks, -1).amax(1)
+        yield from (found[unit] for unit in request.units)
 
     def positionwise_units(self, way: Way, request: Request, apart: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Where J is block diagonal over positions: one direction a unit."""
@@ -673,6 +678,40 @@ class Cuts:
             S = (S + S.mT) / 2
             sizes = own.square().sum(3).amax(1).T * upper.size
             yield from zip(S, sizes, strict=True)
+
+
+def disjoint(way: Way, units: Sequence[int], m: int, blocks: int) -> list[tuple[list[int], list[torch.Tensor]]]:
+    """Units of a layer in groups, as the heads of an attention, that share neither entries of z nor second derivatives.
+
+    With each unit, the entries (s,) of z in a block that depend on it: those whose derivatives along a direction
+    without a pattern are not exactly zero.
+    """
+    every = torch.ones(way.cut.gradient.numel() // blocks, dtype=torch.bool, device=way.cut.gradient.device)
+    shape = torch.Size((blocks, way.site.numel // blocks))
+    pattern = on_samples(torch.ones(blocks, dtype=torch.bool, device=every.device), shape, torch.float64, blocks)
+
+    def probed(own: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        values = torch.zeros(len(own), *shape, dtype=torch.float64, device=every.device).unflatten(2, (m, -1))
+        values[torch.arange(len(own)), :, list(own)] = pattern.unflatten(1, (m, -1))[:, list(own)].transpose(0, 1)
+        image, second = way.derivatives(values.flatten(2))
+        return (image != 0).any(1), (second.unflatten(2, (m, -1)) != 0).any(3).any(1)
+
+    if 2 * probed(units[:1])[0].sum() > len(every):
+        return [([unit], [every]) for unit in units]
+    size = way.chunk(len(units))
+    parts = [probed(units[start : start + size]) for start in range(0, len(units), size)]
+    reached, touched = (torch.cat(own) for own in zip(*parts, strict=True))
+    groups: list[tuple[list[int], list[torch.Tensor]]] = []
+    for unit, entries, others in zip(units, reached, touched, strict=True):
+        for group, taken in groups:
+            back = touched[[units.index(member) for member in group], unit]
+            if not (others[group].any() or back.any() or any((entries & own).any() for own in taken)):
+                group.append(unit)
+                taken.append(entries)
+                break
+        else:
+            groups.append(([unit], [entries]))
+    return groups
 
 
 def numbers_of(node: Any) -> int:
