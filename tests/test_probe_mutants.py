@@ -183,7 +183,7 @@ MUTANTS = {
     "P not applied": Mutant(replacing(LinearCoordinates, "multiplied", not_applied), "relu-ce", P=Sheared()),
     "P applied twice": Mutant(replacing(LinearCoordinates, "multiplied", twice), "tanh-ce", "layer", P=Sheared()),
     "samples taken for independent": Mutant(
-        replacing(SecondDerivatives, "is_apart", lambda self, request: True), "train-batchnorm-tanh-mse"
+        replacing(SecondDerivatives, "is_apart", lambda self, request, blocks: True), "train-batchnorm-tanh-mse"
     ),
     "units taken for independent": Mutant(roots(apart), "relu-ce", "layer"),
     "Gauss-Newton": Mutant(replacing(HessianOperator, "_linearized", gauss_newton), "tanh-ce", "network"),

@@ -14,6 +14,10 @@ from hesscond.capture.captured import Diagonal, Factor
 from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
 
+#: Numbers of an intermediate result, over all directions taken at once, that stay in the cache of a processor; and
+#: directions without which the operations' overhead would count.
+CACHED, LEAST = 2**18, 4
+
 
 class Budget:
     """The memory that captures may take.
@@ -26,10 +30,12 @@ class Budget:
         N, for the advice in the error.
     largest
         Numbers in the largest tensor of the forward pass.
+    device
+        Where it is.
     """
 
-    def __init__(self, memory: int, samples: int, largest: int) -> None:
-        self.memory, self.samples, self.largest = memory, samples, largest
+    def __init__(self, memory: int, samples: int, largest: int, device: torch.device) -> None:
+        self.memory, self.samples, self.largest, self.device = memory, samples, largest, device
         self.taken = 0
 
     def take(self, request: Request, numbers: int) -> None:
@@ -59,6 +65,11 @@ class Budget:
         one = 8 * (4 * self.largest + per_pass)
         return max(1, min(passes, self.memory // 4 // one))
 
+    def cached(self, passes: int, per_pass: int, largest: int) -> int:
+        """The same where each goes through many operations on up to ``largest`` numbers: what a cache holds of them."""
+        size = self.chunk(passes, per_pass)
+        return size if self.device.type != "cpu" else min(size, max(LEAST, CACHED // max(largest, 1)))
+
 
 def readable(size: float) -> str:
     """A number of bytes as people write it, 1.5 GB."""
@@ -83,6 +94,48 @@ def batched_gradients(
                 return torch.autograd.grad(outputs, inputs, seeds, is_grads_batched=True, **options)
     single = [torch.autograd.grad(outputs, inputs, seed, **options) for seed in zip(*seeds, strict=True)]
     return [None if parts[0] is None else torch.stack(parts) for parts in zip(*single, strict=True)]
+
+
+class Derivatives:
+    """Derivatives of some tensors of a graph in some variables along many directions.
+
+    The first directions are compared with one that is not vectorized, since some operations (group normalization in
+    torch 2.13) have a wrong batching rule for their second derivative.
+
+    Parameters
+    ----------
+    outputs
+        Tensors or edges of the graph; None, or one without a gradient, is constant.
+    variables
+        Tensors or edges.
+    """
+
+    def __init__(self, outputs: Sequence[Any], variables: Sequence[Any]) -> None:
+        self.live = [k for k, o in enumerate(outputs) if o is not None and getattr(o, "requires_grad", True)]
+        self.outputs, self.variables = [outputs[k] for k in self.live], list(variables)
+        self.vectorized: bool | None = None
+
+    def __call__(self, seeds: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        """Derivatives (k, *shape) in each variable, seeds (k, *shape) for each output; None: zero."""
+        seeds = [seeds[k] for k in self.live]
+        if not seeds:
+            return [None] * len(self.variables)
+        if len(seeds[0]) == 1:
+            return batched_gradients(self.outputs, self.variables, seeds, vectorized=False)
+        if self.vectorized is None:
+            found = batched_gradients(self.outputs, self.variables, [seed[-1:] for seed in seeds], vectorized=False)
+            many = batched_gradients(self.outputs, self.variables, seeds)
+            self.vectorized = all(map(agree, found, many))
+            if self.vectorized:
+                return many
+        return batched_gradients(self.outputs, self.variables, seeds, vectorized=self.vectorized)
+
+
+def agree(one: torch.Tensor | None, many: torch.Tensor | None) -> bool:
+    """Whether the last of ``many`` is the ``one``, up to rounding."""
+    if one is None or many is None:
+        return one is many
+    return bool((one[-1] - many[-1]).norm() <= 1e-3 * torch.finfo(one.dtype).eps ** 0.5 * one[-1].norm())
 
 
 def separating_subsets(samples: int, device: torch.device) -> list[torch.Tensor]:

@@ -28,8 +28,9 @@ KEPT = 2**28
 class LayerInputs:
     """Ĥ of a layer in J blocks of q positions: (J, q, G, n̂), with G the groups of a convolution.
 
-    A block is a sample; where samples influence each other behind the layer, all of them together (J = 1). The
-    positions of several calls of the layer follow one another.
+    A block is a sample; where samples influence each other behind the layer, all of them together (J = 1); where not
+    even the positions of a sample do, one position of each call. The positions of several calls of the layer follow
+    one another.
 
     Attributes
     ----------
@@ -107,15 +108,15 @@ class LayerInputs:
         parts = []
         for x, shape in self.calls:
             if self.blocks > 1:
-                # an input has as many leading entries as the output
-                share = len(x) // self.blocks
-                chosen = x[start * share : stop * share]
-                shape = torch.Size([len(chosen), *shape[1:]])
+                # an input has as many leading entries as the output: ``share`` of them make a block, or one ``split``
+                share, split = max(1, len(x) // self.blocks), max(1, self.blocks // len(x))
+                chosen = x[start // split * share : -(-stop // split) * share]
+                rows = self._rows(chosen, torch.Size([len(chosen), *shape[1:]]))
+                rows, skipped = rows.unflatten(0, (-1, share)).flatten(1, 2), start % split
+                rows = rows.unflatten(1, (split, -1)).flatten(0, 1)[skipped : skipped + stop - start]
             else:
-                chosen = x
-            parts.append(
-                self._rows(chosen, shape).reshape(stop - start, -1, self.geometry.groups, self.geometry.n_params)
-            )
+                rows = self._rows(x, shape).flatten(0, 1)[None]
+            parts.append(rows)
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _rows(self, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:

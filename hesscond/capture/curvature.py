@@ -58,7 +58,7 @@ class Differentiator:
         self.start = [] if self.curved is None else [node.edge.node for node in self.curved]
         self.consumers = consumers([self.loss.grad_fn])
         largest = max((shape_of(node).numel() for node in self.consumers), default=1)
-        self.budget = Budget(memory, self.samples, largest)
+        self.budget = Budget(memory, self.samples, largest, self.loss.device)
 
     def capture(self) -> dict[str, LayerCapture]:
         """Ĥ and S of every layer requested.
@@ -81,12 +81,8 @@ class Differentiator:
                 linear.append(request)
             else:
                 curved.append(request)
-        proved = [request for request in linear if self.proved_apart(request)]
-        tested = self.found_apart([request for request in linear if request not in proved])
-        coupled = [request for request in linear if request not in proved and request not in tested]
-        for group, blocks in ((proved + tested, self.samples), (coupled, 1)):
-            if group:
-                captured |= self.by_factor(group, blocks)
+        for blocks, group in self.in_blocks(linear).items():
+            captured |= self.by_factor(group, blocks)
         if captured and underflows(nodes([self.loss.grad_fn])):
             captured = {name: replace(own, vanishing=True) for name, own in captured.items()}
         if curved:
@@ -126,45 +122,61 @@ class Differentiator:
         """Whether the graph proves that samples do not influence each other behind this layer."""
         if self.samples == 1:
             return request.splits(1)
-        if not request.splits(self.samples) or not self.loss_is_apart:
+        if not request.splits(self.samples) or not self.loss_is_apart(self.samples):
             return False
         return self.all_apart or keeps_rows(self.start, self.samples, dependent(self.start, request.leaves))
 
-    @cached_property
-    def loss_is_apart(self) -> bool:
-        """Whether where the loss is curved, it is so in each sample alone."""
-        return self.curved is not None and all(
-            node.shape and node.shape[0] % self.samples == 0 and node.class_dim != 0 for node in self.curved
-        )
+    def loss_is_apart(self, blocks: int) -> bool:
+        """Whether where the loss is curved, it is so in each block (sample or position) alone."""
+        return self.curved is not None and all(node.splits(blocks) for node in self.curved)
 
     @cached_property
     def all_apart(self) -> bool:
         """Whether the graph proves it for all layers at once."""
         return keeps_rows(self.start, self.samples)
 
-    def found_apart(self, requests: list[Request]) -> list[Request]:
-        """Those layers whose samples provably do not influence each other where the loss is curved.
+    def in_blocks(self, requests: Sequence[Request]) -> dict[int, list[Request]]:
+        """Layers with a piecewise linear tail by the number of blocks that do not influence each other behind them.
 
-        For every pair of samples some backward pass starts from one and not from the other, whose derivative must
+        The blocks are positions, samples, or all of them together.
+        """
+        found: dict[int, list[Request]] = {}
+        rest = list(requests)
+        for blocks in sorted({request.positions_apart() for request in rest} - {0, self.samples}):
+            fitting = [r for r in rest if r.positions_apart() == blocks and blocks > self.samples]
+            found[blocks] = self.found_apart(fitting, blocks)
+            rest = [request for request in rest if request not in found[blocks]]
+        proved = [request for request in rest if self.proved_apart(request)]
+        others = [request for request in rest if request not in proved and request.splits(self.samples)]
+        tested = self.found_apart(others, self.samples)
+        # one sample is a block in any layout
+        found.setdefault(self.samples, []).extend(proved + tested)
+        found.setdefault(1, []).extend([r for r in rest if r not in proved and r not in tested])
+        return {blocks: group for blocks, group in found.items() if group}
+
+    def found_apart(self, requests: Sequence[Request], blocks: int) -> list[Request]:
+        """Those layers whose blocks (samples or positions) do not influence each other where the loss is curved.
+
+        For every pair of blocks some backward pass starts from one and not from the other, whose derivative must
         be exactly zero.
         """
-        requests = [request for request in requests if request.splits(self.samples)]
-        if not requests or not self.loss_is_apart or self.curved is None:
+        if not requests or not self.curved or not self.loss_is_apart(blocks):
             return []
         deltas = [delta for request in requests for delta in request.deltas]
         apart = set(range(len(requests)))
-        for subset in separating_subsets(self.samples, self.loss.device):
-            seeds = [on_samples(subset, node.shape, node.dtype, self.samples) for node in self.curved]
+        for subset in separating_subsets(blocks, self.loss.device):
+            if not apart:
+                break
+            seeds = [on_samples(subset, node.shape, node.dtype, blocks) for node in self.curved]
             gradients = iter(
                 torch.autograd.grad(
                     [node.edge for node in self.curved], deltas, seeds, retain_graph=True, allow_unused=True
                 )
             )
             for number, request in enumerate(requests):
-                for _ in request.calls:
-                    gradient = next(gradients)
-                    if gradient is not None and reaches(gradient, ~subset, self.samples):
-                        apart.discard(number)
+                own = [g if g is None else g[None] for g in (next(gradients) for _ in request.calls)]
+                if any(g is not None for g in own) and reaches(request.positions(own, blocks)[0], ~subset, blocks):
+                    apart.discard(number)
         return [request for number, request in enumerate(requests) if number in apart]
 
     # the route through a piecewise linear tail

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from hesscond.capture.graph import dimension, is_linear_node, shape_of
+from hesscond.capture.graph import dimension, dtype_of, is_linear_node, shape_of
 from hesscond.capture.losses import log_tail_sums, stick_breaking_columns
 from hesscond.capture.second_derivatives import SECOND_DERIVATIVES, SYMMETRIC, saved, square_root
 
@@ -35,7 +36,7 @@ class CurvedNode(ABC):
     """The Hessian S of a loss in the input z of one curved node, block diagonal over blocks of z along dim 0.
 
     Each block of S is Σ_r s_r b_r b_rᵀ, with R rank-one terms, signs s_r = ±1 and rows b_r formed without subtraction.
-    ``blocks`` is the number N of samples, whose entries are then consecutive in z, or 1.
+    ``blocks`` is the number of samples, or of positions, whose entries are then consecutive in z, or 1.
 
     Attributes
     ----------
@@ -52,7 +53,7 @@ class CurvedNode(ABC):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of z, in which gradients with respect to it have to be given."""
-        return edge_dtype(self.edge)
+        return dtype_of(self.edge.node, self.edge.output_nr)
 
     @property
     def class_dim(self) -> int | None:
@@ -70,14 +71,20 @@ class CurvedNode(ABC):
         Raises
         ------
         ValueError
-            The first dimension of z does not split into that many blocks, or S couples them.
+            The first dimensions of z do not split into that many blocks, or S couples them.
         """
         shape = tuple(self.shape)
-        if blocks < 1 or (shape[0] if shape else 1) % blocks:
+        leading = leading_dimensions(shape, blocks)
+        if leading is None:
             raise ValueError(f"the first dimension of {shape} does not split into {blocks} equal blocks")
-        if blocks > 1 and self.class_dim == 0:
+        if self.class_dim is not None and self.class_dim < leading:
             raise ValueError(f"the loss couples the entries of {shape} along the first dimension: use one block")
         return math.prod(shape) // blocks
+
+    def splits(self, blocks: int) -> bool:
+        """Whether S is known to couple no entries of different blocks."""
+        leading = leading_dimensions(self.shape, blocks)
+        return leading is not None and (self.class_dim is None or self.class_dim >= leading)
 
     def row_range(self, start: int, stop: int, blocks: int) -> range:
         """Rows start to stop of the factor.
@@ -227,6 +234,20 @@ class ElementwiseNode(CurvedNode):
         return plus_or_minus(self.signed_root)
 
 
+def leading_dimensions(shape: Sequence[int], blocks: int) -> int | None:
+    """How many of the first dimensions count ``blocks`` equal parts of consecutive entries; None: they do not."""
+    if blocks < 1:
+        return None
+    count = 1
+    for number, length in enumerate(shape):
+        if count % blocks == 0:
+            return number
+        if blocks % count:
+            return None
+        count *= length
+    return len(shape) if count and count % blocks == 0 else None
+
+
 @torch.no_grad()
 def curved_nodes(loss: torch.Tensor) -> list[CurvedNode] | None:
     """The outermost curved nodes of a loss, which is piecewise linear in their outputs; None if that is not known.
@@ -361,17 +382,10 @@ def same_jacobian(left: tuple[Any, int], right: tuple[Any, int]) -> bool:
     )
 
 
-def edge_dtype(edge: GradientEdge) -> torch.dtype:
-    """Dtype of the tensor at an edge of the graph."""
-    node: Any = edge.node
-    variable = getattr(node, "variable", None)
-    return (node._input_metadata[edge.output_nr] if variable is None else variable).dtype
-
-
 def curvature_of(node: Any, edge: GradientEdge, g: torch.Tensor) -> CurvedNode | None:
     """S of a curved node with input ``edge``, from the gradient ``g`` of the loss in its output; None: not known."""
     shape = shape_of(edge.node, edge.output_nr)
-    if not edge_dtype(edge).is_floating_point:
+    if not dtype_of(edge.node, edge.output_nr).is_floating_point:
         return None
     if node.name() in SOFTMAX or is_log_of_softmax(node):
         return softmax_curvature(node, edge, g, len(shape)) if shape else None

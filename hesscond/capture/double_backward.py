@@ -10,13 +10,15 @@ import torch
 
 from hesscond.capture.backward import (
     Budget,
-    batched_gradients,
+    Derivatives,
+    agree,
     on_samples,
     reaches,
     scattered_signs,
     separating_subsets,
 )
 from hesscond.capture.captured import Curvature, Diagonal, Factor, Formed, LayerCapture
+from hesscond.capture.cuts import Cuts
 from hesscond.capture.graph import refuse_dead_ends, refuse_wrong_derivatives
 from hesscond.capture.layers import Geometry, from_unit_weights, unit_weights
 from hesscond.capture.request import Request
@@ -25,6 +27,9 @@ from hesscond.errors import CaptureError
 DOUBLE_ROUTE = "double backward"
 PARAMETER_ROUTE = "double backward in the parameters"
 WEIGHT_ROUTE = "double backward in the parameters, used in several ways"
+
+#: Two ways to a product may differ by their round-off in these units.
+ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
 
 
 class SecondDerivatives:
@@ -53,13 +58,13 @@ class SecondDerivatives:
         proved_apart: Callable[[Request], bool],
     ) -> None:
         self.samples, self.budget, self.proved_apart = samples, budget, proved_apart
+        self.cuts = Cuts(loss, requests, samples, budget)
         self.variables = {request.name: variables(request) for request in requests}
         every = [variable for own in self.variables.values() for variable in own]
         first = iter(torch.autograd.grad(loss, every, create_graph=True, allow_unused=True))
-        #: whether the derivatives of a layer may be taken many at a time
-        self.vectorized: dict[str, bool] = {}
-        self.first = {name: [next(first) for _ in own] for name, own in self.variables.items()}
-        refuse_dead_ends(g.grad_fn for own in self.first.values() for g in own if g is not None)
+        gradients = {name: [next(first) for _ in own] for name, own in self.variables.items()}
+        refuse_dead_ends(g.grad_fn for own in gradients.values() for g in own if g is not None)
+        self.along = {name: Derivatives(own, self.variables[name]) for name, own in gradients.items()}
         refuse_wrong_derivatives([loss.grad_fn])
 
     def product(self, request: Request, values: torch.Tensor) -> torch.Tensor:
@@ -70,33 +75,15 @@ class SecondDerivatives:
     def derivatives(self, request: Request, seeds: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None] | None:
         """Second derivatives in all variables of a layer along k directions; None: all are zero.
 
-        The first products of a layer are compared with one that is not vectorized, since some operations (group
-        normalization in torch 2.13) have a wrong batching rule for their second derivative.
-
         Raises
         ------
         CaptureError
             An operation without a second derivative.
         """
-        pairs = [
-            (gradient, seed)
-            for gradient, seed in zip(self.first[request.name], seeds, strict=True)
-            if gradient is not None and gradient.requires_grad
-        ]
-        if not pairs:
+        if not self.along[request.name].live:
             return None
-        gradients, seeds = zip(*pairs, strict=True)
-        own = self.variables[request.name]
         try:
-            if len(seeds[0]) == 1:
-                return batched_gradients(gradients, own, seeds, vectorized=False)
-            if request.name not in self.vectorized:
-                found = batched_gradients(gradients, own, [seed[-1:] for seed in seeds], vectorized=False)
-                many = batched_gradients(gradients, own, seeds)
-                self.vectorized[request.name] = all(map(agree, found, many))
-                if self.vectorized[request.name]:
-                    return many
-            return batched_gradients(gradients, own, seeds, vectorized=self.vectorized[request.name])
+            return self.along[request.name](seeds)
         except RuntimeError as error:
             if "derivative" not in str(error):
                 raise
@@ -104,16 +91,17 @@ class SecondDerivatives:
                 f"the second derivatives behind layer {request.name!r} are not in torch: {first_line(error)}"
             ) from error
 
-    def is_apart(self, request: Request) -> bool:
-        """Whether samples do not influence each other behind the layer: proved, or S exactly zero between them."""
-        if self.proved_apart(request):
-            return True
-        if not request.splits(self.samples):
-            return False
-        for subset in separating_subsets(self.samples, request.deltas[0].device)[::2]:
-            seeds = [on_samples(subset, d.shape, d.dtype, self.samples)[None] for d in request.deltas]
-            product = self.product(request, request.positions(seeds, self.samples))[0]
-            if reaches(product, ~subset, self.samples):
+    def is_apart(self, request: Request, blocks: int) -> bool:
+        """Whether blocks, samples or positions, do not influence each other: proved, or S exactly zero between them."""
+        if blocks == self.samples:
+            if self.proved_apart(request):
+                return True
+            if not request.splits(blocks):
+                return False
+        shape = (1, blocks, Geometry.of(request.layer).units, request.inputs(blocks).positions)
+        for subset in separating_subsets(blocks, request.deltas[0].device)[::2]:
+            seed = on_samples(subset, torch.Size(shape[1:]), torch.float64, blocks)
+            if reaches(self.product(request, seed[None])[0], ~subset, blocks):
                 return False
         return True
 
@@ -122,14 +110,19 @@ class SecondDerivatives:
         geometry = Geometry.of(request.layer)
         if request.parameters is not None:
             return request.finished(self.in_weights(request), WEIGHT_ROUTE, self.samples)
-        blocks = self.samples if request.splits(self.samples) else 1
+        blocks, finest = self.samples if request.splits(self.samples) else 1, request.positions_apart()
         positions = request.inputs(blocks).positions
-        if positions < geometry.n_params and not self.is_apart(request):
+        if finest > blocks and self.is_apart(request, finest):
+            blocks, positions = finest, request.inputs(finest).positions
+        elif positions < geometry.n_params and not self.is_apart(request, self.samples):
             blocks, positions = 1, positions * blocks
         if positions >= geometry.n_params or not self.has_room(request, blocks, positions):
             return request.finished(self.in_parameters(request, blocks), PARAMETER_ROUTE, self.samples)
+        curvature = self.behind_cut(request, blocks, positions)
+        if curvature is not None:
+            return request.finished(curvature, DOUBLE_ROUTE, self.samples, blocks)
         if request.whole:
-            curvature: Curvature = self.whole_factor(request, blocks, positions)
+            curvature = self.whole_factor(request, blocks, positions)
         elif positions == 1:
             curvature = self.diagonal(request, blocks)
         else:
@@ -150,7 +143,7 @@ class SecondDerivatives:
         """Zero tensors (k, J, m, q) for ``count`` directions, a few at a time."""
         units = Geometry.of(request.layer).units
         like = request.deltas[0]
-        size = self.budget.chunk(count, 2 * blocks * units * positions)
+        size = self.budget.cached(count, 2 * blocks * units * positions, self.budget.largest)
         for start in range(0, count, size):
             rows = slice(start, min(start + size, count))
             shape = (rows.stop - start, blocks, units, positions)
@@ -171,26 +164,24 @@ class SecondDerivatives:
             own = torch.arange(len(values))
             values[own, :, units[rows], 0] = 1
             S[:, rows] = self.product(request, values)[own, :, units[rows], 0].T
-        norm = max(self.size(request, blocks, 1), float(S.abs().amax()))
-        return Diagonal(S.abs().sqrt(), S.sign() if (S < 0).any() else None, norm=norm)
+        return diagonal_of(S, self.size(request, blocks, 1))
 
     def unit_factors(self, request: Request, blocks: int, positions: int) -> Factor:
         """Signed factors of S_i (J, q, q) of every unit from its eigenvalues."""
         count = len(request.units)
         self.budget.take(request, 3 * positions * blocks * count * positions)
-        device = request.deltas[0].device
-        B = torch.zeros(positions, blocks, count, positions, dtype=torch.float64, device=device)
-        signs = torch.ones(positions, blocks, count, dtype=torch.float64, device=device)
-        norms = torch.zeros(blocks, count, dtype=torch.float64, device=device)
-        for column, unit in enumerate(request.units):
-            S = torch.zeros(positions, blocks, positions, dtype=torch.float64, device=device)
-            for rows, values in self.directions(request, blocks, positions, positions):
-                own = torch.arange(len(values))
-                values[own, :, unit, own + rows.start] = 1
-                S[rows] = self.product(request, values)[:, :, unit]
-            B[:, :, column], signs[:, :, column], norms[:, column] = signed_roots(S.transpose(0, 1))
-        norms.clamp_(min=self.size(request, blocks, positions))
-        return Factor(B, signs if (signs < 0).any() else None, norms)
+
+        def matrices() -> Iterator[torch.Tensor]:
+            for unit in request.units:
+                S = torch.zeros(positions, blocks, positions, dtype=torch.float64, device=request.deltas[0].device)
+                for rows, values in self.directions(request, blocks, positions, positions):
+                    own = torch.arange(len(values))
+                    values[own, :, unit, own + rows.start] = 1
+                    S[rows] = self.product(request, values)[:, :, unit]
+                yield S.transpose(0, 1)
+
+        least, device = self.size(request, blocks, positions), request.deltas[0].device
+        return joint_factor(matrices(), (positions, blocks, count), device, least)
 
     def whole_factor(self, request: Request, blocks: int, positions: int) -> Factor:
         """Signed factor of S (J, m q, m q) over all units together."""
@@ -203,10 +194,50 @@ class SecondDerivatives:
                 torch.arange(len(values)), :, torch.arange(rows.start, rows.stop)
             ] = 1
             S[rows] = self.product(request, values).flatten(2)
-        B, signs, norms = signed_roots(S.transpose(0, 1))
-        return Factor(
-            B.unflatten(2, (units, positions)), signs[:, :, None] if (signs < 0).any() else None, norms[:, None]
-        )
+        return layer_factor(S.transpose(0, 1), units)
+
+    def behind_cut(self, request: Request, blocks: int, positions: int) -> Curvature | None:
+        """S from the curvature in a tensor behind the layer, compared with a direct product; None: not to be had."""
+        if blocks not in (self.samples, request.positions_apart()):
+            return None
+        units = Geometry.of(request.layer).units
+        entries = units if request.whole else len(request.units)
+        try:
+            way = self.cuts.way(request, entries * positions, entries)
+            found = None if way is None else self.cuts.curvature(way, request, blocks)
+        except RuntimeError as error:
+            if "derivative" not in str(error):
+                raise
+            # it is told where it fails without cuts too
+            found = None
+        finally:
+            self.cuts.release(request)
+        if found is None or not self.confirms(request, *found):
+            return None
+        S, sizes = found
+        if request.whole:
+            self.budget.take(request, 3 * S.numel())
+            return layer_factor(S[0], units, sizes[0])
+        least = self.size(request, blocks, positions)
+        if positions > 1:
+            self.budget.take(request, 3 * S.numel())
+            return joint_factor(iter(S), (positions, blocks, entries), S.device, least, sizes.T)
+        self.budget.take(request, 2 * S.numel())
+        return diagonal_of(S[:, :, 0, 0].T, max(least, float(sizes.max())))
+
+    def confirms(self, request: Request, S: torch.Tensor, sizes: torch.Tensor) -> bool:
+        """Whether a direct product has the largest of the S (u, J, q, q), or that of the layer, up to rounding."""
+        largest = int(S.flatten(1).norm(dim=1).argmax())
+        units = Geometry.of(request.layer).units
+        own = slice(None) if request.whole else slice(request.units[largest], request.units[largest] + 1)
+        v = scattered_signs(S[largest, :, 0])
+        by_unit = v.unflatten(1, (units if request.whole else 1, -1))
+        values = v.new_zeros(1, len(v), units, by_unit.shape[2])
+        values[0, :, own] = by_unit
+        product = self.product(request, values)[0, :, own].flatten(1)
+        expected = torch.einsum("jpq,jq->jp", S[largest], v)
+        rounding = ROUNDING * (sizes[largest] * v.norm(dim=1)).norm()
+        return agree(product[None], expected[None]) or bool((product - expected).norm() <= rounding)
 
     def in_parameters(self, request: Request, blocks: int) -> Formed:
         """Hessians Ĥᵀ(SĤ), one direction a parameter; κ of them is limited by their rounding, which `spread` bounds."""
@@ -248,7 +279,7 @@ class SecondDerivatives:
         like = self.variables[request.name][0]
         matrices = torch.zeros(count, order, order, dtype=torch.float64, device=like.device)
         directions = len(request.units) * n
-        size = self.budget.chunk(directions, 2 * n * units)
+        size = self.budget.cached(directions, 2 * n * units, self.budget.largest)
         for start in range(0, directions, size):
             index = torch.arange(start, min(start + size, directions), device=like.device)
             number, parameter = index // n, index % n
@@ -281,11 +312,33 @@ def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return rows, torch.where(values < 0, -1.0, 1.0).T.to(rows), values.abs().amax(1)
 
 
-def agree(one: torch.Tensor | None, many: torch.Tensor | None) -> bool:
-    """Whether the last of ``many`` is the ``one``, up to rounding."""
-    if one is None or many is None:
-        return one is many
-    return bool((one[-1] - many[-1]).norm() <= 1e-3 * torch.finfo(one.dtype).eps ** 0.5 * one[-1].norm())
+def diagonal_of(S: torch.Tensor, norm: float) -> Diagonal:
+    """S (J, u) as roots and signs, known up to round-off of the size ``norm`` or of its own."""
+    return Diagonal(S.abs().sqrt(), S.sign() if (S < 0).any() else None, norm=max(norm, float(S.abs().amax())))
+
+
+def joint_factor(
+    matrices: Iterator[torch.Tensor],
+    shape: tuple[int, int, int],
+    device: torch.device,
+    norm: float,
+    sizes: torch.Tensor | None = None,
+) -> Factor:
+    """S_i (J, q, q) of every unit as factors of shape (q, J, u), known up to round-off of ``norm`` and ``sizes``."""
+    B = torch.zeros(*shape, shape[0], dtype=torch.float64, device=device)
+    signs = torch.ones(shape, dtype=torch.float64, device=device)
+    norms = torch.zeros(shape[1:], dtype=torch.float64, device=device)
+    for column, S in enumerate(matrices):
+        B[:, :, column], signs[:, :, column], norms[:, column] = signed_roots(S)
+    norms.clamp_(min=norm)
+    return Factor(B, signs if (signs < 0).any() else None, norms if sizes is None else torch.maximum(norms, sizes))
+
+
+def layer_factor(S: torch.Tensor, units: int, sizes: torch.Tensor | None = None) -> Factor:
+    """S (J, m q, m q) of all units together, known up to round-off of ``sizes`` (J,), as a factor."""
+    B, signs, norms = signed_roots(S)
+    norms = norms if sizes is None else torch.maximum(norms, sizes)
+    return Factor(B.unflatten(2, (units, -1)), signs[:, :, None] if (signs < 0).any() else None, norms[:, None])
 
 
 def first_line(error: Exception) -> str:

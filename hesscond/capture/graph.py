@@ -209,6 +209,37 @@ def dependent(start: Iterable[Any], leaves: Set[Any]) -> set[Any]:
     return found
 
 
+def dominators(root: Any, within: Set[Any]) -> dict[Any, Any]:
+    """For each node ``within``, but the root, the nearest other one that all paths to it from the root go through."""
+    order: list[Any] = []
+    stack = [(root, False)]
+    seen: set[Any] = set()
+    above: dict[Any, list[Any]] = {}
+    while stack:
+        node, inputs_done = stack.pop()
+        if inputs_done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            for parent, _ in node.next_functions:
+                if parent in within:
+                    above.setdefault(parent, []).append(node)
+                    stack.append((parent, False))
+    found: dict[Any, Any] = {}
+    depth = {root: 0}
+    for node in reversed(order[:-1]):
+        nearest, *others = above[node]
+        for other in others:
+            while other is not nearest:
+                if depth[other] > depth[nearest]:
+                    other = found[other]
+                else:
+                    nearest = found[nearest]
+        found[node], depth[node] = nearest, depth[nearest] + 1
+    return found
+
+
 def inputs_of(node: Any, within: Set[Any] | None) -> Inputs:
     """The differentiable inputs of a node, (None, 0) for those that are not, or that are not ``within``."""
     return [(p, i) if p is not None and (within is None or p in within) else (None, 0) for p, i in node.next_functions]
@@ -266,6 +297,13 @@ def shape_of(node: Any, number: int = 0) -> torch.Size:
     """Shape of a node's output; of a leaf, of the tensor itself."""
     variable = getattr(node, "variable", None)
     return torch.Size(node._input_metadata[number].shape) if variable is None else variable.shape
+
+
+def dtype_of(node: Any, number: int = 0) -> torch.dtype:
+    """Dtype of a node's output; of a leaf, of the tensor itself."""
+    variable = getattr(node, "variable", None)
+    dtype: torch.dtype = (node._input_metadata[number] if variable is None else variable).dtype
+    return dtype
 
 
 def dimension(value: int, ndim: int) -> int:

@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from hesscond.capture.captured import Curvature, Diagonal, Factor, Formed, LayerCapture, LayerInputs
 from hesscond.capture.forward import Call
-from hesscond.capture.layers import Layer, by_position, from_position
+from hesscond.capture.layers import Geometry, Layer, by_position, from_position
 from hesscond.errors import NotFiniteError
 
 COUPLED = ", samples coupled"
@@ -56,6 +56,11 @@ class Request:
     def splits(self, samples: int) -> bool:
         """Whether every call has as many leading entries for each sample."""
         return all(call.inputs.ndim > 1 and call.delta.shape[0] % samples == 0 for call in self.calls)
+
+    def positions_apart(self) -> int:
+        """The blocks of one position of each call; 0: the calls do not have as many positions each."""
+        counts = {delta.shape.numel() // Geometry.of(self.layer).units for delta in self.deltas}
+        return counts.pop() if len(counts) == 1 and all(call.inputs.ndim > 1 for call in self.calls) else 0
 
     def inputs(self, blocks: int) -> LayerInputs:
         """Ĥ of all calls, block by block."""
@@ -101,7 +106,7 @@ class Request:
         samples
             N.
         blocks
-            N or 1, the blocks that the curvature is in; None: as many as the layout allows.
+            The blocks that the curvature is in; None: as many as the layout allows for samples.
 
         Raises
         ------

@@ -1,0 +1,750 @@
+"""The curvature of a loss in tensors that all paths from layers go through, formed once for many layers.
+
+Every path from the pre-activations δ of a layer in a residual network to the loss goes through the residual stream z
+behind it, a dominator of δ in the autograd graph. With L = φ(z(δ)), J = ∂z/∂δ and g = ∇φ,
+
+    ∇²_δ L = Jᵀ H J + Σ_k g_k ∇²_δ z_k,        H = ∇²φ,
+
+so that H, formed once, leaves to every layer in front of it the short way from δ to z: J v and the second term are the
+derivatives of q(u, δ) = (∂z/∂δ)ᵀu, at u = g, in u and in δ. H itself may come from a cut behind it in the same way.
+Where the way from δ to z keeps positions apart, J is block diagonal, and one direction does for all positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from hesscond.capture.backward import (
+    Budget,
+    Derivatives,
+    on_samples,
+    reaches,
+    scattered_signs,
+    separating_subsets,
+)
+from hesscond.capture.graph import dependent, dominators, dtype_of, shape_of
+from hesscond.capture.layers import Geometry
+from hesscond.capture.request import Request
+
+#: Numbers that the derivatives of a layer must go through at least for cuts to be looked for, and the gain wanted.
+WORTHWHILE, GAIN = 1e8, 1.25
+
+#: What a multiplication within a matrix product costs, if a number that a derivative goes through costs 1.
+MULTIPLICATION = 1 / 64
+
+#: Nodes that compute nothing.
+VIEWS = {
+    "View",
+    "UnsafeView",
+    "ReshapeAlias",
+    "Expand",
+    "Transpose",
+    "Permute",
+    "T",
+    "Unbind",
+    "Split",
+    "Slice",
+    "Select",
+    "Squeeze",
+    "Unsqueeze",
+    "Alias",
+}
+
+#: How many candidates ahead the next cut may be.
+REACH = 16
+
+#: Steps of the power iterations that estimate norms, and how many times too small these may be.
+STEPS, TOO_SMALL = 10, 1.25
+
+#: Numbers in the intermediate results for several units at a time.
+TOGETHER = 2**22
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where second derivatives are wanted, as entries (k, J, w): w of each of J blocks of samples or positions.
+
+    Attributes
+    ----------
+    variables
+        Tensors or edges of the graph.
+    numel
+        J w.
+    seeds
+        Directions in the shapes of the variables, from entries.
+    entries
+        Entries, of ``count`` directions in so many blocks, from derivatives in the variables (None: zero).
+    splits
+        Whether there are so many blocks.
+    """
+
+    variables: Sequence[Any]
+    numel: int
+    seeds: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+    entries: Callable[[Sequence[torch.Tensor | None], int, int], torch.Tensor]
+    splits: Callable[[int], bool]
+
+    @classmethod
+    def of_edge(cls, edge: GradientEdge, device: torch.device) -> Site:
+        """A tensor within the graph, whose blocks are consecutive."""
+        shape = shape_of(edge.node, edge.output_nr)
+        numel = shape.numel()
+
+        def entries(found: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
+            own = found[0]
+            if own is None:
+                return torch.zeros(count, blocks, numel // blocks, dtype=torch.float64, device=device)
+            return own.reshape(count, blocks, -1)
+
+        def seeds(values: torch.Tensor) -> list[torch.Tensor]:
+            return [values.reshape(len(values), *shape)]
+
+        return cls([edge], numel, seeds, entries, lambda blocks: numel % blocks == 0)
+
+    @classmethod
+    def of_request(cls, request: Request) -> Site:
+        """The pre-activations of a layer, those of a block unit by unit."""
+        units, numel = Geometry.of(request.layer).units, sum(delta.numel() for delta in request.deltas)
+
+        def entries(found: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
+            if all(own is None for own in found):
+                return torch.zeros(count, blocks, numel // blocks, dtype=torch.float64, device=request.deltas[0].device)
+            return request.positions(found, blocks).flatten(2)
+
+        def seeds(values: torch.Tensor) -> list[torch.Tensor]:
+            return request.outputs(values.unflatten(2, (units, -1)))
+
+        def splits(blocks: int) -> bool:
+            return blocks == request.positions_apart() or request.splits(blocks)
+
+        return cls(request.deltas, numel, seeds, entries, splits)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The curvature of the loss in a tensor z.
+
+    Attributes
+    ----------
+    edge
+        Where z is in the graph.
+    gradient
+        Of the loss in z.
+    H : (J, s, s) float64
+        The Hessian of each block of consecutive entries of z; there is nothing between them.
+    size : (J,)
+        H is known up to round-off of this size, in the 2-norm.
+    """
+
+    edge: GradientEdge
+    gradient: torch.Tensor
+    H: torch.Tensor
+    size: torch.Tensor
+
+    def times(self, images: torch.Tensor) -> torch.Tensor:
+        """H applied to (k, J', s') for any number J' of blocks that those of H are parts of, or the other way round."""
+        blocks, order = self.H.shape[:2]
+        vectors = images.reshape(len(images), blocks, order).transpose(0, 1)
+        return torch.bmm(vectors, self.H).transpose(0, 1).reshape(images.shape)
+
+
+class Way:
+    """What lies between a site and a cut z behind it: first and second derivatives of z.
+
+    Parameters
+    ----------
+    site
+        δ.
+    cut
+        z.
+    budget
+        Memory.
+    """
+
+    def __init__(self, site: Site, cut: Cut, budget: Budget) -> None:
+        self.site, self.cut, self.budget = site, cut, budget
+        u = cut.gradient.clone().requires_grad_()
+        pulled = torch.autograd.grad([cut.edge], site.variables, [u], create_graph=True, allow_unused=True)
+        self.twice = Derivatives(pulled, [u, *site.variables])
+        self.back = Derivatives([cut.edge], site.variables)
+        between = dependent([cut.edge.node], {edge_node(v) for v in site.variables})
+        self.largest = max(shape_of(node).numel() for node in between)
+
+    def derivatives(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """J v (k, J, s) and Σ_k g_k ∇² z_k v (k, J, w) for each v of ``values`` (k, J, w)."""
+        count, blocks = values.shape[:2]
+        image, *second = self.twice(self.site.seeds(values))
+        if image is None:
+            image = torch.zeros(count, *self.cut.gradient.shape, dtype=values.dtype, device=values.device)
+        return image.reshape(count, blocks, -1), self.site.entries(second, count, blocks)
+
+    def pulled(self, images: torch.Tensor) -> torch.Tensor:
+        """Jᵀ w (k, J, w) for each w of ``images`` (k, J, s)."""
+        count, blocks = images.shape[:2]
+        return self.site.entries(self.back([images.reshape(count, *self.cut.gradient.shape)]), count, blocks)
+
+    def keeps_apart(self, blocks: int) -> bool:
+        """Whether both derivatives are exactly zero between different blocks."""
+        if not self.site.splits(blocks) or self.cut.gradient.numel() % blocks:
+            return False
+        subsets = separating_subsets(blocks, self.cut.gradient.device)
+        shape = torch.Size((blocks, self.site.numel // blocks))
+        for subset in subsets:
+            values = on_samples(subset, shape, torch.float64, blocks)[None]
+            if any(reaches(found[0], ~subset, blocks) for found in self.derivatives(values)):
+                return False
+        return True
+
+    def chunks(self, blocks: int, directions: Sequence[int] | range) -> Iterator[tuple[range, torch.Tensor]]:
+        """Directions (k, J, w) that are 1 at an entry of every block, a few at a time, with their numbers."""
+        width, size, device = self.site.numel // blocks, self.chunk(len(directions)), self.cut.gradient.device
+        for start in range(0, len(directions), size):
+            own = range(start, min(start + size, len(directions)))
+            values = torch.zeros(len(own), blocks, width, dtype=torch.float64, device=device)
+            values[torch.arange(len(own)), :, torch.tensor(directions[start : own.stop])] = 1
+            yield own, values
+
+    def chunk(self, directions: int) -> int:
+        """How many to take at a time."""
+        return self.budget.cached(directions, 3 * (self.site.numel + self.cut.gradient.numel()), self.largest)
+
+    def norms(self, blocks: int) -> torch.Tensor:
+        """(J,) ‖J‖ of each block, by power iteration on JᵀJ: not too small by more than `TOO_SMALL`."""
+        shape = (1, blocks, self.site.numel // blocks)
+        vectors = scattered_signs(torch.zeros(shape, dtype=torch.float64, device=self.cut.gradient.device))
+        found = torch.zeros(blocks, dtype=torch.float64, device=vectors.device)
+        for _ in range(STEPS):
+            images = self.derivatives(normalized(vectors))[0]
+            found = torch.maximum(found, images[0].norm(dim=1))
+            vectors = self.pulled(images)
+        return TOO_SMALL * found
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The tensors that may be cuts for a site, from the loss towards it, the site itself as the last.
+
+    Attributes
+    ----------
+    nodes
+        Of the tensors, without the site.
+    numel
+        Numbers in each.
+    numbers
+        In the graph between the loss and each.
+    mixed
+        By number of blocks: between how many neighbours, up to each, blocks do not stay apart.
+    """
+
+    nodes: list[Any]
+    numel: list[int]
+    numbers: list[float]
+    mixed: dict[int, list[int]]
+
+    def finest(self, upper: int, lower: int) -> int | None:
+        """The largest known number of blocks that stay apart between two of the tensors."""
+        return max((blocks for blocks, count in self.mixed.items() if count[upper] == count[lower]), default=None)
+
+    def only(self, kept: Sequence[int]) -> Chain:
+        """Some of the tensors."""
+        return Chain(
+            [self.nodes[i] for i in kept[:-1]],
+            [self.numel[i] for i in kept],
+            [self.numbers[i] for i in kept],
+            {blocks: [count[i] for i in kept] for blocks, count in self.mixed.items()},
+        )
+
+
+class Cuts:
+    """Cuts of the graph of a loss, found and formed where they make derivatives of layers cheaper.
+
+    Parameters
+    ----------
+    loss
+        The scalar loss.
+    requests
+        Layers in the order in which their curvature will be asked for.
+    samples
+        N.
+    budget
+        Memory.
+    """
+
+    def __init__(self, loss: torch.Tensor, requests: Sequence[Request], samples: int, budget: Budget) -> None:
+        self.loss, self.samples, self.budget = loss, samples, budget
+        self.requests = [request for request in requests if request.parameters is None]
+        self.levels = sorted({r.positions_apart() for r in self.requests if r.positions_apart() > samples})
+        #: by node of a cut that is planned, the node of the one behind it (None: the loss)
+        self.behind: dict[Any, Any] = {}
+        #: how many blocks each is planned to have
+        self.blocks: dict[Any, int] = {}
+        self.formed: dict[Any, Cut | None] = {}
+        self._mixes: dict[tuple[Any, Any, int], bool] = {}
+
+    def way(self, request: Request, directions: int, per_block: int) -> Way | None:
+        """The way from a layer to its cut; None: it is better off without, or cannot have one.
+
+        Parameters
+        ----------
+        request
+            The layer.
+        directions
+            What its curvature takes without a cut.
+        per_block
+            The entries of a block of one position that are wanted.
+        """
+        path = self.dominators(request)
+        between = dependent([self.loss.grad_fn], request.leaves) - request.leaves
+        if 2.0 * directions * sum(map(numbers_of, between)) < WORTHWHILE:
+            return None
+        site = Site.of_request(request)
+        if request.name not in self.behind and not self.plan(
+            request, self.chain(request, site, path, between), directions, per_block
+        ):
+            return None
+        cut = self.cut(self.behind[request.name])
+        return None if cut is None else Way(site, cut, self.budget)
+
+    def release(self, request: Request) -> None:
+        """Forget the cuts that no layer after this one has use for."""
+        place = self.requests.index(request)
+        for node in [node for node in self.formed if self.last_use[node] <= place]:
+            del self.formed[node], self.behind[node]
+
+    @cached_property
+    def last_use(self) -> dict[Any, int]:
+        """The last of the layers that a node dominates."""
+        return {node: place for place, request in enumerate(self.requests) for node in self.dominators(request)}
+
+    def has_room(self, numbers: int) -> bool:
+        """Whether there is room for as many numbers beside the cuts that are held."""
+        held = sum(cut.H.numel() for cut in self.formed.values() if cut is not None)
+        return self.budget.fits(held + numbers)
+
+    # the graph
+
+    @cached_property
+    def nearest(self) -> dict[Any, Any]:
+        """Of each node of the graph, the nearest dominator."""
+        leaves = {leaf for request in self.requests for leaf in request.leaves}
+        return dominators(self.loss.grad_fn, dependent([self.loss.grad_fn], leaves))
+
+    @cached_property
+    def branches(self) -> dict[Any, int]:
+        """How many nodes each one is the nearest dominator of."""
+        found: dict[Any, int] = {}
+        for node in self.nearest.values():
+            found[node] = found.get(node, 0) + 1
+        return found
+
+    def above(self, node: Any) -> list[Any]:
+        """All dominators of a node, from the loss towards it."""
+        found = []
+        while node in self.nearest:
+            node = self.nearest[node]
+            found.append(node)
+        return found[::-1]
+
+    def dominators(self, request: Request) -> list[Any]:
+        """Those of all its leaves, from the loss towards it."""
+        first, *others = [self.above(leaf) for leaf in request.leaves]
+        return [node for node in first if all(node in other for other in others)]
+
+    def chain(self, request: Request, site: Site, path: Sequence[Any], between: set[Any]) -> Chain:
+        """The tensors that may be cuts for a layer, of its dominators and all nodes between it and the loss."""
+        own = dict.fromkeys(path, 0.0)
+        for node in between:
+            place = node
+            while place not in own:
+                place = self.nearest[place]
+            own[place] += numbers_of(node)
+        fit = [node for node in path if self.may_be_cut(node)]
+        numbers, total = [], 0.0
+        for node in path:
+            if node in fit:
+                numbers.append(total)
+            total += own[node]
+        sites = [*(Site.of_edge(GradientEdge(node, 0), self.loss.device) for node in fit), site]
+        levels = self.levels
+        mixed: dict[int, list[int]] = {}
+        for blocks in levels:
+            count = [0]
+            for number, upper in enumerate(fit):
+                key = fit[number + 1] if number + 1 < len(fit) else request.name
+                count.append(count[-1] + self.mixes(upper, sites[number + 1], key, blocks))
+            mixed[blocks] = count
+        chain = Chain(fit, [s.numel for s in sites], [*numbers, total], mixed)
+        return chain.only([*self.kept(chain), len(fit)])
+
+    def may_be_cut(self, node: Any) -> bool:
+        """Whether a node gives one float64 tensor of more than one number that splits into samples."""
+        if len(node._input_metadata) != 1 or dtype_of(node) != torch.float64:
+            return False
+        numel = shape_of(node).numel()
+        return numel > 1 and numel % self.samples == 0
+
+    def mixes(self, upper: Any, site: Site, key: Any, blocks: int) -> bool:
+        """Whether a derivative of a tensor in one closer to the layers is not exactly zero between different blocks."""
+        if (upper, key, blocks) not in self._mixes:
+            shape = shape_of(upper)
+            mixed = shape.numel() % blocks > 0 or not site.splits(blocks)
+            back = Derivatives([GradientEdge(upper, 0)], site.variables)
+            for subset in separating_subsets(blocks, self.loss.device) if not mixed else ():
+                seed = on_samples(subset, shape, torch.float64, blocks)[None]
+                if reaches(site.entries(back([seed]), 1, blocks)[0], ~subset, blocks):
+                    mixed = True
+                    break
+            self._mixes[upper, key, blocks] = mixed
+        return self._mixes[upper, key, blocks]
+
+    def kept(self, chain: Chain) -> list[int]:
+        """Candidates without those that only lead on to the next one, which is as good."""
+        found = []
+        for i, node in enumerate(chain.nodes):
+            next_is_as_good = (
+                i + 1 < len(chain.nodes)
+                and self.branches[node] == 1
+                and chain.numel[i] == chain.numel[i + 1]
+                and all(count[i] == count[i + 1] for count in chain.mixed.values())
+            )
+            room = self.has_room(4 * chain.numel[i] ** 2 // self.planned_blocks(chain, i))
+            if room and not next_is_as_good:
+                found.append(i)
+        return found
+
+    def planned_blocks(self, chain: Chain, number: int) -> int:
+        """The blocks that the curvature in a tensor of the chain will fall into, if the loss does not couple them."""
+        return chain.finest(0, number) or self.samples
+
+    # the plan
+
+    def plan(self, request: Request, chain: Chain, directions: int, per_block: int) -> bool:
+        """Choose the cuts for a layer; False: it is better off without.
+
+        Parameters
+        ----------
+        request, directions, per_block
+            As for `way`.
+        chain
+            The candidates.
+        """
+        end = len(chain.nodes)
+        direct = 2.0 * directions * chain.numbers[end]
+        if not end:
+            return False
+        best: list[tuple[float, int | None]] = []
+        for lower in range(end + 1):
+            last = lower == end
+            if not last and chain.nodes[lower] in self.behind:
+                failed = self.formed.get(chain.nodes[lower], True) is None
+                best.append((math.inf if failed else 0.0, None))
+                continue
+            options: list[tuple[float, int | None]] = [] if last else [(self.cost_from_loss(chain, lower), None)]
+            for upper in range(max(0, lower - REACH), lower):
+                if last:
+                    cost = self.cost(chain, upper, lower, per_block, directions, 2, request)
+                else:
+                    entries = chain.numel[lower]
+                    apart = chain.finest(upper, lower) or entries
+                    cost = self.cost(chain, upper, lower, entries // apart, entries // self.samples, 3)
+                options.append((best[upper][0] + cost, upper))
+            best.append(min(options, key=lambda option: option[0]))
+        cost, place = best[end]
+        if cost * GAIN > direct or place is None:
+            return False
+        self.behind[request.name] = chain.nodes[place]
+        while place is not None and chain.nodes[place] not in self.behind:
+            behind = best[place][1]
+            self.behind[chain.nodes[place]] = None if behind is None else chain.nodes[behind]
+            self.blocks[chain.nodes[place]] = self.planned_blocks(chain, place)
+            place = behind
+        return True
+
+    def cost_from_loss(self, chain: Chain, lower: int) -> float:
+        """Of forming the curvature in a tensor of the chain by two backward passes."""
+        return 2 * chain.numel[lower] / self.planned_blocks(chain, lower) * chain.numbers[lower]
+
+    def cost(
+        self,
+        chain: Chain,
+        upper: int,
+        lower: int,
+        per_position: int,
+        per_sample: int,
+        passes: int,
+        request: Request | None = None,
+    ) -> float:
+        """Of forming it from that in another one: so many directions where positions stay apart, or samples.
+
+        ``request``: in this layer, unit by unit, each of which may reach a part of the upper tensor only.
+        """
+        way = chain.numbers[lower] - chain.numbers[upper]
+        blocks, apart = self.planned_blocks(chain, upper), chain.finest(upper, lower)
+        multiplications = MULTIPLICATION * chain.numel[upper] ** 2 / blocks
+        if apart is not None and apart % blocks == 0:
+            return per_position * (2 * way + multiplications)
+        if request is not None and not request.whole:
+            multiplications *= self.reached(chain.nodes[upper], request) ** 2
+        return per_sample * (passes * way + multiplications)
+
+    def reached(self, node: Any, request: Request) -> float:
+        """The share of a tensor that depends on one unit of a layer, on the first one."""
+        edge, site = GradientEdge(node, 0), Site.of_request(request)
+        u = torch.ones(shape_of(node), dtype=torch.float64, device=self.loss.device, requires_grad=True)
+        pulled = torch.autograd.grad([edge], site.variables, [u], create_graph=True, allow_unused=True)
+        first = torch.zeros(1, self.samples, site.numel // self.samples, dtype=torch.float64, device=u.device)
+        first.unflatten(2, (Geometry.of(request.layer).units, -1))[:, :, request.units[0]] = 1
+        (image,) = Derivatives(pulled, [u])(site.seeds(first))
+        return 0.0 if image is None else float((image != 0).to(torch.float64).mean())
+
+    # the curvatures
+
+    def cut(self, node: Any) -> Cut | None:
+        """A planned cut, formed when first asked for; None: what it was planned on does not hold."""
+        if node not in self.formed:
+            behind = self.behind[node]
+            edge = GradientEdge(node, 0)
+            site = Site.of_edge(edge, self.loss.device)
+            if behind is None:
+                self.formed[node] = self.from_loss(edge, site, self.blocks[node])
+            else:
+                upper = self.cut(behind)
+                self.formed[node] = None if upper is None else self.from_cut(edge, site, upper, self.blocks[node])
+        return self.formed[node]
+
+    def from_loss(self, edge: GradientEdge, site: Site, blocks: int) -> Cut | None:
+        """By two backward passes through everything behind."""
+        (gradient,) = torch.autograd.grad(self.loss, [edge], create_graph=True)
+        derivatives = Derivatives([gradient], [edge])
+
+        def product(values: torch.Tensor) -> torch.Tensor:
+            return site.entries(derivatives(site.seeds(values)), len(values), values.shape[1])
+
+        for number in dict.fromkeys((blocks, self.samples)):
+            if self.is_apart(product, site.numel, number):
+                blocks = number
+                break
+        else:
+            return None
+        order = site.numel // blocks
+        if not self.has_room(3 * blocks * order**2):
+            return None
+        largest = max(shape_of(node).numel() for node in dependent([self.loss.grad_fn], {edge.node}))
+        size = self.budget.cached(order, 3 * site.numel, largest)
+        H = torch.empty(blocks, order, order, dtype=torch.float64, device=self.loss.device)
+        for start in range(0, order, size):
+            stop = min(start + size, order)
+            values = torch.zeros(stop - start, blocks, order, dtype=torch.float64, device=self.loss.device)
+            values[torch.arange(stop - start), :, torch.arange(start, stop)] = 1
+            H[:, start:stop] = product(values).transpose(0, 1)
+        signs = scattered_signs(torch.zeros(1, blocks, order, dtype=torch.float64, device=self.loss.device))
+        rounding = product(signs)[0].abs().amax()
+        return Cut(edge, gradient.detach(), symmetric(H), torch.maximum(norms(H), rounding))
+
+    def is_apart(self, product: Callable[[torch.Tensor], torch.Tensor], numel: int, blocks: int) -> bool:
+        """Whether a symmetric matrix is exactly zero between different blocks."""
+        shape = torch.Size((blocks, numel // blocks))
+        for subset in separating_subsets(blocks, self.loss.device)[::2]:
+            if reaches(product(on_samples(subset, shape, torch.float64, blocks)[None])[0], ~subset, blocks):
+                return False
+        return True
+
+    def from_cut(self, edge: GradientEdge, site: Site, upper: Cut, blocks: int) -> Cut | None:
+        """From the one behind it."""
+        found = self.whole(Way(site, upper, self.budget), min(blocks, len(upper.H)))
+        if found is None:
+            return None
+        H, size = found
+        (gradient,) = torch.autograd.grad([upper.edge], [edge], [upper.gradient], retain_graph=True)
+        return Cut(edge, gradient, symmetric(H), torch.maximum(norms(H), size))
+
+    def curvature(self, way: Way, request: Request, blocks: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """S (u, J, q, q) of every unit, or (1, J, m q, m q) of the layer, and (u, J) the sizes of its round-off."""
+        if request.whole:
+            found = self.whole(way, blocks)
+            return None if found is None or len(found[0]) != blocks else (symmetric(found[0])[None], found[1][None])
+        by_unit = list(self.units(way, request, blocks))
+        if not by_unit:
+            return None
+        return torch.stack([S for S, _ in by_unit]), torch.stack([size for _, size in by_unit])
+
+    def whole(self, way: Way, blocks: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """∇²L (J, w, w) in a site, and (J,) the size of its round-off."""
+        upper, numel = way.cut, way.site.numel
+        outer = len(upper.H)
+        if not self.has_room(3 * numel * (numel // min(outer, blocks))):
+            return None
+        for apart in [level for level in reversed(self.levels) if level % outer == 0]:
+            if way.keeps_apart(apart):
+                return self.positionwise(way, apart)
+        if outer % blocks or not way.keeps_apart(blocks):
+            return None
+        order = numel // blocks
+        H = torch.empty(blocks, order, order, dtype=torch.float64, device=self.loss.device)
+        for rows, values in way.chunks(blocks, range(order)):
+            images, second = way.derivatives(values)
+            H[:, rows.start : rows.stop] = (way.pulled(upper.times(images)) + second).transpose(0, 1)
+        return H, way.norms(blocks).square() * upper.size.view(blocks, -1).amax(1)
+
+    def positionwise(self, way: Way, apart: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where J is block diagonal over positions: all blocks at once."""
+        upper = way.cut
+        outer, width = len(upper.H), way.site.numel // apart
+        inner = apart // outer
+        parts = [way.derivatives(values) for _, values in way.chunks(apart, range(width))]
+        # (J, P, w, s) and (J, P, w, w)
+        J = torch.cat([image for image, _ in parts]).permute(1, 0, 2).unflatten(0, (outer, inner))
+        second = torch.cat([own for _, own in parts]).permute(1, 0, 2).unflatten(0, (outer, inner))
+        H = torch.empty(outer, inner * width, inner * width, dtype=torch.float64, device=J.device)
+        for own, left, at, block in zip(H, J, second, upper.H, strict=True):
+            half = (left @ block.view(inner, -1, block.shape[1])).view(inner * width, inner, -1)
+            whole = torch.bmm(half.transpose(0, 1), left.mT).transpose(0, 1).reshape(inner, width, inner, width)
+            whole.diagonal(dim1=0, dim2=2).add_(at.permute(1, 2, 0))
+            own.view(whole.shape).copy_(whole)
+        lengths = torch.linalg.matrix_norm(J, ord=2).amax(1)
+        return H, lengths.square() * upper.size
+
+    def units(self, way: Way, request: Request, blocks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For every unit of a layer S (J, q, q) and (J,) the size of its round-off; nothing if it is not to be had."""
+        upper, m = way.cut, Geometry.of(request.layer).units
+        outer, apart = len(upper.H), request.positions_apart()
+        if apart > 0 and apart % outer == 0 and way.site.numel == apart * m and way.keeps_apart(apart):
+            if blocks == outer:
+                yield from self.positionwise_units(way, request, apart)
+            return
+        if outer % blocks == 0 and blocks != apart and way.keeps_apart(blocks):
+            yield from self.samplewise_units(way, request, blocks)
+
+    def samplewise_units(self, way: Way, request: Request, blocks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """One direction for each position of a sample, of all units at once that reach different parts of z."""
+        upper, m = way.cut, Geometry.of(request.layer).units
+        q = way.site.numel // m // blocks
+        found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        parts: dict[bytes, torch.Tensor] = {}
+        for group, reached in disjoint(way, request.units, m, blocks):
+            images, seconds = [], []
+            for rows, values in way.chunks(blocks, range(q)):
+                own = torch.arange(len(values))
+                values.zero_().unflatten(2, (m, q))[own[:, None], :, group, own[:, None] + rows.start] = 1
+                image, second = way.derivatives(values)
+                images.append(image)
+                seconds.append(second.unflatten(2, (m, q))[:, :, group])
+            image, second = torch.cat(images).transpose(0, 1), torch.cat(seconds).permute(2, 1, 0, 3)
+            for unit, S, entries in zip(group, second, reached, strict=True):
+                if len(upper.H) == blocks:
+                    key = entries.cpu().numpy().tobytes()
+                    if key not in parts:
+                        if sum(part.numel() for part in parts.values()) > upper.H.numel():
+                            parts.clear()
+                        index = entries.nonzero()[:, 0]
+                        parts[key] = upper.H if entries.all() else upper.H[:, index[:, None], index]
+                    J = image[:, :, entries]
+                    S = S + J @ parts[key] @ J.mT
+                else:
+                    J = image.where(entries, 0.0)
+                    S = S + upper.times(J.transpose(0, 1)).transpose(0, 1) @ J.mT
+                # the square of the 2-norm of J is at most the largest row sum of |J Jᵀ|
+                lengths = (J @ J.mT).abs().sum(2).amax(1)
+                found[unit] = (S + S.mT) / 2, lengths * upper.size.view(blocks, -1).amax(1)
+        yield from (found[unit] for unit in request.units)
+
+    def positionwise_units(self, way: Way, request: Request, apart: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Where J is block diagonal over positions: one direction a unit."""
+        upper = way.cut
+        outer, inner = len(upper.H), apart // len(upper.H)
+        s = upper.gradient.numel() // apart
+        parts = []
+        for rows, values in way.chunks(apart, request.units):
+            image, second = way.derivatives(values)
+            own = torch.tensor(request.units[rows.start : rows.stop])
+            parts.append((image, second[torch.arange(len(own)), :, own]))
+        # (J, P, u, s) and (u, J P)
+        J = torch.cat([image for image, _ in parts]).permute(1, 0, 2).unflatten(0, (outer, inner))
+        second = torch.cat([own for _, own in parts])
+        count = max(1, TOGETHER // (outer * inner * inner * s))
+        H = upper.H.view(outer, inner, s, inner * s)
+        for start in range(0, len(request.units), count):
+            own = J[:, :, start : start + count]
+            half = (own @ H).unflatten(3, (inner, s))
+            S = torch.einsum("jpuqs,jqus->ujpq", half, own)
+            S.diagonal(dim1=2, dim2=3).add_(second[start : start + count].unflatten(1, (outer, inner)))
+            S = (S + S.mT) / 2
+            sizes = own.square().sum(3).amax(1).T * upper.size
+            yield from zip(S, sizes, strict=True)
+
+
+def disjoint(way: Way, units: Sequence[int], m: int, blocks: int) -> list[tuple[list[int], list[torch.Tensor]]]:
+    """Units of a layer in groups, as the heads of an attention, that share neither entries of z nor second derivatives.
+
+    With each unit, the entries (s,) of z in a block that depend on it: those whose derivatives along a direction
+    without a pattern are not exactly zero.
+    """
+    every = torch.ones(way.cut.gradient.numel() // blocks, dtype=torch.bool, device=way.cut.gradient.device)
+    shape = torch.Size((blocks, way.site.numel // blocks))
+    pattern = on_samples(torch.ones(blocks, dtype=torch.bool, device=every.device), shape, torch.float64, blocks)
+
+    def probed(own: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        values = torch.zeros(len(own), *shape, dtype=torch.float64, device=every.device).unflatten(2, (m, -1))
+        values[torch.arange(len(own)), :, list(own)] = pattern.unflatten(1, (m, -1))[:, list(own)].transpose(0, 1)
+        image, second = way.derivatives(values.flatten(2))
+        return (image != 0).any(1), (second.unflatten(2, (m, -1)) != 0).any(3).any(1)
+
+    if 2 * probed(units[:1])[0].sum() > len(every):
+        return [([unit], [every]) for unit in units]
+    size = way.chunk(len(units))
+    parts = [probed(units[start : start + size]) for start in range(0, len(units), size)]
+    reached, touched = (torch.cat(own) for own in zip(*parts, strict=True))
+    groups: list[tuple[list[int], list[torch.Tensor]]] = []
+    for unit, entries, others in zip(units, reached, touched, strict=True):
+        for group, taken in groups:
+            back = touched[[units.index(member) for member in group], unit]
+            if not (others[group].any() or back.any() or any((entries & own).any() for own in taken)):
+                group.append(unit)
+                taken.append(entries)
+                break
+        else:
+            groups.append(([unit], [entries]))
+    return groups
+
+
+def numbers_of(node: Any) -> int:
+    """How many numbers a node computes."""
+    if node.name().rstrip("0123456789").removesuffix("Backward") in VIEWS:
+        return 0
+    return sum(math.prod(output.shape) for output in node._input_metadata)
+
+
+def edge_node(variable: Any) -> Any:
+    """The node of a variable's edge."""
+    return (variable if isinstance(variable, GradientEdge) else get_gradient_edge(variable)).node
+
+
+def normalized(vectors: torch.Tensor) -> torch.Tensor:
+    """Of length 1 in each block, or zero."""
+    lengths = vectors.norm(dim=2, keepdim=True)
+    return vectors / torch.where(lengths > 0, lengths, 1.0)
+
+
+def symmetric(H: torch.Tensor) -> torch.Tensor:
+    """The symmetric part of each block, in place."""
+    for block in H:
+        block.copy_((block + block.T) / 2)
+    return H
+
+
+def norms(H: torch.Tensor) -> torch.Tensor:
+    """(J,) 2-norms of symmetric blocks, by power iteration: not too small by more than `TOO_SMALL`."""
+    vectors = normalized(scattered_signs(H[None, :, 0]))
+    found = torch.zeros(len(H), dtype=torch.float64, device=H.device)
+    for _ in range(STEPS):
+        images = torch.bmm(vectors.transpose(0, 1), H).transpose(0, 1)
+        found = torch.maximum(found, images[0].norm(dim=1))
+        vectors = normalized(images)
+    return TOO_SMALL * found

@@ -1,0 +1,261 @@
+"""Curvature formed once behind many layers: what is derived from it is the truth, and takes fewer derivatives."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hesscond
+from hesscond.capture import backward, cuts
+from tests.capture.test_capture_double_backward import assert_true, by_sample, by_token
+
+TOKENS, WIDTH, CLASSES, SAMPLES = 4, 4, 3, 2
+
+
+class Attention(nn.Module):
+    """Two heads; over another sequence if one is given."""
+
+    def __init__(self, causal):
+        super().__init__()
+        self.causal = causal
+        self.q, self.kv, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, other=None):
+        other = x if other is None else other
+        heads = [h.unflatten(2, (2, -1)).transpose(1, 2) for h in (self.q(x), *self.kv(other).chunk(2, 2))]
+        y = F.scaled_dot_product_attention(*heads, is_causal=self.causal)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(WIDTH, 5), nn.Linear(WIDTH, 5), nn.Linear(5, WIDTH)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(WIDTH, 6), nn.GELU(), nn.Linear(6, WIDTH))
+
+
+class PreNorm(nn.Module):
+    """x + attention(norm x), then x + mlp(norm x), or both at once."""
+
+    def __init__(self, feed_forward, causal=True, parallel=False):
+        super().__init__()
+        self.norm1, self.norm2, self.parallel = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), parallel
+        self.attention, self.mlp = Attention(causal), feed_forward()
+
+    def forward(self, x):
+        if self.parallel:
+            return x + self.attention(self.norm1(x)) + self.mlp(self.norm2(x))
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class PostNorm(PreNorm):
+    def forward(self, x):
+        x = self.norm1(x + self.attention(x))
+        return self.norm2(x + self.mlp(x))
+
+
+class Tokenwise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(WIDTH), Gated()
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+class CrossAttention(nn.Module):
+    """A source, its reverse without the last token, and what the one sees of the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.source, self.target, self.cross = PreNorm(mlp, False), PreNorm(mlp), Attention(False)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        memory, y = self.source(x), self.target(x.flip(1)[:, 1:])
+        y = y + self.cross(y, memory)
+        return self.head(torch.cat([y, y[:, :1]], 1))
+
+
+class Mixed(nn.Module):
+    """A convolution along the tokens, then attention, and a layer that is called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.block, self.twice = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), PreNorm(mlp), Tokenwise()
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        x = x + torch.tanh(self.conv(x.mT)).mT
+        return self.head(self.twice(self.block(self.twice(x))))
+
+
+class Inplace(nn.Module):
+    """Residuals are added in place, and the stream is put together from slices."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.attention, self.second = Tokenwise(), Attention(True), Tokenwise()
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        x = self.first(x)
+        y = self.attention(x).add_(x)
+        stream = torch.zeros_like(y)
+        stream[:, ::2] = self.second(y)[:, ::2]
+        stream[:, 1::2] = 2 * y[:, 1::2]
+        return self.head(stream)
+
+
+class BatchNormed(nn.Module):
+    """Samples see each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.block, self.norm, self.second = PreNorm(mlp), nn.BatchNorm1d(WIDTH), PreNorm(mlp)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.second(self.norm(self.block(x).mT).mT))
+
+
+def stacked(*blocks):
+    return nn.Sequential(*blocks, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES))
+
+
+MODELS = {
+    "gpt": lambda: stacked(PreNorm(mlp), PreNorm(mlp)),
+    "post-norm encoder": lambda: stacked(PostNorm(mlp, False), PostNorm(mlp, False)),
+    "gated": lambda: stacked(PreNorm(Gated), PreNorm(Gated)),
+    "parallel": lambda: stacked(PreNorm(mlp, parallel=True), PreNorm(Gated, parallel=True)),
+    "tokens apart": lambda: stacked(Tokenwise(), Tokenwise(), Tokenwise()),
+    "cross-attention": CrossAttention,
+    "convolution and attention": Mixed,
+    "in place": Inplace,
+    "samples coupled": BatchNormed,
+}
+
+
+def problem(make, samples=SAMPLES):
+    torch.manual_seed(0)
+    model = make().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return model, (torch.randn(samples, TOKENS, WIDTH).double(), torch.randint(0, CLASSES, (samples, TOKENS)))
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """Cuts wherever there are any, however small the gain; how many were formed, and used for which layers."""
+    monkeypatch.setattr(cuts, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(cuts, "GAIN", 0.0)
+    found = {"layers": [], "from loss": 0, "from cut": 0}
+
+    def counting(name, key):
+        original = getattr(cuts.Cuts, name)
+
+        def call(self, *args):
+            result = original(self, *args)
+            if result is not None:
+                found[key] += 1
+            return result
+
+        monkeypatch.setattr(cuts.Cuts, name, call)
+
+    counting("from_loss", "from loss")
+    counting("from_cut", "from cut")
+    original = cuts.Cuts.curvature
+
+    def curvature(self, way, request, blocks):
+        result = original(self, way, request, blocks)
+        if result is not None:
+            found["layers"].append(request.name)
+        return result
+
+    monkeypatch.setattr(cuts.Cuts, "curvature", curvature)
+    return found
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("loss", [by_token, by_sample])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_layer_of_any_model_is_the_truth(name, loss, level, used):
+    model, batch = problem(MODELS[name])
+    result = hesscond.probe(model, loss, batch, level=level)
+    assert used["layers"] if name != "samples coupled" else used["from loss"]
+    assert_true(result, model, loss, batch)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_one_sample(level, used):
+    model, batch = problem(MODELS["gpt"], 1)
+    result = hesscond.probe(model, by_token, batch, level=level)
+    assert used["from cut"]
+    assert_true(result, model, by_token, batch)
+
+
+def test_a_stream_of_ragged_batches(used):
+    model, (x, y) = problem(MODELS["gpt"], 5)
+    result = hesscond.probe(model, by_token, [(x[:2], y[:2]), (x[2:], y[2:])])
+    assert used["from cut"]
+    assert_true(result, model, by_token, (x, y))
+
+
+def test_a_transformer_takes_a_fraction_of_the_directions(monkeypatch):
+    def wide():
+        return nn.Sequential(nn.Linear(WIDTH, 300), nn.GELU(), nn.Linear(300, WIDTH))
+
+    model, batch = problem(lambda: stacked(PreNorm(wide), PreNorm(mlp)))
+    counted = [0]
+    original = backward.Derivatives.__call__
+
+    def counting(self, seeds):
+        counted[0] += len(seeds[0])
+        return original(self, seeds)
+
+    monkeypatch.setattr(backward.Derivatives, "__call__", counting)
+    layers = ["0.attention.o", "0.mlp.0", "0.mlp.2"]
+    found = []
+    for worthwhile in (math.inf, 0.0):
+        monkeypatch.setattr(cuts, "WORTHWHILE", worthwhile)
+        counted[0] = 0
+        hesscond.probe(model, by_token, batch, layers)
+        found.append(counted[0])
+    without, with_cuts = found
+    # one direction for each unit and position
+    assert without >= TOKENS * (4 + 300 + 4)
+    # one for each entry of the stream of a sample, one for each unit, and what tests the blocks and measures norms
+    assert with_cuts <= TOKENS * WIDTH + (4 + 300 + 4) + 200
+
+
+def test_what_a_direct_product_does_not_confirm_is_not_taken(used, monkeypatch):
+    model, batch = problem(MODELS["gpt"])
+    original = cuts.Cut.times
+    monkeypatch.setattr(cuts.Cut, "times", lambda self, images: 1.001 * original(self, images))
+    result = hesscond.probe(model, by_token, batch)
+    assert used["layers"]
+    assert_true(result, model, by_token, batch)
+
+
+def test_some_units_in_any_order(used):
+    model, batch = problem(MODELS["gpt"])
+    both = hesscond.capture.capture(model, by_token, batch, ["0.attention.kv"], units={"0.attention.kv": [6, 1]})
+    assert used["layers"] == ["0.attention.kv"]
+    every = hesscond.capture.capture(model, by_token, batch, ["0.attention.kv"])["0.attention.kv"]
+    for column, unit in enumerate((6, 1)):
+        one, other = both["0.attention.kv"].curvature, every.curvature
+        S = [
+            torch.einsum("rjp,rj,rjq->jpq", f.B[:, :, c], f.sign[:, :, c], f.B[:, :, c])
+            for f, c in ((one, column), (other, unit))
+        ]
+        assert (S[0] - S[1]).norm() <= 1e-12 * S[1].norm()

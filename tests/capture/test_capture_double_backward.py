@@ -1,0 +1,125 @@
+"""S by two backward passes: which blocks it falls into, what that costs, and the dense truth of what comes out."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hesscond
+from hesscond.capture.double_backward import SecondDerivatives
+from tests.truth import layer_truth, unit_truth
+
+TOKENS, WIDTH, CLASSES = 5, 6, 7
+
+
+class Positionwise(nn.Module):
+    """Tokens that do not see each other, with a gated MLP in a residual branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.gate, self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        h = self.norm(x)
+        return self.head(x + self.down(F.silu(self.gate(h)) * self.up(h)))
+
+
+def by_token(output, target):
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def by_sample(output, target):
+    """It couples the positions of a sample."""
+    return F.cross_entropy(output.mean(1), target[:, 0])
+
+
+def problem(model, samples=3, tokens=TOKENS):
+    torch.manual_seed(0)
+    return model.double(), (torch.randn(samples, tokens, WIDTH).double(), torch.randint(0, CLASSES, (samples, tokens)))
+
+
+def assert_true(result, model, loss, batch):
+    """Every Hessian of the result is the one of the model as it is written."""
+    for name, layer in result.items():
+        for unit in layer.units if layer.level == "unit" else [None]:
+            at = (model, loss, batch, name)
+            truth = layer_truth(*at) if unit is None else unit_truth(*at, unit)
+            assert (layer.hessian(unit) - truth).norm() <= 1e-10 * truth.norm()
+        assert layer.check is None or layer.check.difference <= layer.check.bound
+
+
+@pytest.fixture
+def directions(monkeypatch):
+    """How many directions derivatives were taken along, by layer."""
+    counted = {}
+    original = SecondDerivatives.derivatives
+
+    def counting(self, request, seeds):
+        counted[request.name] = counted.get(request.name, 0) + len(seeds[0])
+        return original(self, request, seeds)
+
+    monkeypatch.setattr(SecondDerivatives, "derivatives", counting)
+    return counted
+
+
+def test_positions_that_do_not_see_each_other_take_one_direction_a_unit(directions):
+    torch.manual_seed(1)
+    model, batch = problem(Positionwise())
+    result = hesscond.probe(model, by_token, batch, ["gate"], "unit")
+    assert result["gate"].route == "double backward"
+    # one more for the size of S, and two for each bit of the 15 positions' numbers at most
+    assert 8 < directions["gate"] <= 8 + 1 + 2 * 4
+    assert_true(result, model, by_token, batch)
+
+
+def test_a_loss_that_couples_the_positions_is_differentiated_in_samples(directions):
+    torch.manual_seed(1)
+    model, batch = problem(Positionwise())
+    result = hesscond.probe(model, by_sample, batch, ["gate"], "unit")
+    assert directions["gate"] >= 8 * TOKENS
+    assert_true(result, model, by_sample, batch)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("loss", [by_token, by_sample])
+def test_every_layer_is_the_truth(level, loss, samples):
+    torch.manual_seed(1)
+    model, batch = problem(Positionwise(), samples)
+    assert_true(hesscond.probe(model, loss, batch, level=level), model, loss, batch)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_positions_behind_piecewise_linear_layers_are_apart_too(level):
+    torch.manual_seed(1)
+    tokens = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    pixels = nn.Sequential(nn.Conv1d(WIDTH, 8, 1), nn.ReLU(), nn.Conv1d(8, CLASSES, 1))
+    smooth = nn.Sequential(nn.Conv1d(WIDTH, 8, 1), nn.Tanh(), nn.Conv1d(8, CLASSES, 1))
+    for model, loss in ((tokens, by_token), (pixels, F.cross_entropy), (smooth, F.cross_entropy)):
+        model, (x, y) = problem(model)
+        batch = (x, y) if model is tokens else (x.mT.contiguous(), y)
+        assert_true(hesscond.probe(model, loss, batch, level=level), model, loss, batch)
+
+
+def test_streams_of_ragged_batches_of_positions_are_the_mean_over_all():
+    torch.manual_seed(1)
+    model, (x, y) = problem(Positionwise(), 5)
+    result = hesscond.probe(model, by_token, [(x[:2], y[:2]), (x[2:], y[2:])], level="unit")
+    assert_true(result, model, by_token, (x, y))
+
+
+def test_one_position_of_a_layer_called_on_two_inputs_is_a_block():
+    class Siamese(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared, self.head = nn.Linear(WIDTH, 4), nn.Linear(4, CLASSES)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.shared(x)) * torch.sin(self.shared(2 * x + 1)))
+
+    torch.manual_seed(1)
+    model, batch = problem(Siamese())
+    for level in ("unit", "layer"):
+        assert_true(hesscond.probe(model, by_token, batch, ["shared"], level), model, by_token, batch)
