@@ -104,9 +104,7 @@ class NetworkProbe(Measurement):
             Two of them share parameters.
         """
         catalogue = Catalogue(self.model)
-        catalogue.refuse_overlap(
-            blocks.values(), "{0} is in {1!r} and in {2!r}, which the network's Hessian would have twice: name one"
-        )
+        catalogue.refuse_overlap(blocks.values())
         return BlockLayout(list(blocks.values()), catalogue.parameters)
 
     def _checked(

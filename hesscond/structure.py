@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +14,9 @@ from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
 from hesscond.check import Check, check_operator, refuse_failed
 from hesscond.errors import ConfigError
-from hesscond.hessians import HessianOperator
+from hesscond.hessians import Block, BlockLayout, Catalogue, Choice, HessianOperator
+from hesscond.hessians.blocks import frozen
+from hesscond.layer_probe import occurring
 from hesscond.operators import Estimate, block_norms
 
 if TYPE_CHECKING:
@@ -105,8 +105,9 @@ def block_structure(
 ) -> BlockStructure:
     """How block diagonal the Hessian of a model is, by layers or by rows: norms ‖H_ab‖_F and traces of its blocks.
 
-    A layer is a module without modules inside, or a parameter that lies in no such module; a row the [b_i, w_i] of an
-    output unit of a dense or convolutional layer. A layer of another kind is one block either way.
+    Layers are the blocks of `hesscond.probe`, rows their units: [b_i, w_i] of an output unit, the tokens that occur of
+    an embedding, shift and scale of a feature, rows of packed or bare parameters. A parameter that belongs to no unit
+    is one block more, and a layer without units one in all. Parameters that require no gradient are left out.
 
     The model is left as it was.
 
@@ -115,7 +116,8 @@ def block_structure(
     model, loss_fn, data, dtype, memory, reduction, weight
         As for `hesscond.HessianOperator`.
     layers
-        Names of layers, or patterns of them (``"block1.*"``); None: all. Of the Hessian only their part is looked at.
+        As for `hesscond.probe`: modules, parameters, parts of them, and globs; None: every parameter that requires a
+        gradient. Of the Hessian only their part is looked at.
     by
         ``"layer"`` or ``"row"``.
     probes
@@ -133,9 +135,10 @@ def block_structure(
     Raises
     ------
     ConfigError
-        No such layer or partition; too few probes; what `hesscond.HessianOperator` refuses.
+        No such layer or partition; layers that overlap, or require no gradient; too few probes; what
+        `hesscond.HessianOperator` refuses.
     CaptureError
-        As there, or the operator does not agree with the model.
+        As there, or the operator does not agree with the model; by rows, a table in which nothing is looked up.
 
     References
     ----------
@@ -156,27 +159,35 @@ def block_structure(
     if by not in PARTITIONS:
         raise ConfigError(f"unknown partition {by!r}: use 'layer' or 'row'")
     model = measurable(model)
-    parameters = chosen(parameters_by_layer(model), layers)
+    catalogue = Catalogue(model)
+    choice = Choice.of(model, "*" if layers is None else layers, None, "layer")
+    asked = [trained(block, catalogue) for block in choice.blocks(model).values()]
+    catalogue.refuse_overlap(asked)
     H = HessianOperator(
         model,
         loss_fn,
         data,
-        parameters=[name for own in parameters.values() for name in own],
+        parameters=dict.fromkeys(key for block in asked for key in block.parameters),
         dtype=dtype,
         memory=memory,
         reduction=reduction,
         weight=weight,
     )
+    if by == "row":
+        # rows of tables that nothing looks up are zero
+        asked = [occurring(block, H, catalogue.parameters) if block.table else block for block in asked]
+    H = H.restricted(BlockLayout(asked, catalogue.parameters))
     verdict = None
     if check:
         verdict, _, _ = check_operator(H)
         refuse_failed("the Hessian", verdict, "the operator and a fresh evaluation of the model disagree")
-    rows = rows_of(H, parameters)
-    if by == "layer":
-        rows = {name: [torch.cat(list(own))] for name, own in rows.items()}
-    names = [f"{name}[{i}]" if len(own) > 1 else name for name, own in rows.items() for i in range(len(own))]
+    placed = {one.name: one.index - H.parts[one.name].start for one in H.placements if one.name in H.parts}
+    rows: dict[str, dict[str, torch.Tensor]] = {}
+    for block in asked:
+        own = rows_of(block, placed.get(block.name)) if by == "row" else {block.name: torch.arange(block.order)}
+        rows[block.name] = {name: H.parts[block.name].start + index for name, index in own.items()}
+    blocks = [index for own in rows.values() for index in own.values()]
     owners = [number for number, own in enumerate(rows.values()) for _ in own]
-    blocks = [block for own in rows.values() for block in own]
     if probes is None and H.order > EXACT:
         probes = PROBES
     found = block_norms(H, blocks, probes, groups=owners, seed=seed)
@@ -185,7 +196,7 @@ def block_structure(
     # to first order in the error of the square
     error = torch.where(norms > 0, squares.error / (2 * norms), squares.error.sqrt())
     return BlockStructure(
-        tuple(names),
+        tuple(name for own in rows.values() for name in own),
         tuple(list(rows)[owner] for owner in owners),
         tuple(map(len, blocks)),
         found.traces,
@@ -197,41 +208,37 @@ def block_structure(
     )
 
 
-def parameters_by_layer(model: nn.Module) -> dict[str, list[str]]:
-    """Names of the parameters that require a gradient, by layer: those of a module without modules inside together."""
-    found: dict[str, list[str]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            module = name.rpartition(".")[0]
-            leaf = not any(model.get_submodule(module).children())
-            found.setdefault((module or "model") if leaf else name, []).append(name)
-    return found
-
-
-def chosen(parameters: Mapping[str, list[str]], layers: Iterable[str] | str | None) -> dict[str, list[str]]:
-    """Those of the layers that are named, in the order of the model.
+def trained(block: Block, catalogue: Catalogue) -> Block:
+    """What of a block requires a gradient.
 
     Raises
     ------
     ConfigError
-        A name or a pattern that fits none.
+        Nothing does.
     """
-    if layers is None:
-        return dict(parameters)
-    wanted = [layers] if isinstance(layers, str) else list(layers)
-    for pattern in wanted:
-        if not any(fnmatchcase(name, pattern) for name in parameters):
-            near = difflib.get_close_matches(pattern, parameters, 3, 0.3) or list(parameters)[:3]
-            raise ConfigError(f"no layer {pattern!r} with parameters to differentiate in: near are {', '.join(near)}")
-    return {name: own for name, own in parameters.items() if any(fnmatchcase(name, one) for one in wanted)}
+    pieces = tuple(piece for piece in block.pieces if catalogue.parameters[piece.parameter].requires_grad)
+    if not pieces:
+        raise ConfigError(frozen(block.parameters[0]))
+    return replace(block, pieces=pieces)
 
 
-def rows_of(H: HessianOperator, parameters: Mapping[str, Sequence[str]]) -> dict[str, Sequence[torch.Tensor]]:
-    """By layer, where each of its rows is in the vectors of an operator; the whole layer where it has no rows."""
-    found: dict[str, Sequence[torch.Tensor]] = {}
-    units = {placement.name: placement.index for placement in H.placements}
-    for name, own in parameters.items():
-        whole = torch.cat([torch.arange(H.parts[part].start, H.parts[part].stop) for part in own])
-        index = units.get(name)
-        found[name] = list(index) if index is not None and index.numel() == len(whole) else [whole]
-    return found
+def rows_of(block: Block, placed: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """By name, where each row of a block is in its vectors; the whole block where it has no rows.
+
+    ``placed`` (m, w) says it of a plain layer. A parameter that belongs to no unit is one more row.
+    """
+    found: dict[str, list[torch.Tensor]] = {}
+    start = 0
+    if placed is not None and placed.numel() == block.order:
+        found = {f"{block.name}[{unit}]": [own] for unit, own in zip(block.units, placed, strict=True)}
+    else:
+        for piece in block.pieces:
+            numbers = torch.arange(start, start := start + piece.size)
+            if piece.rows is None:
+                found[piece.parameter] = [numbers]
+                continue
+            rows = numbers.view(piece.shape[0], len(piece.rows), -1)
+            for place, unit in enumerate(block.units):
+                found.setdefault(f"{block.name}[{unit}]", []).append(rows[:, place].flatten())
+    whole = not block.units or len(found) == 1
+    return {block.name: torch.arange(block.order)} if whole else {name: torch.cat(own) for name, own in found.items()}

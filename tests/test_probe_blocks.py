@@ -12,9 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians import Catalogue, Jacobi, Role, role
+from hesscond.hessians import Catalogue, Jacobi, role
 from hesscond.hessians import OptimalDiagonal as Optimal
 from hesscond.methods import parse
+from hesscond.roles import KINDS, Role, role_of
 from tests.cases import CE, OTHERS, Conv1D, Piped, case, split
 from tests.truth import forward_over_reverse, reverse_over_reverse
 
@@ -445,22 +446,35 @@ def test_a_probe_of_blocks_leaves_the_model_as_it_was():
 @pytest.mark.parametrize(
     ("name", "block", "expected"),
     [
-        ("gpt2-conv1d", "h.0.attn.c_attn[k]", Role("key", 0)),
-        ("gpt2-conv1d", "h.0.attn.c_proj", Role("attention output", 0)),
-        ("gpt2-conv1d", "h.0.mlp.2", Role("mlp out", 0)),
         ("gpt2-conv1d", "h.0.mlp.2.bias", Role("bias", 0)),
-        ("gpt2-conv1d", "wpe", Role("position", None)),
-        ("llama", "layers.0.mlp.up_proj", Role("mlp in", 0)),
-        ("llama", "layers.0.ln_1", Role("norm", 0)),
-        ("llama", "lm_head", Role("head", None)),
-        ("bert", "encoder.layers.0.self_attn[v.1]", Role("value", 0)),
-        ("bert", "word_embeddings", Role("embedding", None)),
-        ("vit", "pos_embed", Role("position", None)),
-        ("vit", "patches", Role("convolution", None)),
-        ("vit", "blocks.0.attn.c_attn", Role("query, key, value", 0)),
+        ("gpt2-conv1d", "h.0.attn.c_attn.weight[k.1]", Role("key", 0)),
+        ("bert", "encoder.layers.0.self_attn", Role("query, key, value", 0)),
+        ("vit", "patches", Role("embedding", None)),
         ("lstm", "middle", Role("recurrent", None)),
+        ("lstm", "middle.bias_hh_l0", Role("recurrent", None)),
+        ("lstm", "head", Role("head", None)),
+        ("embedding-padded", "middle", Role("dense", None)),
+        ("embedding-padded", "first", Role("embedding", None)),
         ("bare-0d-1d-2d-3d", "p2", Role("other", None)),
     ],
 )
-def test_a_block_has_a_role_by_its_name(name, block, expected):
-    assert role(case(name).make()[0], block) == expected
+def test_a_module_says_the_role_where_the_name_does_not(name, block, expected):
+    model = case(name).make()[0]
+    assert role(model, block) == expected
+    with pytest.raises(ConfigError, match="no layer 'nowhere'"):
+        role(model, "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "unknown"), [("gpt2-conv1d", set()), ("llama", set()), ("bert", {"pooler"}), ("vit", set())]
+)
+def test_names_alone_say_the_roles_of_the_blocks_of_transformers(name, unknown):
+    model = case(name).make()[0]
+    for block in set(Catalogue(model).natural) - unknown:
+        assert role_of(block) == role(model, block)
+        assert role_of(block).kind in set(KINDS) - {"recurrent", "convolution", "dense", "other"}
+
+
+def test_a_transposed_convolution_has_no_rows_to_name():
+    with pytest.raises(ConfigError, match=r"'up' has no part \[0:2\]: it has none"):
+        Catalogue(nn.ModuleDict({"up": nn.ConvTranspose1d(4, 4, 2)})).block("up[0:2]")

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.autograd.functional import hessian
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hesscond
 from hesscond import structure
@@ -21,8 +22,7 @@ from hesscond.errors import ConfigError
 from hesscond.operators import Dense, block_norms
 from hesscond.report import structure_figure
 
-Parts = list[tuple[str, slice | int]]
-ALL = slice(None)
+Parts = list[tuple[str, slice | int | tuple[slice, int]]]
 
 
 class Tokens(nn.Module):
@@ -53,11 +53,38 @@ def pictures():
     return model.double(), nn.CrossEntropyLoss(), (torch.randn(5, 2, 3, 3).double(), torch.randint(0, 3, (5,)))
 
 
+class Attending(nn.Module):
+    """Token rows that do not all occur, a norm, packed attention, and a transposed convolution in groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.norm = nn.LayerNorm(4)
+        self.attn = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.up = nn.ConvTranspose1d(4, 4, 2, groups=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.embedding(x))
+        h = h + self.attn(h, h, h, need_weights=False)[0]
+        return self.up(torch.tanh(h).transpose(1, 2)).mean(2)
+
+
+def sentences():
+    torch.manual_seed(2)
+    model = Attending().double()
+    nn.init.normal_(model.attn.in_proj_bias)
+    return model, nn.CrossEntropyLoss(), (torch.tensor([[0, 1, 4], [1, 1, 3], [3, 0, 0]]), torch.tensor([0, 3, 1]))
+
+
+def packed(first: int, last: int) -> list[Parts]:
+    return [[("attn.in_proj_bias", i), ("attn.in_proj_weight", i)] for i in range(first, last)]
+
+
 #: Of each model, by layer, the rows: parameters, and which leading index of each.
 ROWS: dict[str, dict[str, list[Parts]]] = {
     "tokens": {
-        "positions": [[("positions", ALL)]],
-        "norm": [[("norm.weight", ALL), ("norm.bias", ALL)]],
+        "positions": [[("positions", i)] for i in range(3)],
+        "norm": [[("norm.bias", i), ("norm.weight", i)] for i in range(4)],
         "mix": [[("mix.bias", i), ("mix.weight", i)] for i in range(4)],
         "head.1": [[("head.1.weight", i)] for i in range(3)],
     },
@@ -65,8 +92,19 @@ ROWS: dict[str, dict[str, list[Parts]]] = {
         "0": [[("0.bias", i), ("0.weight", i)] for i in range(4)],
         "3": [[("3.bias", i), ("3.weight", i)] for i in range(3)],
     },
+    "sentences": {
+        "embedding": [[("embedding.weight", i)] for i in range(6)],
+        "norm": [[("norm.bias", i), ("norm.weight", i)] for i in range(4)],
+        "attn[q]": packed(0, 4),
+        "attn[k]": packed(4, 8),
+        "attn[v]": packed(8, 12),
+        "attn.out_proj": [[("attn.out_proj.bias", i), ("attn.out_proj.weight", i)] for i in range(4)],
+        "up": [[("up.bias", i), ("up.weight", (slice(i // 2 * 2, i // 2 * 2 + 2), i % 2))] for i in range(4)],
+    },
 }
-CASES = {"tokens": tokens, "pictures": pictures}
+CASES = {"tokens": tokens, "pictures": pictures, "sentences": sentences}
+#: The units of a layer where they are not numbered from 0, or not all there.
+UNITS = {"embedding": [0, 1, 3, 4], "attn[k]": range(4, 8), "attn[v]": range(8, 12)}
 
 
 def truth(name: str) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
@@ -85,7 +123,8 @@ def truth(name: str) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
     rows = {
         layer: [torch.cat([places[p][i].flatten() for p, i in row]) for row in own] for layer, own in ROWS[name].items()
     }
-    return hessian(loss, start), rows
+    with sdpa_kernel(SDPBackend.MATH):
+        return hessian(loss, start), rows
 
 
 def blocks_of(rows: dict[str, list[torch.Tensor]], by: str) -> list[torch.Tensor]:
@@ -101,6 +140,9 @@ def share(H: torch.Tensor, blocks: list[torch.Tensor]) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_norms_traces_and_shares_are_those_of_the_dense_hessian(name: str, by: str) -> None:
     H, rows = truth(name)
+    if by == "row" and name == "sentences":
+        absent = torch.cat([rows["embedding"].pop(token) for token in (5, 2)])
+        assert not H[absent].any()
     blocks = blocks_of(rows, by)
     found = hesscond.block_structure(*CASES[name](), by=by)
     norms = torch.stack([torch.stack([H[a][:, b].norm() for b in blocks]) for a in blocks])
@@ -114,9 +156,9 @@ def test_norms_traces_and_shares_are_those_of_the_dense_hessian(name: str, by: s
         assert found.within[layer].value == pytest.approx(expected, rel=1e-10)
     assert not found.norms.error.any()
     assert found.share.error == 0
-    assert found.norms.products == len(H)
+    assert found.norms.products == sum(map(len, blocks))
     assert found.check is not None
-    several = [f"{layer}[{i}]" if len(own) > 1 else layer for layer, own in rows.items() for i in range(len(own))]
+    several = [f"{layer}[{i}]" for layer, own in rows.items() for i in UNITS.get(layer, range(len(own)))]
     assert found.names == tuple(rows if by == "layer" else several)
 
 
@@ -132,6 +174,38 @@ def test_a_part_of_the_model_is_a_principal_submatrix() -> None:
         assert frame["norm_others"][number] == pytest.approx(float(H[own][:, others].norm()), rel=1e-10)
         assert frame["norm"][number] == pytest.approx(float(H[own][:, own].norm()), rel=1e-10)
         assert frame["trace"][number] == pytest.approx(float(H[own, own].sum()), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("layers", "by", "expected"),
+    [
+        (["attn[k.1]", "norm.weight"], "layer", [[*packed(6, 8)], [[("norm.weight", slice(None))]]]),
+        ("*[q]", "row", [[row] for row in packed(0, 4)]),
+        ("embedding[1:4]", "row", [[[("embedding.weight", 1)]], [[("embedding.weight", 3)]]]),
+        (
+            "attn.in_proj_*",
+            "layer",
+            [[[("attn.in_proj_weight", slice(None))]], [[("attn.in_proj_bias", slice(None))]]],
+        ),
+    ],
+)
+def test_parts_and_parameters_are_named_as_for_a_probe(layers: list[str] | str, by: str, expected: list) -> None:
+    H, _ = truth("sentences")
+    model = sentences()[0]
+    numbers, start = {}, 0
+    for name, p in model.named_parameters():
+        numbers[name] = torch.arange(start, start := start + p.numel()).view(p.shape)
+    blocks = [torch.cat([numbers[p][i].flatten() for row in block for p, i in row]) for block in expected]
+    found = hesscond.block_structure(*sentences(), layers, by)
+    norms = torch.stack([torch.stack([H[a][:, b].norm() for b in blocks]) for a in blocks])
+    assert torch.allclose(found.norms.value, norms, rtol=1e-10, atol=1e-12)
+
+
+def test_what_requires_no_gradient_is_left_out() -> None:
+    model, loss_fn, batch = tokens()
+    model.mix.weight.requires_grad_(False)
+    found = hesscond.block_structure(model, loss_fn, batch)
+    assert dict(zip(found.names, found.n_params, strict=True)) == {"positions": 12, "norm": 8, "mix": 4, "head.1": 12}
 
 
 @pytest.mark.parametrize("by", ["layer", "row"])
@@ -243,9 +317,12 @@ def test_the_model_is_left_as_it_was() -> None:
     ("options", "sentence"),
     [
         ({"by": "unit"}, "unknown partition 'unit': use 'layer' or 'row'"),
-        ({"layers": "mixx"}, "no layer 'mixx' .* near are mix"),
-        ({"layers": ["mix", "block*"]}, "no layer 'block\\*'"),
-        ({"layers": []}, "no parameter"),
+        ({"layers": "mixx"}, "no layer 'mixx' to probe in the model: it has mix, head.1, frozen"),
+        ({"layers": ["mix", "block*"]}, "no layer or parameter of the model matches 'block\\*'"),
+        ({"layers": []}, "no layer was named"),
+        ({"layers": "mix[q]"}, "'mix' has no part \\[q\\]"),
+        ({"layers": ["mix", "mix.weight"]}, "'mix.weight' is in 'mix' and in 'mix.weight'"),
+        ({"layers": "frozen"}, "parameter 'frozen.bias' requires no gradient"),
         ({"probes": 1}, "at least 2 probes"),
     ],
 )

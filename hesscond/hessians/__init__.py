@@ -4,7 +4,7 @@ Each is kept as its factor S^½Ĥ where there is one, and measured in plain or o
 and what is too large for that, are known by their products: `HessianOperator`, `GGNOperator`.
 """
 
-from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice
+from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice, role
 from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian, unit_hessians
 from hesscond.hessians.coordinates import (
     BlockHessian,
@@ -38,7 +38,6 @@ from hesscond.hessians.null_directions import NullDirections, combined, network_
 from hesscond.hessians.preconditioner import CentringScaling, GroupedPreconditioner, by_group, scaling_condition
 from hesscond.hessians.reduced import PulledInverse, remaining
 from hesscond.hessians.reparametrized import Reparametrized
-from hesscond.hessians.roles import Role, role
 from hesscond.hessians.source import BlockSource
 from hesscond.hessians.streaming import stream, stream_layers
 from hesscond.hessians.tangent import SphereTangentOperator
@@ -77,7 +76,6 @@ __all__ = [
     "Product",
     "PulledInverse",
     "Reparametrized",
-    "Role",
     "Scaling",
     "Source",
     "SphereTangentOperator",

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hesscond.capture.layers import (
+    CONVOLUTIONS,
     ELIGIBLE,
     TRANSPOSED,
     Geometry,
@@ -23,6 +24,7 @@ from hesscond.capture.layers import (
 )
 from hesscond.errors import ConfigError
 from hesscond.hessians.parameters import Layout
+from hesscond.roles import KINDS, Role, role_of
 
 #: The name of the model itself, where it is a module of a kind that has a block.
 ROOT = "model"
@@ -261,7 +263,7 @@ class Catalogue:
         name = self._first[id(self.parameters[name])]
         shape = self._shape(name)
         rows = range(shape[1])
-        return Block(name, (Piece(name, shape, rows),), rows, isinstance(self._owner(name), TABLES))
+        return Block(name, (Piece(name, shape, rows),), rows, isinstance(self.owner(name), TABLES))
 
     def is_glob(self, name: str) -> bool:
         """Whether a name is a pattern of names."""
@@ -308,7 +310,11 @@ class Catalogue:
         pieces = tuple(piece for block in blocks for piece in block.pieces)
         return Block(name, pieces, undivided=f"block {name!r} has no units: use level='layer'")
 
-    def refuse_overlap(self, blocks: Iterable[Block], message: str) -> None:
+    def refuse_overlap(
+        self,
+        blocks: Iterable[Block],
+        message: str = "{0} is in {1!r} and in {2!r}, which the Hessian would have twice: name one",
+    ) -> None:
         """Raise a ConfigError with the parameter and the names of two blocks that share entries of it."""
         owners: dict[str, torch.Tensor] = {}
         known = []
@@ -335,7 +341,7 @@ class Catalogue:
             pieces = self._pieces(sorted(own), None if isinstance(module, TRANSPOSED) else Geometry.of(module).units)
             return Block(name, pieces, range(Geometry.of(module).units), layer=module)
         undivided, count = "", None
-        mine = [key for key in inside if self._owner(key) is module]
+        mine = [key for key in inside if self.owner(key) is module]
         if isinstance(module, TRANSPOSED):
             undivided = (
                 f"layer {name!r} is a transposed convolution whose weight is computed: its units are not rows of its "
@@ -371,14 +377,14 @@ class Catalogue:
         prefix = "" if module is self.model else f"{name}."
         return [f"{prefix}{key}" for key, p in module.named_parameters() if p.is_floating_point()]
 
-    def _owner(self, parameter: str) -> nn.Module:
+    def owner(self, parameter: str) -> nn.Module:
         """The module that a parameter is of; that of the parameters behind a weight is the layer."""
         owner = parameter.rpartition(".")[0]
         return self._owners[re.split(r"(?:^|\.)parametrizations(?:\.|$)", owner)[0]]
 
     def _shape(self, name: str) -> tuple[int, int, int]:
         """A parameter as (a, m, b) with its m natural rows in the middle."""
-        parameter, owner = self.parameters[name], self._owner(name)
+        parameter, owner = self.parameters[name], self.owner(name)
         shape = tuple(parameter.shape)
         if isinstance(owner, FEATURES):
             return 1, parameter.numel(), 1
@@ -402,7 +408,8 @@ class Catalogue:
         parts = self.parts(base)
         if label in parts:
             return parts[label](name)
-        count = len(whole.units)
+        # units of a transposed convolution are no rows of its weight
+        count = 0 if isinstance(whole.layer, TRANSPOSED) else len(whole.units)
         if ":" in label and count:
             start, stop = map(int, label.split(":"))
             if start < stop <= count:
@@ -421,7 +428,7 @@ class Catalogue:
         whole = self._exact(base) if module is None or self._inside(base, module) else None
         if whole is None or not whole.units:
             return {}
-        owner = self._owner(base) if module is None else module
+        owner = self.owner(base) if module is None else module
         labels = self._labels(owner, base.rpartition(".")[2] if module is None else "", len(whole.units))
 
         def make(rows: range) -> Callable[[str], Block]:
@@ -522,7 +529,7 @@ class Catalogue:
                 continue
             name = path or ROOT
             inside = self._inside(path, module)
-            mine = [self._first[id(self.parameters[key])] for key in inside if self._owner(key) is module]
+            mine = [self._first[id(self.parameters[key])] for key in inside if self.owner(key) is module]
             fresh = [key for key in mine if key not in seen and self.parameters[key].requires_grad]
             if not fresh:
                 continue
@@ -736,3 +743,43 @@ def cover(piece: Piece, covered: dict[str, torch.Tensor]) -> None:
         mask.fill_(True)
     else:
         mask[index] = True
+
+
+def role(model: nn.Module, name: str) -> Role:
+    """The role of a block of a model by its name, as `hesscond.probe` takes it, and by the kind of its module.
+
+    What is of a recurrent module, a normalization or a table is that; other names are taken at their word, and the
+    kind of the module is what is left where no convention knows them.
+
+    Raises
+    ------
+    ConfigError
+        The model has no such block.
+
+    Examples
+    --------
+    >>> model = nn.ModuleDict({"0": nn.LayerNorm(4), "h": nn.ModuleList([nn.MultiheadAttention(4, 2)])})
+    >>> role(model, "0"), role(model, "h.0[q]")
+    (Role(kind='norm', depth=None), Role(kind='query', depth=0))
+    """
+    catalogue = Catalogue(model)
+    catalogue.block(name)
+    part = PART.fullmatch(name)
+    base = part[1] if part else name
+    module = catalogue.owner(base) if (own := catalogue.module(base)) is None else own
+    kind, depth = role_of(name)
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        kind = "recurrent"
+    elif "norm" in type(module).__name__.lower() and not any(module.children()):
+        kind = "norm"
+    elif isinstance(module, TABLES):
+        kind = "position" if kind == "position" else "embedding"
+    elif kind in KINDS:
+        pass
+    elif isinstance(module, nn.MultiheadAttention):
+        kind = "query, key, value"
+    elif isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
+        kind = "convolution"
+    else:
+        kind = "dense" if isinstance(module, nn.Linear) or is_transposed_dense(module) else "other"
+    return Role(kind, depth)

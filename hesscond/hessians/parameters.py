@@ -255,8 +255,8 @@ class Placement:
 
 def placements(layout: Layout, model: nn.Module) -> list[Placement]:
     """The layers all of whose weights are in the layout; one that shares its weight with an earlier one is left out."""
-    numbers = layout.tensors_of(torch.arange(1, layout.order + 1))
-    rows = {id(p): number - 1 for p, number in zip(layout.tensors, numbers, strict=True)}
+    numbers = layout.tensors_of(torch.arange(1, layout.order + 1, device=layout.tensors[0].device))
+    rows = {id(p): number.cpu() - 1 for p, number in zip(layout.tensors, numbers, strict=True)}
     found = []
     for name, layer in eligible_layers(model).items():
         # what a computed weight or a forward pass of its own makes of its parameters is not known

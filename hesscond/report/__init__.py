@@ -13,7 +13,7 @@ from typing import Any
 
 _HOMES = {
     "axes": ("method_legend",),
-    "blocks": ("bands_figure", "block_frame", "block_kind", "blocks_figure"),
+    "blocks": ("bands_figure", "block_frame", "blocks_figure"),
     "comparison": ("comparison_figure", "timing_figure"),
     "conditioning": ("conditioning_figure",),
     "density": ("density_figure",),

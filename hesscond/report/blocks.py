@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -35,69 +34,12 @@ from hesscond.report.registry import PROBED, FigureKind, TableKind
 from hesscond.report.selection import Group, looks_of, probed_groups, title_of
 from hesscond.report.series import finite, intervals, located, quantile
 from hesscond.report.tables import Column, Number, Words, words
+from hesscond.roles import KINDS, role_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from hesscond.study.store import StoredRun
-
-# --- names of blocks --------------------------------------------------------------------------------------------------
-
-#: Kinds of blocks by what their names end in, tried in this order, which is also that of rows: within a transformer
-#: block, then anywhere. Names of ours, of Hugging Face's GPT-2, LLaMA, BERT and ViT, of torchvision and timm.
-WITHIN = {
-    "norm": r"ln(_\w+|\d\w*)?|\w*norm\w*",
-    "query": r"q|query|q_proj|to_q|q_lin|wq|query_proj",
-    "key": r"k|key|k_proj|to_k|k_lin|wk|key_proj",
-    "value": r"v|value|v_proj|to_v|v_lin|wv|value_proj",
-    "query, key, value": r"qkv|wqkv|c_attn|in_proj(_weight|_bias)?|query_key_value",
-    "attention output": r"o_proj|out_proj|out_lin|(\w*att(n|ention)\w*\.)+(out|output|proj|c_proj|to_out\.0|dense|wo|o)"
-    r"|attention\.output\.dense",
-    "mlp gate": r"gate_proj|w1",
-    "mlp in": r"fc1|c_fc|up_proj|fc_in|lin1|linear1|wi|w3|intermediate\.dense|dense_h_to_4h|(mlp|ffn)\.(0|fc|in)",
-    "mlp out": r"fc2|down_proj|fc_out|lin2|linear2|w2|output\.dense|dense_4h_to_h|(mlp|ffn)\.([1-9]|c_proj|proj|out)",
-}
-OUTSIDE = {
-    "embedding": r"embeddings?|embed|wte|embed_tokens|tok(en)?_emb\w*|word_embeddings|patch\w*(\.proj\w*)?|conv_proj",
-    "position": r"positions?|wpe|pos_?emb\w*|position\w*",
-    "class token": r"(cls|class)_token",
-    "head": r"heads?|heads\.head|lm_head|classifier|score|output|fc",
-}
-KINDS = ("embedding", "position", "class token", *WITHIN, "head")
-#: What numbers the transformer blocks of a model.
-DEPTH = re.compile(r"(?:|\w*(?:block|layer)_?)(\d+)")
-PACKED = {"q": "query", "k": "key", "v": "value"}
-
-
-def block_kind(name: str) -> tuple[str, int | None]:
-    """The type of a block, and the number of the transformer block that it is in, by its name.
-
-    One that is not known is of the type that it is called within its block, or as a whole.
-
-    Examples
-    --------
-    >>> block_kind("h.0.attn.c_attn"), block_kind("layers.11.self_attn.q_proj"), block_kind("fc3")
-    (('query, key, value', 0), ('query', 11), ('fc3', None))
-    >>> block_kind("blocks.2.attention.in_proj_weight[v.1]"), block_kind("norm.weight")
-    (('value', 2), ('norm', None))
-    """
-    path, _, part = name.partition("[")
-    components = path.split(".")
-    if components[-1] in ("weight", "bias") and len(components) > 1:
-        components.pop()
-    depth, inside = None, components
-    for place, component in enumerate(components[:-1]):
-        if found := DEPTH.fullmatch(component):
-            depth, inside = int(found[1]), components[place + 1 :]
-            break
-    said = PACKED.get(part.rstrip("]").partition(".")[0])
-    if said is not None:
-        return said, depth
-    rest = ".".join(inside)
-    for kind, pattern in (WITHIN if depth is not None else {"norm": WITHIN["norm"]} | OUTSIDE).items():
-        if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", rest, re.IGNORECASE):
-            return kind, depth
-    return rest, depth
 
 
 def in_order(kinds: pd.DataFrame) -> list[tuple[str, int | None]]:
@@ -235,7 +177,7 @@ def block_probes(runs: Sequence[StoredRun]) -> dict[str, pd.DataFrame]:
             ["seed", "iteration", "data", "layer", "unit"], keep="last"
         )
         if len(rows):
-            kinds = {name: block_kind(name) for name in rows["layer"].unique()}
+            kinds = {name: role_of(name) for name in rows["layer"].unique()}
             depths = {name: np.nan if depth is None else float(depth) for name, (_, depth) in kinds.items()}
             kind = rows["layer"].map({name: one for name, (one, _) in kinds.items()})
             found[group.label] = rows.assign(kind=kind, depth=rows["layer"].map(depths))

@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from hesscond.cli import app
 from hesscond.errors import ConfigError
-from hesscond.report import FIGURES, TABLES, block_frame, block_kind
+from hesscond.report import FIGURES, TABLES, block_frame
 from hesscond.report.blocks import QUANTITIES, moments_of, pictures_of
 from hesscond.report.registry import QUANTITIES as NAMES
+from hesscond.roles import role_of
 from hesscond.study.log import RunLog
 from hesscond.study.store import StoredRun, open_run
 
@@ -81,6 +82,17 @@ KIND = {"patches": "embedding", "attention.q": "query", "attention.out": "attent
         ("blocks.3.attn.proj", ("attention output", 3)),
         ("patch_embed.proj", ("embedding", None)),
         ("heads.head", ("head", None)),
+        # parts, biases, recurrence, adapters; attention that is in no numbered block
+        ("transformer.h.0.attn.c_attn[q.0]", ("query", 0)),
+        ("attn[v]", ("value", None)),
+        ("h.1[v]", ("value", 1)),
+        ("attn.in_proj_weight", ("query, key, value", None)),
+        ("h.0.mlp.2.bias", ("bias", 0)),
+        ("lstm[f]", ("recurrent", None)),
+        ("lstm[l1_reverse]", ("recurrent", None)),
+        ("lstm.bias_ih_l0", ("recurrent", None)),
+        ("layers.1.self_attn.q_proj.lora_A.default.weight", ("query", 1)),
+        ("bert.embeddings.token_type_embeddings", ("embedding", None)),
         # no transformers
         ("fc3", ("fc3", None)),
         ("0", ("0", None)),
@@ -88,7 +100,7 @@ KIND = {"patches": "embedding", "attention.q": "query", "attention.out": "attent
     ],
 )
 def test_names_say_the_kind_and_the_depth(name: str, kind: tuple[str, int | None]) -> None:
-    assert block_kind(name) == kind
+    assert role_of(name) == kind
 
 
 # --- runs of a small vision transformer -------------------------------------------------------------------------------

@@ -1,0 +1,112 @@
+"""What a block does in its network, and how deep, by its name: for figures by type and depth, of models and of runs."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+#: Attention, as modules and attributes are called.
+ATTENTION = r"\w*att(?:n|ention)\w*"
+
+
+def projection(letter: str, kind: str) -> tuple[str, str]:
+    """Where the query, key or value of attention is, and what it is called."""
+    return "within", rf"({letter}|{kind})(_proj(_weight)?)?|to_{letter}|{letter}_lin|w{letter}"
+
+
+#: By kind: whether it is "within" attention or a numbered block of a transformer, "outside" of all numbered blocks or
+#: "anywhere", and what names end in. Tried in this order, which is also that of rows. Names of ours, of torch, of
+#: Hugging Face's GPT-2, LLaMA, BERT, ViT and T5, of torchvision and timm.
+CONVENTIONS = {
+    "embedding": (
+        "outside",
+        r"(?!\w*pos)\w*emb(eddings?|ed)?|wte|embed_tokens|patch\w*(\.proj\w*)?|conv_proj",
+    ),
+    "position": ("outside", r"wpe|(\w+_)?pos(ition\w*|_?emb\w*)?"),
+    "class token": ("outside", r"(cls|class)_token"),
+    "norm": ("anywhere", r"(ln|bn)(_\w+|\d\w*)?|\w*norm\w*"),
+    "query": projection("q", "query"),
+    "key": projection("k", "key"),
+    "value": projection("v", "value"),
+    "query, key, value": ("within", r"w?qkv(_proj)?|c_attn|in_proj(_weight|_bias)?|query_key_value"),
+    "attention output": (
+        "within",
+        rf"o_proj|out_proj|out_lin|({ATTENTION}\.)+(out|output|(output\.)?dense|c?_?proj|wo|o)"
+        rf"|({ATTENTION}\.)*to_out(\.0)?",
+    ),
+    "mlp gate": ("within", r"gate_proj|w1"),
+    "mlp in": (
+        "within",
+        r"fc1|c_fc|up_proj|fc_in|lin1|linear1|wi(_\d)?|w3|intermediate\.dense|dense_h_to_4h"
+        r"|(mlp|ffn?|feed_?forward)\.(0|fc|in)",
+    ),
+    "mlp out": (
+        "within",
+        r"fc2|down_proj|fc_out|lin2|linear2|w2|wo|output\.dense|dense_4h_to_h"
+        r"|(mlp|ffn?|feed_?forward)\.([1-9]|c_proj|proj|out|dense)",
+    ),
+    "head": ("outside", r"heads?|heads\.head|lm_head|classifier|score|unembed(ding)?|output|fc"),
+    "recurrent": ("anywhere", r"(lstm|gru|rnn)\d*|(weight|bias)_(ih|hh|hr)(_l\d+(_reverse)?)?"),
+}
+#: All kinds in the order of rows; one that no convention has is only known with the module.
+KINDS = (*CONVENTIONS, "bias", "convolution", "dense", "other")
+#: What numbers the blocks of a model.
+DEPTH = re.compile(r"(?:|\w*(?:block|layer)_?)(\d+)")
+#: Parts of packed parameters; other ones are gates, layers and directions of a recurrence, or ranges of rows.
+LETTERS = {"q": "query", "k": "key", "v": "value"}
+
+
+class Role(NamedTuple):
+    """What a block does, and where.
+
+    Attributes
+    ----------
+    kind
+        "embedding", "position", "class token", "norm", "query", "key", "value", "query, key, value" (one layer for
+        all), "attention output", "mlp gate", "mlp in", "mlp out", "head", "recurrent", "bias" (alone, and not that of a
+        norm), "convolution", "dense" or "other".
+    depth
+        The first number in its name that blocks are counted by, as it is there: 1 in ``block1.fc1``, 0 in ``h.0.fc1``.
+        None: it is in no numbered block.
+    """
+
+    kind: str
+    depth: int | None
+
+
+def role_of(name: str) -> Role:
+    """The role of a block by its name alone, by convention; of a kind that is not known, what it is called.
+
+    That is its name within its numbered block, or the whole. `hesscond.hessians.role` looks at the module too.
+
+    Examples
+    --------
+    >>> tuple(role_of("h.0.attn.c_attn")), tuple(role_of("layers.11.self_attn.q_proj")), tuple(role_of("fc3"))
+    (('query, key, value', 0), ('query', 11), ('fc3', None))
+    >>> tuple(role_of("blocks.2.attention.in_proj_weight[v.1]")), tuple(role_of("norm.weight"))
+    (('value', 2), ('norm', None))
+    """
+    path, _, part = name.partition("[")
+    # parameters behind a weight do what the layer does
+    inside = re.split(r"\.(?:parametrizations|base_layer|lora_[AB])(?:\.|$)", path)[0].split(".")
+    attribute = inside[-1]
+    if attribute in ("weight", "bias") and len(inside) > 1:
+        inside.pop()
+    said, depth = LETTERS.get(part.rstrip("]").partition(".")[0]), None
+    # the last one is a layer's own, but for packed attention in a list of such
+    for place, component in enumerate(inside if said else inside[:-1]):
+        if found := DEPTH.fullmatch(component):
+            depth, inside = int(found[1]), inside[place + 1 :]
+            break
+    if said:
+        return Role(said, depth)
+    if re.match(r"[ifgorzn]\]|l\d", part):
+        return Role("recurrent", depth)
+    kind = rest = ".".join(inside)
+    within = depth is not None or any(re.fullmatch(ATTENTION, one, re.IGNORECASE) for one in inside[:-1])
+    fits = {"anywhere": True, "within": within, "outside": depth is None}
+    for one, (where, pattern) in CONVENTIONS.items():
+        if fits[where] and re.fullmatch(rf"(?:.*\.)?(?:{pattern})", rest, re.IGNORECASE):
+            kind = one
+            break
+    return Role("bias" if "bias" in attribute and kind not in ("norm", "recurrent") else kind, depth)
