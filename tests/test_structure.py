@@ -21,6 +21,8 @@ from hesscond import structure
 from hesscond.errors import ConfigError
 from hesscond.operators import Dense, block_norms
 from hesscond.report import structure_figure
+from tests.cases import OTHERS, Case
+from tests.test_probe_blocks import places, whole_truth
 
 Parts = list[tuple[str, slice | int | tuple[slice, int]]]
 
@@ -199,6 +201,22 @@ def test_parts_and_parameters_are_named_as_for_a_probe(layers: list[str] | str, 
     found = hesscond.block_structure(*sentences(), layers, by)
     norms = torch.stack([torch.stack([H[a][:, b].norm() for b in blocks]) for a in blocks])
     assert torch.allclose(found.norms.value, norms, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda other: other.name)
+def test_rows_of_blocks_of_every_kind_are_the_whole_hessian(other: Case) -> None:
+    model, loss_fn, batch = other.make()
+    found = hesscond.block_structure(model, loss_fn, batch, by="row")
+    place = places(model)
+    numbers = torch.cat([place[name].flatten() for name, p in model.named_parameters() if p.requires_grad])
+    H = whole_truth(other.name)[numbers][:, numbers]
+    assert float(found.norms.value.square().sum().sqrt()) == pytest.approx(float(H.norm()), rel=1e-10)
+    assert float(found.trace.value.sum()) == pytest.approx(
+        float(H.trace()), abs=1e-10 * float(H.diagonal().abs().sum())
+    )
+    # rows of tables that nothing looks up
+    zero = int((H == 0).all(0).sum())
+    assert len(H) - zero <= sum(found.n_params) <= len(H)
 
 
 def test_what_requires_no_gradient_is_left_out() -> None:
