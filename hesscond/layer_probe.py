@@ -23,6 +23,7 @@ from hesscond.capture import (
     checked_units,
 )
 from hesscond.capture.batches import is_batch
+from hesscond.capture.forward import COMPLEX
 from hesscond.capture.layers import ELIGIBLE
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
@@ -147,6 +148,8 @@ class LayerProbe(Measurement):
         """
         if block.layer is not None:
             return coordinates_at(self.method, name)
+        if any(self.model.get_parameter(parameter).is_complex() for parameter in block.parameters):
+            raise ConfigError(f"layer {name!r} cannot be probed: {COMPLEX}")
         computed = name not in self.choice.groups and isinstance(Catalogue(self.model).module(name), ELIGIBLE)
         if isinstance(self.method, Method) and not computed:
             own: Coordinates | OfInputs | None = self.method.of_parameters(name, block.parameters)

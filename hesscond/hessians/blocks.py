@@ -375,7 +375,7 @@ class Catalogue:
 
     def _inside(self, name: str, module: nn.Module) -> list[str]:
         prefix = "" if module is self.model else f"{name}."
-        return [f"{prefix}{key}" for key, p in module.named_parameters() if p.is_floating_point()]
+        return [f"{prefix}{key}" for key, p in module.named_parameters() if p.is_floating_point() or p.is_complex()]
 
     def owner(self, parameter: str) -> nn.Module:
         """The module that a parameter is of; that of the parameters behind a weight is the layer."""

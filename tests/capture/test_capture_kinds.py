@@ -231,6 +231,24 @@ def test_a_real_layer_behind_a_complex_one():
     )
 
 
+class Rotated(nn.Module):
+    """A complex parameter that is of no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.turn, self.fc = nn.Parameter(torch.ones(4, dtype=torch.complex64)), nn.Linear(5, 4)
+
+    def forward(self, x):
+        return (self.turn * self.fc(x)).real[:, :3]
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_a_complex_parameter_of_no_layer_is_left_out_with_its_reason(level):
+    result = hesscond.probe(Rotated(), LOSS, (X, Y), "*", level)
+    assert list(result) == ["fc"]
+    assert "complex" in result.skipped["turn"]
+
+
 class Strict(nn.Module):
     """Runs in its own precision only, or not at all."""
 
