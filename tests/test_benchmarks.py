@@ -134,6 +134,22 @@ def test_matrix_free_quick(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("arguments", [[], ["--direct"], ["b0.proj", "b1.qkv"]])
+def test_transformer_quick(arguments, tmp_path):
+    done = run("transformer.py", "--quick", "--threads", 1, *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *layers, total = done.stdout.splitlines()
+    names = [line.split()[0] for line in layers]
+    assert names == (
+        arguments if len(arguments) > 1 else [f"b{i}.{n}" for i in (0, 1) for n in ("qkv", "o", "fc", "proj")]
+    )
+    assert all(int(line.split()[1].replace(",", "")) > 0 for line in layers)
+    assert re.match(
+        rf"{8 + 24 if len(arguments) > 1 else 156} units, \d+ resolved, \S+e-1\d from the model's own", total
+    )
+
+
+@pytest.mark.slow
 def test_matrix_free_only_one_section(tmp_path):
     done = run("matrix_free.py", "--quick", "--threads", "1", "--only", "density", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,9 +14,9 @@ from hesscond.capture.captured import Diagonal, Factor
 from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
 
-#: Numbers of an intermediate result, over all directions taken at once, that stay in the cache of a processor; and
-#: directions without which the operations' overhead would count.
-CACHED, LEAST = 2**18, 4
+#: Numbers of an intermediate result, over all directions taken at once, that stay in the cache of a processor; that are
+#: worth being shared by several threads; and directions without which the operations' overhead would count.
+CACHED, SHARED, LEAST = 2**19, 2**22, 4
 
 
 class Budget:
@@ -67,8 +67,8 @@ class Budget:
 
     def cached(self, passes: int, per_pass: int, largest: int) -> int:
         """The same where each goes through many operations on up to ``largest`` numbers: what a cache holds of them."""
-        size = self.chunk(passes, per_pass)
-        return size if self.device.type != "cpu" else min(size, max(LEAST, CACHED // max(largest, 1)))
+        size, held = self.chunk(passes, per_pass), CACHED if torch.get_num_threads() == 1 else SHARED
+        return size if self.device.type != "cpu" else min(size, max(LEAST, held // max(largest, 1)))
 
 
 def readable(size: float) -> str:

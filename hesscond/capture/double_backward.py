@@ -139,11 +139,16 @@ class SecondDerivatives:
         in_parameters = blocks * positions * geometry.groups * n + (1 if request.whole else units) * order**2
         return self.budget.fits(in_S) or not self.budget.fits(in_parameters)
 
+    def at_once(self, request: Request, blocks: int, count: int, positions: int) -> int:
+        """How many of ``count`` directions to take at a time."""
+        numbers = 2 * blocks * Geometry.of(request.layer).units * positions
+        return self.budget.cached(count, numbers, self.budget.largest)
+
     def directions(self, request: Request, blocks: int, count: int, positions: int) -> Iterator[tuple[slice, Any]]:
         """Zero tensors (k, J, m, q) for ``count`` directions, a few at a time."""
         units = Geometry.of(request.layer).units
         like = request.deltas[0]
-        size = self.budget.cached(count, 2 * blocks * units * positions, self.budget.largest)
+        size = self.at_once(request, blocks, count, positions)
         for start in range(0, count, size):
             rows = slice(start, min(start + size, count))
             shape = (rows.stop - start, blocks, units, positions)
@@ -172,13 +177,17 @@ class SecondDerivatives:
         self.budget.take(request, 3 * positions * blocks * count * positions)
 
         def matrices() -> Iterator[torch.Tensor]:
-            for unit in request.units:
-                S = torch.zeros(positions, blocks, positions, dtype=torch.float64, device=request.deltas[0].device)
-                for rows, values in self.directions(request, blocks, positions, positions):
+            # as many units as make up a chunk
+            step = max(1, self.at_once(request, blocks, count * positions, positions) // positions)
+            for start in range(0, count, step):
+                units = torch.tensor(request.units[start : start + step]).repeat_interleave(positions)
+                places = torch.arange(len(units)) % positions
+                S = torch.zeros(len(units), blocks, positions, dtype=torch.float64, device=request.deltas[0].device)
+                for rows, values in self.directions(request, blocks, len(units), positions):
                     own = torch.arange(len(values))
-                    values[own, :, unit, own + rows.start] = 1
-                    S[rows] = self.product(request, values)[:, :, unit]
-                yield S.transpose(0, 1)
+                    values[own, :, units[rows], places[rows]] = 1
+                    S[rows] = self.product(request, values)[own, :, units[rows]]
+                yield from (one.transpose(0, 1) for one in S.split(positions))
 
         least, device = self.size(request, blocks, positions), request.deltas[0].device
         return joint_factor(matrices(), (positions, blocks, count), device, least)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Self
@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import nn
 
+from hesscond.capture.backward import Budget
 from hesscond.capture.evaluation import Batch, LossFunction, is_finite
 from hesscond.capture.forward import variables_of
 from hesscond.capture.graph import refuse_dead_ends
@@ -22,10 +23,14 @@ from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 from hesscond.hessians.linearization import GGNLinearization, HessianLinearization, Linearization
 from hesscond.hessians.parameters import Layout, UnitLayout, layout_of, placements
 from hesscond.operators import SymmetricOperator
-from hesscond.operators.operator import ROUNDING
+from hesscond.operators.operator import ROUNDING, identity_blocks
 
 #: What the rounding of products in a measurement shows is taken so many times.
 MARGIN = 64.0
+
+
+#: The products of the matrix of one batch with rows (k, n).
+Products = Callable[[Linearization, torch.Tensor], torch.Tensor]
 
 
 class NetworkOperator(SymmetricOperator):
@@ -38,7 +43,7 @@ class NetworkOperator(SymmetricOperator):
 
     Graphs of the first derivatives are kept from product to product, as many as fit in the memory; the others are
     built anew in each product, from batches that are kept or read again. Two products with the same vector are
-    equal bit by bit.
+    equal bit by bit; `to_dense` takes many at once, which are the same but for rounding.
 
     Parameters
     ----------
@@ -266,17 +271,20 @@ class NetworkOperator(SymmetricOperator):
         CaptureError
             The product is NaN or infinite; the data have changed.
         """
-        total = self.local_sum(vectors.T.contiguous())
-        if self.total_mass != 1:
-            total /= self.total_mass
-        return self._checked(total).T
+        return self._mean(vectors.T.contiguous(), self._one_by_one).T
 
-    def local_sum(self, rows: torch.Tensor) -> torch.Tensor:
-        """Σ_k m_k A_k v for each v of ``rows`` (k, n), over the batches of this process, in their order."""
+    def to_dense(self) -> torch.Tensor:
+        """The matrix, from its products with the columns of the identity, many in one pass."""
+        dense = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        for start, block in identity_blocks(self.order, self.dtype, self.device):
+            dense[:, start : start + block.shape[1]] = self._mean(block.T.contiguous(), self._together).T
+        return dense
+
+    def _mean(self, rows: torch.Tensor, products: Products) -> torch.Tensor:
+        """Σ_k m_k A_k v / Σ_k m_k for each v of ``rows`` (k, n), over the batches in their order."""
         total = None
         for number, linearization in self.linearizations():
-            products = [self._product(linearization, row) for row in rows]
-            found = products[0][None] if len(products) == 1 else torch.stack(products)
+            found = products(linearization, rows)
             weight = self.weights[number]
             if total is None:
                 total = found if weight == 1 else found.mul_(weight)
@@ -284,7 +292,22 @@ class NetworkOperator(SymmetricOperator):
                 total.add_(found, alpha=weight)
             del linearization
         assert total is not None
-        return total
+        if self.total_mass != 1:
+            total /= self.total_mass
+        return self._checked(total)
+
+    def _one_by_one(self, linearization: Linearization, rows: torch.Tensor) -> torch.Tensor:
+        products = [self._product(linearization, row) for row in rows]
+        return products[0][None] if len(products) == 1 else torch.stack(products)
+
+    def _together(self, linearization: Linearization, rows: torch.Tensor) -> torch.Tensor:
+        budget = Budget(self.problem.memory, 1, linearization.largest, self.device)
+        parts = []
+        for some in rows.split(budget.cached(len(rows), 2 * self.order, budget.largest)):
+            seeds = [torch.stack(own) for own in zip(*map(self.layout.tensors_of, some), strict=True)]
+            found = linearization.products(seeds, self._among)
+            parts += [self.layout.vector_of(own) for own in zip(*found, strict=True)]
+        return torch.stack(parts)
 
     def linearizations(self) -> Iterator[tuple[int, Linearization]]:
         """Every batch that counts by its number, linearized: kept from before, or built anew."""

@@ -615,6 +615,28 @@ def test_units_in_front_of_it_are_refused_too():
     assert hesscond.probe(model, F.cross_entropy, BATCH, ["2"])["2"].kappa[0].rank > 0
 
 
+# -------------------------------------------------------------------------------------------------- many in one pass
+
+
+def test_a_matrix_is_formed_many_columns_in_a_pass(monkeypatch):
+    model, loss_fn, batch = case("attention-causal").make()
+    H = HessianOperator(model, loss_fn, split(batch, (1, 3)))
+    passes = []
+    original = torch.autograd.grad
+
+    def counted(*args, **kwargs):
+        passes.append(args)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    dense = H.to_dense()
+    # of each batch, one that is compared with, and one for every 64 columns
+    assert len(passes) == 2 * (1 + -(-H.order // 64))
+    monkeypatch.undo()
+    columns = torch.stack([H @ e for e in torch.eye(H.order, dtype=torch.float64)], 1)
+    assert (dense - columns).norm() <= 1e-14 * columns.norm()
+
+
 # -------------------------------------------------------------------------------------------------- what operators do
 
 
