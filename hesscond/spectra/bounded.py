@@ -40,9 +40,9 @@ class Bounded:
     condition
         κ from below: never resolved.
     top
-        The eigenvalue of the largest |λ|. That ‖A‖₂ is no smaller than the end of its interval that is nearer to zero is
-        certain but for rounding. The other end is ‖r‖ away, or ‖r‖²/gap where the next Ritz value is known that well;
-        that no eigenvalue is larger, is as with `lanczos`: products with finitely many vectors cannot exclude it.
+        The eigenvalue of the largest |λ|. That ‖A‖₂ is no smaller than the end of its interval that is nearer to zero
+        is certain but for rounding. The other end is ‖r‖ away, or ‖r‖²/gap where the next Ritz value is known well
+        enough; that no eigenvalue is larger, is as with `lanczos`: finitely many products cannot exclude it.
     """
 
     condition: ConditionNumber
