@@ -238,16 +238,17 @@ class Search:
         first = found[0]
         smallest = min(own.smallest(noise) for own in found)
         beyond = first.residual if gap == 0 else quadratic(first.residual + noise, gap)
-        low, high = max(0.0, first.size - noise), abs(first.theta) + beyond + noise
+        low, high = max(0.0, first.size - noise), max(abs(first.theta) + beyond, first.size) + noise
         ends = sorted(math.copysign(end, first.theta) for end in (low, high))
         lower, upper = (torch.tensor([end], dtype=torch.float64) for end in ends)
-        theta = torch.tensor([first.theta], dtype=torch.float64)
+        # ‖Au‖ is nearer to the norm than the Rayleigh quotient
+        theta = torch.tensor([math.copysign(first.size, first.theta)], dtype=torch.float64)
         condition = ConditionNumber(
             value=math.inf,
             lower=max(1.0, low / smallest * (1 - 8 * torch.finfo(torch.float64).eps)),
             upper=math.inf,
-            lambda_max=abs(first.theta),
-            lambda_min=min(smallest, abs(first.theta)),
+            lambda_max=first.size,
+            lambda_min=min(smallest, first.size),
             rank=sum(counts),
             nullity=operator.order - sum(counts),
             negative=0 if operator.psd else counts[1],

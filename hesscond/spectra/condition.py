@@ -33,7 +33,7 @@ class ConditionNumber:
         ``"numerical"`` rank, κ of what is left with the values of the size of round-off as zeros. ``upper`` is ``inf``
         if unresolved.
     lambda_max, lambda_min
-        Largest and smallest nonzero |λ| (unresolved: the smallest one that was told from zero).
+        Largest and smallest nonzero |λ| (unresolved: the smallest one that was told from zero, or an upper bound).
     rank, nullity
         Number of eigenvalues told from zero, and of the others.
     negative

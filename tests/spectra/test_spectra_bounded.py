@@ -55,6 +55,7 @@ def test_bounds_hold_whatever_the_spectrum(kind, seed, rows):
         assert found.condition.lower > 100
     assert found.condition.solver == "Lanczos, 45 products"
     assert top.products == 45
+    assert bool((top.lower <= top.eigenvalues) & (top.eigenvalues <= top.upper))
 
 
 def test_products_are_counted():
