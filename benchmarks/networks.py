@@ -78,6 +78,36 @@ def transformer(size: Size, dtype: torch.dtype, device: torch.device) -> Problem
     return problem
 
 
+class Words(nn.Module):
+    """A decoder of words: embeddings, `torch.nn.TransformerEncoder` with a causal mask, and a head of its own."""
+
+    def __init__(self, vocabulary: int, width: int, depth: int, length: int) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        layer = nn.TransformerEncoderLayer(
+            width, width // 64, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, depth, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """Logits (N, V, T) of the words (N, T) that follow."""
+        hidden = self.words(words) + self.positions.weight
+        return self.head(self.encoder(hidden, self.mask)).transpose(1, 2)
+
+
+def language_model(vocabulary: int, width: int, depth: int) -> Problem:
+    """Four sequences of 64 words through a model as nanoGPT begins it (N(0, 0.02²)), in float32."""
+    torch.manual_seed(0)
+    model = Words(vocabulary, width, depth, 64)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, 0.0, 0.02)
+    words = torch.randint(0, vocabulary, (4, 65))
+    return Problem(model, nn.CrossEntropyLoss(), (words[:, :-1], words[:, 1:]))
+
+
 class Residual(nn.Module):
     """Two 3×3 convolutions with batch normalization beside a shortcut (He et al. 2016, Fig. 2)."""
 

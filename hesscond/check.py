@@ -124,7 +124,8 @@ class Direction:
         # of a block that is zero nothing is known
         largest = (float(scales.max()) if len(scales) else 0.0) or 1.0
         floor = torch.finfo(scales.dtype).tiny ** 0.5 * largest
-        scales = torch.where(scales > floor, scales, largest)
+        if not bool((scales > floor).all()):
+            scales = torch.where(scales > floor, scales, largest)
         generator = torch.Generator().manual_seed(0)
         v = torch.rand(len(scales), generator=generator, dtype=torch.float64).mul_(2).sub_(1).to(scales.device)
         v.div_(scales).mul_(largest)
@@ -312,20 +313,28 @@ class Witness:
                 leaf.data.copy_(value)
 
 
-def check_operator(H: HessianOperator) -> tuple[Check, float, Precision | None]:
+def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check, float, Precision | None]:
     """The check of an operator: its product with one direction, and that of fresh evaluations of its model.
+
+    Parameters
+    ----------
+    H
+        The operator.
+    uncertain
+        Whether the uncertainty is wanted, which takes four gradients more in float32.
 
     Returns
     -------
     check
         It.
     uncertainty
-        See `Witness.uncertainty`, all scales being 1.
+        See `Witness.uncertainty`, all scales being 1; 0 if it is not wanted.
     precision
         What was seen of that of the model.
     """
     witness, (direction,) = witnessed(H, [H])
-    return witness.verdict(direction, as_block(H), H.total_mass), witness.uncertainty(direction), witness.precision
+    uncertainty = witness.uncertainty(direction) if uncertain else 0.0
+    return witness.verdict(direction, as_block(H), H.total_mass), uncertainty, witness.precision
 
 
 def witnessed(H: HessianOperator, parts: Sequence[HessianOperator]) -> tuple[Witness, list[Direction]]:

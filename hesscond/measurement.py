@@ -32,6 +32,8 @@ class Measurement(ABC):
         Bytes, all parts of the work together.
     team
         The processes that measure together; None: this one alone.
+    products
+        Products with a whole network that may be taken; None: as many as it takes.
     """
 
     model: nn.Module
@@ -49,6 +51,7 @@ class Measurement(ABC):
     check: bool
     lift_casts: bool
     team: Team | None
+    products: int | None
 
     @abstractmethod
     def result(self) -> ProbeResult:

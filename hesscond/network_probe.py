@@ -8,13 +8,15 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
+import torch
 from torch import nn
 
 from hesscond.applied import Measured, coordinates_at, layer_coordinates
 from hesscond.capture import eligible_layers
+from hesscond.capture.precision import Operations
 from hesscond.capture.weighting import mass_of
 from hesscond.check import check_operator, refuse_failed
-from hesscond.errors import ConfigError, HesscondError
+from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
     Block,
     BlockLayout,
@@ -35,10 +37,16 @@ from hesscond.hessians import (
 from hesscond.hessians.source import nothing_known
 from hesscond.measurement import Measurement
 from hesscond.methods.inputs import OfInputs
-from hesscond.operators import Congruence
+from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
-from hesscond.results import NETWORK, NetworkResult, ProbeResult
-from hesscond.spectra import Known
+from hesscond.results import NETWORK, Memory, NetworkResult, ProbeResult, gigabytes
+from hesscond.spectra import Known, bounded_condition
+from hesscond.spectra.bounded import FINAL, LEAST_VECTORS, MEASURING
+
+#: Vectors of all parameters that an operator holds: their copies, their place, the gradient, and that with its graph.
+COPIES = 4
+#: Bytes a parameter beside these, that the check holds, and that an operator in float64 does with its products.
+CHECKING, DOUBLE = 56, 64
 
 
 class NetworkProbe(Measurement):
@@ -47,6 +55,8 @@ class NetworkProbe(Measurement):
     def result(self) -> ProbeResult:
         source = self.source()
         named = self.choice.names
+        if self.products is not None:
+            self._refuse_large()
         chart = network_chart(self.method, named, self.model)
         if chart is not None:
             if self.team is not None:
@@ -55,7 +65,7 @@ class NetworkProbe(Measurement):
             parts: dict[str, list[slice]]
             parts = {name: [where] for name, where in rows.items()}
             block = source.products(operator, nothing_known)
-            return self._checked(block, source.latest, parts, f"products, in {chart.name}")
+            return self._checked(block, source.latest, parts, f"products, in {chart.name}", operator)
         if self.method is not None and named is None:
             named = tuple(layers_with_everything(self.model))
         blocks = {} if named is None else replace(self.choice, names=named).blocks(self.model)
@@ -67,16 +77,17 @@ class NetworkProbe(Measurement):
             ends = list(accumulate(change.columns))
             parts = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
             # the null space and the inverse are those of the plain coordinates
-            return self._checked(source.products(Congruence(whole, change), nothing_known), H, parts, route)
+            changed = Congruence(whole, change)
+            return self._checked(source.products(changed, nothing_known), H, parts, route, changed)
         parts = {}
         for name, where in H.parts.items():
             owner = name if blocks else name.rpartition(".")[0] or "model"
             parts.setdefault(owner, []).append(where)
         if isinstance(H.layout, BlockLayout) and not H.layout.whole:
-            return self._checked(source.products(whole, nothing_known), H, parts, route)
+            return self._checked(source.products(whole, nothing_known), H, parts, route, whole, blocks)
         # what is null for the share of one process need not be so for that of another
         known = partial(all_known, H) if self.team is None else lambda: ((), Known(None, network_inverse(H)))
-        return self._checked(source.products(whole, known), H, parts, route)
+        return self._checked(source.products(whole, known), H, parts, route, whole, blocks)
 
     def _operator(self, source: BlockSource, blocks: Mapping[str, Block]) -> HessianOperator:
         """The Hessian in all parameters, or in those of the blocks named."""
@@ -87,11 +98,14 @@ class NetworkProbe(Measurement):
                 "others"
             )
 
+        # of what null directions and inverses are made from, products alone need nothing
+        watch = self.products is None or self.method is not None
+
         def make() -> HessianOperator:
             if odd is None:
-                return source.operator(layers=list(blocks) or None)
+                return source.operator(layers=list(blocks) or None, watch=watch)
             layout = self._layout(blocks)
-            return source.operator(parameters=layout.names).restricted(layout)
+            return source.operator(parameters=layout.names, watch=watch).restricted(layout)
 
         return make() if self.team is None else agreed(self.team, make)
 
@@ -108,22 +122,104 @@ class NetworkProbe(Measurement):
         return BlockLayout(list(blocks.values()), catalogue.parameters)
 
     def _checked(
-        self, block: NetworkHessian, H: HessianOperator, parts: Mapping[str, Sequence[slice]], route: str
+        self,
+        block: NetworkHessian,
+        H: HessianOperator,
+        parts: Mapping[str, Sequence[slice]],
+        route: str,
+        operator: SymmetricOperator,
+        blocks: Mapping[str, Block] | None = None,
     ) -> ProbeResult:
         """The result, with the check of the operator that it is made of on the data of this process, if wanted.
 
         Raises
         ------
         CaptureError
-            It does not agree with the model.
+            It does not agree with the model; a number of products takes more memory than there is.
         """
         result = NetworkResult(block, parts, H.names, route, self.rtol)
         precision = "not looked at (check=False)"
+        few = self.products is not None and operator.order > self.products
+        # of which the last products are made in float64
+        rounded = few and operator is H and H.dtype == torch.float32
+        if few:
+            result.memory = self._memory(H, operator.order, double=rounded)
         if self.check:
-            result.check, result.uncertainty, seen = check_operator(H)
+            result.check, result.uncertainty, seen = check_operator(H, uncertain=not rounded)
             precision = str(seen)
             refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
+        if few:
+            assert self.products is not None
+            assert result.memory is not None
+            result.bounded = bounded_condition(
+                operator,
+                self.products,
+                exact=partial(self._in_double, H, blocks or {}) if rounded else lambda: None,
+                error=lambda: check_operator(H)[1] if rounded else result.uncertainty,
+                memory=result.memory.vectors,
+            )
         return ProbeResult({NETWORK: result}, {}, precision)
+
+    def _refuse_large(self) -> None:
+        """Raise an error for a network whose vectors alone do not fit, before anything is computed."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        itemsize = max(((self.dtype or p.dtype).itemsize for p in parameters), default=1)
+        order = sum(p.numel() for p in parameters)
+        if self.choice.names is not None:
+            order = sum(block.order for block in self.choice.blocks(self.model).values())
+        self._memory_of(order, itemsize, COPIES * order * itemsize, 0, double=False, check=False)
+
+    def _memory(self, H: HessianOperator, order: int, *, double: bool) -> Memory:
+        """What a number of products takes beside the graphs that are there."""
+        copies = COPIES * H.order * H.dtype.itemsize
+        return self._memory_of(order, H.dtype.itemsize, copies, H.graphs, double=double, check=self.check)
+
+    def _memory_of(self, order: int, itemsize: int, copies: int, graphs: int, *, double: bool, check: bool) -> Memory:
+        """As many vectors as there is room for.
+
+        Raises
+        ------
+        CaptureError
+            It is more than there is.
+        """
+        assert self.products is not None
+        size = order * itemsize
+        count = min(self.products - MEASURING - FINAL + LEAST_VECTORS - 4, (self.memory - copies - graphs) // size)
+        count = max(count, LEAST_VECTORS)
+        found = Memory(
+            order,
+            copies,
+            graphs,
+            count * size,
+            count,
+            check=graphs + 2 * size + CHECKING * order if check else 0,
+            double=2 * graphs + DOUBLE * order if double else 0,
+        )
+        if found.total > self.memory:
+            ways = ["raise memory", "give the data as a stream of smaller batches"]
+            ways += ["leave the check out (check=False)"] if found.check > found.vectors else []
+            ways += ["use dtype=None"] if self.dtype == torch.float64 and itemsize == 8 else []
+            raise CaptureError(
+                f"{self.products} products with the Hessian of {order:,} parameters take {found}; that is more than "
+                f"memory={gigabytes(self.memory)}: {', '.join(ways[:-1])} or {ways[-1]}"
+            )
+        return found
+
+    def _in_double(self, H: HessianOperator, blocks: Mapping[str, Block]) -> HessianOperator | None:
+        """The same operator in float64; None: the model does not compute the same loss there, or not in float64."""
+        if self.team is not None:
+            return None
+        wider, seen = replace(self, dtype=torch.float64), Operations(torch.float64)
+        try:
+            double = wider._operator(wider.source(), blocks)
+            drawn = next(iter(double.problem.batches))
+            with drawn.state.again():
+                double.problem.snapshot.evaluate(self.loss_fn, drawn.batch, counted=seen)
+        except (CaptureError, RuntimeError):
+            return None
+        # random numbers of another precision make another network
+        same = abs(double.loss - H.loss) <= torch.finfo(H.dtype).eps ** 0.5 * max(abs(H.loss), abs(double.loss))
+        return double if same and seen.precision().narrowest is None else None
 
 
 def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:

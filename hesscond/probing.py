@@ -19,6 +19,7 @@ from hesscond.measurement import Measurement
 from hesscond.network_probe import NetworkProbe
 from hesscond.operators.parallel import Team
 from hesscond.results import ProbeResult
+from hesscond.spectra.bounded import refuse_few
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -44,6 +45,7 @@ def probe(
     group: ProcessGroup | None = None,
     check: bool = True,
     lift_casts: bool = True,
+    products: int | None = None,
 ) -> ProbeResult:
     """Exact Hessians Ĥᵀ S Ĥ of layers or of their output units, and their condition numbers.
 
@@ -114,6 +116,12 @@ def probe(
     lift_casts
         Whether what the model casts to float32 by hand stays in float64, if that is ``dtype``. What rounds to fewer
         digits all the same is said (``result.precision``), and κ's intervals are wider by what it does.
+    products
+        At level ``"network"``: how many products with the Hessian, of about one and a half gradients each, λ_max and κ
+        may take, for models of millions of parameters. κ is then bounded from below (`hesscond.spectra.bounded`) unless
+        that many products form the matrix; ``result["network"].top`` is λ_max. With ``dtype=None`` the products are
+        those of a float32 model and the last two are made in float64, so that their rounding is measured, not
+        estimated. ``result["network"].memory`` says beforehand what that takes; what exceeds ``memory`` is refused.
 
     Returns
     -------
@@ -162,6 +170,10 @@ def probe(
             if layers is None
             else f"units were given at level {level!r}, which takes all of them: use level='unit'"
         )
+    if products is not None:
+        if level != "network":
+            raise ConfigError(f"products are those with a whole network: leave them out at level {level!r}")
+        refuse_few(products)
     budget = MEMORY if memory is None else int(memory)
     refuse_sharded(model)
     work = applied(model, method, data, whole=level == "network" and choice.names is None, alone=team is None)
@@ -184,6 +196,7 @@ def probe(
         check,
         lift_casts,
         team,
+        products,
     )
     return work.renamed(asked.result())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import torch
 from hesscond.check import Check
 from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, NetworkHessian, NullDirections
-from hesscond.spectra import ConditionNumber
+from hesscond.spectra import Bounded, ConditionNumber, EigenResult, lanczos
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,6 +151,52 @@ class LayerResult:
         return self.block(self._checked(unit)).eigenpairs()[1]
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that products with a whole network take at most, beside the model and its data: known before the first.
+
+    Attributes
+    ----------
+    order
+        n.
+    copies
+        Of the parameters and the gradient.
+    graphs
+        What is kept of the forward and the backward pass.
+    vectors, count
+        Those of the iteration, and how many.
+    check
+        What the comparison with the model needs beside copies and graphs, before the iteration.
+    double
+        What the last two products in float64 need beside copies and graphs, after it.
+    """
+
+    order: int
+    copies: int
+    graphs: int
+    vectors: int
+    count: int
+    check: int
+    double: int
+
+    @property
+    def total(self) -> int:
+        """The most at a time."""
+        return self.copies + self.graphs + max(self.vectors, self.check, self.double)
+
+    def __str__(self) -> str:
+        copies, graphs = gigabytes(self.copies), gigabytes(self.graphs)
+        parts = [f"{self.count} vectors of {self.order:,} parameters {gigabytes(self.vectors)}"]
+        parts += [f"or the check {gigabytes(self.check)}"] if self.check > self.vectors else []
+        parts += [f"or the last products in float64 {gigabytes(self.double)}"] if self.double > self.vectors else []
+        return f"{gigabytes(self.total)}: copies {copies}, graphs {graphs}, {', '.join(parts)}"
+
+
+def gigabytes(size: float) -> str:
+    """Bytes as one writes them."""
+    return f"{size / 1e9:.3g} GB"
+
+
 class NetworkResult(LayerResult):
     """All parameters of the network together.
 
@@ -159,6 +206,10 @@ class NetworkResult(LayerResult):
         The Hessian, in the coordinates asked for, as an operator: products, `hesscond.lanczos`, `hesscond.density`.
     parts
         Which of its rows belong to which module.
+    bounded
+        What a given number of products showed; None: none was given.
+    memory
+        What they take, if a number was given.
     """
 
     def __init__(
@@ -181,11 +232,31 @@ class NetworkResult(LayerResult):
         )
         self._block, self.parts = block, dict(parts)
         self.operator = block.operator
+        self.bounded: Bounded | None = None
+        self.memory: Memory | None = None
 
     def rename(self, name_of: Callable[[str], str]) -> None:
         """Call the parts by other names."""
         super().rename(name_of)
         self.parts = {name_of(part): where for part, where in self.parts.items()}
+
+    @cached_property
+    def conditions(self) -> tuple[ConditionNumber, ...]:
+        """κ, alone in a tuple."""
+        # its bounds count what is uncertain
+        return super().conditions if self.bounded is None else (self.bounded.condition,)
+
+    @cached_property
+    def top(self) -> EigenResult:
+        """The eigenvalue of the largest |λ| with its interval, which counts the rounding of products.
+
+        Of a number of products that was given it is what these showed, or else an iteration of its own.
+        """
+        if self.bounded is not None:
+            return self.bounded.top
+        which = "top" if self.operator.psd else "magnitude"
+        found = lanczos(self.operator, 1, which, tol=self._rtol**0.5, memory=self._block.effort.memory)
+        return replace(found, lower=found.lower - self.uncertainty, upper=found.upper + self.uncertainty)
 
     @property
     def null_directions(self) -> Sequence[NullDirections]:

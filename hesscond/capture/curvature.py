@@ -37,6 +37,9 @@ PROBES, ROUNDING = 3, 16 * float(torch.finfo(torch.float64).eps)
 #: Nodes that change the shape and nothing else.
 RESHAPES = {"ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"}
 
+#: Rank-one terms of the loss in each sample from which on they are more than one may pass back.
+MANY = 4096
+
 
 class Differentiator:
     """Second derivatives of one loss in the perturbations of layers.
@@ -77,7 +80,7 @@ class Differentiator:
                 curved.append(request)
             elif direct is not None and is_diagonal(direct, request):
                 captured[request.name] = request.finished(from_entries(direct, request), OUTPUT_ROUTE, self.samples)
-            elif self.is_linear_from(request):
+            elif self.is_linear_from(request) and not self.is_outnumbered(request):
                 linear.append(request)
             else:
                 curved.append(request)
@@ -112,6 +115,11 @@ class Differentiator:
         if self.curved is None:
             return False
         return self.tail_is_linear or is_piecewise_linear(self.start, dependent(self.start, request.leaves))
+
+    def is_outnumbered(self, request: Request) -> bool:
+        """Whether the loss has far more rank-one terms than the layer has outputs, as with a vocabulary of words."""
+        terms = sum(node.passes(1) for node in self.curved or [])
+        return terms > MANY * self.samples and terms > sum(delta.numel() for delta in request.deltas)
 
     @cached_property
     def tail_is_linear(self) -> bool:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hesscond.errors import CaptureError
+from hesscond.errors import CaptureError, MatrixError
 from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates, UnitCoordinates
 from hesscond.hessians.null_directions import NullDirections
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.spectra import ConditionNumber, ProductForm
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.matrix_free import Effort, Known, formed
+from hesscond.spectra.smallest import sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,8 +74,8 @@ class NetworkHessian(BlockHessian):
         return (self._changed(P).operator @ vectors.to(self.operator.dtype)).to(torch.float64)
 
     def scales(self) -> torch.Tensor:
-        """(n,) all one: nothing is known beforehand."""
-        return torch.ones(self.order, dtype=torch.float64, device=self.operator.device)
+        """(n,) all one, in no memory: nothing is known beforehand."""
+        return torch.ones(1, dtype=torch.float64, device=self.operator.device).expand(self.order)
 
     @cached_property
     def _formed(self) -> torch.Tensor:
@@ -85,10 +86,24 @@ class NetworkHessian(BlockHessian):
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
-        """κ in the operator's own coordinates, or in others."""
+        """κ in the operator's own coordinates, or in others.
+
+        Raises
+        ------
+        CaptureError
+            The vectors of an iteration do not fit into the memory.
+        """
         return [self._changed(P)._condition(rtol) for P in coordinates]
 
     def _condition(self, rtol: float) -> ConditionNumber:
+        if self.order > self.effort.dense_order:
+            try:
+                sizes(self.order, 1, None, self.effort.memory, torch.float64, 0, psd=self.operator.psd)
+            except MatrixError as error:
+                raise CaptureError(
+                    f"both ends of the spectrum of {self.order:,} parameters do not fit into the memory ({error}): "
+                    "products=60 asks for λ_max and a lower bound of κ"
+                ) from error
         kappa = ProductForm(self.operator, lambda: self.known[1], self.effort).condition(rtol=rtol)
         return kappa.widened(self.error) if self.error else kappa
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hesscond.capture.backward import Budget
+from hesscond.capture.capturing import MEMORY
 from hesscond.capture.evaluation import Batch, LossFunction, is_finite
 from hesscond.capture.forward import variables_of
 from hesscond.capture.graph import refuse_dead_ends
@@ -21,7 +22,7 @@ from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 from hesscond.hessians.linearization import GGNLinearization, HessianLinearization, Linearization
-from hesscond.hessians.parameters import Layout, UnitLayout, layout_of, placements
+from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_of, placements
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.operator import ROUNDING, identity_blocks
 
@@ -70,6 +71,8 @@ class NetworkOperator(SymmetricOperator):
         Whether what the model casts to float32 stays in float64, if that is ``dtype``.
     weight
         For a stream, what a batch counts: a function of its inputs and target, or one number for each batch.
+    watch
+        Whether the calls of layers are noted, which null directions and approximate inverses are made from.
 
     Attributes
     ----------
@@ -84,7 +87,8 @@ class NetworkOperator(SymmetricOperator):
     problem
         The model, the loss and the data that it was made from.
     placements
-        Where the parameters of layers are in the vectors, of layers all of whose weights are.
+        Where the parameters of layers are in the vectors, of layers all of whose weights are; without those of so many
+        units or inputs that square matrices of them do not fit into the memory (a vocabulary).
     retained
         Batches whose graphs are kept, of how many.
     reached
@@ -112,12 +116,14 @@ class NetworkOperator(SymmetricOperator):
         reduction: str | None = None,
         lift_casts: bool = True,
         weight: BatchWeight | None = None,
+        watch: bool = True,
     ) -> None:
         model = measurable(model)
         self.layout = layout_of(model, layers=layers, unit=unit, parameters=parameters)
-        self.placements = placements(self.layout, model)
+        self._squares = (MEMORY if memory is None else memory) / 2 if watch else 0
+        self.placements = self._placed(self.layout, model)
         watched = {placement.name: placement.layer for placement in self.placements}
-        if isinstance(self.layout, UnitLayout):
+        if watch and isinstance(self.layout, UnitLayout):
             watched |= self.layout.layers
         self.problem = Problem(
             model,
@@ -153,7 +159,7 @@ class NetworkOperator(SymmetricOperator):
         found = copy(self)
         for measured in ("rounding", "_extremes"):
             vars(found).pop(measured, None)
-        found.layout, found.placements = layout, placements(layout, self.problem.model)
+        found.layout, found.placements = layout, self._placed(layout, self.problem.model)
         own = [place[id(parameter)] for parameter in layout.tensors]
         found._among = own if self._among is None else [self._among[i] for i in own]
         SymmetricOperator.__init__(found, layout.order, self.dtype, self.device)
@@ -161,6 +167,10 @@ class NetworkOperator(SymmetricOperator):
             tensors = self.layout.tensors_of(getattr(self, name))
             setattr(found, name, layout.vector_of([tensors[i] for i in own]))
         return found
+
+    def _placed(self, layout: Layout, model: nn.Module) -> list[Placement]:
+        """The layers of a layout that something is to be made from."""
+        return [own for own in placements(layout, model) if own.squares <= self._squares] if self._squares else []
 
     @abstractmethod
     def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
@@ -250,6 +260,11 @@ class NetworkOperator(SymmetricOperator):
     def held(self) -> int:
         """Bytes that the copies, the batches and the graphs take; those of a batch that was given alone are free."""
         return self.problem.held + self._taken
+
+    @property
+    def graphs(self) -> int:
+        """Bytes of the graphs that are kept, that of a batch that was given alone too."""
+        return sum(linearization.bytes() for linearization in self._retained.values())
 
     @property
     def _complete(self) -> bool:

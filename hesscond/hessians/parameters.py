@@ -248,6 +248,12 @@ class Placement:
         """Of the layer."""
         return Geometry.of(self.layer)
 
+    @property
+    def squares(self) -> int:
+        """Bytes of three matrices (m/G, m/G) and (n̂, n̂), which null directions and inverses are made from."""
+        units, width = self.index.shape
+        return 24 * ((units // self.geometry.groups) ** 2 + width**2)
+
     def request(self, evaluation: WatchedEvaluation) -> Request:
         """The calls of the layer in an evaluation."""
         return Request(self.name, self.layer, evaluation.calls[self.name], (), True)

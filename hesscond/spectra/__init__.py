@@ -4,6 +4,7 @@ Nothing here knows of networks: dense arrays and tensors go to LAPACK on the hos
 the operator's device. Results are frozen. Every tolerance is relative.
 """
 
+from hesscond.spectra.bounded import Bounded, bounded_condition
 from hesscond.spectra.condition import ConditionNumber
 from hesscond.spectra.density import Density, density
 from hesscond.spectra.eigen import EigenResult
@@ -23,6 +24,7 @@ from hesscond.spectra.rank import Rank, rank
 from hesscond.spectra.smallest import smallest_nonzero
 
 __all__ = [
+    "Bounded",
     "ConditionNumber",
     "Density",
     "DualForm",
@@ -35,6 +37,7 @@ __all__ = [
     "ProductForm",
     "Rank",
     "SummedForm",
+    "bounded_condition",
     "condition_number",
     "conditions",
     "density",

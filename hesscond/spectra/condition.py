@@ -33,7 +33,7 @@ class ConditionNumber:
         ``"numerical"`` rank, κ of what is left with the values of the size of round-off as zeros. ``upper`` is ``inf``
         if unresolved.
     lambda_max, lambda_min
-        Largest and smallest nonzero |λ| (unresolved: the smallest one that was told from zero).
+        Largest and smallest nonzero |λ| (unresolved: the smallest one that was told from zero, or an upper bound).
     rank, nullity
         Number of eigenvalues told from zero, and of the others.
     negative
@@ -98,10 +98,13 @@ class ConditionNumber:
     def widened(self, error: float) -> ConditionNumber:
         """The result if the matrix is known up to an error of that 2-norm only.
 
-        Unresolved if the smallest nonzero eigenvalue could be zero, or one that was taken for zero as large.
+        Unresolved if the smallest nonzero eigenvalue could be zero, or one that was taken for zero as large. One that
+        could be zero bounds nothing: the smallest nonzero one may be any other.
         """
         top, bottom = self.lambda_max, self.lambda_min
-        lower = max(1.0, (top - error) / (bottom + error) * min(1.0, bottom / top * self.lower)) if top else 1.0
+        lower = 1.0
+        if bottom > error:
+            lower = max(1.0, (top - error) / (bottom + error) * min(1.0, bottom / top * self.lower))
         needed = error if self.rank_decision == "structural" else GAP * error
         if not self.resolved or bottom <= needed:
             return replace(

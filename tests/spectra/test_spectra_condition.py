@@ -526,3 +526,12 @@ def test_an_error_larger_than_the_matrix_leaves_nothing_resolved():
         assert kappa.lower == 1
         assert kappa.lambda_max == pytest.approx(1)
         assert "zero matrix" not in kappa.solver
+
+
+def test_an_eigenvalue_within_the_error_bounds_nothing():
+    # the matrix that is meant is diag(1, 0.5, 0), κ = 2; what is known of it has an error of 1e-6
+    found = hesscond.condition_number(np.diag([1.0, 0.5, 1e-6])).widened(2e-6)
+    assert not found.resolved
+    assert found.lower == 1
+    certain = hesscond.condition_number(np.diag([1.0, 0.5, 1e-3])).widened(2e-6)
+    assert 900 < certain.lower < 1000

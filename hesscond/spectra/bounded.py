@@ -1,0 +1,321 @@
+"""λ_max, and κ from below, within a stated number of products: for operators too large for anything else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from hesscond.errors import ConfigError
+from hesscond.operators import SymmetricOperator
+from hesscond.operators.parallel import led
+from hesscond.spectra.basis import Basis, plan
+from hesscond.spectra.condition import ConditionNumber, zero_matrix
+from hesscond.spectra.eigen import RATIO, EigenResult, quadratic
+from hesscond.spectra.krylov import Krylov
+
+#: Products that measure the rounding of products, and those with the two vectors that are found.
+MEASURING, FINAL = 3, 2
+#: The fewest products that say anything.
+LEAST_PRODUCTS = 10
+#: The fewest vectors of length n: three rows, a product before and after its conversion, the next row, two for the
+#: rotation at a restart, and the best vector so far.
+LEAST_VECTORS = 10
+#: Entries that are summed in float64 at a time.
+CHUNK = 2**22
+#: Vectors are chosen with so many times less rounding in mind, if they are measured in float64 in the end.
+OPTIMISM = 16.0
+#: Residuals up to this share of the norm are called settled.
+SETTLED = 1e-4
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """What was found of an operator.
+
+    Attributes
+    ----------
+    condition
+        κ from below: never resolved.
+    top
+        The eigenvalue of the largest |λ|. That ‖A‖₂ is no smaller than the end of its interval that is nearer to zero
+        is certain but for rounding. The other end is ‖r‖ away, or ‖r‖²/gap where the next Ritz value is known well
+        enough; that no eigenvalue is larger, is as with `lanczos`: finitely many products cannot exclude it.
+    """
+
+    condition: ConditionNumber
+    top: EigenResult
+
+
+@dataclass(frozen=True)
+class Quotients:
+    """What one product tells of an operator: θ = uᵀAu/uᵀu and ‖Au‖/‖u‖, in float64, and what is between them.
+
+    Attributes
+    ----------
+    theta, size, residual
+        θ, ‖Au‖ and ‖Au − θu‖, over ‖u‖.
+    """
+
+    theta: float
+    size: float
+    residual: float
+
+    def smallest(self, error: float) -> float:
+        """An upper bound of the smallest nonzero |λ|, if the product is known up to ``error``; infinite: none."""
+        safe = abs(self.theta) - error
+        # in this order nothing overflows that need not
+        return (self.size + error) / safe * (self.size + error) if safe > 0 else math.inf
+
+
+def bounded_condition(
+    operator: SymmetricOperator,
+    products: int,
+    *,
+    exact: Callable[[], SymmetricOperator | None] = lambda: None,
+    error: Callable[[], float] = lambda: 0.0,
+    memory: float | None = None,
+    seed: int = 0,
+) -> Bounded:
+    r"""λ_max, and a lower bound of κ that needs no convergence, from Lanczos with a given number of products.
+
+    A product with any unit vector u bounds both ends of the spectrum. ‖A‖₂ ≥ ‖Au‖; and with the weights w_i = (uᵀv_i)²
+
+    .. math:: ‖Au‖² = Σ w_i λ_i² ≥ m Σ w_i |λ_i| ≥ m |uᵀAu|
+
+    if no nonzero |λ| is smaller than m, so that the smallest nonzero |λ| is ‖Au‖²/|uᵀAu| at most, whatever the null
+    space and the signs. Over a Krylov space V with AVᵀ = VᵀT + wᵀB the least of these quotients are harmonic Ritz
+    values, eigenvalues of the pencil (T² + BᵀB, T) (Paige, Parlett and van der Vorst 1995, Numer. Linear Algebra Appl.
+    2), the best of which in all that were seen at restarts is taken. The two vectors chosen are multiplied once more:
+    their quotients are what counts, and hold whatever became of orthogonality.
+
+    Parameters
+    ----------
+    operator
+        A, of any symmetric kind.
+    products
+        Products with one vector in all: 3 that measure rounding and 2 with what was found are among them.
+    exact
+        Makes the same operator in float64, in which the last two products are made; None: there is none.
+    error
+        How far A is from the operator that is meant, in the 2-norm; asked for if there is none in float64.
+    memory
+        Bytes for vectors; fewer than the products are restarted.
+    seed
+        Of the random start.
+
+    Returns
+    -------
+    Bounded
+
+    Raises
+    ------
+    ConfigError
+        Fewer than 10 products.
+    MatrixError
+        ``memory`` is too small; a product is not finite.
+
+    Examples
+    --------
+    >>> from hesscond.operators import Diagonal
+    >>> d = torch.cat([torch.zeros(500), torch.linspace(-1, 100, 500)]).double()
+    >>> found = bounded_condition(Diagonal(d), 40)
+    >>> truth = float(d.abs().max() / d.abs()[d != 0].min())
+    >>> 100 < found.condition.lower <= truth, bool(found.top.lower <= 100 <= found.top.upper)
+    (True, True)
+    """
+    refuse_few(products)
+
+    def compute() -> Bounded:
+        return Search(operator, products, memory, seed).finish(exact, error)
+
+    return led(operator, compute)
+
+
+def refuse_few(products: int) -> None:
+    """Raise a ConfigError for a number of products that says nothing."""
+    if not isinstance(products, int) or products < LEAST_PRODUCTS:
+        raise ConfigError(f"products={products} is too few for both ends of a spectrum: give {LEAST_PRODUCTS} or more")
+
+
+class Search:
+    """One call of `bounded_condition`: a Krylov process that keeps both ends at restarts, and the best vector so far.
+
+    Numbers are those of the process, which has scaled the operator, until `finish`.
+    """
+
+    def __init__(self, operator: SymmetricOperator, products: int, memory: float | None, seed: int) -> None:
+        A = self.operator = operator
+        self.best: tuple[float, torch.Tensor] | None = None
+        steps = products - MEASURING - FINAL
+        # one more for the best vector
+        rows = None if memory is None else int(memory) - A.order * A.dtype.itemsize
+        layout = plan(A.order, 1, block=1, basis=max(steps, 4), memory=rows, dtype=A.dtype)
+        self.vectors = layout.vectors + 1
+        storage = Basis(layout, A.order, 2, dtype=A.dtype, device=A.device)
+        fresh = torch.Generator(A.device).manual_seed(seed)
+        self.process = Krylov(A, storage, block=1, dtype=A.dtype, fresh=fresh)
+        self.process.seed(self.process.random())
+        self._steps = steps
+
+    def run(self, optimism: float) -> None:
+        """Expand as often as there are products."""
+        process = self.process
+        for _ in range(self._steps):
+            if process.full:
+                self.keep(optimism)
+                process.restart(self.ends())
+            process.expand()
+            if process.complete:
+                return
+
+    def ends(self) -> torch.Tensor:
+        """The Ritz vectors of the largest and of the smallest |θ|: what a restart keeps."""
+        values, Y = torch.linalg.eigh(self.process.T)
+        ranked = values.abs().argsort(descending=True, stable=True)
+        kept = max(2, self.process.basis.capacity // 2)
+        return Y[:, torch.cat([ranked[: kept - kept // 2], ranked[len(ranked) - kept // 2 :]])]
+
+    def harmonic(self, optimism: float) -> tuple[float, torch.Tensor]:
+        """The least bound of the smallest nonzero |λ| over the space, and its coefficients (j,)."""
+        process = self.process
+        noise = process.rounding * process.norm / optimism
+        squares = process.T @ process.T + process.B.T @ process.B
+        values, Q = torch.linalg.eigh(squares)
+        kept = values > max(noise**2, float(values[-1]) * torch.finfo(torch.float64).eps)
+        root = Q[:, kept] / values[kept].sqrt()
+        _, Z = torch.linalg.eigh(root.T @ process.T @ root)
+        Y = root @ Z
+        Y = torch.cat([Y / Y.norm(dim=0), torch.linalg.eigh(process.T)[1]], 1)
+        theta, sizes = ((Y * (process.T @ Y)).sum(0), (Y * (squares @ Y)).sum(0).clamp_min(0).sqrt())
+        bounds = [Quotients(t, s, 0.0).smallest(noise) for t, s in zip(theta.tolist(), sizes.tolist(), strict=True)]
+        index = min(range(len(bounds)), key=bounds.__getitem__)
+        return bounds[index], Y[:, index]
+
+    def keep(self, optimism: float) -> None:
+        """Remember the best vector of the space, if no earlier one was better."""
+        bound, y = self.harmonic(optimism)
+        if bound < (math.inf if self.best is None else self.best[0]):
+            self.best = None  # one vector at a time
+            parts = self.process.basis.parts()
+            shares = y.to(parts[0]).split([len(part) for part in parts])
+            vector = torch.zeros_like(parts[0][0])
+            for part, share in zip(parts, shares, strict=True):
+                vector.addmv_(part.T, share)
+            self.best = bound, vector
+
+    def finish(self, exact: Callable[[], SymmetricOperator | None], error: Callable[[], float]) -> Bounded:
+        """Iterate, measure the two vectors, conclude."""
+        operator, process = self.operator, self.process
+        precise = operator.dtype == torch.float64
+        self.run(1.0 if precise else OPTIMISM)
+        values, Y = torch.linalg.eigh(process.T)
+        steepest = Y[:, values.abs().argmax()]
+        gap = math.ldexp(separation(values, process.estimates(Y)), process.exponent or 0)
+        self.keep(1.0 if precise else OPTIMISM)
+        counts = told(values, process.rounding * process.norm)
+        taken = process.products + MEASURING
+        norm = math.ldexp(process.norm, process.exponent or 0)
+        rounding = operator.rounding
+        process.basis.rotate_(steepest[:, None])
+        process.next = process.next[:0].clone()
+        u = process.basis.release(1).clone()[:, 0]
+        if norm == 0:
+            none = torch.zeros(1, dtype=torch.float64)
+            return Bounded(zero_matrix(operator.order), self.result(u, none, none, none, norm, taken))
+        other = None if precise else exact()
+        A = operator if other is None else other
+        if other is not None:
+            # that of a product grows as its precision gets coarser
+            rounding *= torch.finfo(other.dtype).eps / torch.finfo(operator.dtype).eps
+        apart = 0.0 if other is not None else error()
+        found = [quotients(A, u)]
+        if self.best is not None:
+            found.append(quotients(A, self.best[1]))
+        noise = rounding * max(norm, *(own.size for own in found)) + apart
+        first = found[0]
+        smallest = min(own.smallest(noise) for own in found)
+        beyond = first.residual if gap == 0 else quadratic(first.residual + noise, gap)
+        low, high = max(0.0, first.size - noise), max(abs(first.theta) + beyond, first.size) + noise
+        ends = sorted(math.copysign(end, first.theta) for end in (low, high))
+        lower, upper = (torch.tensor([end], dtype=torch.float64) for end in ends)
+        # ‖Au‖ is nearer to the norm than the Rayleigh quotient
+        theta = torch.tensor([math.copysign(first.size, first.theta)], dtype=torch.float64)
+        condition = ConditionNumber(
+            value=math.inf,
+            lower=max(1.0, low / smallest * (1 - 8 * torch.finfo(torch.float64).eps)),
+            upper=math.inf,
+            lambda_max=first.size,
+            lambda_min=min(smallest, first.size),
+            rank=sum(counts),
+            nullity=operator.order - sum(counts),
+            negative=0 if operator.psd else counts[1],
+            cutoff=noise,
+            gap=smallest / noise if noise > 0 else math.inf,
+            resolved=False,
+            solver=f"Lanczos, {taken + len(found)} products",
+            rank_decision="unresolved",
+            negative_counted=operator.psd,
+        )
+        return Bounded(condition, self.result(u, theta, lower, upper, norm, taken + len(found), first.residual))
+
+    def result(
+        self,
+        u: torch.Tensor,
+        theta: torch.Tensor,
+        lower: torch.Tensor,
+        upper: torch.Tensor,
+        norm: float,
+        products: int,
+        residual: float = 0.0,
+    ) -> EigenResult:
+        """The largest one."""
+        settled = residual <= SETTLED * norm
+        return EigenResult(
+            eigenvalues=theta,
+            eigenvectors=u[:, None],
+            residuals=torch.tensor([residual], dtype=torch.float64),
+            lower=lower,
+            upper=upper,
+            settled=torch.tensor([settled]),
+            converged=settled,
+            products=products,
+            norm=max(norm, abs(float(theta))),
+            null=0,
+            vectors=self.vectors,
+            message=f"what {products} products show; no search for missed eigenvalues",
+        )
+
+
+def quotients(operator: SymmetricOperator, vector: torch.Tensor) -> Quotients:
+    """One product, measured in float64."""
+    u = vector.to(operator.dtype)
+    image = operator @ u
+    length = math.sqrt(inner(u, u))
+    theta = inner(u, image) / length / length
+    size = math.sqrt(inner(image, image)) / length
+    image.sub_(u, alpha=theta)
+    return Quotients(theta, size, math.sqrt(inner(image, image)) / length)
+
+
+def inner(x: torch.Tensor, y: torch.Tensor) -> float:
+    """xᵀy with float64 sums."""
+    parts = zip(x.split(CHUNK), y.split(CHUNK), strict=True)
+    return float(sum(torch.dot(a.to(torch.float64), b.to(torch.float64)) for a, b in parts))
+
+
+def separation(ritz: torch.Tensor, errors: torch.Tensor) -> float:
+    """Half the distance of the largest |θ| to the next, if the residuals of both are well below it; 0: they are not."""
+    sizes, order = ritz.abs().sort(descending=True)
+    if len(sizes) < 2:
+        return 0.0
+    half = float(sizes[0] - sizes[1]) / 2
+    return half if float(errors[order[:2]].max()) <= RATIO * half else 0.0
+
+
+def told(ritz: torch.Tensor, rounding: float) -> tuple[int, int]:
+    """How many eigenvalues are positive, and negative, at least: as many as Ritz values are (Cauchy)."""
+    slack = rounding * len(ritz) ** 0.5
+    return int((ritz > slack).sum()), int((ritz < -slack).sum())

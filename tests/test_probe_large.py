@@ -1,0 +1,232 @@
+"""Large networks: λ_max and a lower bound of κ within a number of products, in memory that is stated beforehand."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import hesscond
+from hesscond.errors import CaptureError, ConfigError
+
+
+def network(kind: str, seed: int) -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    """A float32 model of some hundred parameters; with batch normalization products lose digits in depth."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    width = 12
+    for _ in range(5 if kind == "batchnorm" else 2):
+        layers += [nn.Linear(width, 12), *([nn.BatchNorm1d(12)] if kind == "batchnorm" else [])]
+        layers.append(nn.ReLU() if seed % 2 else nn.Tanh())
+    model = nn.Sequential(*layers, nn.Linear(12, 4))
+    return model, nn.CrossEntropyLoss(), (torch.randn(30, 12), torch.randint(0, 4, (30,)))
+
+
+def truth(model, loss_fn, batch):
+    """The Hessian (n, n) in float64, by double backward."""
+    model, (inputs, targets) = copy.deepcopy(model).double(), batch
+    parameters = list(model.parameters())
+    loss = loss_fn(model(inputs.double()), targets)
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, create_graph=True)])
+    columns = [torch.autograd.grad(g, parameters, retain_graph=True, materialize_grads=True) for g in gradient]
+    H = torch.stack([torch.cat([part.flatten() for part in column]) for column in columns])
+    return (H + H.T) / 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["plain", "batchnorm"])
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_intervals_hold_the_truth(kind, seed, dtype):
+    model, loss_fn, batch = network(kind, seed)
+    values = torch.linalg.eigvalsh(truth(model, loss_fn, batch))
+    sizes = values.abs().sort(descending=True).values
+    kappa = float(sizes[0] / sizes[sizes > 1e-11 * sizes[0]].min())
+    found = hesscond.probe(model, loss_fn, batch, level="network", dtype=dtype, products=60)["network"]
+    outermost = float(values[values.abs().argmax()])
+    assert float(found.top.lower) <= outermost <= float(found.top.upper)
+    assert float(found.top.upper - found.top.lower) < 1e-5 * abs(outermost)
+    assert 2 < found.kappa.lower <= kappa
+    assert found.kappa.solver == "Lanczos, 60 products"
+    assert found.kappa.lambda_max == pytest.approx(abs(outermost), rel=1e-5)
+    assert not found.kappa.resolved
+
+
+def test_as_many_products_as_parameters_decide_it():
+    model, loss_fn, batch = network("plain", 0)
+    n = sum(p.numel() for p in model.parameters())
+    exact = hesscond.probe(model, loss_fn, batch, level="network")["network"].kappa
+    found = hesscond.probe(model, loss_fn, batch, level="network", products=n)["network"]
+    assert found.bounded is None
+    assert found.kappa.resolved
+    assert float(found.kappa) == pytest.approx(float(exact), rel=1e-6)
+    assert float(found.top.lower) <= exact.lambda_max <= float(found.top.upper)
+
+
+def test_a_stream_and_some_layers_have_bounds_too():
+    model, loss_fn, (inputs, targets) = network("plain", 1)
+    stream = [(inputs[:20], targets[:20]), (inputs[20:], targets[20:])]
+    options = {"level": "network", "dtype": None, "products": 40, "layers": ["0", "2"]}
+    one = hesscond.probe(model, loss_fn, (inputs, targets), **options)["network"]
+    cut = hesscond.probe(model, loss_fn, stream, **options)["network"]
+    H = hesscond.HessianOperator(model, loss_fn, (inputs, targets), layers=["0", "2"]).to_dense()
+    outermost = float(torch.linalg.eigvalsh((H + H.T) / 2).abs().max())
+    for found in (one, cut):
+        assert found.kappa.lambda_max == pytest.approx(outermost, rel=1e-6)
+        assert float(found.top.upper - found.top.lower) < 1e-4 * outermost
+    assert cut.kappa.lower == pytest.approx(one.kappa.lower, rel=0.2)
+
+
+class Noise(nn.Module):
+    """Adds random numbers, which are others in float64."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x + noise."""
+        return x + torch.randn_like(x)
+
+
+def test_noise_is_not_measured_in_another_network():
+    # where float64 has other random numbers rounding is estimated
+    model, loss_fn, batch = network("plain", 0)
+    model = nn.Sequential(model[0], nn.Tanh(), Noise(), nn.Linear(12, 4))
+    torch.manual_seed(7)
+    found = hesscond.probe(model, loss_fn, batch, level="network", dtype=None, products=60)["network"]
+    torch.manual_seed(7)
+    H = hesscond.HessianOperator(model, loss_fn, batch, dtype=None).to_dense().double()
+    values = torch.linalg.eigvalsh((H + H.T) / 2)
+    assert float(found.top.lower) <= float(values[values.abs().argmax()]) <= float(found.top.upper)
+    assert float(found.top.upper - found.top.lower) < 1e-3 * float(values.abs().max())
+
+
+def test_the_model_is_left_as_it_was():
+    model, loss_fn, batch = network("batchnorm", 0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    hesscond.probe(model, loss_fn, batch, level="network", dtype=None, products=20)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"products": 60, "level": "layer"}, "products are those with a whole network.*level 'layer'"),
+        ({"products": 3, "level": "network"}, "products=3 is too few .*give 10 or more"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, sentence):
+    model, loss_fn, batch = network("plain", 0)
+    with pytest.raises(ConfigError, match=sentence):
+        hesscond.probe(model, loss_fn, batch, **options)
+
+
+class Unreached(nn.Module):
+    """Refuses to run."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Never."""
+        raise AssertionError("it was run")
+
+
+def test_vectors_that_do_not_fit_are_refused_before_the_model_runs():
+    model = Unreached(nn.Linear(1000, 1000))
+    batch = torch.randn(2, 1000), torch.randn(2, 1000)
+    with pytest.raises(CaptureError) as error:
+        hesscond.probe(model, nn.MSELoss(), batch, level="network", dtype=None, products=60, memory=3e7)
+    sentence = str(error.value)
+    assert "60 products with the Hessian of 1,001,000 parameters take 0.0561 GB" in sentence
+    assert "10 vectors of 1,001,000 parameters 0.04 GB" in sentence
+    assert "more than memory=0.03 GB: raise memory" in sentence
+
+
+def test_graphs_that_do_not_fit_are_refused_before_the_first_product():
+    model = nn.Sequential(nn.Linear(10, 2000), nn.Tanh(), nn.Linear(2000, 10))
+    batch = torch.randn(4000, 10), torch.randn(4000, 10)
+    with pytest.raises(CaptureError, match=r"graphs 0.* GB.* more than memory=0.1 GB.*stream of smaller batches"):
+        hesscond.probe(model, nn.MSELoss(), batch, level="network", dtype=None, products=60, memory=1e8)
+
+
+def test_both_ends_that_do_not_fit_are_refused_with_a_way_out():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(100, 150), nn.Tanh(), nn.Linear(150, 10))
+    batch = torch.randn(8, 100), torch.randint(0, 10, (8,))
+    found = hesscond.probe(model, nn.CrossEntropyLoss(), batch, level="network", memory=4e6)["network"]
+    with pytest.raises(CaptureError, match=r"do not fit into the memory.*products=60 asks for"):
+        _ = found.kappa
+
+
+def peak_bytes(code: str) -> list[int]:
+    """What a fresh process takes at most beyond what it held before the last line of a script, and what it stated."""
+    *before, last = code.strip().splitlines()
+    script = "\n".join(
+        [
+            "import torch, hesscond",
+            "from torch import nn",
+            "torch.set_num_threads(1)",
+            "def status(kind):",
+            "    lines = open('/proc/self/status').read().splitlines()",
+            "    return 1024 * int(next(line for line in lines if line.startswith(kind)).split()[1])",
+            *before,
+            "open('/proc/self/clear_refs', 'w').write('5')",
+            "held = status('VmRSS')",
+            last,
+            "print(status('VmHWM') - held, getattr(found, 'memory', None) and found.memory.total)",
+        ]
+    )
+    # what is given back leaves the process
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True, env=environment
+    )
+    return [int(word) for word in done.stdout.split() if word != "None"]
+
+
+VOCABULARY = """
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 50_000))
+batch = torch.randn(32, 16), torch.randint(0, 50_000, (32,))
+loss_fn = nn.CrossEntropyLoss()
+nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+model.zero_grad()
+"""
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peaks are read from Linux's /proc")
+@pytest.mark.parametrize(
+    "call",
+    [
+        "hesscond.probe(model, loss_fn, batch, ['0'], dtype=None)['0']",
+        "hesscond.probe(model, loss_fn, batch, ['0'], 'layer', dtype=None)['0']",
+        "hesscond.probe(model, loss_fn, batch, level='network', dtype=None, products=12)['network']",
+    ],
+)
+def test_a_vocabulary_of_50_000_is_not_materialized(call):
+    # (diag(p) − ppᵀ) of one word takes 20 GB, and its factor for 32 of them as much as 640
+    peak, *_ = peak_bytes(VOCABULARY + f"found = {call}; found.kappa")
+    assert peak < 1.5e9
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peaks are read from Linux's /proc")
+@pytest.mark.parametrize("dtype", ["None", "torch.float64"])
+def test_memory_is_what_was_stated(dtype):
+    code = """
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(2000, 2000), nn.Tanh(), nn.Linear(2000, 2000), nn.Tanh(), nn.Linear(2000, 10))
+batch = torch.randn(64, 2000), torch.randint(0, 10, (64,))
+loss_fn = nn.CrossEntropyLoss()
+loss_fn(model(batch[0]), batch[1]).backward()
+model.zero_grad()
+"""
+    call = f"hesscond.probe(model, loss_fn, batch, level='network', dtype={dtype}, products=30)['network']"
+    peak, stated = peak_bytes(code + f"found = {call}")
+    assert 0.8 * stated < peak < 1.2 * stated
