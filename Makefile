@@ -45,6 +45,7 @@ bench: $(VENV)/.bench ## what studies and exact Hessians cost, other tools besid
 	$(BIN)/python benchmarks/matrix_free.py
 	$(BIN)/python benchmarks/methods_cost.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/transformer.py
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'
