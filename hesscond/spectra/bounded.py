@@ -79,11 +79,11 @@ def bounded_condition(
     memory: float | None = None,
     seed: int = 0,
 ) -> Bounded:
-    r"""λ_max, and a lower bound of κ that needs no convergence, from Lanczos with a given number of products.
+    """λ_max, and a lower bound of κ that needs no convergence, from Lanczos with a given number of products.
 
     A product with any unit vector u bounds both ends of the spectrum. ‖A‖₂ ≥ ‖Au‖; and with the weights w_i = (uᵀv_i)²
 
-    .. math:: ‖Au‖² = Σ w_i λ_i² ≥ m Σ w_i |λ_i| ≥ m |uᵀAu|
+        ‖Au‖² = Σ w_i λ_i² ≥ m Σ w_i abs(λ_i) ≥ m abs(uᵀAu)
 
     if no nonzero |λ| is smaller than m, so that the smallest nonzero |λ| is ‖Au‖²/|uᵀAu| at most, whatever the null
     space and the signs. Over a Krylov space V with AVᵀ = VᵀT + wᵀB the least of these quotients are harmonic Ritz
