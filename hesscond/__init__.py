@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from hesscond.methods import Method, register
     from hesscond.probing import probe
     from hesscond.results import ProbeResult
-    from hesscond.scaling import OptimalScaling, optimal_diagonal_scaling
+    from hesscond.scaling import (
+        OptimalKronecker,
+        OptimalScaling,
+        optimal_diagonal_scaling,
+        optimal_kronecker_scaling,
+    )
     from hesscond.spectra import (
         ConditionNumber,
         Density,
@@ -41,6 +46,7 @@ __all__ = [
     "GGNOperator",
     "HessianOperator",
     "Method",
+    "OptimalKronecker",
     "OptimalScaling",
     "Preconditioner",
     "ProbeResult",
@@ -52,6 +58,7 @@ __all__ = [
     "density",
     "lanczos",
     "optimal_diagonal_scaling",
+    "optimal_kronecker_scaling",
     "probe",
     "rank",
     "register",

@@ -41,7 +41,7 @@ from hesscond.hessians.reparametrized import Reparametrized
 from hesscond.hessians.source import BlockSource
 from hesscond.hessians.streaming import stream, stream_layers
 from hesscond.hessians.tangent import SphereTangentOperator
-from hesscond.hessians.yardsticks import Jacobi, OptimalDiagonal
+from hesscond.hessians.yardsticks import Jacobi, OptimalDiagonal, OptimalKronecker
 
 __all__ = [
     "Block",
@@ -71,6 +71,7 @@ __all__ = [
     "NetworkHessian",
     "NullDirections",
     "OptimalDiagonal",
+    "OptimalKronecker",
     "Padded",
     "Preconditioner",
     "Product",

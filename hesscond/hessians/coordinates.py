@@ -261,6 +261,8 @@ class LinearCoordinates(Coordinates):
     alike: ClassVar[bool] = False
     #: L (m, m'); None: the identity.
     left: torch.Tensor | None = None
+    #: Whether sums with the entries of a matrix may cancel, so that rounding is large beside small results.
+    cancels: ClassVar[bool] = False
 
     @abstractmethod
     def of_unit(self, unit: int) -> Preconditioner:
@@ -413,6 +415,7 @@ class DensePreconditioner(Preconditioner):
 
     P: torch.Tensor
     name: str = "P"
+    cancels: ClassVar[bool] = True
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n̂) times P."""
@@ -517,6 +520,8 @@ class Kronecker(LinearCoordinates):
     name
         What the log calls it.
     """
+
+    cancels = True
 
     def __init__(self, left: torch.Tensor, right: LinearCoordinates, name: str = "L ⊗ R") -> None:
         self.left, self.right, self.name = left.to(torch.float64), right, name

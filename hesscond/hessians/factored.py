@@ -150,7 +150,9 @@ class FactoredHessian(BlockHessian):
     def factor_error(self, P: LinearCoordinates | None) -> float | np.ndarray:
         """Bounds of the error in each column of the factor, or in each entry."""
         if self.row_error is None:
-            return 0.0
+            if P is None or not P.cancels:
+                return 0.0
+            return P.carried(error_factor(*self.rows.shape) * EPS * self.scales()[None], self.units)[0].cpu().numpy()
         error = self.row_error.entries() if isinstance(self.row_error, EntryBounds) else self.row_error
         if P is None:
             return error.cpu().numpy()

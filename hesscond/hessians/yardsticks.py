@@ -1,4 +1,4 @@
-"""Yardsticks: the diagonal scalings that a Hessian itself defines, Jacobi's and the one that no other beats."""
+"""Yardsticks, coordinates that a Hessian itself defines: Jacobi's, and those that no other of their kind beat."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from collections.abc import Mapping
 import torch
 
 from hesscond.errors import ConfigError
-from hesscond.hessians.coordinates import BlockHessian, HessianMaker, Scaling, UnitScaling, Yardstick
+from hesscond.hessians.coordinates import (
+    BlockHessian,
+    DensePreconditioner,
+    HessianMaker,
+    Kronecker,
+    Scaling,
+    UnitScaling,
+    Yardstick,
+)
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.operators import Congruence, Diagonal, SymmetricOperator
-from hesscond.scaling import optimal_diagonal_scaling
+from hesscond.scaling import optimal_diagonal_scaling, optimal_kronecker_scaling
 
 #: Columns of the identity that are multiplied at once.
 CHUNK = 256
@@ -52,17 +60,64 @@ class OptimalDiagonal(Yardstick):
         ConfigError
             It has negative eigenvalues, or no factor is known.
         """
-        factored = hessian.dense()
-        if not isinstance(factored, FactoredHessian) or factored.sign is not None:
-            raise ConfigError(
-                "the optimal diagonal scaling is defined for positive semidefinite Hessians that come as a factor: "
-                "behind this layer there is something smooth, or the loss is not convex"
-            )
+        factored = semidefinite(hessian, "diagonal")
         factor = factored.factor()
         if not factor.any():
             return diagonal(torch.ones_like(factor[0]), factored.units, self.name)
         best = optimal_diagonal_scaling(factor, side="column")
         return diagonal(torch.from_numpy(best.column).to(factored.rows.device), factored.units, self.name)
+
+
+class OptimalKronecker(Yardstick):
+    """W = L Z Rᵀ with the pair L, R for which κ((L ⊗ R)ᵀ H (L ⊗ R)) is smallest: a yardstick for K-FAC and Shampoo.
+
+    Of a layer, whose Hessian must be positive semidefinite; `hesscond.optimal_kronecker_scaling` gives the bounds, and
+    says when the optimum is proved.
+    """
+
+    name = "optimal Kronecker"
+
+    def at(self, hessian: BlockHessian) -> Kronecker:
+        """L and R for the Hessian of a layer.
+
+        Raises
+        ------
+        ConfigError
+            It is that of a unit; it has negative eigenvalues, or no factor is known; it is zero.
+        """
+        if hessian.units == 1 and hessian.order > 1:
+            raise ConfigError(
+                "the optimal Kronecker preconditioner acts across the units of a layer: measure at level='layer'"
+            )
+        factored = semidefinite(hessian, "Kronecker")
+        factor = factored.factor()
+        if not factor.any():
+            raise ConfigError("the Hessian is zero: every pair of Kronecker factors is optimal")
+        best = optimal_kronecker_scaling(
+            factor,
+            (factored.units, factored.order // factored.units),
+            error=factored.factor_error(None),
+            rank_bound=factored.rank_bound,
+        )
+        left, right = (torch.from_numpy(part).to(factored.rows.device) for part in (best.left, best.right))
+        return Kronecker(left, DensePreconditioner(right), self.name)
+
+
+def semidefinite(hessian: BlockHessian, kind: str) -> FactoredHessian:
+    """The factor of a positive semidefinite Hessian.
+
+    Raises
+    ------
+    ConfigError
+        It has negative eigenvalues, or no factor is known.
+    """
+    factored = hessian.dense()
+    if not isinstance(factored, FactoredHessian) or factored.sign is not None:
+        raise ConfigError(
+            f"the optimal {kind} scaling is defined for positive semidefinite Hessians that come as a factor: behind "
+            "this layer there is something smooth, or the loss is not convex"
+        )
+    return factored
 
 
 def diagonal(d: torch.Tensor, units: int, name: str) -> Scaling | UnitScaling:

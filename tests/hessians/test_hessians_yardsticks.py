@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
-from hesscond.hessians import Jacobi, OptimalDiagonal, UnitScaling
+from hesscond.hessians import Jacobi, OptimalDiagonal, OptimalKronecker, UnitScaling
+from hesscond.hessians.coordinates import DensePreconditioner, Kronecker
 from hesscond.probing import probe
 from hesscond.scaling import optimal_diagonal_scaling
 
@@ -83,3 +84,41 @@ def test_a_dead_unit_does_not_keep_the_others_from_their_optimal_diagonal():
     plain = probe(model, nn.CrossEntropyLoss(), data, ["0"])["0"].kappa
     for best, other in zip(found, plain, strict=True):
         assert not other.resolved or best.value <= other.value * (1 + 1e-6)
+
+
+def test_the_optimal_kronecker_pair_of_a_layer(case):
+    plain = probe(*case, level="layer")
+    best = probe(*case, level="layer", method=OptimalKronecker())
+    diagonal = probe(*case, level="layer", method=OptimalDiagonal())
+    # the output layer has null vectors 1 ⊗ ĥ, the hidden one others: its pair is that of a local search
+    for name, rank in (("0", 31), ("2", 12)):
+        H = plain[name].hessian()
+        P = OptimalKronecker().at(plain[name].block(None))
+        dense = torch.kron(P.left, P.right.matrix(H.shape[0] // len(P.left)))
+        values = torch.linalg.eigvalsh(dense.T @ H @ dense)
+        assert best[name].kappa.rank == rank
+        assert float(best[name].kappa) == pytest.approx(float(values[-1] / values[-rank]), rel=1e-6)
+        assert float(best[name].kappa) < float(diagonal[name].kappa)
+
+
+def test_a_unit_or_an_indefinite_layer_has_no_optimal_pair(case):
+    model, loss, batch = case
+    with pytest.raises(ConfigError, match="level='layer'"):
+        float(probe(model, loss, batch, ["0"], units=[0], method=OptimalKronecker())["0"].kappa[0])
+    smooth = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    with pytest.raises(ConfigError, match="positive semidefinite"):
+        float(probe(smooth, loss, batch, ["0"], level="layer", method=OptimalKronecker())["0"].kappa)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e8, 1e12, 1e16])
+def test_a_null_direction_that_p_stretches_stays_one(case, size):
+    """Round-off along 1 ⊗ ĥ, of a softmax's layer, times the size of P there is no eigenvalue."""
+    Q = torch.linalg.qr(torch.cat([torch.ones(3, 1), torch.randn(3, 2)], 1).double())[0]
+    L = Q @ torch.diag(torch.tensor([size, 1.0, 1.0]).double()) @ torch.linalg.qr(torch.randn(3, 3).double())[0]
+    P = Kronecker(L, DensePreconditioner(torch.eye(6, dtype=torch.float64)))
+    plain, found = (probe(*case, ["2"], level="layer", method=method)["2"].kappa for method in (None, P))
+    assert plain.rank == 12
+    # the column of Q is 1 up to round-off, which P stretches too
+    assert not found.resolved or float(found) == pytest.approx(float(plain), rel=1e-6 + 1e-15 * size)
+    assert not found.resolved or found.lower <= float(plain) <= found.upper
+    assert found.resolved or size > 1e13

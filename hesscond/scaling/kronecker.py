@@ -1,0 +1,444 @@
+r"""`optimal_kronecker_scaling`: κ⁺(A(L ⊗ R)) as small as it gets, and a bound that no other pair (L, R) can beat.
+
+With Z = (L ⊗ R)(L ⊗ R)ᵀ, log κ is convex along the geodesics of positive definite Kronecker products: for Z = exp(tK),
+K = S ⊗ I + I ⊗ T and a unit vector u, Jensen's inequality gives log uᵀZu ≥ t uᵀKu. So local optima are global, and
+densities over eigenvectors that agree in both partial traces prove it: see `lower_bound`. Geodesic convexity of λ_max
+and of functions of Kronecker products: Wiesel, IEEE Trans. Signal Process. 60 (2012), 6182-6189.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from scipy.linalg import LinAlgError, eigh, qr, svd
+from scipy.optimize import minimize
+
+from hesscond.errors import ConfigError, MatrixError
+from hesscond.scaling.certificate import EPS
+from hesscond.scaling.optimal import on_host
+from hesscond.spectra.condition import ConditionNumber
+from hesscond.spectra.forms import FactorForm
+from hesscond.spectra.matrices import as_matrix, dense
+from hesscond.spectra.threads import one_thread
+
+Factors = Literal["left", "right", "both"]
+
+#: Exponents of the smooth objective, one after the other: it is log κ up to log(order)/p at each end.
+POWERS = (4, 16, 64, 256, 1024, 4096, 16384)
+
+#: Steps of L-BFGS before the coordinates are centred anew, and how often they are at one exponent.
+STEPS, CENTRINGS = 60, 3
+
+#: Rounds in which both partial traces are made the identity, to begin with.
+ROUNDS = 3
+
+#: A null direction is taken out if singular values beside it are so many times the errors.
+CLEAR = 1e3
+
+#: From this order on eigenvalues come from the Gram matrix, where it holds the smallest to some digits.
+LARGE, DIGITS = 512, 1e-8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptimalKronecker:
+    """L and R whose κ⁺(A(L ⊗ R)) is near the infimum over all invertible pairs, and bounds of that infimum.
+
+    Attributes
+    ----------
+    factors
+        Which of them was free: ``"left"`` (R = I), ``"right"`` (L = I) or ``"both"``.
+    left, right : (m, m), (n, n) arrays
+        L and R, such that the scaled matrix has norm 1.
+    kappa
+        κ⁺ = σ_max / smallest nonzero σ of A(L ⊗ R); ``inf`` if its rank is unresolved.
+    upper
+        Upper bound of ``kappa``, and so of the infimum, with its rounding.
+    lower
+        Lower bound of κ⁺ for every invertible L and R; 1, which says nothing, where ``rank`` is less than the order of
+        what is left without the common null vectors u ⊗ v of all rows.
+    kappa_given
+        κ⁺ of the matrix as it was given; ``inf`` if unresolved.
+    rank
+        Of the matrix; no scaling changes it.
+    resolved
+        Whether that rank was decided.
+    evaluations
+        Singular value decompositions, or eigendecompositions, of the search.
+    solver
+        How they were found.
+    """
+
+    factors: Factors
+    left: np.ndarray
+    right: np.ndarray
+    kappa: float
+    upper: float
+    lower: float
+    kappa_given: float
+    rank: int
+    resolved: bool
+    evaluations: int
+    solver: str
+
+    @property
+    def gap(self) -> float:
+        """``upper / lower`` ≥ 1: how far from optimal the pair can be at most."""
+        return self.upper / self.lower
+
+    def __str__(self) -> str:
+        before = f"{self.kappa_given:.6g}" if math.isfinite(self.kappa_given) else "unresolved"
+        if not self.resolved:
+            return f"κ(A(L ⊗ R)) ≥ {self.lower:.6g} for every L, R (rank unresolved, {self.rank} or more)"
+        excess = self.gap - 1
+        proved = f"optimal to {excess:.1e}" if excess < 0.1 else f"at most {self.gap:.3g} times the optimum"
+        return f"κ(A(L ⊗ R)) = {self.kappa:.6g} ({proved}; before {before}; rank {self.rank}; {self.solver})"
+
+
+class Spectrum(NamedTuple):
+    """Nonzero singular values (r,) of a matrix, descending, and the right singular vectors as rows (r, m n)."""
+
+    values: np.ndarray
+    vectors: np.ndarray
+
+
+def optimal_kronecker_scaling(
+    A: object,
+    shape: tuple[int, int],
+    factors: Factors = "both",
+    *,
+    rtol: float = 1e-2,
+    error: float | np.ndarray = 0.0,
+    rank_bound: Callable[[], int] | None = None,
+) -> OptimalKronecker:
+    """The Kronecker preconditioner L ⊗ R with the smallest condition number, and a bound of what is possible.
+
+    For the Hessian H = FᵀF (m n, m n) of a layer with m units and n parameters each, κ((L ⊗ R)ᵀ H (L ⊗ R)) =
+    κ⁺(F(L ⊗ R))². K-FAC and Shampoo choose such pairs; this one is a yardstick for them.
+
+    Where A has full rank, once null vectors u ⊗ v that all its rows share are taken out, the problem is convex along
+    geodesics and solved globally: L-BFGS on Schatten norms whose exponent grows, each of which gives a lower bound
+    (`lower_bound`). Otherwise it is a local search, and ``lower`` is 1.
+
+    Parameters
+    ----------
+    A : (r, m n) array or tensor
+        Column i n + j belongs to parameter j of unit i. Computed in float64 on the host.
+    shape
+        (m, n).
+    factors
+        Which of L and R are free.
+    rtol
+        Gap of κ⁺ at which the search ends. The cost is some tens of decompositions of order m n.
+    error
+        Bound, in the 2-norm, of the error already in A, or an array (m n,) of such bounds for its columns, or
+        (r, m n) of bounds for its entries: below it singular values are zero.
+    rank_bound
+        Finds an upper bound of the rank; called only where it is needed.
+
+    Returns
+    -------
+    OptimalKronecker
+
+    Raises
+    ------
+    ConfigError
+        The shape does not fit A; no such factors; ``rtol`` not between 1e-9 and 1.
+    MatrixError
+        Not a finite, non-empty real matrix; zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> A = np.random.default_rng(0).standard_normal((40, 12)) * np.logspace(0, 3, 12)
+    >>> best = optimal_kronecker_scaling(A, (3, 4))
+    >>> best.kappa_given > 500 and best.lower <= best.kappa <= best.upper < 1.01 * best.lower
+    True
+    """
+    if factors not in get_args(Factors):
+        raise ConfigError(f"factors must be 'left', 'right' or 'both', got {factors!r}")
+    if not 1e-9 <= rtol < 1:
+        raise ConfigError(f"rtol must lie between 1e-9 and 1, got {rtol!r}")
+    given = as_matrix(dense(on_host(A)))
+    m, n = shape
+    if m < 1 or n < 1 or m * n != given.shape[1]:
+        raise ConfigError(f"shape {tuple(shape)} does not fit: the matrix has {given.shape[1]} columns, not {m} × {n}")
+    if not given.any():
+        raise MatrixError("the matrix is zero: it has no nonzero singular value and so no condition number to improve")
+    with one_thread():
+        power = -int(np.frexp(np.abs(given).max())[1])
+        given, error = np.ldexp(given, power), np.ldexp(error, power)
+        before = FactorForm(given, error=error, rank_bound=rank_bound).condition()
+        search = Search.of(given, (m, n), factors, error)
+        lower = search.run(before, rtol)
+        left, right = search.pair()
+        result = multiplied(given, left, right)
+        norm = float(np.linalg.norm(result, 2))
+        size = np.abs(left).max() / np.abs(right).max()
+        left, right = left / math.sqrt(norm * size), right / math.sqrt(norm / size)
+        bound = (lambda: before.rank) if before.resolved else None
+        carried = multiplied(entries(error, given) + (m + n + 4) * EPS * np.abs(given), np.abs(left), np.abs(right))
+        after = FactorForm(multiplied(given, left, right), error=carried, rank_bound=bound).condition()
+    resolved = before.resolved and after.resolved
+    return OptimalKronecker(
+        factors=factors,
+        left=left,
+        right=right,
+        kappa=math.sqrt(after.value) if resolved else math.inf,
+        upper=math.sqrt(after.upper) if resolved else math.inf,
+        lower=lower,
+        kappa_given=math.sqrt(before.value) if before.resolved else math.inf,
+        rank=before.rank,
+        resolved=resolved,
+        evaluations=search.evaluations,
+        solver="geodesically convex" if search.convex else "local search",
+    )
+
+
+@dataclass
+class Search:
+    """What is left of a matrix without the null vectors u ⊗ v of all its rows, and the best pair for it so far.
+
+    Attributes
+    ----------
+    core : (r, m' n') array
+    U, V : (m, m'), (n, n') arrays
+        Orthonormal: A ≈ core (U ⊗ V)ᵀ.
+    L, R : (m', m'), (n', n') arrays
+    factors
+        Which of them are free.
+    """
+
+    core: np.ndarray
+    U: np.ndarray
+    V: np.ndarray
+    L: np.ndarray
+    R: np.ndarray
+    factors: Factors
+    convex: bool = False
+    evaluations: int = 0
+
+    @classmethod
+    def of(cls, given: np.ndarray, shape: tuple[int, int], factors: Factors, error: float | np.ndarray) -> Search:
+        """The beginning: L = I and R = I. A factor that is not free keeps its null vectors."""
+        m, n = shape
+        columns = np.linalg.norm(entries(error, given), axis=0).reshape(m, n)
+        if len(given) > m * n:
+            given = qr(given, mode="r", check_finite=False)[0][: m * n]
+        U = np.eye(m) if factors == "right" else row_basis(unfolded(given, m, n, 0), np.linalg.norm(columns, axis=1))
+        V = np.eye(n) if factors == "left" else row_basis(unfolded(given, m, n, 1), np.linalg.norm(columns, axis=0))
+        core = multiplied(given, U, V)
+        return cls(core, U, V, np.eye(U.shape[1]), np.eye(V.shape[1]), factors)
+
+    @property
+    def order(self) -> int:
+        return self.core.shape[1]
+
+    def pair(self) -> tuple[np.ndarray, np.ndarray]:
+        """L and R of the whole matrix, the identity on what was taken out."""
+        return completed(self.U, self.L), completed(self.V, self.R)
+
+    def run(self, condition: ConditionNumber, rtol: float) -> float:
+        """Search until the gap is closed, or nothing more is gained; returns the lower bound of κ⁺."""
+        self.balance()
+        rank = condition.rank
+        self.convex = condition.resolved and rank == self.order
+        lower, best = 1.0, (math.inf, self.L, self.R)
+        for power in POWERS:
+            self.descend(power, rank)
+            K = self.scaled(self.L, self.R)
+            found = decomposed(K, rank)
+            kappa = float(found.values[0] / found.values[-1])
+            bound = self.proved(found, power) if self.convex else 1.0
+            gained = kappa < best[0] * (1 - rtol / 10) or bound > lower * (1 + rtol / 10)
+            lower = max(lower, bound)
+            if kappa < best[0]:
+                best = kappa, self.L, self.R
+            if best[0] <= lower * (1 + rtol) or not gained:
+                break
+        _, self.L, self.R = best
+        return lower
+
+    def scaled(self, L: np.ndarray, R: np.ndarray) -> np.ndarray:
+        return multiplied(self.core, L, R)
+
+    def balance(self) -> None:
+        """Make both partial traces of the scaled Hessian the identity, as often as that helps to begin with."""
+        m, n = len(self.L), len(self.R)
+        for _ in range(ROUNDS):
+            if self.factors != "right":
+                self.L = self.L @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 0))
+            if self.factors != "left":
+                self.R = self.R @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 1))
+
+    def descend(self, power: int, rank: int) -> None:
+        """Minimize the smooth objective of an exponent by L-BFGS on L(I + E), R(I + E'), centred now and then."""
+        m, n = len(self.L), len(self.R)
+        split = 0 if self.factors == "right" else m * m
+        size = split + (0 if self.factors == "left" else n * n)
+
+        def steps(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            E, E_right = np.eye(m), np.eye(n)
+            if split:
+                E = E + x[:split].reshape(m, m)
+            if size > split:
+                E_right = E_right + x[split:].reshape(n, n)
+            return E, E_right
+
+        def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+            self.evaluations += 1
+            E, E_right = steps(x)
+            try:
+                found = decomposed(self.scaled(self.L @ E, self.R @ E_right), rank, exact=False)
+                with np.errstate(divide="raise"):
+                    logs = np.log(found.values)
+                above, below, value = weighted(logs, power)
+                left, right = partial_traces(found.vectors, above - below, (m, n))
+                parts = [np.linalg.solve(E.T, 2 * left).ravel()] if split else []
+                if size > split:
+                    parts.append(np.linalg.solve(E_right.T, 2 * right).ravel())
+            except (LinAlgError, FloatingPointError):
+                return math.inf, np.zeros(size)
+            return value, np.concatenate(parts)
+
+        options = {"maxiter": STEPS, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-12}
+        for _ in range(CENTRINGS):
+            result = minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B", options=options)
+            E, E_right = steps(result.x)
+            self.L, self.R = self.L @ E, self.R @ E_right
+            if result.nit < STEPS:
+                break
+
+    def proved(self, found: Spectrum, power: int) -> float:
+        """`lower_bound` of the pair at hand, less what its rounding can amount to.
+
+        The computed decomposition is that of K + ΔK, where K = core (L ⊗ R) and ‖ΔK K⁻¹‖ ≤ η: with any further Z,
+        κ(KZ) ≥ κ((K + ΔK)Z) (1 − η)/(1 + η).
+        """
+        m, n = len(self.L), len(self.R)
+        # errors of the QR and of the products go column by column
+        columns = np.linalg.norm(self.core, axis=0).reshape(m, n)
+        carried = np.linalg.norm(np.abs(self.L).T @ columns @ np.abs(self.R))
+        eta = 10 * self.order * EPS * (carried + found.values[0]) / found.values[-1]
+        if not eta < 0.5:
+            return 1.0
+        return max(1.0, lower_bound(found, (m, n), power, self.factors) * (1 - eta) / (1 + eta))
+
+
+def lower_bound(found: Spectrum, shape: tuple[int, int], power: int, factors: Factors) -> float:
+    r"""A number that κ⁺(K(L ⊗ R)) is not below for any L and R, from the spectrum of K of full column rank.
+
+    Let G = KᵀK, Z = (L ⊗ R)(L ⊗ R)ᵀ = exp(S ⊗ I + I ⊗ T), and P = Σ p uuᵀ, Q = Σ q vvᵀ for unit vectors u, v and
+    weights that sum to 1. Then log λ_max(ZG) ≥ log (uᵀZu / uᵀG⁻¹u) for each u, so ≥ tr P log Z − Σ p log uᵀG⁻¹u; and
+    likewise log 1/λ_min(ZG) ≥ log (vᵀZ⁻¹v / vᵀGv), so ≥ −tr Q log Z − Σ q log vᵀGv. If P and Q have the same partial
+    traces, the terms with Z cancel, whatever S and T are:
+
+        log κ(ZG) ≥ −Σ p log uᵀG⁻¹u − Σ q log vᵀGv.
+
+    Here u and v are eigenvectors, with weights λ^p and λ^−p, where the objective is stationary if the partial traces
+    agree; what they differ by is mended by a share of product states.
+    """
+    s, vectors = found
+    logs = np.log(s)
+    above, below, _ = weighted(logs, power)
+    value = 2 * float((above - below) @ logs)
+    both = partial_traces(vectors, below - above, shape)
+    # a factor that is fixed has no partial trace to agree in
+    sides = [
+        (np.zeros(len(D)), np.eye(len(D))) if fixed == factors else np.linalg.eigh(D)
+        for D, fixed in zip(both, ("right", "left"), strict=True)
+    ]
+    parts = [np.maximum(e, 0).sum() for e, _ in sides]
+    apart = max(parts)
+    if apart > 0:
+        share = apart / (1 + apart)
+        bases = [basis for _, basis in sides]
+        images = multiplied(vectors, *bases)
+        squares = images**2
+        G, inverse = (s**2) @ squares, (s**-2.0) @ squares
+        X, Y = (
+            np.multiply.outer(*(mended(sign * e, apart, len(basis)) for e, basis in sides)).ravel() for sign in (1, -1)
+        )
+        value = (1 - share) * value - share * float(X @ np.log(inverse) + Y @ np.log(G))
+    return math.exp(value / 2)
+
+
+def mended(e: np.ndarray, apart: float, size: int) -> np.ndarray:
+    """Eigenvalues of a density: the positive part of ``e``, over ``apart``, and what is missing to 1 everywhere."""
+    positive = np.maximum(e, 0) / apart
+    return positive + (1 - positive.sum()) / size
+
+
+def weighted(logs: np.ndarray, power: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Weights ∝ λ^p and ∝ λ^−p for λ = exp(2 logs), descending, and the smooth objective ≥ log κ of these."""
+    above, below = np.exp(2 * power * (logs - logs[0])), np.exp(2 * power * (logs[-1] - logs))
+    value = 2 * (logs[0] - logs[-1]) + (math.log(above.sum()) + math.log(below.sum())) / power
+    return above / above.sum(), below / below.sum(), float(value)
+
+
+def multiplied(A: np.ndarray, L: np.ndarray, R: np.ndarray) -> np.ndarray:
+    """A(L ⊗ R) (r, m' n')."""
+    rows = A.reshape(len(A), len(L), len(R)) @ R
+    return np.ascontiguousarray(np.moveaxis(np.tensordot(rows, L, (1, 0)), 2, 1)).reshape(len(A), -1)
+
+
+def unfolded(A: np.ndarray, m: int, n: int, side: int) -> np.ndarray:
+    """The rows of A as matrices (m, n), their columns (``side`` 0) or rows below one another."""
+    rows = A.reshape(-1, m, n)
+    return rows.transpose(0, 2, 1).reshape(-1, m) if side == 0 else rows.reshape(-1, n)
+
+
+def entries(error: float | np.ndarray, A: np.ndarray) -> np.ndarray:
+    """Bounds of errors as those of the entries of A."""
+    return np.broadcast_to(np.asarray(error, dtype=float), A.shape)
+
+
+def row_basis(rows: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """(k, r) orthonormal basis of what the rows (·, k) span; the identity if that is everything, or not clear.
+
+    ``error`` bounds the errors in the columns (k,). Nothing is proved here: a wrong decision costs the optimum, and the
+    result, which is measured as it is, says so.
+    """
+    k = rows.shape[1]
+    R = qr(rows, mode="r", check_finite=False)[0][:k]
+    _, s, Vh = svd(R, check_finite=False)
+    noise = float(np.linalg.norm(error + 10 * k * EPS * np.linalg.norm(R, axis=0)))
+    rank = int((s > noise).sum())
+    return np.eye(k) if rank == k or s[rank - 1] < CLEAR * noise else Vh[:rank].T
+
+
+def whitening(rows: np.ndarray) -> np.ndarray:
+    """W (k, k) with (rows W)ᵀ(rows W) = I."""
+    _, s, Vh = svd(qr(rows, mode="r", check_finite=False)[0][: rows.shape[1]], check_finite=False)
+    return Vh.T / np.maximum(s, EPS * s[0])
+
+
+def completed(basis: np.ndarray, inner: np.ndarray) -> np.ndarray:
+    """The invertible matrix that is ``inner`` in a basis (k, r), and keeps what is orthogonal to it at its scale."""
+    k, r = basis.shape
+    if r == k:
+        return basis @ inner
+    rest = svd(basis, full_matrices=True)[0][:, r:]
+    return np.hstack([basis @ inner, rest * np.abs(inner).max()])
+
+
+def decomposed(K: np.ndarray, rank: int, *, exact: bool = True) -> Spectrum:
+    """The ``rank`` largest singular values of K, and their vectors; by its Gram matrix if it is large."""
+    if not exact and min(K.shape) > LARGE:
+        values, U = eigh(K @ K.T, driver="evd", check_finite=False)
+        values, U = values[: -rank - 1 : -1], U[:, : -rank - 1 : -1]
+        if values[-1] > DIGITS * values[0]:
+            s = np.sqrt(values)
+            return Spectrum(s, (U.T @ K) / s[:, None])
+    _, s, Vh = svd(K, full_matrices=False)
+    return Spectrum(s[:rank], Vh[:rank])
+
+
+def partial_traces(vectors: np.ndarray, weights: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """(m, m) and (n, n) partial traces of Σ_k w_k v_k v_kᵀ for rows v_k (r, m n)."""
+    rows = vectors.reshape(-1, *shape)
+    scaled = weights[:, None, None] * rows
+    return np.tensordot(scaled, rows, ((0, 2), (0, 2))), np.tensordot(scaled, rows, ((0, 1), (0, 1)))
