@@ -1,0 +1,331 @@
+"""What the blocks of a small GPT are like along training: ``python figures/transformers.py --out FOLDER [--seeds N]``.
+
+The study chargpt at small scale with layer normalization is trained by AdamW; at the start, after a tenth, at half and
+at the end every unit of every block is measured on four windows of the training text: trace, both ends of the spectrum,
+κ with its bounds, rank, negative eigenvalues. Beside them λ_max of whole blocks, how much of the Hessian lies on the
+diagonal of its blocks, and, at the start, the same λ_max of a fully connected and a convolutional network.
+
+The folder keeps what was measured, so that the command goes on where it was stopped; at the end it writes the tables of
+docs/transformers.md (transformers.md) and its figure (transformers.png, .pdf).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+import hesscond
+from hesscond.hessians import Catalogue, HessianOperator, role
+from hesscond.methods import parse
+from hesscond.models import build
+from hesscond.report import Page, save_figure
+from hesscond.study import StudyConfig, load_data, load_study
+from hesscond.study.runner import LOSSES
+from hesscond.study.schedule import scheduler
+
+#: Shares of the training at which the network is measured.
+MOMENTS = {"start": 0.0, "10 %": 0.1, "50 %": 0.5, "end": 1.0}
+#: Windows of text, or samples, in the batch that is measured.
+WINDOWS, SAMPLES = 4, 128
+#: The kinds of Wang et al., in the order of their claim, and the kinds of blocks in them.
+FAMILIES = {
+    "embedding": ("embedding",),
+    "query, key": ("query", "key"),
+    "feed-forward": ("mlp in", "mlp out"),
+    "value, output": ("value", "attention output"),
+    "norm": ("norm",),
+}
+#: Networks that block heterogeneity is compared with, at the start.
+OTHERS = {
+    "fully connected (fc-digits)": {},
+    "convolutional (ResNet-20)": {"model": {"name": "resnet20"}},
+}
+
+
+def network(study: StudyConfig, seed: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """The network of a study as a run with this seed begins, and the training set."""
+    data = load_data(study.data)
+    inputs = data.train_inputs
+    assert isinstance(inputs, torch.Tensor)
+    if study.model.architecture.kind == "vector":
+        inputs = inputs.flatten(1)
+    torch.manual_seed(seed)
+    model = build(
+        study.model.name,
+        input_shape=data.form.input_shape,
+        outputs=data.form.outputs,
+        generator=torch.Generator().manual_seed(seed),
+        **study.model.options,
+    )
+    return model, inputs, data.train_targets
+
+
+def trained(study: StudyConfig, spec: str, rate: float, seed: int) -> Iterator[tuple[int, nn.Module, float]]:
+    """A run of the study: the iteration, the network, and the loss of the batch before it; for every iteration."""
+    model, inputs, targets = network(study, seed)
+    method = parse(spec).create(model)
+    optimizer = method.optimizer(rate, **study.training.optimizer_options)
+    size, iterations = study.training.batch_size, study.training.iterations or 0
+    per_epoch = len(targets) // size
+    schedule = scheduler(optimizer, study.schedule, per_epoch=per_epoch, iterations=iterations)
+    order, loss_fn, loss = torch.Generator().manual_seed(seed + 1), LOSSES[study.training.loss](), float("nan")
+    for iteration in range(iterations + 1):
+        yield iteration, model, loss
+        if iteration % per_epoch == 0:
+            permutation = torch.randperm(len(targets), generator=order)
+        position = iteration % per_epoch
+        chosen = permutation[position * size : (position + 1) * size]
+        optimizer.zero_grad(set_to_none=True)
+        found = loss_fn(model(inputs[chosen]), targets[chosen])
+        found.backward()
+        optimizer.step()
+        method.after_step()
+        if schedule is not None:
+            schedule.step()
+        loss = float(found.detach())
+
+
+def measured(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], loss_fn: nn.Module) -> pd.DataFrame:
+    """One row for every unit of every block."""
+    found, rows = hesscond.probe(model, loss_fn, batch, "*"), []
+    for name in found:
+        result = found[name]
+        for unit, kappa in zip(result.units, result.kappa, strict=True):
+            own = role(model, name)
+            rows.append(
+                {
+                    "block": name,
+                    "kind": own.kind,
+                    "depth": own.depth,
+                    "unit": unit,
+                    "n_params": result.n_params,
+                    "trace": float(result.block(unit).diagonal().sum()),
+                    "lambda_max": kappa.lambda_max,
+                    "lambda_min": kappa.lambda_min,
+                    "kappa": kappa.value,
+                    "lower": kappa.lower,
+                    "upper": kappa.upper,
+                    "rank": kappa.rank,
+                    "negative": kappa.negative,
+                    "resolved": kappa.resolved,
+                    "check": result.check.difference,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def largest(
+    model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], loss_fn: nn.Module, *, weights: bool = False
+) -> pd.DataFrame:
+    """λ_max of every whole block, or of dense and convolutional layers only, and the bound of its error."""
+    rows = []
+    for name, block in Catalogue(model).natural.items():
+        if weights and block.layer is None:
+            continue
+        H = HessianOperator(model, loss_fn, batch, parameters=list(block.parameters))
+        top = hesscond.lanczos(H, tol=1e-4)
+        own = role(model, name)
+        rows.append(
+            {
+                "block": name,
+                "kind": own.kind,
+                "depth": own.depth,
+                "n_params": H.order,
+                "lambda_max": float(top.eigenvalues[0]),
+                "error": float(top.upper[0] - top.lower[0]) / 2,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def others(seed: int) -> pd.DataFrame:
+    """λ_max of the weight matrices and kernels of networks of other kinds, at their start."""
+    tables, study = [], load_study("fc-digits")
+    for name, changes in OTHERS.items():
+        own = StudyConfig.model_validate({**study.model_dump(mode="json", exclude_none=True), **changes})
+        model, inputs, targets = network(own, seed)
+        found = largest(model, (inputs[:SAMPLES], targets[:SAMPLES]), LOSSES[own.training.loss](), weights=True)
+        tables.append(found.assign(network=name))
+    return pd.concat(tables)
+
+
+def structure(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], loss_fn: nn.Module) -> pd.DataFrame:
+    """How much of ‖H‖²_F lies on the diagonal of the layers, and of the Hessian of a layer on that of its rows."""
+    found = hesscond.block_structure(model, loss_fn, batch)
+    rows = [{"of": "network", "by": "layers", "share": found.share.value, "error": found.share.error}]
+    for name in ("fc", "block1.fc1", "block1.attention.q", "block1.attention.v"):
+        own = hesscond.block_structure(model, loss_fn, batch, [name], by="row")
+        rows.append({"of": name, "by": "rows", "share": own.share.value, "error": own.share.error})
+    return pd.DataFrame(rows)
+
+
+def measure(folder: Path, seeds: int) -> None:
+    """Train, and write what is not there yet."""
+    study = load_study("chargpt", scale="small").variant("LN")
+    loss_fn = LOSSES[study.study.training.loss]()
+    iterations = study.study.training.iterations or 0
+    moments = {round(share * iterations): name for name, share in MOMENTS.items()}
+    for seed in range(seeds):
+        path = folder / f"others-{seed}.csv"
+        if not path.exists():
+            others(seed).to_csv(path, index=False)
+        if (folder / f"structure-{seed}-{iterations}.csv").exists():
+            continue
+        rate = study.study.learning_rate("LN", study.study.training.batch_size)
+        _, inputs, targets = network(study.study, seed)
+        batch = inputs[:WINDOWS], targets[:WINDOWS]
+        for iteration, model, loss in trained(study.study, study.method, rate, seed):
+            if iteration not in moments:
+                continue
+            for what, measure_it in (("units", measured), ("largest", largest), ("structure", structure)):
+                path = folder / f"{what}-{seed}-{iteration}.csv"
+                if not path.exists():
+                    found = measure_it(model, batch, loss_fn)
+                    found.assign(seed=seed, iteration=iteration, moment=moments[iteration]).to_csv(path, index=False)
+            print(f"seed {seed}, iteration {iteration}: loss {loss:.3f}", flush=True)
+
+
+def read(folder: Path, what: str) -> pd.DataFrame:
+    """All tables of a kind."""
+    return pd.concat([pd.read_csv(path) for path in sorted(folder.glob(f"{what}-*.csv"))], ignore_index=True)
+
+
+def in_family(kind: str) -> str:
+    """The family of Wang et al. that a kind of block belongs to; empty: none."""
+    return next((family for family, kinds in FAMILIES.items() if kind in kinds), "")
+
+
+def sharpness(units: pd.DataFrame, largest_of: pd.DataFrame) -> pd.DataFrame:
+    """Average sharpness tr H / n by family, moment and seed: exact traces of all units, over all parameters of the blocks."""
+    at = ["seed", "moment", "family"]
+    units, sizes = (frame.assign(family=frame["kind"].map(in_family)) for frame in (units, largest_of))
+    found = units.groupby(at)["trace"].sum() / sizes.groupby(at)["n_params"].sum()
+    return found.rename("sharpness").reset_index().query("family != ''")
+
+
+def conditions(units: pd.DataFrame) -> pd.DataFrame:
+    """By family and moment: medians over units and seeds, and how many were resolved."""
+    units = units.assign(family=units["kind"].map(in_family), kappa=units["kappa"].where(units["resolved"]))
+    groups = units.query("family != ''").groupby(["family", "moment"])
+    return pd.DataFrame(
+        {
+            "units": groups.size(),
+            "resolved": groups["resolved"].sum(),
+            "kappa": groups["kappa"].median(),
+            "worst": groups["kappa"].max(),
+            "rank": groups.apply(lambda own: (own["rank"] / own["n_params"]).median(), include_groups=False),
+            "negative": groups.apply(lambda own: own["negative"].sum() / own["rank"].sum(), include_groups=False),
+        }
+    ).reset_index()
+
+
+def spread(table: pd.DataFrame, by: list[str]) -> pd.Series:
+    """The largest λ_max of a weight matrix over the smallest."""
+    weights = table[~table["kind"].isin(["norm", "embedding", "position", "class token"])]
+    groups = weights.groupby(by)["lambda_max"]
+    return groups.max() / groups.min()
+
+
+def written(frame: pd.DataFrame, columns: Sequence[str], rows: Sequence[str]) -> str:
+    """A table of texts in Markdown."""
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    lines += [f"| {row} | " + " | ".join(str(frame.loc[row, column]) for column in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def over_seeds(values: pd.Series) -> str:
+    """Mean, smallest and largest."""
+    return f"{values.mean():.2g} ({values.min():.2g} … {values.max():.2g})"
+
+
+def tables(folder: Path) -> str:
+    """The tables of docs/transformers.md."""
+    units, top = read(folder, "units"), read(folder, "largest")
+    moments, families, parts = list(MOMENTS), list(FAMILIES), []
+    found = sharpness(units, top)
+    texts = found.groupby(["family", "moment"])["sharpness"].apply(over_seeds).unstack()
+    parts += ["## tr H / n", written(texts, moments, families)]
+    by_seed = found.set_index(["seed", "moment", "family"])["sharpness"]
+    lines = []
+    for smaller, larger in pairwise(families):
+        holds = by_seed.xs(smaller, level="family") < by_seed.xs(larger, level="family")
+        counts = holds.groupby("moment").sum()
+        lines.append(
+            f"| {smaller} < {larger} | " + " | ".join(f"{counts[name]} of {len(holds) // 4}" for name in moments) + " |"
+        )
+    parts += ["\n".join(["| holds in | " + " | ".join(moments) + " |", "|---" * 5 + "|", *lines])]
+    frame = conditions(units)
+    frame["text"] = [
+        f"{row.kappa:.2g}, {row.worst:.1g}; {row.rank:.2f}; {row.negative:.2f}; {row.resolved} of {row.units}"
+        for row in frame.itertuples()
+    ]
+    parts += ["## κ of units", written(frame.pivot(index="family", columns="moment", values="text"), moments, families)]
+    apart = spread(top, ["seed", "moment"]).groupby("moment").apply(over_seeds)
+    parts += [
+        "## largest λ_max of a weight matrix over the smallest",
+        written(apart.to_frame().T.rename(index={"lambda_max": "GPT"}), moments, ["GPT"]),
+    ]
+    start = spread(read(folder, "others"), ["network"])
+    parts += ["\n".join(f"{name}: {value:.3g}" for name, value in start.items())]
+    shares = read(folder, "structure")
+    shares["what"] = shares["of"] + ", by " + shares["by"]
+    texts = shares.groupby(["what", "moment"])["share"].apply(over_seeds).unstack()
+    parts += ["## share of ‖H‖² in diagonal blocks", written(texts, moments, list(dict.fromkeys(shares["what"])))]
+    return "\n\n".join(parts) + "\n"
+
+
+def drawn(folder: Path) -> None:
+    """Draw tr H / n, λ_max of units and κ of units by family along the training."""
+    units, found = read(folder, "units"), sharpness(read(folder, "units"), read(folder, "largest"))
+    units = units.assign(family=units["kind"].map(in_family), kappa=units["kappa"].where(units["resolved"]))
+    page = Page(7.2)
+    with page.styled():
+        figure = page.figure(2.6)
+        paint(figure, units, found)
+        save_figure(figure, folder / "transformers.png")
+
+
+def paint(figure: Figure, units: pd.DataFrame, found: pd.DataFrame) -> None:
+    """The three panels."""
+    panels = figure.subplots(1, 3)
+    where = dict(zip(MOMENTS, range(len(MOMENTS)), strict=True))
+    colors = dict(zip(FAMILIES, ["#E69F00", "#0072B2", "#009E73", "#D55E00", "#555555"], strict=True))
+    for family, color in colors.items():
+        own = units[units["family"] == family]
+        for panel, groups, quantile in (
+            (panels[0], found[found["family"] == family].groupby("moment")["sharpness"], (0.0, 0.5, 1.0)),
+            (panels[1], own.groupby("moment")["lambda_max"], (0.25, 0.5, 0.75)),
+            (panels[2], own.groupby("moment")["kappa"], (0.25, 0.5, 0.75)),
+        ):
+            values = groups.quantile(quantile).unstack().reindex(list(MOMENTS))
+            x = [where[name] for name in values.index]
+            panel.plot(x, values[0.5], color=color, marker="o", markersize=3, label=family)
+            panel.fill_between(x, values[quantile[0]], values[quantile[2]], color=color, alpha=0.15, linewidth=0)
+    for panel, title in zip(panels, ["tr H / n of blocks", "λ_max of units", "κ of units"], strict=True):
+        panel.set_yscale("log")
+        panel.set_xticks(list(where.values()), list(where))
+        panel.set_title(title, loc="left")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+
+
+def main() -> None:
+    """Measure, then write tables and figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    measure(arguments.out, arguments.seeds)
+    (arguments.out / "transformers.md").write_text(tables(arguments.out), encoding="utf-8")
+    drawn(arguments.out)
+
+
+if __name__ == "__main__":
+    main()
