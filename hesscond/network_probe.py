@@ -156,6 +156,8 @@ class NetworkProbe(Measurement):
                 self.products,
                 exact=partial(self._in_double, H, blocks or {}) if rounded else lambda: None,
                 error=lambda: check_operator(H)[1] if rounded else result.uncertainty,
+                # of a method's coordinates it is not known which are alike
+                level=H.layout.levelled if isinstance(operator, (HessianOperator, DataParallel)) else None,
                 memory=result.memory.vectors,
             )
         return ProbeResult({NETWORK: result}, {}, precision)
