@@ -200,7 +200,11 @@ class NetworkProbe(Measurement):
         if found.total > self.memory:
             ways = ["raise memory", "give the data as a stream of smaller batches"]
             ways += ["leave the check out (check=False)"] if found.check > found.vectors else []
-            ways += ["use dtype=None"] if self.dtype == torch.float64 and itemsize == 8 else []
+            ways += (
+                ["keep the precision of the model (dtype=None, --dtype as-is)"]
+                if self.dtype == torch.float64 and itemsize == 8
+                else []
+            )
             raise CaptureError(
                 f"{self.products} products with the Hessian of {order:,} parameters take {found}; that is more than "
                 f"memory={gigabytes(self.memory)}: {', '.join(ways[:-1])} or {ways[-1]}"
