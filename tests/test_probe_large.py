@@ -13,7 +13,9 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
+from hesscond.methods import Adam
 from hesscond.models import build
+from hesscond.network_probe import NetworkProbe
 from hesscond.spectra import bounded_condition
 
 
@@ -56,6 +58,30 @@ def test_intervals_hold_the_truth(kind, seed, dtype):
     assert found.kappa.solver == "Lanczos, 60 products"
     assert found.kappa.lambda_max == pytest.approx(abs(outermost), rel=1e-5)
     assert not found.kappa.resolved
+
+
+@pytest.mark.parametrize("method", ["bnp", "equilibration", "sphere", "adam"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_intervals_in_a_method_s_coordinates_hold_the_truth(method, exact, monkeypatch):
+    model, loss_fn, batch = network("plain", 0)
+    if method == "adam":
+        method = Adam(model)
+        optimizer = method.optimizer(1e-3)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss_fn(model(batch[0]), batch[1]).backward()
+            optimizer.step()
+    if not exact:  # as where the model is another one in float64
+        monkeypatch.setattr(NetworkProbe, "_in_double", lambda *arguments: None)
+    # of which other tests show that it is the Hessian in these coordinates
+    H = hesscond.probe(model, loss_fn, batch, level="network", method=method)["network"].operator.to_dense()
+    values = torch.linalg.eigvalsh((H + H.T) / 2)
+    sizes = values.abs()
+    outermost, largest = float(values[sizes.argmax()]), float(sizes.max())
+    found = hesscond.probe(model, loss_fn, batch, level="network", method=method, dtype=None, products=60)["network"]
+    assert float(found.top.lower) <= outermost <= float(found.top.upper)
+    assert float(found.top.upper - found.top.lower) < (1e-9 if exact else 1.0) * largest
+    assert (20 if exact else 1) <= found.kappa.lower <= largest / float(sizes[sizes > 1e-11 * largest].min())
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])
