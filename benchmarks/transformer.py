@@ -137,7 +137,7 @@ def dense_truth(problem: Problem, layer: str) -> Truth:
     return Truth(values[np.abs(values) > 1e-12 * abs(values[0])], len(values))
 
 
-def ask_peers(seconds: float) -> None:
+def ask_peers(seconds: float, blocks: dict[str, str]) -> None:
     """One table of what every tool says of every block."""
     problem = small()
     comparison = Comparison(problem, seconds)
@@ -152,7 +152,7 @@ def ask_peers(seconds: float) -> None:
     for _ in range(20):
         gradient()
     one = (time.process_time() - begin) / 20
-    for layer, label in BLOCKS.items():
+    for layer, label in blocks.items():
         truth = dense_truth(problem, layer)
         comparison.ends(layer, label, truth)
         comparison.traces(layer, label, truth)
@@ -177,14 +177,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("layers", nargs="*")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="a network of 8 instead of 64 wide, over 2 × 4 tokens")
+    parser.add_argument("--quick", action="store_true", help="8 instead of 64 wide, 2 × 4 tokens; of peers, one block")
     parser.add_argument("--direct", action="store_true", help="without what is formed once for several layers")
     parser.add_argument("--peers", action="store_true", help="other tools, on blocks of a smaller network")
     parser.add_argument("--seconds", type=float, default=60, help="for one question to a tool (default 60)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.peers:
-        ask_peers(arguments.seconds)
+        ask_peers(arguments.seconds, dict(list(BLOCKS.items())[2:3]) if arguments.quick else BLOCKS)
         return
     if arguments.direct:
         cuts.WORTHWHILE = float("inf")
