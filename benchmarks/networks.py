@@ -151,6 +151,18 @@ def resnet18(size: Size, dtype: torch.dtype, device: torch.device) -> Problem:
     return images(model, (3, image, image), batch, size.classes, dtype, device)
 
 
+def resnet50() -> Problem:
+    """ResNet-50 with its 1,000 classes (25.6 million parameters) in training mode, on eight images of 64×64."""
+    from hesscond.models import build
+
+    generator = torch.Generator().manual_seed(0)
+    model = build("resnet50", input_shape=(3, 64, 64), outputs=1000, generator=generator)
+    problem = images(model, (3, 64, 64), 8, 1000, torch.float32, torch.device("cpu"))
+    # without the statistics of a batch nothing keeps the activations small
+    problem.model.train()
+    return problem
+
+
 def images(
     model: nn.Module, shape: tuple[int, ...], samples: int, classes: int, dtype: torch.dtype, device: torch.device
 ) -> Problem:

@@ -1,7 +1,7 @@
 """Peak memory of a probe beyond what the process held before it: one probe in a fresh process, as JSON.
 
 Run: ``python benchmarks/peak_memory.py convolution|convolution-default [--quick]``, or for a whole network by a number
-of products ``python benchmarks/peak_memory.py words-12M|words-30M|words-76M|resnet18 --products 60 [--double]``.
+of products ``python benchmarks/peak_memory.py words-12M|…|words-101M|resnet18|resnet50 --products 60 [--double]``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from measuring import resident, seconds_of
-from networks import language_model, resnet18
+from networks import language_model, resnet18, resnet50
 from workloads import FULL, QUICK, Problem, convolution_rows, convolutional
 
 import hesscond
@@ -28,7 +28,9 @@ NETWORKS: dict[str, Callable[[], Problem]] = {
     "words-12M": lambda: language_model(5_000, 320, 7),
     "words-30M": lambda: language_model(16_000, 512, 4),
     "words-76M": lambda: language_model(50_000, 512, 8),
+    "words-101M": lambda: language_model(50_000, 512, 16),
     "resnet18": lambda: resnet18(FULL, torch.float32, CPU),
+    "resnet50": resnet50,
 }
 
 

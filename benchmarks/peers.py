@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import statistics
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,11 +26,13 @@ import hesscond
 CPU = torch.device("cpu")
 #: Seconds; calls that take less are repeated, the first one not counted.
 QUICK_CALL = 1.0
+#: The largest rank that is told to a solver that then looks for all nonzero eigenvalues.
+MOST_TOLD = 600
 
 
 @dataclass(frozen=True)
 class Truth:
-    """Nonzero eigenvalues, descending, of one Hessian of order ``order``."""
+    """Nonzero eigenvalues, by descending size, of one Hessian of order ``order``."""
 
     eigenvalues: np.ndarray
     order: int
@@ -42,7 +45,7 @@ class Truth:
     @property
     def kappa(self) -> float:
         """The true condition number."""
-        return float(self.eigenvalues[0] / self.eigenvalues[-1])
+        return abs(float(self.eigenvalues[0] / self.eigenvalues[-1]))
 
     def __str__(self) -> str:
         largest, smallest = self.eigenvalues[0], self.eigenvalues[-1]
@@ -58,6 +61,8 @@ class Answer:
     says: str
     seconds: float | None = None
     error: str | None = None
+    processor: float | None = None
+    passes: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -100,7 +105,7 @@ def true_units(problem: Problem, layer: str, units: int) -> list[Truth]:
 
 def off(found: float, true: float) -> str:
     """A relative error."""
-    return f"{abs(found - true) / true:.0e} off"
+    return f"{abs(found - true) / abs(true):.0e} off"
 
 
 @dataclass
@@ -119,7 +124,10 @@ class Comparison:
         try:
             with time_limit(self.seconds), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                answer.seconds, found = seconds_of(call, CPU)
+                begin = time.process_time()
+                with passes() as taken:
+                    answer.seconds, found = seconds_of(call, CPU)
+                answer.processor, answer.passes = time.process_time() - begin, taken[0]
                 if answer.seconds < QUICK_CALL:
                     answer.seconds = statistics.median(seconds_of(call, CPU)[0] for _ in range(3))
             answer.says = says(found)
@@ -128,7 +136,7 @@ class Comparison:
         except ImportError as error:
             answer.says, answer.error = f"not installed ({error.name})", None
         except Exception as error:
-            answer.says, answer.error = f"{type(error).__name__}: {error}"[:35], traceback.format_exc()
+            answer.says, answer.error = f"{type(error).__name__}: {error}"[:70], traceback.format_exc()
 
     def every_unit(self, layer: str, units: int, label: str) -> None:
         """κ of the first units of a layer: the engine, and dense automatic differentiation."""
@@ -153,9 +161,13 @@ class Comparison:
 
     def whole_layer(self, layer: str, label: str) -> None:
         """Ends of a layer's spectrum, by every tool."""
-        truth = true_layer(self.problem, layer)
+        self.ends(layer, label, true_layer(self.problem, layer))
+
+    def ends(self, layer: str, label: str, truth: Truth) -> None:
+        """Ends of the spectrum of the parameters of one module, by every tool."""
         self.truths[label] = str(truth)
         top, bottom = truth.eigenvalues[0], truth.eigenvalues[-1]
+        lowest = min(*truth.eigenvalues, 0.0) if truth.rank < truth.order else min(truth.eigenvalues)
         model, loss_fn, batch = self.problem.model, self.problem.loss_fn, self.problem.batch
 
         def ours() -> Any:
@@ -175,10 +187,12 @@ class Comparison:
             return run
 
         name = "curvlinops, eigsh"
-        self.ask(f"{name} LA", label, curvlinops(k=1, which="LA"), lambda e: f"top {off(e[-1], top)}")
-        self.ask(f"{name} SA", label, curvlinops(k=1, which="SA"), lambda e: f"bottom {e[0]:.1e}")
-        told = curvlinops(k=truth.rank, which="LA") if truth.rank < truth.order else curvlinops(k=1, which="SA")
-        self.ask(f"{name} k={truth.rank}", label, told, lambda e: f"told the rank: smallest {off(min(e), bottom)}")
+        self.ask(f"{name} LM", label, curvlinops(k=1, which="LM"), lambda e: f"top {off(e[-1], top)}")
+        # restarts are limited, since a product that is cut off in the middle leaves torch.func's levels behind
+        self.ask(f"{name} SM", label, curvlinops(k=1, which="SM", maxiter=30), lambda e: f"smallest {e[0]:.1e}")
+        if truth.rank < min(truth.order, MOST_TOLD):
+            told = curvlinops(k=truth.rank, which="LM")
+            self.ask(f"{name} k={truth.rank}", label, told, lambda e: f"told the rank: {off(min(e, key=abs), bottom)}")
 
         def pyhessian(**options: Any) -> Callable[[], float]:
             def run() -> float:
@@ -208,12 +222,66 @@ class Comparison:
             return f"top {off(float(found.eigenvalues[0]), top)}, converged={bool(found.converged[0])}"
 
         def bottom_says(found: Any) -> str:
-            return f"bottom {float(found.eigenvalues[0]):.1e}, converged={bool(found.converged[0])}"
+            # of an indefinite matrix the lowest end is another question than the smallest nonzero size
+            return f"lowest {float(found.eigenvalues[0]):.1e} for {lowest:.1e}, converged={bool(found.converged[0])}"
 
         steps = min(50, truth.order)
         self.ask("hessian-eigenthings", label, eigenthings(), top_says)
         self.ask("the same, 50 steps", label, eigenthings(max_iter=steps), top_says)
         self.ask("the same, 50 steps, SA", label, eigenthings(max_iter=steps, which="SA"), bottom_says)
+
+    def traces(self, layer: str, label: str, truth: Truth, matvecs: int = 99) -> None:
+        """The trace of the same Hessian, by as many products as each tool takes for it."""
+        true = float(truth.eigenvalues.sum())
+        # a multiple of 3 below the order, as curvlinops wants it
+        fitting = min(matvecs, 3 * ((truth.order - 1) // 3))
+        model, loss_fn, batch = self.problem.model, self.problem.loss_fn, self.problem.batch
+
+        def says(value: Any) -> str:
+            return f"trace {off(float(value), true)}"
+
+        def ours() -> float:
+            return float(
+                hesscond.probe(model, loss_fn, batch, layers=[layer], level="layer")[layer].eigenvalues().sum()
+            )
+
+        def curvlinops() -> Any:
+            from curvlinops import HessianLinearOperator, hutchpp_trace
+
+            parameters = list(model.get_submodule(layer).parameters())
+            return hutchpp_trace(HessianLinearOperator(model, loss_fn, parameters, [batch]), fitting)
+
+        def pyhessian() -> float:
+            from pyhessian import hessian as pyhessian_hessian
+
+            with only_trained(model, layer) as alone, double_by_default():
+                return float(np.mean(pyhessian_hessian(alone, loss_fn, data=batch, cuda=False).trace()))
+
+        def eigenthings() -> float:
+            from hessian_eigenthings import HessianOperator, match_names, supervised_loss, trace
+
+            operator = HessianOperator(model, [batch], supervised_loss(loss_fn), param_filter=match_names(f"{layer}.*"))
+            return trace(operator, num_matvecs=min(matvecs, truth.order), seed=0).estimate
+
+        self.ask("hesscond, sum of eigenvalues", label, ours, says)
+        self.ask("curvlinops, hutch++", label, curvlinops, says)
+        self.ask("PyHessian", label, pyhessian, says)
+        self.ask("hessian-eigenthings, hutch++", label, eigenthings, says)
+
+    def diagonal(self, layer: str, label: str) -> None:
+        """The diagonal by BackPACK, which knows chains of modules."""
+
+        def backpack() -> Any:
+            from backpack import backpack as within
+            from backpack import extend
+            from backpack.extensions import DiagHessian
+
+            with only_trained(self.problem.model, layer) as alone, within(DiagHessian()):
+                loss_fn = extend(copy.deepcopy(self.problem.loss_fn))
+                loss_fn(extend(alone, use_converter=False)(self.problem.batch[0]), self.problem.batch[1]).backward()
+                return [parameter.diag_h for parameter in alone.get_submodule(layer).parameters()]
+
+        self.ask("BackPACK, diagonal", label, backpack, lambda found: f"{len(found)} tensors")
 
 
 def inside(found: Any, truths: list[Truth]) -> str:
@@ -252,6 +320,22 @@ def only_trained(model: torch.nn.Module, layer: str) -> Iterator[torch.nn.Module
         yield alone
     finally:
         alone.zero_grad()
+
+
+@contextlib.contextmanager
+def passes() -> Iterator[list[int]]:
+    """How often autograd runs backward within; a pass that is vectorized over directions counts once."""
+    taken, run = [0], torch.autograd._engine_run_backward
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        taken[0] += 1
+        return run(*arguments, **options)
+
+    torch.autograd._engine_run_backward = counting
+    try:
+        yield taken
+    finally:
+        torch.autograd._engine_run_backward = run
 
 
 @contextlib.contextmanager

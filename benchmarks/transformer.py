@@ -4,6 +4,9 @@ Run: ``python benchmarks/transformer.py [--threads N] [--quick] [--direct] [LAYE
 one by one, each in its own forward pass; otherwise all of them in one. ``--direct`` differentiates through everything
 behind a layer, without what is formed once for several. Seconds are of the wall and of the processor: on a machine that
 does other things too, the second ones say more.
+
+``--peers`` asks other tools about blocks of a smaller GPT instead, the truth being a dense Hessian by double backward.
+A tool that is not installed says so.
 """
 
 from __future__ import annotations
@@ -13,15 +16,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
-from measuring import resident
+from measuring import resident, table
+from peers import Comparison, Truth
 from torch import nn
 from torch.nn import functional
+from workloads import Problem
 
 import hesscond
 from hesscond.capture import backward, cuts
 from hesscond.capture.double_backward import SecondDerivatives
 from hesscond.capture.request import Request
+from hesscond.models import build
 from hesscond.results import LayerResult
 
 
@@ -86,15 +93,99 @@ def reported() -> Iterator[None]:
         backward.Derivatives.__call__, SecondDerivatives.capture = along, capture
 
 
+#: Blocks that other tools are asked about, each a module of the network that `small` makes.
+BLOCKS = {
+    "gpt.block1.attention.q": "queries of attention",
+    "gpt.block1.fc1": "first matrix of the MLP",
+    "gpt.block1.norm1": "layer normalization",
+    "gpt.embedding": "embedding of tokens",
+}
+
+
+class Scores(nn.Module):
+    """A GPT whose scores are (N, V, T), as torch's own cross-entropy takes them, which some tools want to see."""
+
+    def __init__(self, gpt: nn.Module) -> None:
+        super().__init__()
+        self.gpt = gpt
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(N, V, T) of the tokens (N, T)."""
+        return self.gpt(tokens).transpose(1, 2)
+
+
+def small() -> Problem:
+    """A character GPT of 2 blocks, 16 wide, on 4 × 8 tokens, in float64, with weights large enough to attend."""
+    generator = torch.Generator().manual_seed(0)
+    gpt = build("gpt", input_shape=(8,), outputs=30, width=16, depth=2, heads=2, generator=generator).double()
+    for parameter in gpt.parameters():
+        if parameter.ndim > 1:
+            parameter.data *= 8
+    inputs, targets = torch.randint(0, 30, (2, 4, 8), generator=generator)
+    return Problem(Scores(gpt), nn.CrossEntropyLoss(), (inputs, targets))
+
+
+def dense_truth(problem: Problem, layer: str) -> Truth:
+    """The nonzero eigenvalues by double backward, one row at a time; zero is what is below 1e-12 of the largest."""
+    parameters = list(problem.model.get_submodule(layer).parameters())
+    loss = problem.loss_fn(problem.model(problem.batch[0]), problem.batch[1])
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, create_graph=True)])
+    rows = [torch.autograd.grad(g, parameters, retain_graph=True, materialize_grads=True) for g in gradient]
+    H = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+    values = torch.linalg.eigvalsh((H + H.T) / 2).numpy()
+    values = values[np.argsort(-np.abs(values), kind="stable")]
+    return Truth(values[np.abs(values) > 1e-12 * abs(values[0])], len(values))
+
+
+def ask_peers(seconds: float, blocks: dict[str, str]) -> None:
+    """One table of what every tool says of every block."""
+    problem = small()
+    comparison = Comparison(problem, seconds)
+
+    def gradient() -> None:
+        torch.autograd.grad(problem.loss_fn(problem.model(problem.batch[0]), problem.batch[1]), parameters)
+
+    parameters = list(problem.model.parameters())
+    gradient()
+    hesscond.probe(problem.model, problem.loss_fn, problem.batch, ["gpt.block1.norm1"], "layer")
+    begin = time.process_time()
+    for _ in range(20):
+        gradient()
+    one = (time.process_time() - begin) / 20
+    for layer, label in blocks.items():
+        truth = dense_truth(problem, layer)
+        comparison.ends(layer, label, truth)
+        comparison.traces(layer, label, truth)
+        comparison.diagonal(layer, label)
+    rows = [
+        [a.block, a.tool, "–" if a.passes is None else str(a.passes), gradients(a.processor, one), a.says]
+        for a in comparison.answers
+    ]
+    print(f"a gradient: {1e3 * one:.2f} ms of the processor\n")
+    print(table(("block", "tool", "passes", "gradients", "says"), rows, left=(0, 1, 4)))
+    for label, truth in comparison.truths.items():
+        print(f"{label}: {truth}")
+
+
+def gradients(seconds: float | None, one: float) -> str:
+    """Processor time in gradients."""
+    return "–" if seconds is None else f"{seconds / one:,.0f}"
+
+
 def main() -> None:
     """Probe, and print what it took."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("layers", nargs="*")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="a network of 8 instead of 64 wide, over 2 × 4 tokens")
+    parser.add_argument("--quick", action="store_true", help="8 instead of 64 wide, 2 × 4 tokens; of peers, one block")
     parser.add_argument("--direct", action="store_true", help="without what is formed once for several layers")
+    parser.add_argument("--peers", action="store_true", help="other tools, on blocks of a smaller network")
+    parser.add_argument("--seconds", type=float, default=60, help="for one question to a tool (default 60)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    if arguments.peers:
+        ask_peers(arguments.seconds, dict(list(BLOCKS.items())[2:3]) if arguments.quick else BLOCKS)
+        return
     if arguments.direct:
         cuts.WORTHWHILE = float("inf")
     vocabulary, width, samples, tokens = (12, 8, 2, 4) if arguments.quick else (80, 64, 8, 32)

@@ -37,7 +37,7 @@ from hesscond.hessians import (
 from hesscond.hessians.source import nothing_known
 from hesscond.measurement import Measurement
 from hesscond.methods.inputs import OfInputs
-from hesscond.operators import Congruence, SymmetricOperator
+from hesscond.operators import Congruence, Gram, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
 from hesscond.results import NETWORK, Memory, NetworkResult, ProbeResult, gigabytes
 from hesscond.spectra import Known, bounded_condition
@@ -64,30 +64,32 @@ class NetworkProbe(Measurement):
             operator, rows = chart.network(source.operator)
             parts: dict[str, list[slice]]
             parts = {name: [where] for name, where in rows.items()}
-            block = source.products(operator, nothing_known)
-            return self._checked(block, source.latest, parts, f"products, in {chart.name}", operator)
+            block, route = source.products(operator, nothing_known), f"products, in {chart.name}"
+            again = partial(of_chart, chart)
+            return self._checked(block, source.latest, parts, route, operator, again)
         if self.method is not None and named is None:
             named = tuple(layers_with_everything(self.model))
         blocks = {} if named is None else replace(self.choice, names=named).blocks(self.model)
         H = self._operator(source, blocks)
         whole = H if self.team is None else shared(H, self.team)
         route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
+        again = partial(of_blocks, blocks)
         if self.method is not None:
             change = coordinates_of(H, layer_coordinates(self.method, H, team=self.team))
             ends = list(accumulate(change.columns))
             parts = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
             # the null space and the inverse are those of the plain coordinates
             changed = Congruence(whole, change)
-            return self._checked(source.products(changed, nothing_known), H, parts, route, changed)
+            return self._checked(source.products(changed, nothing_known), H, parts, route, changed, again)
         parts = {}
         for name, where in H.parts.items():
             owner = name if blocks else name.rpartition(".")[0] or "model"
             parts.setdefault(owner, []).append(where)
         if isinstance(H.layout, BlockLayout) and not H.layout.whole:
-            return self._checked(source.products(whole, nothing_known), H, parts, route, whole, blocks)
+            return self._checked(source.products(whole, nothing_known), H, parts, route, whole, again)
         # what is null for the share of one process need not be so for that of another
         known = partial(all_known, H) if self.team is None else lambda: ((), Known(None, network_inverse(H)))
-        return self._checked(source.products(whole, known), H, parts, route, whole, blocks)
+        return self._checked(source.products(whole, known), H, parts, route, whole, again)
 
     def _operator(self, source: BlockSource, blocks: Mapping[str, Block]) -> HessianOperator:
         """The Hessian in all parameters, or in those of the blocks named."""
@@ -128,9 +130,11 @@ class NetworkProbe(Measurement):
         parts: Mapping[str, Sequence[slice]],
         route: str,
         operator: SymmetricOperator,
-        blocks: Mapping[str, Block] | None = None,
+        again: Callable[[NetworkProbe, BlockSource], SymmetricOperator],
     ) -> ProbeResult:
-        """The result, with the check of the operator that it is made of on the data of this process, if wanted.
+        """The result, with the check of H, that the operator is made of, on the data of this process, if wanted.
+
+        ``again`` makes the operator of another probe.
 
         Raises
         ------
@@ -141,11 +145,12 @@ class NetworkProbe(Measurement):
         precision = "not looked at (check=False)"
         few = self.products is not None and operator.order > self.products
         # of which the last products are made in float64
-        rounded = few and operator is H and H.dtype == torch.float32
+        rounded = few and self.team is None and H.dtype == torch.float32
         if few:
             result.memory = self._memory(H, operator.order, double=rounded)
         if self.check:
-            result.check, result.uncertainty, seen = check_operator(H, uncertain=not rounded)
+            result.check, uncertainty, seen = check_operator(H, uncertain=not rounded)
+            result.uncertainty = in_coordinates(uncertainty, operator)
             precision = str(seen)
             refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
         if few:
@@ -154,8 +159,10 @@ class NetworkProbe(Measurement):
             result.bounded = bounded_condition(
                 operator,
                 self.products,
-                exact=partial(self._in_double, H, blocks or {}) if rounded else lambda: None,
-                error=lambda: check_operator(H)[1] if rounded else result.uncertainty,
+                exact=partial(self._in_double, H, again) if rounded else lambda: None,
+                error=lambda: in_coordinates(check_operator(H)[1], operator) if rounded else result.uncertainty,
+                # of a method's coordinates it is not known which are alike
+                level=H.layout.levelled if isinstance(operator, (HessianOperator, DataParallel)) else None,
                 memory=result.memory.vectors,
             )
         return ProbeResult({NETWORK: result}, {}, precision)
@@ -198,20 +205,25 @@ class NetworkProbe(Measurement):
         if found.total > self.memory:
             ways = ["raise memory", "give the data as a stream of smaller batches"]
             ways += ["leave the check out (check=False)"] if found.check > found.vectors else []
-            ways += ["use dtype=None"] if self.dtype == torch.float64 and itemsize == 8 else []
+            ways += (
+                ["keep the precision of the model (dtype=None, --dtype as-is)"]
+                if self.dtype == torch.float64 and itemsize == 8
+                else []
+            )
             raise CaptureError(
                 f"{self.products} products with the Hessian of {order:,} parameters take {found}; that is more than "
                 f"memory={gigabytes(self.memory)}: {', '.join(ways[:-1])} or {ways[-1]}"
             )
         return found
 
-    def _in_double(self, H: HessianOperator, blocks: Mapping[str, Block]) -> HessianOperator | None:
-        """The same operator in float64; None: the model does not compute the same loss there, or not in float64."""
-        if self.team is not None:
-            return None
+    def _in_double(
+        self, H: HessianOperator, again: Callable[[NetworkProbe, BlockSource], SymmetricOperator]
+    ) -> SymmetricOperator | None:
+        """The operator in float64; None: the model does not compute the same loss there, or not in float64."""
         wider, seen = replace(self, dtype=torch.float64), Operations(torch.float64)
         try:
-            double = wider._operator(wider.source(), blocks)
+            source = wider.source()
+            operator, double = again(wider, source), source.latest
             drawn = next(iter(double.problem.batches))
             with drawn.state.again():
                 double.problem.snapshot.evaluate(self.loss_fn, drawn.batch, counted=seen)
@@ -219,7 +231,23 @@ class NetworkProbe(Measurement):
             return None
         # random numbers of another precision make another network
         same = abs(double.loss - H.loss) <= torch.finfo(H.dtype).eps ** 0.5 * max(abs(H.loss), abs(double.loss))
-        return double if same and seen.precision().narrowest is None else None
+        return operator if same and seen.precision().narrowest is None else None
+
+
+def of_chart(chart: Coordinates, probe: NetworkProbe, source: BlockSource) -> SymmetricOperator:
+    """The operator of a network in the coordinates of a chart."""
+    return chart.network(source.operator)[0]
+
+
+def of_blocks(blocks: Mapping[str, Block], probe: NetworkProbe, source: BlockSource) -> SymmetricOperator:
+    """The operator of a network, or of blocks, in the coordinates of the layers."""
+    H = probe._operator(source, blocks)
+    return H if probe.method is None else Congruence(H, coordinates_of(H, layer_coordinates(probe.method, H)))
+
+
+def in_coordinates(error: float, operator: SymmetricOperator) -> float:
+    """How far PᵀHP may be off, in the 2-norm, if H is by ``error``."""
+    return error * Gram(operator.P).norm_bound if error > 0 and isinstance(operator, Congruence) else error
 
 
 def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:

@@ -134,6 +134,15 @@ def test_matrix_free_quick(tmp_path):
 
 
 @pytest.mark.slow
+def test_transformer_and_peers_that_are_missing(tmp_path):
+    done = run("transformer.py", "--quick", "--peers", "--threads", 1, cwd=tmp_path, blocked=(*MISSING, "backpack"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\| hesscond +\|.*ranks and bounds right", done.stdout)
+    assert done.stdout.count("not installed") == 2 + 2 + 3 + 4
+    assert "layer normalization: 32 of 32 eigenvalues nonzero" in done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--direct"], ["b0.proj", "b1.qkv"]])
 def test_transformer_quick(arguments, tmp_path):
     done = run("transformer.py", "--quick", "--threads", 1, *arguments, cwd=tmp_path)

@@ -104,6 +104,28 @@ def test_json_is_what_probe_returns(run_cli, arguments, options):
     same(json.loads(result.out, parse_constant=pytest.fail), expected(**options))
 
 
+def test_a_number_of_products(run_cli):
+    arguments = ("probe", "net.py:make", "--level", "network", "--products", "30")
+    wanted = expected(level="network", products=30)
+    result = run_cli(*arguments, "--json")
+    assert (result.code, result.err) == (0, "")
+    (row,) = json.loads(result.out, parse_constant=pytest.fail)
+    ends = row.pop("top_lower"), row.pop("top_upper")
+    same([row], wanted)
+    assert row["kappa_lower"] > 1
+    assert not row["resolved"]
+    target = load_target("net.py:make", seed=0)
+    H = hesscond.HessianOperator(target.model, target.loss_fn, target.data).to_dense()
+    values = torch.linalg.eigvalsh((H + H.T) / 2)
+    assert ends[0] <= float(values[values.abs().argmax()]) <= ends[1]
+    printed = run_cli(*arguments)
+    assert (printed.code, printed.err) == (0, "")
+    assert "level network: all parameters together, 30 products" in printed.out
+    assert f"eigenvalue of the largest size: {ends[0]:.9g} to {ends[1]:.9g}" in printed.out
+    assert re.search(r"memory: .* vectors of 74 parameters", printed.out)
+    assert "≥" in printed.out
+
+
 def test_csv_is_what_probe_returns(run_cli):
     result = run_cli("probe", "net.py:make", "--csv")
     assert (result.code, result.err) == (0, "")
@@ -304,6 +326,14 @@ TARGET = ("probe", "net.py:make")
         ((*TARGET, "--dtype", "float16"), ["--dtype", "as-is"]),
         ((*TARGET, "--rtol", "0"), ["--rtol"]),
         ((*TARGET, "--rtol", "nan"), ["--rtol"]),
+        ((*TARGET, "--products", "40"), ["--products goes with --level network, not with --level unit"]),
+        ((*TARGET, "--products", "40", "--level", "layer"), ["--products", "not with --level layer"]),
+        ((*TARGET, "--products", "3", "--level", "network"), ["products=3 is too few", "10 or more"]),
+        ((*TARGET, "--products", "many", "--level", "network"), ["--products", "integer"]),
+        (
+            (*TARGET, "--products", "40", "--level", "network", "--memory", "1KB"),
+            ["40 products with the Hessian of 74 parameters take", "more than memory", "--dtype as-is"],
+        ),
         ((*TARGET, "--device", "cuda:99"), ["cuda:99"]),
         ((*TARGET, "--device", "tpu"), ["tpu"]),
         ((*TARGET, "--memory", "lots"), ["--memory", "2GB"]),

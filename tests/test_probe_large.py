@@ -13,6 +13,10 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
+from hesscond.methods import Adam
+from hesscond.models import build
+from hesscond.network_probe import NetworkProbe
+from hesscond.spectra import bounded_condition
 
 
 def network(kind: str, seed: int) -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -54,6 +58,50 @@ def test_intervals_hold_the_truth(kind, seed, dtype):
     assert found.kappa.solver == "Lanczos, 60 products"
     assert found.kappa.lambda_max == pytest.approx(abs(outermost), rel=1e-5)
     assert not found.kappa.resolved
+
+
+@pytest.mark.parametrize("method", ["bnp", "equilibration", "sphere", "adam"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_intervals_in_a_method_s_coordinates_hold_the_truth(method, exact, monkeypatch):
+    model, loss_fn, batch = network("plain", 0)
+    if method == "adam":
+        method = Adam(model)
+        optimizer = method.optimizer(1e-3)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss_fn(model(batch[0]), batch[1]).backward()
+            optimizer.step()
+    if not exact:  # as where the model is another one in float64
+        monkeypatch.setattr(NetworkProbe, "_in_double", lambda *arguments: None)
+    # of which other tests show that it is the Hessian in these coordinates
+    H = hesscond.probe(model, loss_fn, batch, level="network", method=method)["network"].operator.to_dense()
+    values = torch.linalg.eigvalsh((H + H.T) / 2)
+    sizes = values.abs()
+    outermost, largest = float(values[sizes.argmax()]), float(sizes.max())
+    found = hesscond.probe(model, loss_fn, batch, level="network", method=method, dtype=None, products=60)["network"]
+    assert float(found.top.lower) <= outermost <= float(found.top.upper)
+    assert float(found.top.upper - found.top.lower) < (1e-9 if exact else 1.0) * largest
+    assert (20 if exact else 1) <= found.kappa.lower <= largest / float(sizes[sizes > 1e-11 * largest].min())
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_small_curvature_of_a_transformer_is_found(dtype):
+    # queries and keys, whose curvature is far below that of the rest, and biases of keys, which have none
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    model = build("gpt", input_shape=(6,), outputs=20, width=8, depth=1, heads=2, generator=generator)
+    batch = torch.randint(0, 20, (4, 6)), torch.randint(0, 20, (4, 6))
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    H = hesscond.HessianOperator(model, loss_fn, batch).to_dense()
+    sizes = torch.linalg.eigvalsh((H + H.T) / 2).abs()
+    kappa = float(sizes.max() / sizes[sizes > 1e-12 * sizes.max()].min())
+    found = hesscond.probe(model, loss_fn, batch, level="network", dtype=dtype, products=60)["network"]
+    plain = bounded_condition(found.operator, 60).condition
+    assert 20 * plain.lower < found.kappa.lower <= kappa
+    assert found.kappa.lambda_max == pytest.approx(float(sizes.max()), rel=1e-6)
 
 
 def test_as_many_products_as_parameters_decide_it():

@@ -212,3 +212,53 @@ def test_unresolved_is_rare_on_the_cases(level):
     }
     unresolved = [key for key, value in resolved.items() if not value]
     assert np.mean(list(resolved.values())) > 0.98, unresolved
+
+
+# --------------------------------------------------------------------------------------------- masks of attention
+
+
+class Masked(nn.Module):
+    """Causal attention whose mask is added to the scores: by hand, or by torch's own function."""
+
+    def __init__(self, fill: float, fused: bool, size: float) -> None:
+        super().__init__()
+        self.fill, self.fused, self.size = fill, fused, size
+        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores (N, 3, T) of (N, T, 4)."""
+        q, k, v = self.qkv(x).chunk(3, 2)
+        q = self.size * q
+        mask = torch.full((3, 3), self.fill, dtype=x.dtype).triu(1)
+        if self.fused:
+            y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        else:
+            y = (q @ k.mT / 2 + mask).softmax(-1) @ v
+        return self.out(y).transpose(1, 2)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fill", [-math.inf, -1e9])
+def test_behind_an_added_mask_the_rank_is_known(fused, fill):
+    torch.manual_seed(0)
+    model = Masked(fill, fused, 1.0).double()
+    batch = torch.randn(2, 3, 4, dtype=torch.float64), torch.randint(0, 3, (2, 3))
+    found = hesscond.probe(model, nn.CrossEntropyLoss(), batch, ["qkv"], "layer")["qkv"].kappa
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        truth = layer_truth(model, nn.CrossEntropyLoss(), batch, "qkv", derivative=reverse_over_reverse)
+    values = torch.linalg.eigvalsh(truth)
+    sizes = values.abs().sort(descending=True).values
+    rank = int((sizes > 1e-12 * sizes[0]).sum())
+    assert (found.resolved, found.rank) == (True, rank)
+    assert 0 < rank < 60
+    assert found.lower <= float(sizes[0] / sizes[rank - 1]) * (1 + 1e-9)
+    assert float(sizes[0] / sizes[rank - 1]) * (1 - 1e-9) <= found.upper
+    assert found.negative == int((values < -1e-12 * sizes[0]).sum())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_scores_that_saturate_behind_a_mask_leave_it_open(fused):
+    torch.manual_seed(0)
+    model = Masked(-math.inf, fused, 3000.0).double()
+    batch = torch.randn(2, 3, 4, dtype=torch.float64), torch.randint(0, 3, (2, 3))
+    assert not hesscond.probe(model, nn.CrossEntropyLoss(), batch, ["qkv"], "layer")["qkv"].kappa.resolved

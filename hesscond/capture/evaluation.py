@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from hesscond.capture.precision import WIDER, Operations, lifted, named, operations
+from hesscond.capture.second_derivatives import Masks
 from hesscond.capture.untouched import untouched
 from hesscond.capture.wrappers import plainly
 from hesscond.errors import CaptureError, ConfigError, HesscondError
@@ -223,7 +224,8 @@ def scalar(loss: object) -> torch.Tensor:
 class WeightWatch(TorchFunctionMode):
     """Notices every use of a layer's weight or bias outside the layer's own forward, and lifts casts if told to.
 
-    It also gives GELU the digits that torch's lacks. One mode for all, since each costs every function called.
+    It also gives GELU the digits that torch's lacks, and notes what masks hide. One mode for all, since each costs
+    every function called.
 
     Attributes
     ----------
@@ -255,7 +257,8 @@ class WeightWatch(TorchFunctionMode):
         if func is functional.gelu and "tanh" not in (*args[1:], *(kwargs or {}).values()):
             x = args[0] if args else (kwargs or {})["input"]
             return gelu(x) if x.dtype == torch.float64 else func(*args, **(kwargs or {}))
-        return self.in_float64(func, args, kwargs or {}) if self.lifts else func(*args, **(kwargs or {}))
+        with Masks.around(func, args):
+            return self.in_float64(func, args, kwargs or {}) if self.lifts else func(*args, **(kwargs or {}))
 
     def in_float64(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The call without casts to float32, also where a float32 tensor of the model's own would not do."""

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hesscond.capture.graph import dimension
 
@@ -126,6 +129,8 @@ SECOND_DERIVATIVES: dict[str, Callable[[Any], torch.Tensor]] = {
 
 #: Beyond e^−1400 the root of a number underflows or has lost digits; a logit beyond the second one stands for −inf.
 UNDERFLOW, MASKED = 1400.0, 1e30
+#: A constant up to which hides the score that it is added to, and under which name nodes keep that it does.
+SHIFTED, HIDDEN = -1e4, "hidden"
 #: 1 − σ(x) and the like have no digits left for x beyond it, e^−x and e^{−x²/2} none for x beyond the others.
 SATURATED, EXPONENT, GAUSSIAN = 36.0, 745.0, 38.0
 
@@ -157,21 +162,83 @@ def saturates(nodes: Iterable[Any]) -> bool:
 
 
 def softmax_saturates(node: Any) -> bool:
-    """Whether a probability is 0 or 1 by rounding: not one that `torch.where` or ``masked_fill`` masked, nor one alone.
+    """Whether a probability is 0 or 1 by rounding: not one that a mask hides, nor one alone.
 
     Those are exact, and so are the zeros that their derivatives are.
     """
     p = saved(node, "result")
-    (before, _), *_ = node.next_functions
-    seen = torch.ones_like(p, dtype=torch.bool)
-    if before.name() == "MaskedFillBackward0":
-        seen = ~before._saved_mask.expand_as(p)
-    elif before.name() == "WhereBackward0":
-        (kept, _), (other, _) = before.next_functions
-        condition = before._saved_condition.expand_as(p)
-        seen = condition if other is None else ~condition if kept is None else seen
+    seen = ~hidden(node).expand_as(p)
     alone = seen.sum(dimension(node._saved_dim, p.ndim), keepdim=True) == 1
     return bool((((p == 0) & seen) | ((p == 1) & ~alone)).any())
+
+
+def hidden(softmax: Any) -> torch.Tensor:
+    """Which scores are hidden, broadcast to them: −∞, or filled or shifted by a mask, whatever its number.
+
+    Those −∞ and those shifted are known where `Masks` has seen them.
+    """
+    found = softmax.metadata.get(HIDDEN, torch.zeros((), dtype=torch.bool, device=softmax._saved_result.device))
+    nodes = [softmax.next_functions[0][0]]
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        name, before = node.name(), [edge for edge, _ in node.next_functions]
+        found = found | node.metadata.get(HIDDEN, False)
+        if name == "MaskedFillBackward0":
+            found = found | node._saved_mask
+        elif name == "WhereBackward0" and None in before[:2]:
+            found = found | (node._saved_condition if before[0] is None else ~node._saved_condition)
+        # these keep the place of an entry
+        nodes += before if name in {"AddBackward0", "ToCopyBackward0"} else before[:1] if name == "SubBackward0" else []
+    return found
+
+
+class Masks(TorchDispatchMode):
+    """Within, the nodes of sums and of softmaxes are told which scores are hidden, which they do not keep.
+
+    These are scores of −∞ (or beyond 10³⁰), and those to which a constant of −10⁴ or less is added.
+    """
+
+    SUMS = frozenset({torch.ops.aten.add, torch.ops.aten.sub, torch.ops.aten.baddbmm, torch.ops.aten.add_})
+    SOFTMAXES = frozenset({torch.ops.aten._softmax, torch.ops.aten._safe_softmax})
+    #: What the model calls; of sums, those with a constant.
+    ADDING = frozenset({torch.add, torch.sub, *(getattr(torch.Tensor, n) for n in ("add", "add_", "sub"))})
+    ATTENDING = frozenset(
+        {
+            *(torch.softmax, torch.Tensor.softmax, functional.softmax),
+            *(functional.scaled_dot_product_attention, functional.multi_head_attention_forward),
+        }
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @classmethod
+    def around(cls, func: Any, args: Any) -> AbstractContextManager[Any]:
+        """The context in which to call a function."""
+        adding = func in cls.ADDING and any(isinstance(x, torch.Tensor) and not x.requires_grad for x in args)
+        return cls() if adding or func in cls.ATTENDING else nullcontext()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, packet = func(*args, **(kwargs or {})), func.overloadpacket
+        if packet in self.SOFTMAXES:
+            self.found.append((result, args[0] < -MASKED))
+        elif packet in self.SUMS and not kwargs:
+            for number, x in enumerate(args):
+                # what is added to in place is no constant any more
+                if isinstance(x, torch.Tensor) and not x.requires_grad and x is not result:
+                    shift = -x if number and packet is torch.ops.aten.sub else x
+                    self.found.append((result, shift <= SHIFTED))
+        return result
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        for result, mask in self.found:
+            node: Any = result.grad_fn
+            if node is not None and bool(mask.any()):
+                node.metadata[HIDDEN] = mask
 
 
 LOGISTIC = {"BinaryCrossEntropyWithLogitsBackward0", "LogSigmoidBackward0", "SoftMarginLossBackward0"}
@@ -191,6 +258,7 @@ SATURATION: dict[str, Callable[[Any], bool]] = {
     "LogSigmoidBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     "BinaryCrossEntropyWithLogitsBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     "SoftmaxBackward0": softmax_saturates,
+    "SafeSoftmaxBackward0": softmax_saturates,
     "LogSoftmaxBackward0": lambda node: (
         bool((saved(node, "result") == 0).any()) or beyond(saved(node, "result"), -EXPONENT, 1.0)
     ),

@@ -35,6 +35,7 @@ from hesscond.methods import parse
 from hesscond.report.page import METADATA, save_figure
 from hesscond.report.probed import layer_table, network_table, notes, probe_figure, unit_table
 from hesscond.results import NETWORK, NetworkResult
+from hesscond.spectra.bounded import refuse_few
 from hesscond.study import resolve_device
 from hesscond.study.sections import LARGEST
 from hesscond.target import Target, causes_shown, load_target, one_sentence
@@ -76,6 +77,14 @@ def probe(
     ] = None,
     dtype: Annotated[str, typer.Option(help="Precision of the forward pass: float64 | as-is.")] = "float64",
     rtol: Annotated[float, typer.Option(help="Relative width of κ's interval that is good enough.")] = 1e-8,
+    products: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With --level network: λ_max and a lower bound of κ from N products with the Hessian (about two "
+            "gradients each), for models of millions of parameters; their layers by themselves are left out.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     memory: Annotated[str | None, typer.Option(help="How much memory may be used, as 2GB.")] = None,
     lift_casts: Annotated[
@@ -105,6 +114,7 @@ def probe(
         rtol=rtol,
         memory=None if memory is None else parse_size(memory),
         lift_casts=lift_casts,
+        products=products,
     )
     if not 0 <= seed <= LARGEST:
         raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {seed}")
@@ -128,7 +138,7 @@ def probe(
 
 
 #: What `hesscond.probe` takes as it is.
-FORWARDED = ("layers", "level", "units", "method", "dtype", "rtol", "lift_casts")
+FORWARDED = ("layers", "level", "units", "method", "dtype", "rtol", "lift_casts", "products")
 
 
 @dataclass(frozen=True)
@@ -143,6 +153,7 @@ class Request:
     rtol: float
     memory: int | None
     lift_casts: bool = True
+    products: int | None = None
 
     def __post_init__(self) -> None:
         if self.units is not None and self.layers is None:
@@ -151,6 +162,10 @@ class Request:
             raise ConfigError(f"--units goes with --level unit, not with --level {self.level}")
         if not 0 < self.rtol < 1:
             raise ConfigError(f"--rtol must lie between 0 and 1, got {self.rtol}")
+        if self.products is not None:
+            if self.level != NETWORK:
+                raise ConfigError(f"--products goes with --level network, not with --level {self.level}")
+            refuse_few(self.products)
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `hesscond.probe`."""
@@ -173,7 +188,13 @@ def run_probe(
             reasons = "; ".join(f"{name}: {reason}" for name, reason in result.skipped.items())
             raise ConfigError(f"no layer of {spec} could be probed: {reasons or 'it has none'}")
         frame = result.to_frame()
-        if request.level == NETWORK:
+        if request.products is not None:
+            # signed, as κ's λ_max is not
+            whole = result[NETWORK]
+            assert isinstance(whole, NetworkResult)
+            top = whole.top
+            frame = frame.assign(top_lower=float(top.lower[0]), top_upper=float(top.upper[0]))
+        elif request.level == NETWORK:
             frame = with_layers(result, frame, target, request, say, group)
     return result, frame
 
@@ -216,7 +237,9 @@ def print_summary(
 ) -> None:
     """What was probed, the table, and what there is to say below it."""
     mode = "train" if target.model.training else "eval"
-    level = f"level {request.level}: {LEVELS[request.level]}"
+    few = request.products
+    what = LEVELS[request.level] if few is None else f"all parameters together, {few} products"
+    level = f"level {request.level}: {what}"
     stdout.print(f"{spec} · {target.samples} samples · {level}", soft_wrap=True)
     stdout.print(f"{result.coordinates} · forward pass in {result.precision} · model in {mode} mode", soft_wrap=True)
     if checks := {name: layer.check for name, layer in result.items() if layer.check is not None}:
@@ -224,9 +247,15 @@ def print_summary(
         stdout.print(f"checked: {worst}" + (f", largest at {name}" if len(checks) > 1 else ""), soft_wrap=True)
     stdout.print()
     draw = {"unit": unit_table, "layer": layer_table, NETWORK: network_table}[request.level]
+    draw = draw if few is None else layer_table
     names = [str(name) for name in frame["layer"].unique() if name != NETWORK]
     stdout.print(draw(frame, {name: kind(target.model, name) for name in names}))
     stdout.print()
+    if few is not None:
+        row = frame.iloc[-1]
+        stdout.print(f"eigenvalue of the largest size: {row['top_lower']:.9g} to {row['top_upper']:.9g}")
+        if (memory := getattr(result[NETWORK], "memory", None)) is not None:
+            stdout.print(f"memory: {memory}", soft_wrap=True)
     for line in notes(frame, {name: getattr(layer, "route", "") for name, layer in result.items()}):
         stdout.print(Text(line))
     for name, reason in getattr(result, "skipped", {}).items():

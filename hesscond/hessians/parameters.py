@@ -60,6 +60,17 @@ class Layout(ABC):
     def vector_of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """(n,) from tensors in the shapes of the parameters."""
 
+    def levelled(self, vector: torch.Tensor) -> torch.Tensor:
+        """The vector (n,) with every entry replaced by the mean of its row: of all but the first dimension of a weight.
+
+        Of parameters of one dimension all entries are one row.
+        """
+
+        def level(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.mean(tuple(range(int(tensor.ndim > 1), tensor.ndim)), keepdim=True).expand_as(tensor)
+
+        return self.vector_of([level(tensor) for tensor in self.tensors_of(vector)])
+
 
 class FlatLayout(Layout):
     """Parameters one after another, each flattened as torch does."""

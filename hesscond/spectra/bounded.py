@@ -11,7 +11,7 @@ import torch
 from hesscond.errors import ConfigError
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import led
-from hesscond.spectra.basis import Basis, plan
+from hesscond.spectra.basis import Basis, Plan, plan
 from hesscond.spectra.condition import ConditionNumber, zero_matrix
 from hesscond.spectra.eigen import RATIO, EigenResult, quadratic
 from hesscond.spectra.krylov import Krylov
@@ -29,6 +29,12 @@ CHUNK = 2**22
 OPTIMISM = 16.0
 #: Residuals up to this share of the norm are called settled.
 SETTLED = 1e-4
+#: What a product shows of a group of entries is taken for rounding up to so many times what rounding is on average.
+FAINT = 16.0
+#: Groups whose smallest scale is no smaller beside their root mean square are alike.
+ALIKE = 0.1
+#: One of so many products goes into the search for directions of little curvature.
+FLAT = 5
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ def bounded_condition(
     *,
     exact: Callable[[], SymmetricOperator | None] = lambda: None,
     error: Callable[[], float] = lambda: 0.0,
+    level: Callable[[torch.Tensor], torch.Tensor] | None = None,
     memory: float | None = None,
     seed: int = 0,
 ) -> Bounded:
@@ -91,6 +98,12 @@ def bounded_condition(
     2), the best of which in all that were seen at restarts is taken. The two vectors chosen are multiplied once more:
     their quotients are what counts, and hold whatever became of orthogonality.
 
+    What u has of the null space leaves its quotient as it is; what it has of large eigenvalues does not. Where entries
+    come in groups of different scales (``level``), as those of a network's weights do, a fifth of the products is for
+    Lanczos with DAD, D_i = 1/r_i, where r_i is the root mean square of Az, with a random z, over the group of i: the
+    size of the rows of A there. The best u = Dv of that space is the start with A itself. Groups of which nothing but
+    rounding is seen are left out of it.
+
     Parameters
     ----------
     operator
@@ -101,6 +114,9 @@ def bounded_condition(
         Makes the same operator in float64, in which the last two products are made; None: there is none.
     error
         How far A is from the operator that is meant, in the 2-norm; asked for if there is none in float64.
+    level
+        Replaces entries (n,) by their means over groups of like ones (the rows of a network's weights), in place or
+        not; None: there are no such groups, and the start is random.
     memory
         Bytes for vectors; fewer than the products are restarted.
     seed
@@ -129,7 +145,7 @@ def bounded_condition(
     refuse_few(products)
 
     def compute() -> Bounded:
-        return Search(operator, products, memory, seed).finish(exact, error)
+        return Search(operator, products, level, memory, seed).finish(exact, error)
 
     return led(operator, compute)
 
@@ -146,7 +162,14 @@ class Search:
     Numbers are those of the process, which has scaled the operator, until `finish`.
     """
 
-    def __init__(self, operator: SymmetricOperator, products: int, memory: float | None, seed: int) -> None:
+    def __init__(
+        self,
+        operator: SymmetricOperator,
+        products: int,
+        level: Callable[[torch.Tensor], torch.Tensor] | None,
+        memory: float | None,
+        seed: int,
+    ) -> None:
         A = self.operator = operator
         self.best: tuple[float, torch.Tensor] | None = None
         steps = products - MEASURING - FINAL
@@ -154,11 +177,14 @@ class Search:
         rows = None if memory is None else int(memory) - A.order * A.dtype.itemsize
         layout = plan(A.order, 1, block=1, basis=max(steps, 4), memory=rows, dtype=A.dtype)
         self.vectors = layout.vectors + 1
-        storage = Basis(layout, A.order, 2, dtype=A.dtype, device=A.device)
         fresh = torch.Generator(A.device).manual_seed(seed)
+        # beside its rows and the next one it holds the scale, and a product before and after it
+        few = min(max(steps // FLAT, 2), self.vectors - LEAST_VECTORS // 2)
+        start, self.taken = (None, 0) if level is None else flat_start(A, level, few, fresh)
+        storage = Basis(layout, A.order, 2, dtype=A.dtype, device=A.device)
         self.process = Krylov(A, storage, block=1, dtype=A.dtype, fresh=fresh)
-        self.process.seed(self.process.random())
-        self._steps = steps
+        self.process.seed(self.process.random() if start is None else start)
+        self._steps = steps - self.taken
 
     def run(self, optimism: float) -> None:
         """Expand as often as there are products."""
@@ -181,18 +207,8 @@ class Search:
     def harmonic(self, optimism: float) -> tuple[float, torch.Tensor]:
         """The least bound of the smallest nonzero |λ| over the space, and its coefficients (j,)."""
         process = self.process
-        noise = process.rounding * process.norm / optimism
         squares = process.T @ process.T + process.B.T @ process.B
-        values, Q = torch.linalg.eigh(squares)
-        kept = values > max(noise**2, float(values[-1]) * torch.finfo(torch.float64).eps)
-        root = Q[:, kept] / values[kept].sqrt()
-        _, Z = torch.linalg.eigh(root.T @ process.T @ root)
-        Y = root @ Z
-        Y = torch.cat([Y / Y.norm(dim=0), torch.linalg.eigh(process.T)[1]], 1)
-        theta, sizes = ((Y * (process.T @ Y)).sum(0), (Y * (squares @ Y)).sum(0).clamp_min(0).sqrt())
-        bounds = [Quotients(t, s, 0.0).smallest(noise) for t, s in zip(theta.tolist(), sizes.tolist(), strict=True)]
-        index = min(range(len(bounds)), key=bounds.__getitem__)
-        return bounds[index], Y[:, index]
+        return least_quotient(process.T, squares, process.rounding * process.norm / optimism)
 
     def keep(self, optimism: float) -> None:
         """Remember the best vector of the space, if no earlier one was better."""
@@ -216,7 +232,7 @@ class Search:
         gap = math.ldexp(separation(values, process.estimates(Y)), process.exponent or 0)
         self.keep(1.0 if precise else OPTIMISM)
         counts = told(values, process.rounding * process.norm)
-        taken = process.products + MEASURING
+        taken = self.taken + process.products + MEASURING
         norm = math.ldexp(process.norm, process.exponent or 0)
         rounding = operator.rounding
         process.basis.rotate_(steepest[:, None])
@@ -287,6 +303,82 @@ class Search:
             vectors=self.vectors,
             message=f"what {products} products show; no search for missed eigenvalues",
         )
+
+
+class Rescaled(SymmetricOperator):
+    """DAD for a diagonal D (n,), whose products are taken to be as exact as those of A."""
+
+    def __init__(self, A: SymmetricOperator, d: torch.Tensor) -> None:
+        super().__init__(A.order, A.dtype, A.device)
+        self.A, self.d, self.operands, self.psd = A, d, (A,), A.psd
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """D(A(DV))."""
+        return self.A.multiply(self.d[:, None] * vectors).mul_(self.d[:, None])
+
+    @property
+    def rounding(self) -> float:
+        return self.A.rounding
+
+
+def flat_start(
+    A: SymmetricOperator, level: Callable[[torch.Tensor], torch.Tensor], steps: int, fresh: torch.Generator
+) -> tuple[torch.Tensor | None, int]:
+    """A vector (1, n) rich in directions of little curvature, and how many products it took, ``steps`` at most.
+
+    The first product, with a random z, tells the groups of entries apart; if they are alike, there is no such vector.
+    The others are those of Lanczos with DAD: as DADVᵀ is known on a space, so are the quotients of A in the vectors
+    u = DVᵀy, of which the least is chosen.
+    """
+    z = torch.randn(A.order, generator=fresh, dtype=A.dtype, device=A.device)
+    D = (A @ z.div_(torch.linalg.vector_norm(z))).to(A.dtype)
+    peak, size = (float(torch.linalg.vector_norm(D, ord=order)) for order in (math.inf, 2))
+    if not 0 < peak < math.inf:
+        return None, 1
+    # in place, as vectors are few
+    D = level(D.div_(peak).square_()).sqrt_()
+    mean = size / peak / math.sqrt(A.order)
+    D.masked_fill_(D.le(FAINT * A.rounding * mean), math.inf)
+    if D.min() >= ALIKE * mean:
+        return None, 1
+    D = D.min().div(D)
+    basis = Basis(Plan(steps, steps), A.order, steps, dtype=A.dtype, device=A.device)
+    process = Krylov(Rescaled(A, D), basis, block=1, dtype=A.dtype, fresh=fresh)
+    process.seed(z.mul_(D)[None])
+    del z
+    # the last row is that of the next block
+    while process.size < steps - 1 and not process.complete:
+        process.expand()
+    count = process.size
+    basis.append(process.next)
+    rows, images = basis.rows(0, basis.size), torch.cat([process.T, process.B])
+    squares = images.T @ gram(rows, torch.where(D > 0, 1 / D, 0.0)) @ images
+    noise = math.ldexp(A.rounding * size, -(process.exponent or 0))
+    _, y = least_quotient(process.T, squares, noise)
+    return D.mul_(y.to(rows) @ rows[:count])[None], 1 + process.products
+
+
+def gram(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """V diag(scale²) Vᵀ (j, j) in float64 on the host, for rows V (j, n)."""
+    width, found = CHUNK // len(rows), torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for part, d in zip(rows.split(width, 1), scale.split(width), strict=True):
+        wide = part.to(torch.float64) * d.to(torch.float64)
+        found += (wide @ wide.T).cpu()
+    return found
+
+
+def least_quotient(T: torch.Tensor, squares: torch.Tensor, noise: float) -> tuple[float, torch.Tensor]:
+    """The least yᵀSy/|yᵀTy| for T and S (j, j) of AV, and its y (j,), as far as it can be told from ``noise``."""
+    values, Q = torch.linalg.eigh(squares)
+    kept = values > max(noise**2, float(values[-1]) * torch.finfo(torch.float64).eps)
+    root = Q[:, kept] / values[kept].sqrt()
+    _, Z = torch.linalg.eigh(root.T @ T @ root)
+    Y = root @ Z
+    Y = torch.cat([Y / Y.norm(dim=0), torch.linalg.eigh(T)[1]], 1)
+    theta, sizes = ((Y * (T @ Y)).sum(0), (Y * (squares @ Y)).sum(0).clamp_min(0).sqrt())
+    bounds = [Quotients(t, s, 0.0).smallest(noise) for t, s in zip(theta.tolist(), sizes.tolist(), strict=True)]
+    index = min(range(len(bounds)), key=bounds.__getitem__)
+    return bounds[index], Y[:, index]
 
 
 def quotients(operator: SymmetricOperator, vector: torch.Tensor) -> Quotients:

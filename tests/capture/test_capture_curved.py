@@ -7,8 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hesscond.capture.curved import ElementwiseNode, SoftmaxNode, curved_nodes
+from hesscond.capture.evaluation import WeightWatch
+from hesscond.capture.graph import nodes
 from hesscond.capture.second_derivatives import saturates
 
 N, C, T = 4, 3, 2
@@ -419,6 +422,12 @@ def test_cross_entropy_with_any_options(samples, classes, extra, reduction, smoo
 
 
 HIDDEN = torch.tensor([[False, True, True], [False, False, True], [False, False, False]])
+MOST = torch.finfo(torch.float64).min
+
+
+def shift(value):
+    """A mask that is added."""
+    return torch.zeros(3, 3, dtype=torch.float64).masked_fill(HIDDEN, value)
 
 
 @pytest.mark.parametrize(
@@ -427,15 +436,60 @@ HIDDEN = torch.tensor([[False, True, True], [False, False, True], [False, False,
         (lambda z: z.masked_fill(HIDDEN, -math.inf), 1.0, False),
         (lambda z: torch.where(HIDDEN, -math.inf, z), 1.0, False),
         (lambda z: torch.where(~HIDDEN, z, -math.inf), 1.0, False),
-        (lambda z: z.masked_fill(HIDDEN[None], torch.finfo(torch.float64).min), 1.0, False),
+        (lambda z: z.masked_fill(HIDDEN[None], MOST), 1.0, False),
+        (lambda z: z.masked_fill(HIDDEN, -1000.0), 1.0, False),
+        # added to them, in all ways, and behind something else
+        (lambda z: z + shift(-math.inf), 1.0, False),
+        (lambda z: shift(MOST)[None] + z, 1.0, False),
+        (lambda z: z + shift(-1e9), 1.0, False),
+        (lambda z: torch.add(z, shift(-1e4)), 1.0, False),
+        (lambda z: z - shift(1e9), 1.0, False),
+        (lambda z: z.clone().add_(shift(-1e9)), 1.0, False),
+        (lambda z: z + (0.1 * z + shift(-1e9)), 1.0, False),
+        (lambda z: (z + shift(-math.inf)).view(6, 3), 1.0, False),
         # a probability of 1 - e^-40 is rounded to 1, one of e^-800 to 0
         (lambda z: z.masked_fill(HIDDEN, -math.inf), 40.0, True),
         (lambda z: z.masked_fill(HIDDEN, -math.inf), 800.0, True),
+        (lambda z: z + shift(-math.inf), 800.0, True),
+        (lambda z: z + shift(-1e9), 40.0, True),
         (lambda z: torch.where(HIDDEN, z - 800, z), 1.0, True),
+        # what is small by itself, or by no constant, is no mask
+        (lambda z: z + shift(-1000.0), 1.0, True),
+        (lambda z: z - 1e5 * (z - z.detach() + 1) * HIDDEN, 1.0, True),
+        (lambda z: z + shift(-1e9) * z.sum(), 1.0, True),
+        (lambda z: z, 1e5, True),
         (lambda z: z, 800.0, True),
         (lambda z: z, 1.0, False),
     ],
 )
 def test_what_a_mask_hides_is_not_saturated(hide, gap, expected):
     z = torch.tensor([0.0, -1.0, 0.5], dtype=torch.float64).mul(gap).expand(2, 3, 3).clone().requires_grad_()
-    assert saturates([hide(z).softmax(-1).grad_fn]) == expected
+    with WeightWatch({}):
+        p = hide(z).softmax(-1)
+    assert saturates([p.grad_fn]) == expected
+
+
+@pytest.mark.parametrize("size", [1.0, 60.0])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"is_causal": True}, {"attn_mask": ~HIDDEN}, {"attn_mask": shift(-math.inf)}, {"attn_mask": shift(-1e9)}],
+)
+def test_masks_of_attention(options, size):
+    q, k, v = torch.randn(3, 2, 2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with WeightWatch({}), sdpa_kernel(SDPBackend.MATH):
+        out = functional.scaled_dot_product_attention((size * q).requires_grad_(), size * k, v, **options)
+    graph = list(nodes([out.grad_fn]))
+    assert "SafeSoftmaxBackward0" in {node.name() for node in graph}
+    assert saturates(graph) == (size > 1)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("mask", [HIDDEN, shift(-math.inf), shift(-1e9)])
+def test_masks_of_a_module_of_attention(weights, mask):
+    torch.manual_seed(0)
+    module, x = nn.MultiheadAttention(4, 2, dtype=torch.float64), torch.randn(3, 2, 4, dtype=torch.float64)
+    padding = torch.tensor([[False, True, False], [False, False, False]])
+    for hidden in (None, padding if mask.dtype == torch.bool else padding.double() * -1e9):
+        with WeightWatch({}), sdpa_kernel(SDPBackend.MATH):
+            out, _ = module(x, x, x, attn_mask=mask, key_padding_mask=hidden, need_weights=weights)
+        assert not saturates(nodes([out.grad_fn]))
