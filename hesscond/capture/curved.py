@@ -325,9 +325,13 @@ def without_cancellation(
     slopes = torch.autograd.grad(loss, [node.edge for node in curved], retain_graph=True, allow_unused=True)
     generator = torch.Generator().manual_seed(2)
     for node, g in zip(curved, slopes, strict=True):
-        weight = max(1 / math.prod(node.shape), 0.0 if g is None else float(g.abs().max()))
-        if below < math.inf and float(node.entry_roots().square().max()) >= below * weight:
-            continue
+        steepest = 0.0 if g is None else float(g.abs().max())
+        weight = max(1 / math.prod(node.shape), steepest)
+        if below < math.inf:
+            # in the units of the loss, which may be any
+            weight = float(node.weight.abs().max()) if isinstance(node, SoftmaxNode) else steepest
+            if float(node.entry_roots().square().max()) >= below * weight:
+                continue
         signs = torch.randint(0, 2, tuple(node.shape), generator=generator).mul_(2).sub_(1)
         seeds = (weight**0.5 * signs).to(node.dtype).to(loss.device)
         found = torch.autograd.grad([node.edge], variables, [seeds], retain_graph=True, allow_unused=True)
