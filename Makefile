@@ -21,6 +21,9 @@ setup: $(VENV)/.installed ## make the virtual environment (done by the others wh
 study: setup ## the main job on embedded real data: vanilla and BNP on scikit-learn's digits
 	$(BIN)/hesscond study fc-digits --method vanilla --method bnp
 
+# every worker of pytest would rewrite and compile all tests again
+unexport PYTHONDONTWRITEBYTECODE
+
 test: setup ## the tests, without the slow ones, on all cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 

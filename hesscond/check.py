@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from hesscond.capture import Batch, Diagonal, Factor, Layer, LayerCapture, LossFunction
-from hesscond.capture.curved import curved_nodes
+from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.evaluation import Evaluation
 from hesscond.capture.forward import variables_of
 from hesscond.capture.layers import weight_shape
@@ -94,6 +94,9 @@ class Direction:
     own_slope, sizes
         The gradient as the capture has it, likewise, and the size of the sums that its entries are; None: there is none
         to compare.
+    lost
+        Bound of what the rounding of a loss that is saturated everywhere does to H, in the 2-norm: softmax and its like
+        compute p − p² as a difference, to eps of p, whatever is left.
     """
 
     layout: Layout
@@ -105,6 +108,7 @@ class Direction:
     whole: Layout
     own_slope: torch.Tensor | None = None
     sizes: torch.Tensor | None = None
+    lost: float = 0.0
 
     def add_slopes(self, slopes: torch.Tensor, sizes: torch.Tensor, weight: float = 1.0) -> None:
         """Add the gradient (m, n̂) of a batch as the capture has it, and the sizes of its entries."""
@@ -144,6 +148,8 @@ class Witness:
     ----------
     model, loss_fn, dtype, lift_casts
         As in `hesscond.probe`.
+    by_products
+        Whether the Hessians are known by products, which the rounding of the loss is in.
     parameters
         By name, all that the directions are in, and others of which `reached` is wanted.
     precision
@@ -159,6 +165,7 @@ class Witness:
     parameters: Mapping[str, nn.Parameter]
     dtype: torch.dtype | None
     lift_casts: bool
+    by_products: bool = False
     precision: Precision | None = None
     reached: set[str] = field(default_factory=set)
     loss: float = math.nan
@@ -180,10 +187,20 @@ class Witness:
         self.loss = float(evaluation.loss.detach())
         variables = variables_of(evaluation.loss)
         leaves = self._snapshot.leaves
+        if self.by_products and self.leaf_dtype == torch.float64:
+            self._add_lost(evaluation, directions, weight)
         self.reached |= {name for name, p in self.parameters.items() if id(leaves[self._place[id(p)]]) in variables}
         for direction, product, slope in self._derivatives(evaluation, directions):
             direction.product += weight * product
             direction.slope += weight * slope
+
+    def _add_lost(self, evaluation: Evaluation, directions: Sequence[Direction], weight: float) -> None:
+        """Add what cancels in the loss of a batch to the directions."""
+        for direction in directions:
+            own = [self._snapshot.leaves[i] for i in self._indices(direction.layout)]
+            for parts in without_cancellation(evaluation.loss, own, below=CANCELLED):
+                size = norm(direction.layout.vector_of(parts).to(torch.float64))
+                direction.lost += 4 * weight * float(torch.finfo(torch.float64).eps) * size**2
 
     def _derivatives(
         self, evaluation: Evaluation, directions: Sequence[Direction]
@@ -328,12 +345,12 @@ def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check
     check
         It.
     uncertainty
-        See `Witness.uncertainty`, all scales being 1; 0 if it is not wanted.
+        See `Witness.uncertainty`, all scales being 1, or what the loss lost if that is more; 0 if it is not wanted.
     precision
         What was seen of that of the model.
     """
     witness, (direction,) = witnessed(H, [H])
-    uncertainty = witness.uncertainty(direction) if uncertain else 0.0
+    uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass) if uncertain else 0.0
     return witness.verdict(direction, as_block(H), H.total_mass), uncertainty, witness.precision
 
 
@@ -341,7 +358,7 @@ def witnessed(H: HessianOperator, parts: Sequence[HessianOperator]) -> tuple[Wit
     """What fresh evaluations of the model of an operator make of one direction in each of its parts, over its data."""
     problem = H.problem
     named = dict(zip(H.names, H.layout.tensors, strict=True))
-    witness = Witness(problem.model, problem.loss_fn, named, problem.dtype, problem.lift_casts)
+    witness = Witness(problem.model, problem.loss_fn, named, problem.dtype, problem.lift_casts, by_products=True)
     directions = [Direction.of(as_block(part), part.layout) for part in parts]
     for drawn, weight in problem.counted():
         with drawn.state.again():
@@ -417,27 +434,9 @@ def uncancelled(
     evaluation: Evaluation, leaves: Sequence[torch.Tensor], indices: Sequence[int], direction: Direction
 ) -> float:
     """The size of H v, in the direction's units, if nothing in the loss's curvature cancelled."""
-    curved = curved_nodes(evaluation.loss) if evaluation.loss.requires_grad else None
-    if not curved:
-        return 0.0
-    ends = [node.edge for node in curved]
-    slopes = torch.autograd.grad(evaluation.loss, ends, retain_graph=True, allow_unused=True)
-    weights = [
-        max(1 / math.prod(node.shape), 0.0 if g is None else float(g.abs().max()))
-        for node, g in zip(curved, slopes, strict=True)
-    ]
-    generator = torch.Generator().manual_seed(2)
-    total = 0.0
-    for node, weight in zip(curved, weights, strict=True):
-        signs = torch.randint(0, 2, tuple(node.shape), generator=generator).mul_(2).sub_(1)
-        seeds = (weight**0.5 * signs).to(node.dtype).to(evaluation.loss.device)
-        found = torch.autograd.grad(
-            [node.edge], [leaves[i] for i in indices], [seeds], retain_graph=True, allow_unused=True
-        )
-        parts = [torch.zeros_like(leaves[i]) if g is None else g for i, g in zip(indices, found, strict=True)]
-        w = direction.layout.vector_of(parts).to(torch.float64)
-        total += norm(w / direction.scales) * norm(w * direction.v)
-    return total
+    own = [leaves[i] for i in indices]
+    vectors = map(direction.layout.vector_of, without_cancellation(evaluation.loss, own))
+    return sum(norm(w / direction.scales) * norm(w * direction.v) for w in (w.to(torch.float64) for w in vectors))
 
 
 def slopes_differ(direction: Direction) -> float:

@@ -238,7 +238,7 @@ class LayerProbe(Measurement):
                     raise
                 self.skipped[name] = str(found.pop(name) and error)
                 continue
-            result.uncertainty = witness.uncertainty(direction)
+            result.uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass)
         return found
 
     # layers that are captured

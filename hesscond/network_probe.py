@@ -253,7 +253,10 @@ def in_coordinates(error: float, operator: SymmetricOperator) -> float:
 def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:
     """Null directions of a Hessian, and an approximate inverse in what is left without them."""
     found = network_null_directions(H)
-    inverse = network_inverse(H, null_space=combined(found))
+    everything = combined(found)
+    if everything is not None and everything.dimension == H.order:
+        return found, Known(everything)
+    inverse = network_inverse(H, null_space=everything)
     Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
     return found, Known(null, PulledInverse(inverse, Z), Z)
 

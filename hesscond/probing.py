@@ -160,6 +160,8 @@ def probe(
         raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
     if not 0 < rtol < 1:
         raise ConfigError(f"rtol must lie between 0 and 1, not {rtol}")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigError(f"dtype must be a floating-point type of torch or None, not {dtype!r}")
     check_weighting(reduction, weight)
     if memory is not None and not memory > 0:
         raise ConfigError(f"memory must be a positive number of bytes, not {memory}")

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import hesscond
+from hesscond import cli
 
 #: Packages that only some parts of hesscond use.
 SOMETIMES = ("pandas", "matplotlib", "rich", "typer", "pydantic", "sklearn", "jinja2", "sqlite3", "PIL")
@@ -30,11 +31,13 @@ def imported_by(*arguments):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with statements checked, made in another process."""
+    """A run with statements checked."""
     folder = tmp_path_factory.mktemp("started") / "run"
-    code = "from hesscond.cli import main; main()"
     options = ["--method", "bnp", "--iterations", "2", "--probe-every", "1", "--out", str(folder)]
-    subprocess.run([sys.executable, "-c", code, "study", "fc-digits", *options], check=True, capture_output=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["hesscond", "study", "fc-digits", *options])
+        with pytest.raises(SystemExit, match="0"):
+            cli.main()
     return folder
 
 

@@ -203,7 +203,16 @@ def test_parts_and_parameters_are_named_as_for_a_probe(layers: list[str] | str, 
     assert torch.allclose(found.norms.value, norms, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("other", OTHERS, ids=lambda other: other.name)
+#: Seconds each, and of kinds that others have too; as probes they are in the tests of blocks.
+LARGE = (
+    "gru-bidirectional-two-layers", "lstm-bidirectional", "lstm-two-layers", "gpt2-conv1d", "bert", "vit",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "other",
+    [pytest.param(own, id=own.name, marks=[pytest.mark.slow] * (own.name in LARGE)) for own in OTHERS],
+)
 def test_rows_of_blocks_of_every_kind_are_the_whole_hessian(other: Case) -> None:
     model, loss_fn, batch = other.make()
     found = hesscond.block_structure(model, loss_fn, batch, by="row")

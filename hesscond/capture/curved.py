@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,6 +29,10 @@ from hesscond.capture.second_derivatives import SECOND_DERIVATIVES, SYMMETRIC, s
 
 # logarithms below it are cut there, since -inf - -inf would turn a class that is masked out into NaN
 LOG_FLOOR = -1e300
+
+
+#: A curvature below this share of the terms that it is the difference of has lost digits.
+CANCELLED = 1e-2
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,6 +296,46 @@ def curved_nodes(loss: torch.Tensor) -> list[CurvedNode] | None:
             return None
         found.append(curvature)
     return found
+
+
+def without_cancellation(
+    loss: torch.Tensor, variables: Sequence[torch.Tensor], below: float = math.inf
+) -> Iterator[list[torch.Tensor]]:
+    """Random vectors w, in the shapes of the variables, of which Σ wwᵀ is H if nothing in the loss's curvature cancels.
+
+    In the mean, that is. Softmax and its like are p − p², and rounding is that of p, however small the difference.
+
+    Parameters
+    ----------
+    loss
+        A scalar.
+    variables
+        What it is differentiated in.
+    below
+        Only for curved nodes whose curvature is everywhere less than so many times what cancels in it.
+
+    Yields
+    ------
+    list of tensors
+        For a curved node of the loss.
+    """
+    curved = curved_nodes(loss) if loss.requires_grad else None
+    if not curved:
+        return
+    slopes = torch.autograd.grad(loss, [node.edge for node in curved], retain_graph=True, allow_unused=True)
+    generator = torch.Generator().manual_seed(2)
+    for node, g in zip(curved, slopes, strict=True):
+        steepest = 0.0 if g is None else float(g.abs().max())
+        weight = max(1 / math.prod(node.shape), steepest)
+        if below < math.inf:
+            # in the units of the loss, which may be any
+            weight = float(node.weight.abs().max()) if isinstance(node, SoftmaxNode) else steepest
+            if float(node.entry_roots().square().max()) >= below * weight:
+                continue
+        signs = torch.randint(0, 2, tuple(node.shape), generator=generator).mul_(2).sub_(1)
+        seeds = (weight**0.5 * signs).to(node.dtype).to(loss.device)
+        found = torch.autograd.grad([node.edge], variables, [seeds], retain_graph=True, allow_unused=True)
+        yield [torch.zeros_like(own) if g is None else g for own, g in zip(variables, found, strict=True)]
 
 
 def outermost(loss: torch.Tensor, ends: set[tuple[Any, int]]) -> tuple[dict[Any, GradientEdge], bool]:

@@ -18,6 +18,7 @@ from hesscond.capture.backward import (
     separating_subsets,
 )
 from hesscond.capture.captured import Curvature, Diagonal, Factor, Formed, LayerCapture
+from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.cuts import Cuts
 from hesscond.capture.graph import refuse_dead_ends, refuse_wrong_derivatives
 from hesscond.capture.layers import Geometry, from_unit_weights, unit_weights
@@ -60,12 +61,22 @@ class SecondDerivatives:
         self.samples, self.budget, self.proved_apart = samples, budget, proved_apart
         self.cuts = Cuts(loss, requests, samples, budget)
         self.variables = {request.name: variables(request) for request in requests}
+        self.lost = self.cancellation(loss)
         every = [variable for own in self.variables.values() for variable in own]
         first = iter(torch.autograd.grad(loss, every, create_graph=True, allow_unused=True))
         gradients = {name: [next(first) for _ in own] for name, own in self.variables.items()}
         refuse_dead_ends(g.grad_fn for own in gradients.values() for g in own if g is not None)
         self.along = {name: Derivatives(own, self.variables[name]) for name, own in gradients.items()}
         refuse_wrong_derivatives([loss.grad_fn])
+
+    def cancellation(self, loss: torch.Tensor) -> dict[str, float]:
+        """By layer, the size of an entry of S if nothing in the loss cancelled, where nearly everything in it does."""
+        every = [variable for own in self.variables.values() for variable in own]
+        sizes = [0.0] * len(every)
+        for parts in without_cancellation(loss, every, below=CANCELLED):
+            sizes = [size + 4 * float(part.abs().max()) ** 2 for size, part in zip(sizes, parts, strict=True)]
+        each = iter(sizes)
+        return {name: max(next(each) for _ in own) for name, own in self.variables.items()}
 
     def product(self, request: Request, values: torch.Tensor) -> torch.Tensor:
         """S times each of ``values`` (k, J, m, q)."""
@@ -158,7 +169,9 @@ class SecondDerivatives:
         """Of S in the whole layer: that of the sums for one entry before anything in them cancels."""
         units = Geometry.of(request.layer).units
         like = torch.zeros(1, blocks, units, positions, dtype=torch.float64, device=request.deltas[0].device)
-        return float(self.product(request, scattered_signs(like)).abs().amax())
+        return max(
+            float(self.product(request, scattered_signs(like)).abs().amax()), positions * self.lost[request.name]
+        )
 
     def diagonal(self, request: Request, blocks: int) -> Diagonal:
         """S_jj of units with one position a sample: one direction a unit, all samples at once."""
@@ -203,7 +216,7 @@ class SecondDerivatives:
                 torch.arange(len(values)), :, torch.arange(rows.start, rows.stop)
             ] = 1
             S[rows] = self.product(request, values).flatten(2)
-        return layer_factor(S.transpose(0, 1), units)
+        return layer_factor(S.transpose(0, 1), units, S.new_full((blocks,), order * self.lost[request.name]))
 
     def behind_cut(self, request: Request, blocks: int, positions: int) -> Curvature | None:
         """S from the curvature in a tensor behind the layer, compared with a direct product; None: not to be had."""
@@ -226,7 +239,7 @@ class SecondDerivatives:
         S, sizes = found
         if request.whole:
             self.budget.take(request, 3 * S.numel())
-            return layer_factor(S[0], units, sizes[0])
+            return layer_factor(S[0], units, sizes[0].clamp_min(S.shape[2] * self.lost[request.name]))
         least = self.size(request, blocks, positions)
         if positions > 1:
             self.budget.take(request, 3 * S.numel())
@@ -261,7 +274,7 @@ class SecondDerivatives:
         for column, unit in enumerate(request.units):
             group = geometry.group(unit)
             lengths = torch.linalg.vector_norm(H_hat[:, :, group], dim=(0, 1))
-            largest = 0.0
+            largest = positions * self.lost[request.name]
             own = slice(unit * n, (unit + 1) * n) if request.whole else slice(0, n)
             for rows, values in self.directions(request, blocks, n, positions):
                 values[:, :, unit] = H_hat[:, :, group, rows].permute(2, 0, 1)
@@ -310,7 +323,7 @@ class SecondDerivatives:
                 matrices[0, index] = products.flatten(1).to(torch.float64)
             else:
                 matrices[number, parameter] = products[torch.arange(len(index)), own].to(torch.float64)
-        spread = matrices.abs().max().sqrt().expand(order)
+        spread = matrices.abs().max().clamp_min(self.lost[request.name]).sqrt().expand(order)
         return Formed((matrices + matrices.mT) / 2, spread, max(1, sum(call.delta.numel() for call in request.calls)))
 
 

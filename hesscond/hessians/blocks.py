@@ -644,10 +644,14 @@ class Choice:
         """
         if layers is None and groups is None:
             return cls()
+        if isinstance(layers, nn.Module) or not isinstance(layers, Iterable | None):
+            raise ConfigError(f"layers must be names, as in layers=['fc1'], not {type(layers).__name__}")
         catalogue = Catalogue(model)
         found: dict[str, None] = {}
         optional: set[str] = set()
         for name in [layers] if isinstance(layers, str) else layers or ():
+            if not isinstance(name, str):
+                raise ConfigError(f"layers must be names, as in layers=['fc1'], and {name!r} is none")
             if not catalogue.is_glob(name):
                 found[name] = None
                 optional.discard(name)

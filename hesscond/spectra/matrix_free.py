@@ -119,6 +119,8 @@ def operator_condition(
     facts = known()
     A = operator if facts.coordinates is None else Congruence(operator, facts.coordinates)
     null_space = A.null_space if facts.null_space is None else facts.null_space
+    if null_space is not None and null_space.dimension == A.order:
+        return zero_matrix(operator.order)
     iterable = A.psd and facts.inverse is not None
     if A.order <= (limits.quick_order if iterable else limits.dense_order) and limits.holds(A.order):
         # that of float64 shows in the asymmetry, and costs products to measure

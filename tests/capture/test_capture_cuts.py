@@ -186,8 +186,15 @@ def used(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("level", ["unit", "layer"])
-@pytest.mark.parametrize("loss", [by_token, by_sample])
+@pytest.mark.parametrize(
+    ("loss", "level"),
+    [
+        (by_token, "unit"),
+        (by_sample, "layer"),
+        pytest.param(by_token, "layer", marks=pytest.mark.slow),
+        pytest.param(by_sample, "unit", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layer_of_any_model_is_the_truth(name, loss, level, used):
     model, batch = problem(MODELS[name])

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import hesscond
 from hesscond.capture.wrappers import unwrapped
+from hesscond.errors import CaptureError
 from tests.truth import layer_truth
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -137,3 +138,42 @@ def test_unwrapping_goes_to_the_bottom():
     model = network()
     assert unwrapped(nn.DataParallel(torch.compile(nn.DataParallel(model)))) is model
     assert unwrapped(model) is model
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("option", ["sparse", "scale_grad_by_freq"])
+def test_gradients_of_an_embedding_are_those_of_the_loss(option, level):
+    """Options that only change what an optimizer is given, and with it what double backward finds."""
+    tokens = torch.randint(0, 6, (12,), generator=GENERATOR), Y
+
+    def probed(**options):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Embedding(6, 4, **options), nn.Tanh(), nn.Linear(4, 3))
+        result = hesscond.probe(model, LOSS, tokens, "*" if level != "network" else None, level)
+        assert all(getattr(model[0], name) for name in options)
+        if level == "network":
+            return {"network": result["network"].operator.to_dense()}
+        units = {name: found.units if level == "unit" else [None] for name, found in result.items()}
+        return {name: torch.stack([result[name].hessian(u) for u in own]) for name, own in units.items()}
+
+    assert_same(probed(**{option: True}), probed())
+
+
+class Functional(nn.Module):
+    """An embedding that is no module."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.table, self.out, self.options = nn.Parameter(torch.randn(6, 4)), nn.Linear(4, 3), options
+
+    def forward(self, x):
+        return self.out(nn.functional.embedding(x, self.table, **self.options))
+
+
+@pytest.mark.parametrize("option", ["sparse", "scale_grad_by_freq"])
+def test_embeddings_that_cannot_be_told_are_refused(option):
+    model, tokens = Functional(**{option: True}), (torch.arange(12) % 6, Y)
+    with pytest.raises(CaptureError, match=f"embedding is called with {option}=True"):
+        hesscond.probe(model, LOSS, tokens, level="network")
+    with pytest.raises(CaptureError, match=f"embedding is called with {option}=True"):
+        hesscond.probe(model, LOSS, tokens, ["table"], "layer")

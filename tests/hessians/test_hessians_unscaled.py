@@ -8,8 +8,11 @@ import pytest
 import torch
 from mpmath import mpf
 from torch import nn
+from torch.nn import functional
 
 import hesscond
+from tests.test_probe_mutants import network_truth
+from tests.truth import layer_truth
 
 #: Beyond it nothing of the smallest eigenvalue may be left in double precision.
 BEYOND = mpf(10) ** 600
@@ -237,3 +240,63 @@ def test_dead_samples_of_a_saturated_network_are_left_open():
         for data in ((x, torch.randn(4, 2).double()), [(x, torch.randn(4, 2).double())] * 2):
             kappa = hesscond.probe(model, nn.MSELoss(), data, ["0"], level)["0"].conditions[0]
             assert not kappa.resolved
+
+
+class Own(nn.Linear):
+    """A layer that is measured in its weight, by double backward."""
+
+    def forward(self, x):
+        return functional.linear(x, 1.0 * self.weight, self.bias)
+
+
+def without_differences(z, y):
+    """Cross-entropy whose derivatives by autograd keep their digits in saturation."""
+    others = torch.ones_like(z, dtype=torch.bool).scatter_(1, y[:, None], False)
+    return torch.log1p((z - z.gather(1, y[:, None]))[others].view(len(z), -1).exp().sum(1)).mean()
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize(("layer", "activation"), [(nn.Linear, nn.GELU), (nn.Linear, nn.Tanh), (Own, nn.ReLU)])
+def test_where_all_samples_are_saturated_nothing_wrong_is_resolved(layer, activation, level):
+    """p − p² is a difference by autograd, known to eps of p: behind it a tenth of the κ would have no digit."""
+    generator = torch.Generator().manual_seed(3)
+    y = torch.arange(12) % 3
+    noise, rest = torch.randn(2, 12, 3, generator=generator, dtype=torch.float64)
+    x = torch.cat([torch.eye(3, dtype=torch.float64)[y] + 0.03 * noise, 0.3 * rest[:, :1]], 1)
+    compared = 0
+    for gap in (3, 20, 35, 60, 200):
+        model = nn.Sequential(layer(4, 3), activation(), nn.Linear(3, 3)).double()
+        with torch.no_grad():
+            model[0].weight.copy_(torch.cat([torch.eye(3), torch.full((3, 1), 0.2)], 1))
+            model[2].weight.copy_(gap * torch.eye(3))
+            for own in (model[0], model[2]):
+                own.bias.fill_(0.1)
+        result = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), level=level)
+        for name, own in result.items():
+            true = (
+                network_truth(model, without_differences, (x, y))
+                if level == "network"
+                else layer_truth(model, without_differences, (x, y), name)
+            )
+            n = own.n_params
+            for number, kappa in enumerate(own.conditions):
+                sizes = torch.linalg.eigvalsh(true[number * n : (number + 1) * n, number * n : (number + 1) * n]).abs()
+                nonzero = sizes[sizes > 1e-9 * sizes.max()]
+                if not kappa.resolved or bool((sizes[sizes <= 1e-9 * sizes.max()] > 1e-14 * sizes.max()).any()):
+                    continue
+                compared += 1
+                value = float(nonzero.max() / nonzero.min())
+                assert kappa.rank == len(nonzero), (gap, name, number)
+                assert kappa.lower <= value * (1 + 1e-6), (gap, name, number)
+                assert kappa.upper >= value * (1 - 1e-6), (gap, name, number)
+    assert compared
+
+
+def test_a_network_that_is_saturated_beyond_double_precision_is_left_open():
+    layer = nn.Linear(3, 3).double()
+    with torch.no_grad():
+        layer.weight.copy_(2000 * torch.eye(3))
+        layer.bias.zero_()
+    batch = torch.eye(3, dtype=torch.float64), torch.arange(3)
+    kappa = hesscond.probe(nn.Sequential(layer), nn.CrossEntropyLoss(), batch, level="network")["network"].kappa
+    assert not kappa.resolved

@@ -19,7 +19,7 @@ def run_processes(count, *command):
     return done.stdout
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def found(request):
     return json.loads(run_processes(request.param, Path(__file__).with_name("parallel_worker.py")))
 

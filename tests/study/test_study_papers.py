@@ -11,13 +11,26 @@ from hesscond.errors import HesscondError
 from hesscond.study import RunPlan, built_in, check_plan, load_data, load_study, open_run, run
 from hesscond.study.files import SCALES
 from hesscond.study.grid import Overrides
+from hesscond.study.listing import contents
 
-STUDIES = [study.full_name for study in built_in()]
-SMALL = {name: load_study(name, "small") for name in STUDIES}
+
+def small_data():
+    """{name: data set of the small version}, as the files say: to read all of them in full takes seconds."""
+    found = {}
+    for content in contents():
+        for panel in content.get("panels", [{}]):
+            name = f"{content['name']}/{panel['name']}" if panel else content["name"]
+            for table in (content, panel, content.get("small", {}), panel.get("small", {})):
+                found[name] = table.get("data", {}).get("name", found.get(name))
+    return found
+
+
+DATA = small_data()
+STUDIES = list(DATA)
 #: Those whose data need no download.
-AT_HAND = [
-    name for name in STUDIES if SMALL[name].data.name in ("digits", "occupancy", "shapes", "image-regression", "text")
-]
+AT_HAND = [name for name in STUDIES if DATA[name] in ("digits", "occupancy", "shapes", "image-regression", "text")]
+#: Trained by the slow tests: seconds each, in networks that the tests of text and of models train too.
+LARGE = ("chargpt", "vit-digits")
 
 
 def methods_of(study):
@@ -61,6 +74,12 @@ def shortened(study, samples=16):
     return study.model_copy(update={"probe": probe, "learning_rates": rates})
 
 
+def test_all_are_here():
+    found = list(built_in())
+    assert [study.full_name for study in found] == STUDIES
+    assert all(load_study(name, "small").data.name == data for name, data in DATA.items() if "/" not in name)
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_both_scales_are_whole(name):
     for scale in SCALES:
@@ -78,13 +97,14 @@ def slow_but_one(names):
     """Of the panels of one file, all but the first are slow tests: they differ in the data or the network alone."""
     files = [name.partition("/")[0] for name in names]
     marks = [pytest.mark.slow if file in files[:place] else () for place, file in enumerate(files)]
+    marks = [pytest.mark.slow if name in LARGE else mark for name, mark in zip(names, marks, strict=True)]
     return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
 
 
 @pytest.mark.parametrize("name", slow_but_one([name for name in STUDIES if name not in AT_HAND]))
 def test_the_small_version_fits_together(tmp_path, name):
     """Every method fits the network; one of them trains, on noise in place of the data."""
-    study = shortened(SMALL[name])
+    study = shortened(load_study(name, "small"))
     data = noise(study)
     methods = methods_of(study)
     for method in methods:
@@ -97,7 +117,7 @@ def test_the_small_version_fits_together(tmp_path, name):
 
 @pytest.mark.parametrize("name", slow_but_one(AT_HAND))
 def test_the_small_version_trains(tmp_path, name):
-    study = Overrides(iterations=2).apply(SMALL[name])
+    study = Overrides(iterations=2).apply(load_study(name, "small"))
     data = load_data(study.data)
     check_run(trained(study, data, methods_of(study)[1], tmp_path / "run"))
 
@@ -122,7 +142,7 @@ def test_the_small_version_on_the_command_line(tmp_path, call_cli):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in STUDIES if name not in AT_HAND])
 def test_every_method_trains_on_the_real_data(tmp_path, name):
-    study = Overrides(iterations=2).apply(SMALL[name])
+    study = Overrides(iterations=2).apply(load_study(name, "small"))
     try:
         data = load_data(study.data, os.environ.get("HESSCOND_DATA_DIR"))
     except HesscondError as error:

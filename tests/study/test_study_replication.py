@@ -295,6 +295,7 @@ def digits_data():
     return load("digits")
 
 
+@pytest.mark.slow
 def test_a_figure_from_the_command_line(figure, tmp_path, call_cli):
     out = tmp_path / "out"
     command = ("replicate", figure(), "--seeds", 2, "--jobs", 1, "--out", out)
