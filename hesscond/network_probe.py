@@ -28,6 +28,7 @@ from hesscond.hessians import (
     NetworkHessian,
     NullDirections,
     PulledInverse,
+    UnitCoordinates,
     combined,
     coordinates_of,
     network_inverse,
@@ -36,6 +37,7 @@ from hesscond.hessians import (
 )
 from hesscond.hessians.source import nothing_known
 from hesscond.measurement import Measurement
+from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
@@ -66,13 +68,15 @@ class NetworkProbe(Measurement):
             parts = {name: [where] for name, where in rows.items()}
             block = source.products(operator, nothing_known)
             return self._checked(block, source.latest, parts, f"products, in {chart.name}", operator)
-        if self.method is not None and named is None:
+        outside = None if self.method is None or named is not None else outside_of_layers(self.model)
+        by_parameter = self.method if outside is not None and isinstance(self.method, ByParameter) else None
+        if self.method is not None and named is None and by_parameter is None:
             named = tuple(layers_with_everything(self.model))
         blocks = {} if named is None else replace(self.choice, names=named).blocks(self.model)
         H = self._operator(source, blocks)
         whole = H if self.team is None else shared(H, self.team)
         route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
-        if self.method is not None:
+        if self.method is not None and by_parameter is None:
             change = coordinates_of(H, layer_coordinates(self.method, H, team=self.team))
             ends = list(accumulate(change.columns))
             parts = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
@@ -83,6 +87,10 @@ class NetworkProbe(Measurement):
         for name, where in H.parts.items():
             owner = name if blocks else name.rpartition(".")[0] or "model"
             parts.setdefault(owner, []).append(where)
+        if by_parameter is not None:
+            P = by_parameter.of_parameters(NETWORK, H.names).of(H.layout)
+            changed = Congruence(whole, UnitCoordinates(P, range(1), H.order, dtype=H.dtype, device=H.device))
+            return self._checked(source.products(changed, nothing_known), H, parts, route, changed)
         if isinstance(H.layout, BlockLayout) and not H.layout.whole:
             return self._checked(source.products(whole, nothing_known), H, parts, route, whole, blocks)
         # what is null for the share of one process need not be so for that of another
@@ -255,15 +263,19 @@ def layers_with_everything(model: nn.Module) -> list[str]:
     ConfigError
         Some do not.
     """
-    layers = eligible_layers(model)
-    inside = {id(p) for layer in layers.values() for p in layer.parameters(recurse=False)}
-    outside = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside]
-    if outside:
+    outside = outside_of_layers(model)
+    if outside is not None:
         raise ConfigError(
-            f"the coordinates of a method are those of layers, and {outside[0]!r} belongs to none: name the layers to "
+            f"the coordinates of a method are those of layers, and {outside!r} belongs to none: name the layers to "
             "measure with layers="
         )
-    return list(layers)
+    return list(eligible_layers(model))
+
+
+def outside_of_layers(model: nn.Module) -> str | None:
+    """A trained parameter that belongs to no layer; None: there is none."""
+    inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
+    return next((name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside), None)
 
 
 def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:

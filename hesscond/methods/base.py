@@ -10,7 +10,7 @@ from torch import nn
 
 from hesscond.capture import Geometry, LayerInputs, eligible_layers
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, EntryScaling, LinearCoordinates, Reparametrized, UnitCoordinates
+from hesscond.hessians import Coordinates, LinearCoordinates, ParameterCoordinates, Reparametrized, UnitCoordinates
 from hesscond.hessians.parameters import UnitLayout
 from hesscond.methods.wrapping import place_of
 
@@ -190,7 +190,7 @@ class Method:
             raise ConfigError(f"method {self.name!r} adds a penalty to the loss whose Hessian it does not give")
         return self.coordinates(layer)
 
-    def of_parameters(self, block: str, names: Sequence[str]) -> EntryScaling | None:
+    def of_parameters(self, block: str, names: Sequence[str]) -> ParameterCoordinates | None:
         """P of parameters outside of dense and convolutional layers; None: these stay as they are.
 
         Parameters
