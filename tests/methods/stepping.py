@@ -62,24 +62,35 @@ def largest_difference(model, optimizer, given, moved):
 def columns_of_M(model, optimizer, size=1e-3, freeze=None):
     """M (n, n) in all parameters, flattened: −1/η times the steps of the optimizer itself along unit gradients.
 
-    ``freeze(optimizer)`` keeps a copy of the optimizer from learning of these gradients.
+    ``freeze(optimizer)`` keeps it from learning of these gradients; model and optimizer are left as they were.
     """
-    names, total = list(dict(model.named_parameters())), sum(p.numel() for p in model.parameters())
-    columns = []
+    parameters = list(model.parameters())
+    sizes = [p.numel() for p in parameters]
     rate = max(group["lr"] for group in optimizer.param_groups)
-    for k in range(total):
-        own, other = copy.deepcopy((model, optimizer))
+
+    def position():
+        return torch.cat([p.detach().double().flatten() for p in parameters])
+
+    def put(states, groups, place):
+        for p, part in zip(parameters, place.split(sizes), strict=True):
+            p.detach().copy_(part.view(p.shape))
+            optimizer.state[p].clear()
+            optimizer.state[p].update(copy.deepcopy(states[p]))
+        for group, options in zip(optimizer.param_groups, groups, strict=True):
+            group.update(options)
+
+    start = position()
+    states = {p: copy.deepcopy(optimizer.state[p]) for p in parameters}
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    columns = []
+    for unit in size * torch.eye(sum(sizes), dtype=torch.float64):
         if freeze is not None:
-            freeze(other)
-        unit = torch.zeros(total, dtype=torch.float64)
-        unit[k] = size
-        parameters = [dict(own.named_parameters())[name] for name in names]
-        for p, g in zip(parameters, unit.split([p.numel() for p in parameters]), strict=True):
+            freeze(optimizer)
+        for p, g in zip(parameters, unit.split(sizes), strict=True):
             p.grad = g.view(p.shape).to(p.dtype)
-        before = torch.cat([p.detach().double().flatten() for p in parameters])
-        other.step()
-        after = torch.cat([p.detach().double().flatten() for p in parameters])
-        columns.append((before - after) / (rate * size))
+        optimizer.step()
+        columns.append((start - position()) / (rate * size))
+        put(states, groups, start)
     return torch.stack(columns, 1)
 
 

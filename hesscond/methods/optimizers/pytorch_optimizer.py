@@ -32,16 +32,13 @@ def rotated(v: torch.Tensor, bases: Sequence[torch.Tensor | None], denominator: 
 @reads("pytorch_optimizer.optimizer.soap.SOAP")
 def soap(look: Look) -> ParameterMap | None:
     """M = Q diag(√(1 − β₂ᵗ)/(√v + ε)) Qᵀ; where Q was turned after the step, that of the next one."""
-    if look.optimizer.data_format == "channels_last" and look.parameter.ndim == 4:  # type: ignore[attr-defined]
-        raise ConfigError("SOAP with data_format='channels_last' permutes weights: use 'channels_first'")
+    if look.group["merge_dims"]:
+        raise ConfigError("SOAP with merge_dims=True reshapes weights, and its M cannot be read: use merge_dims=False")
     step = int(look.group["step"]) - 1
     if step < 1:
         return None
     v = look.tensor("exp_avg_sq")
     bases = [None if len(Q) == 0 else Q for Q in look.state["Q"]]
-    if look.group["merge_dims"]:
-        merged = look.optimizer.merge_dims(v, look.group["max_precondition_dim"])  # type: ignore[attr-defined]
-        v = v.reshape(merged.shape)
     found = rotated(v, bases, v.sqrt() + look.group["eps"])
     if look.group["normalize_gradient"]:
         found = found.scaled(1 / (rms(found, look.tensor("exp_avg")) + look.group["eps"]))
