@@ -22,6 +22,7 @@ KINDS = {"products UΣVᵀ": (14, float), "sums GGᵀ": (14, float), "sums GGᵀ
 
 
 def orthonormal(rng, m, r):
+    """Columns (m, r)."""
     return np.linalg.qr(rng.standard_normal((m, r)))[0]
 
 
@@ -59,6 +60,7 @@ def decisions(kind, count, seed=0):
 
 
 def main(count):
+    """Print the table; 1 if a decision was wrong."""
     print(f"| of {count:,} matrices | wrong: " + " | wrong: ".join(CUTOFFS) + " | wrong: hesscond.rank | unresolved |")
     print("|---|" + "---:|" * (len(CUTOFFS) + 2))
     failed = False

@@ -111,7 +111,8 @@ class Columns(Preconditioner):
 class LayerMap(LinearCoordinates):
     """P of a layer whose bias and weight have one each, P_b = B diag(c) and P_w = (L ⊗ R) diag(v).
 
-    In the order [b_i, w_i] it is ([B, L] ⊗ I) diag(P_1 … P_2m), the P_i of m columns for b and of m n for w.
+    In the order [b_i, w_i] it is ([B, L] ⊗ I) diag(P_1 … P_2m), the P_i of m columns for b and of m n for w. Without
+    ``bias`` the map is of all columns that the layer has, the biases among them if ``weight`` is so wide.
 
     Parameters
     ----------
@@ -135,19 +136,15 @@ class LayerMap(LinearCoordinates):
             self.left = torch.cat([eye if F is None else F.to(eye) for F in lefts], 1)
 
     def of_unit(self, unit: int) -> Columns:
-        """P_i, where none acts across units.
-
-        Raises
-        ------
-        ConfigError
-            One does.
-        """
-        if self.left is not None:
-            raise ConfigError(
-                f"{self.name!r} acts across the units of a layer, and the Hessian of one unit has no such coordinates: "
-                "measure at level='layer' or level='network'"
-            )
-        return Columns((*self._bias(unit), self._weight(unit)), self.name)
+        """P_i with P_i P_iᵀ = M_ii, the block of M = P Pᵀ of one unit's parameters: what moves it if it moves alone."""
+        if self.left is None:
+            return Columns((*self._bias(unit), self._weight(unit)), self.name)
+        row = self.left[unit].square()
+        where, R, _ = self._weight(unit)
+        pieces = [(where, R, (row[-self.m :] @ self._v.square()).sqrt())]
+        if self._c is not None:
+            pieces.insert(0, (slice(0, 1), None, (row[: self.m] @ self._c.square()).sqrt()[None]))
+        return Columns(tuple(pieces), self.name)
 
     def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
         """P_i of each of the units, or those between the left factors and them."""

@@ -12,11 +12,13 @@ from hesscond.methods.bnp import BNP
 from hesscond.methods.composed import Composed
 from hesscond.methods.equilibration import Equilibration
 from hesscond.methods.four_things import FourThings
+from hesscond.methods.muon import Muon
 from hesscond.methods.normalization import GroupNormalization, InstanceNormalization, LayerNormalization
 from hesscond.methods.optimal_diagonal import OptimalDiagonal
 from hesscond.methods.preprocessing import MinMax, Standardization
 from hesscond.methods.registry import method_class, register, registered
 from hesscond.methods.regularization import L2, GradientRegularization
+from hesscond.methods.shampoo import SOAP, Shampoo
 from hesscond.methods.spec import Spec, options, parse
 from hesscond.methods.sphere import Sphere
 from hesscond.methods.vanilla import Vanilla
@@ -27,6 +29,7 @@ from hesscond.methods.whitening import Whitening
 __all__ = [
     "BNP",
     "L2",
+    "SOAP",
     "AdaGrad",
     "Adam",
     "AdamW",
@@ -42,8 +45,10 @@ __all__ = [
     "LayerNormalization",
     "Method",
     "MinMax",
+    "Muon",
     "OptimalDiagonal",
     "RMSProp",
+    "Shampoo",
     "Spec",
     "Sphere",
     "Standardization",

@@ -66,8 +66,8 @@ class Rank:
         m, n = self.shape
         if not self.resolved:
             return (
-                f"rank between {self.lower} and {self.upper} of a {m} × {n} matrix (unresolved: σ = {self.remainder:.2g} "
-                f"is neither above {self.cutoff:.2g} nor rounding)"
+                f"rank between {self.lower} and {self.upper} of a {m} × {n} matrix (unresolved: "
+                f"σ = {self.remainder:.2g} is neither above {self.cutoff:.2g} nor rounding)"
             )
         if not self.remainder:
             return f"rank {self.value} of a {m} × {n} matrix ({self.decision})"
@@ -153,7 +153,7 @@ def singular_values(core: np.ndarray) -> np.ndarray:
 
 
 def precision(matrix: object) -> float:
-    """eps of the type of the entries, at least that of doubles."""
+    """The eps of the type of the entries, at least that of doubles."""
     dtype = getattr(matrix, "dtype", None)
     if isinstance(dtype, torch.dtype):
         return max(EPS, torch.finfo(dtype).eps) if dtype.is_floating_point else EPS

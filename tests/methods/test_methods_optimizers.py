@@ -272,12 +272,16 @@ def test_bad_optimizers_are_refused_in_a_sentence(message):
     assert "\n" not in str(refusal.value)
 
 
-def test_one_that_acts_across_units_is_refused_at_their_level():
+def test_a_unit_has_its_own_block_of_M():
+    """Where M acts across units: what moves a unit if it moves alone."""
     model = network()
     optimizers = pair(model)
     stepped(model, optimizers)
-    with pytest.raises(ConfigError, match="acts across the units"):
-        probe(model, nn.CrossEntropyLoss(), data(), ["3"], method=optimizers)
+    M, H = dense_M(model, optimizers), dense_hessian(model, *data())
+    ends = np.cumsum([p.numel() for p in model.parameters()])
+    for unit, found in enumerate(probe(model, nn.CrossEntropyLoss(), data(), ["5"], method=optimizers)["5"].kappa):
+        rows = [ends[-1] - 4 + unit, *range(ends[-2] - 20 + 5 * unit, ends[-2] - 15 + 5 * unit)]
+        assert found.value == pytest.approx(kappa(M[rows][:, rows], H[rows][:, rows], found.rank), rel=1e-6)
 
 
 def test_all_optimizers_of_torch_that_are_known_are_tested():

@@ -16,7 +16,6 @@ import hesscond
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.spectra.rank import is_prime, modular_rank, random_prime, reduced
 
-
 BENCHMARK = Path(hesscond.__file__).parents[1] / "benchmarks" / "rank_decisions.py"
 
 
