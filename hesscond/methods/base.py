@@ -134,6 +134,10 @@ class Method:
         """
         return
 
+    def observe(self, loss: torch.Tensor) -> None:
+        """Take from the loss what its gradient does not tell, before the backward pass."""
+        return
+
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
         """What is added to the loss before the backward pass; None: nothing."""
         return None

@@ -83,6 +83,10 @@ class Composed(Method):
         for part in self.parts:
             part.follow(optimizer)
 
+    def observe(self, loss: torch.Tensor) -> None:
+        for part in self.parts:
+            part.observe(loss)
+
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
         """The sum of all."""
         found = [p for part in self.parts if (p := part.penalty(loss)) is not None]

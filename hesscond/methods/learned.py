@@ -44,6 +44,8 @@ class Learned(ByParameter):
             for name, layer in eligible_layers(model).items():
                 refuse_transposed(self.name, name, type(layer).__name__)
         self._states: dict[str, State] = {}
+        #: Of what is random in it, so that the training draws what it would without.
+        self.generator = torch.Generator().manual_seed(0)
 
     @abstractmethod
     def begun(self, g: torch.Tensor) -> State:
@@ -61,7 +63,8 @@ class Learned(ByParameter):
     def transform_gradients(self) -> None:
         """Learn from the gradients, and replace each by M U."""
         for name, parameter in self.model.named_parameters():
-            if parameter.grad is None:
+            # a run that diverges says so by its loss
+            if parameter.grad is None or not bool(torch.isfinite(parameter.grad).all()):
                 continue
             g = as_matrix(parameter.grad).to(torch.float64)
             if name not in self._states:
@@ -75,8 +78,9 @@ class Learned(ByParameter):
         return None if name not in self._states else self.read(self._states[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept of every parameter."""
-        return {name: {key: value.clone() for key, value in state.items()} for name, state in self._states.items()}
+        """What is kept of every parameter, and the random state under the name of none."""
+        own = {name: {key: value.clone() for key, value in state.items()} for name, state in self._states.items()}
+        return own | {"": {"generator": self.generator.get_state()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what is kept.
@@ -86,10 +90,13 @@ class Learned(ByParameter):
         ConfigError
             It is of other parameters.
         """
-        there = dict(self.model.named_parameters())
+        there = {"": None, **dict(self.model.named_parameters())}
         if odd := [name for name in state if name not in there]:
             raise ConfigError(f"{self.name}: the state has a parameter {odd[0]!r}, which the model has not")
-        self._states = {name: {key: value.clone() for key, value in own.items()} for name, own in state.items()}
+        found = {name: {key: value.clone() for key, value in own.items()} for name, own in state.items()}
+        if drawn := found.pop("", None):
+            self.generator.set_state(drawn["generator"])
+        self._states = found
 
 
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ class Muon(Learned):
     name = "muon"
     summary = "Muon: the averaged gradient of every weight, orthogonalized"
     source = "Jordan et al., 2024"
-    rate = 0.01
+    rate = 0.003
 
     def __init__(self, model: nn.Module, *, momentum: float = 0.95, nesterov: bool = True, steps: int = 5) -> None:
         super().__init__(model)

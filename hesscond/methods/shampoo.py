@@ -43,7 +43,7 @@ class Shampoo(Learned):
     beta
         Average L ← βL + (1 − β) GGᵀ; 1: the sum.
     update_every
-        Steps after which roots are computed again.
+        Steps after which roots are computed again; each of as many first steps computes them.
 
     Raises
     ------
@@ -54,7 +54,7 @@ class Shampoo(Learned):
     name = "shampoo"
     summary = "Shampoo: Kronecker factors of the second moments of gradients, to the power −1/4 or −1/2"
     source = "Gupta, Koren, Singer, ICML 2018, Algorithm 1"
-    rate = 0.1
+    rate = 0.03
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Shampoo(Learned):
         *,
         power: Literal["quarter", "half"] = "quarter",
         inverse: Literal["damped", "pseudo"] = "damped",
-        epsilon: float = 1e-6,
+        epsilon: float = 1e-3,
         beta: float = 1.0,
-        update_every: int = 1,
+        update_every: int = 10,
     ) -> None:
         super().__init__(model)
         allowed = 0 < epsilon < math.inf and 0 <= beta <= 1 and update_every >= 1
@@ -83,7 +83,9 @@ class Shampoo(Learned):
         state["mass"] = self.beta * state["mass"] + new
         for k, S in enumerate(sides(g)):
             state[f"sum_{k}"] = self.beta * state[f"sum_{k}"] + new * S
-        if (counted(state) - 1) % self.update_every == 0:
+        step = counted(state)
+        # a root of few gradients does not fit the next one
+        if step <= self.update_every or step % self.update_every == 0:
             for k in range(g.ndim):
                 state[f"root_{k}"] = self._root(state, k, g.ndim)
         return g
@@ -115,8 +117,8 @@ class SOAP(Learned):
 
     G′ = Q_LᵀG Q_R, v ← β₂v + (1 − β₂) G′², v̂ = v/(1 − β₂ᵗ); L ← βL + (1 − β) GGᵀ, R as well. Every ``update_every``
     steps Q is turned by one power iteration, Q ← qr(L Q), columns sorted by their Rayleigh quotients, v along with
-    them, for the next step. The first gradient begins L, R and Q (and, in the published program, moves nothing). A vector
-    has Q = I.
+    them, for the next step. The first gradient begins L, R and Q (and moves nothing in the published program). A
+    vector has Q = I.
 
     Without a momentum of its own: that of the training is one of M G. At the unit level, where M mixes units, the block
     of M of a unit's own parameters counts.

@@ -81,6 +81,7 @@ def backward(model, method, x, y):
     """As the runner does it, up to the gradients."""
     model.zero_grad()
     loss = nn.functional.cross_entropy(model(x), y)
+    method.observe(loss)
     penalty = method.penalty(loss)
     (loss if penalty is None else loss + penalty).backward()
 
