@@ -27,7 +27,7 @@ class Muon(Learned):
     (or U R, where the weight is taller than wide), M = L ⊗ I, L a polynomial of UUᵀ that is positive definite with
     these coefficients. It is one of many that explain this step: any M with M vec U = vec X_k does.
 
-    Source: Jordan et al., 2024; the factor: Liu et al., 2025, eq. (4).
+    Source: Jordan et al., 2024; the factor: Liu et al., 2025.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ class PSGD(Learned):
     diagonal Q. û is the averaged gradient, corrected as Adam's. A direction whose root mean square exceeds 1.1 is
     shortened to it, which is part of M.
 
-    Source: Li, IEEE TNNLS 29 (2018), eq. (30) and sec. IV; whitening: Li, arXiv:2402.11858.
+    Source: Li, IEEE TNNLS 29 (2018).
 
     Parameters
     ----------
