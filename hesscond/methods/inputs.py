@@ -71,13 +71,15 @@ class LayerState(ABC):
 
     def rows(self) -> torch.Tensor:
         """(N, G n) what the weights multiply with, one row a sample and position; of a convolution its patches."""
+        parts = [self.rows_of(*call) for call in self.inputs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def rows_of(self, h: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Those of one call."""
         layer = self.module
         if isinstance(layer, nn.Linear):
-            parts = [h if h.ndim == 2 else h.reshape(-1, h.shape[-1]) for h, _ in self.inputs]
-        else:
-            width = self.geometry.groups * self.geometry.fan_in
-            parts = [windows(layer, h, shape).reshape(-1, width) for h, shape in self.inputs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            return h if h.ndim == 2 else h.reshape(-1, h.shape[-1])
+        return windows(layer, h, shape).reshape(-1, self.geometry.groups * self.geometry.fan_in)
 
 
 @dataclass(frozen=True)

@@ -57,13 +57,10 @@ class FisherState(LayerState):
 
     def samples(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Of each call, Ĥ (N, T, n̂) and the gradients δ (N, T, m) of the samples' own losses, float64."""
-        found, inputs = [], self.inputs
         assert self.gradients is not None
-        total = sum(len(gradient) for gradient in self.gradients)
-        for call, gradient in zip(list(inputs), self.gradients, strict=True):
-            self.inputs = [call]
-            H = self.rows().to(torch.float64)
-            self.inputs = inputs
+        total, found = sum(len(gradient) for gradient in self.gradients), []
+        for call, gradient in zip(self.inputs, self.gradients, strict=True):
+            H = self.rows_of(*call).to(torch.float64)
             if self.geometry.bias:
                 H = torch.cat([H.new_ones(len(H), 1), H], 1)
             last = gradient if isinstance(self.module, nn.Linear) else gradient.movedim(1, -1)
@@ -75,18 +72,16 @@ class FisherState(LayerState):
     def take(self, rho: float) -> None:
         """Move the averages towards the samples seen."""
         calls = self.samples()
-        N, positions = sum(len(H) for H, _ in calls), sum(H.shape[0] * H.shape[1] for H, _ in calls)
-        A = sum(H.flatten(0, 1).T @ H.flatten(0, 1) for H, _ in calls) / N
-        G = sum(delta.flatten(0, 1).T @ delta.flatten(0, 1) for _, delta in calls) / positions
+        H, delta = (torch.cat([call[k].flatten(0, 1) for call in calls]) for k in (0, 1))
+        A, G = H.T @ H / sum(len(call[0]) for call in calls), delta.T @ delta / len(delta)
         self.A, self.G = torch.lerp(self.A, A, 1 - rho), torch.lerp(self.G, G, 1 - rho)
         self.mass = rho * self.mass + (1 - rho)
 
     def eigenbasis_squares(self, rho: float) -> None:
         """Move s towards the squares of the samples' gradients in the eigenvectors."""
         calls = self.samples()
-        squares = sum(((delta @ self.left).mT @ (H @ self.right)).square().sum(0) for H, delta in calls) / sum(
-            len(H) for H, _ in calls
-        )
+        moved = torch.cat([(delta @ self.left).mT @ (H @ self.right) for H, delta in calls])
+        squares = moved.square().mean(0)
         self.s = torch.lerp(self.s, squares, 1 - rho)
 
     @property

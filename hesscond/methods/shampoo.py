@@ -164,8 +164,9 @@ class SOAP(Learned):
 
     def begun(self, g: torch.Tensor) -> State:
         """Q of the first gradient."""
-        kept = {f"sum_{k}": (1 - self.beta) * S for k, S in enumerate(sides(g))} if g.ndim == 2 else {}
-        bases = {f"Q_{k}": torch.linalg.eigh(S).eigenvectors.flip(1) for k, S in enumerate(kept.values())}
+        both = sides(g) if g.ndim == 2 else []
+        kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(both)}
+        bases = {f"Q_{k}": torch.linalg.eigh(S).eigenvectors.flip(1) for k, S in enumerate(both)}
         return {"step": torch.zeros(()), "v": torch.zeros_like(g)} | kept | bases
 
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
@@ -175,7 +176,7 @@ class SOAP(Learned):
             self._turn(state)
         turned = state["Q_0"].T @ g @ state["Q_1"] if g.ndim == 2 else g
         state["v"] = torch.lerp(state["v"], turned.square(), 1 - self.beta_2)
-        if g.ndim == 2 and step > 1:
+        if g.ndim == 2:
             for k, S in enumerate(sides(g)):
                 state[f"sum_{k}"] = torch.lerp(state[f"sum_{k}"], S, 1 - self.beta)
         return g

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
+from hesscond.methods import parse
 from hesscond.methods.optimizers import AtWork, known_optimizers
 from hesscond.probing import probe
 from tests.methods.stepping import (
@@ -143,6 +144,54 @@ def test_kappa_is_that_of_the_columns_of_its_own_steps(kind):
     own = layers["2"].kappa
     if kind != "Kron":
         assert own.value == pytest.approx(kappa(M[16:, 16:], H[16:, 16:], own.rank), rel=1e-6)
+
+
+SAME = {
+    "shampoo:epsilon=1e-4,update_every=1": ("Shampoo", {"matrix_eps": 1e-4}, 1.0),
+    "sophia:update_every=1,gamma=0.1,beta_2=0.9": (
+        "SophiaH",
+        {"p": 0.1, "betas": (0.96, 0.9)},
+        10.0,
+    ),
+    "adahessian:epsilon=1e-6": ("AdaHessian", {"eps": 1e-6}, 1.0),
+    "soap:update_every=2": ("SOAP", {"weight_decay": 0.0, "betas": (0.0, 0.95), "precondition_frequency": 2}, 1.0),
+}
+
+
+@pytest.mark.parametrize("spec", SAME)
+def test_our_methods_take_the_steps_of_pytorch_optimizer(spec):
+    """Sophia there clips at p what is clipped at 1 here; of SOAP the first gradient there only begins the averages."""
+    kind, options, rate = SAME[spec]
+    mine, theirs = small(), small()
+    theirs.load_state_dict(mine.state_dict())
+    method = parse(spec).create(mine)
+    own = torch.optim.SGD(mine.parameters(), lr=0.01)
+    other = getattr(pytorch_optimizer(), kind)(theirs.parameters(), lr=rate * 0.01, **options)
+    generator = torch.Generator().manual_seed(4)
+    for step in range(7):
+        gradients = [torch.randn(p.shape, generator=generator, dtype=torch.float64) for p in mine.parameters()]
+        curvature = [torch.rand(p.shape, generator=generator, dtype=torch.float64) for p in mine.parameters()]
+        for model in (mine, theirs):
+            for p, g in zip(model.parameters(), gradients, strict=True):
+                p.grad = g.clone()
+        if kind in ("SophiaH", "AdaHessian"):
+            method._estimates = {name: h for (name, _), h in zip(mine.named_parameters(), curvature, strict=True)}
+            other.step(hessian=[h.clone() for h in curvature])
+        else:
+            other.step()
+        before = [p.detach().clone() for p in mine.parameters()]
+        method.transform_gradients()
+        own.step()
+        if kind == "SOAP" and step == 0:
+            for p, start in zip(mine.parameters(), before, strict=True):
+                p.detach().copy_(start)
+            for state in method._states.values():
+                state["step"].zero_()
+                state["v"].zero_()
+            continue
+        for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+            # SOAP there turns its basis in float32
+            assert torch.allclose(a, b, rtol=1e-5, atol=1e-6 if kind == "SOAP" else 1e-9), step
 
 
 def test_an_optimizer_without_a_reader_is_told_which_have_one():
