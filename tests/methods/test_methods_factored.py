@@ -12,6 +12,7 @@ from hesscond.methods import parse
 from tests.methods.contract import MethodContract
 
 
+@pytest.mark.slow
 class TestVariants(MethodContract):
     specs = (
         "shampoo:power=half,beta=0.9,epsilon=1e-2",
