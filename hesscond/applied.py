@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -24,6 +24,7 @@ from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.methods import Method, Spec, Vanilla, parse
 from hesscond.methods.base import no_step
 from hesscond.methods.inputs import OfInputs
+from hesscond.methods.optimizers import AtWork
 from hesscond.methods.regularization import Regularization
 from hesscond.methods.wrapping import place_of
 from hesscond.operators.parallel import Team
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from hesscond.results import ProbeResult
 
 #: What `hesscond.probe` takes as a method, and the methods named whose coordinates the data define.
-ProbeMethod = str | Spec | Method | Coordinates | None
+ProbeMethod = str | Spec | Method | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Coordinates | None
 #: What is left of it to measure the layers of a network in.
 Measured = Method | OfInputs | Coordinates | None
 
@@ -125,8 +126,8 @@ def applied(
             return work(model, chosen, what=said(None, chosen))
         if any(part.preconditions_in_step for part, _ in building.parts):
             raise no_step(spec.text)
-        at_work, data = rebuilt(model, building, data, alone=alone)
-        found = applied(at_work.model, at_work, data, whole=whole)
+        built_in, data = rebuilt(model, building, data, alone=alone)
+        found = applied(built_in.model, built_in, data, whole=whole)
         penalties = all(issubclass(part, Regularization) for part, _ in building.parts)
         changed = f"{'loss' if penalties else 'network rebuilt'} with {building.text}"
         built = replace(found, given=model, what=f"{changed}, {found.what}")
@@ -140,6 +141,8 @@ def applied(
             )
         placed = chosen.placed(built.model)
         return replace(built, method=placed, what=f"{changed}, {said(None, placed)}")
+    if isinstance(method, torch.optim.Optimizer) or (isinstance(method, (list, tuple)) and method):
+        method = at_work(model, method)
     if isinstance(method, Method):
         if not {id(p) for p in method.model.parameters()} & {id(p) for p in model.parameters()}:
             raise ConfigError(f"method {method.name!r} is at work on another model than the one to probe")
@@ -152,7 +155,24 @@ def applied(
         return work(model, method if measured else None, what=said(" and ".join(names), None))
     if method is None or isinstance(method, Coordinates):
         return work(model, method, what=said(None if method is None else method.name, None))
-    raise ConfigError(f"method must be a name, a Method, a Preconditioner or a Chart, not {type(method).__name__}")
+    raise ConfigError(
+        f"method must be a name, a Method, an optimizer, a Preconditioner or a Chart, not {type(method).__name__}"
+    )
+
+
+def at_work(model: nn.Module, optimizers: Any) -> AtWork:
+    """One or several optimizers as a method.
+
+    Raises
+    ------
+    ConfigError
+        Something else among them, or what `AtWork` refuses.
+    """
+    several = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+    for one in several:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise ConfigError(f"several optimizers may be given as method, and one of these is a {type(one).__name__}")
+    return AtWork(model, several)
 
 
 def said(name: str | None, chosen: OfInputs | None) -> str:

@@ -49,10 +49,10 @@ from hesscond.hessians import (
     Catalogue,
     Chart,
     Coordinates,
-    EntryScaling,
     FactoredHessian,
     HessianOperator,
     Padded,
+    ParameterCoordinates,
     Preconditioner,
     Yardstick,
     layer_hessian,
@@ -155,7 +155,7 @@ class LayerProbe(Measurement):
             own: Coordinates | OfInputs | None = self.method.of_parameters(name, block.parameters)
         else:
             own = coordinates_at(self.method, name)
-        if own is not None and not isinstance(own, (Chart, Yardstick, EntryScaling)):
+        if own is not None and not isinstance(own, (Chart, Yardstick, ParameterCoordinates)):
             what = "computed from other parameters" if computed else "no weight matrix"
             raise ConfigError(
                 f"layer {name!r} cannot be probed: the coordinates of {own.name} are those of a plain weight, and its "
@@ -378,7 +378,7 @@ class ByProducts:
             # few entries do not show their rounding in their asymmetry
             error = MARGIN * float(rows.norm()) if operator.order <= FEW else 0.0
             plain = source.products(operator, error=error)
-            if isinstance(own, EntryScaling):
+            if isinstance(own, ParameterCoordinates):
                 return plain.in_coordinates(own.of(operator.layout))
             return plain.in_coordinates(own.at(plain)) if isinstance(own, Yardstick) else plain
 

@@ -28,6 +28,7 @@ from hesscond.hessians import (
     NetworkHessian,
     NullDirections,
     PulledInverse,
+    UnitCoordinates,
     combined,
     coordinates_of,
     network_inverse,
@@ -36,6 +37,7 @@ from hesscond.hessians import (
 )
 from hesscond.hessians.source import nothing_known
 from hesscond.measurement import Measurement
+from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, Gram, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
@@ -67,14 +69,16 @@ class NetworkProbe(Measurement):
             block, route = source.products(operator, nothing_known), f"products, in {chart.name}"
             again = partial(of_chart, chart)
             return self._checked(block, source.latest, parts, route, operator, again)
-        if self.method is not None and named is None:
+        outside = None if self.method is None or named is not None else outside_of_layers(self.model)
+        by_parameter = self.method if outside is not None and isinstance(self.method, ByParameter) else None
+        if self.method is not None and named is None and by_parameter is None:
             named = tuple(layers_with_everything(self.model))
         blocks = {} if named is None else replace(self.choice, names=named).blocks(self.model)
         H = self._operator(source, blocks)
         whole = H if self.team is None else shared(H, self.team)
         route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
-        again = partial(of_blocks, blocks)
-        if self.method is not None:
+        again = partial(of_blocks, blocks, by_parameter)
+        if self.method is not None and by_parameter is None:
             change = coordinates_of(H, layer_coordinates(self.method, H, team=self.team))
             ends = list(accumulate(change.columns))
             parts = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
@@ -85,6 +89,9 @@ class NetworkProbe(Measurement):
         for name, where in H.parts.items():
             owner = name if blocks else name.rpartition(".")[0] or "model"
             parts.setdefault(owner, []).append(where)
+        if by_parameter is not None:
+            changed = in_parameters(by_parameter, H, whole)
+            return self._checked(source.products(changed, nothing_known), H, parts, route, changed, again)
         if isinstance(H.layout, BlockLayout) and not H.layout.whole:
             return self._checked(source.products(whole, nothing_known), H, parts, route, whole, again)
         # what is null for the share of one process need not be so for that of another
@@ -239,10 +246,20 @@ def of_chart(chart: Coordinates, probe: NetworkProbe, source: BlockSource) -> Sy
     return chart.network(source.operator)[0]
 
 
-def of_blocks(blocks: Mapping[str, Block], probe: NetworkProbe, source: BlockSource) -> SymmetricOperator:
-    """The operator of a network, or of blocks, in the coordinates of the layers."""
+def of_blocks(
+    blocks: Mapping[str, Block], by_parameter: ByParameter | None, probe: NetworkProbe, source: BlockSource
+) -> SymmetricOperator:
+    """The operator of a network, or of blocks, in the coordinates of the layers or of the parameters."""
     H = probe._operator(source, blocks)
+    if by_parameter is not None:
+        return in_parameters(by_parameter, H, H)
     return H if probe.method is None else Congruence(H, coordinates_of(H, layer_coordinates(probe.method, H)))
+
+
+def in_parameters(method: ByParameter, H: HessianOperator, whole: SymmetricOperator) -> Congruence:
+    """PᵀHP of ``whole``, to which H belongs, with the P of a method that has one for all parameters."""
+    P = method.of_parameters(NETWORK, H.names).of(H.layout)
+    return Congruence(whole, UnitCoordinates(P, range(1), H.order, dtype=H.dtype, device=H.device))
 
 
 def in_coordinates(error: float, operator: SymmetricOperator) -> float:
@@ -286,15 +303,19 @@ def layers_with_everything(model: nn.Module) -> list[str]:
     ConfigError
         Some do not.
     """
-    layers = eligible_layers(model)
-    inside = {id(p) for layer in layers.values() for p in layer.parameters(recurse=False)}
-    outside = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside]
-    if outside:
+    outside = outside_of_layers(model)
+    if outside is not None:
         raise ConfigError(
-            f"the coordinates of a method are those of layers, and {outside[0]!r} belongs to none: name the layers to "
+            f"the coordinates of a method are those of layers, and {outside!r} belongs to none: name the layers to "
             "measure with layers="
         )
-    return list(layers)
+    return list(eligible_layers(model))
+
+
+def outside_of_layers(model: nn.Module) -> str | None:
+    """A trained parameter that belongs to no layer; None: there is none."""
+    inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
+    return next((name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside), None)
 
 
 def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:

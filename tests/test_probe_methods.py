@@ -37,6 +37,8 @@ SPECS = [
 #: What is refused, and the words that say what to give instead.
 REFUSED = {
     **dict.fromkeys(("adam", "adamw", "adagrad", "rmsprop", "adam+l2"), r"call method.attach\(optimizer\)"),
+    **dict.fromkeys(("shampoo", "soap", "muon", "psgd", "kfac", "ekfac"), r"call method.attach\(optimizer\)"),
+    **dict.fromkeys(("sophia", "adahessian"), r"call method.attach\(optimizer\)"),
     "gradient-regularization": "give strength=0, or leave gradient-regularization out",
     "bnp+l2": r"give both at work, method=hesscond.methods.parse\('bnp\+l2'\)",
     "sphere+bnp": "name one of them",

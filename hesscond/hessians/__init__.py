@@ -11,7 +11,6 @@ from hesscond.hessians.coordinates import (
     Chart,
     Coordinates,
     DensePreconditioner,
-    EntryScaling,
     HessianMaker,
     Kronecker,
     LayerCoordinates,
@@ -35,6 +34,7 @@ from hesscond.hessians.network_hessian import NetworkHessian, Padded
 from hesscond.hessians.network_inverse import BlockInverse, network_inverse
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.null_directions import NullDirections, combined, network_null_directions
+from hesscond.hessians.parameter_maps import ParameterCoordinates, ParameterMap, layer_map
 from hesscond.hessians.preconditioner import CentringScaling, GroupedPreconditioner, by_group, scaling_condition
 from hesscond.hessians.reduced import PulledInverse, remaining
 from hesscond.hessians.reparametrized import Reparametrized
@@ -55,7 +55,6 @@ __all__ = [
     "Choice",
     "Coordinates",
     "DensePreconditioner",
-    "EntryScaling",
     "FactoredHessian",
     "FormedHessian",
     "GGNOperator",
@@ -73,6 +72,8 @@ __all__ = [
     "OptimalDiagonal",
     "OptimalKronecker",
     "Padded",
+    "ParameterCoordinates",
+    "ParameterMap",
     "Preconditioner",
     "Product",
     "PulledInverse",
@@ -88,6 +89,7 @@ __all__ = [
     "combined",
     "coordinates_of",
     "layer_hessian",
+    "layer_map",
     "network_inverse",
     "network_null_directions",
     "remaining",

@@ -14,7 +14,7 @@ from hesscond.capture import Geometry, LayerInputs
 from hesscond.capture.layers import checked_units, chosen_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians.network_operator import HessianOperator, NetworkOperator
-from hesscond.hessians.parameters import Layout, UnitLayout
+from hesscond.hessians.parameters import UnitLayout
 from hesscond.operators import LinearOperator, SymmetricOperator
 from hesscond.spectra import ConditionNumber
 
@@ -283,14 +283,14 @@ class LinearCoordinates(Coordinates):
         """P_i of each of the units, or one that is the same for all."""
         return [self.of_unit(unit) for unit in units]
 
-    def matrices(self, units: int, order: int, device: torch.device | None = None) -> torch.Tensor:
-        """P of each unit, (units, n̂, k), or (1, n̂, k) if it is the same for all."""
-        return torch.stack([P.matrix(order, device) for P in self.by_unit(range(self._inner(units)))])
+    def matrices(self, units: int, order: int, device: torch.device | None = None) -> list[torch.Tensor]:
+        """P_i (n̂, k_i) of each unit, or one if it is the same for all."""
+        return [P.matrix(order, device) for P in self.by_unit(range(self._inner(units)))]
 
     def dense(self, units: int, order: int, device: torch.device | None = None) -> torch.Tensor:
         """P of all units (m n̂, m' k)."""
-        inner = self._inner(units)
-        P = torch.block_diag(*self.matrices(units, order, device).expand(inner, -1, -1))
+        own = self.matrices(units, order, device)
+        P = torch.block_diag(*own * (self._inner(units) // len(own)))
         if self.left is None:
             return P
         return torch.kron(self.left.to(P), torch.eye(order, dtype=P.dtype, device=P.device)) @ P
@@ -310,17 +310,18 @@ class LinearCoordinates(Coordinates):
         """``rows`` (r, m n̂) times |P|: bounds of errors in θ as bounds in z."""
         order = rows.shape[1] // units
         mixed = self._mixed(rows, units, None if self.left is None else self.left.abs())
-        matrices = self.matrices(units, order, rows.device).abs()
-        inner = self._inner(units)
-        return (mixed.unflatten(1, (inner, -1)).transpose(0, 1) @ matrices).transpose(0, 1).flatten(1)
+        by_unit, own = mixed.unflatten(1, (self._inner(units), -1)), self.matrices(units, order, rows.device)
+        if len(own) == 1:
+            return (by_unit @ own[0].abs()).flatten(1)
+        return torch.cat([part @ P.abs() for part, P in zip(by_unit.unbind(1), own, strict=True)], 1)
 
     def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
         """‖diag(d) P‖² in the Frobenius norm, for d (m n̂,)."""
         d = scales.view(units, -1, 1)
-        matrices = self.matrices(units, d.shape[1], scales.device)
+        lengths = torch.stack([P.square().sum(1) for P in self.matrices(units, d.shape[1], scales.device)])
         if self.left is None:
-            return float((d * matrices).square().sum())
-        lengths = matrices.square().sum(2).expand(self._inner(units), -1)
+            return float((d[..., 0].square() * lengths).sum())
+        lengths = lengths.expand(self._inner(units), -1)
         return float((d[..., 0].square() * (self.left.to(d).square() @ lengths)).sum())
 
     def _inner(self, units: int) -> int:
@@ -437,27 +438,6 @@ class Scaling(Preconditioner):
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n̂) times P."""
         return rows * self.d.to(rows)
-
-
-@dataclass(frozen=True)
-class EntryScaling(Coordinates):
-    """θ = D z with a number for every entry of some parameters: P of any block of these.
-
-    Attributes
-    ----------
-    d
-        By parameter, in its shape.
-    """
-
-    d: Mapping[str, torch.Tensor]
-    name: str
-
-    def of(self, layout: Layout) -> Scaling:
-        """D of the entries in a layout of parameters."""
-        return Scaling(layout.vector_of([self.d[name] for name in layout.names]), self.name)
-
-    def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
-        raise ConfigError(f"the coordinates {self.name!r} are of parameters, not of layer {layer!r}")
 
 
 class Product(Preconditioner):
@@ -582,12 +562,12 @@ class UnitCoordinates(LinearOperator):
         self._parts = P.by_unit(inner)
         self._units = len(inner) // len(self._parts)
         one = torch.zeros(1, n_params, dtype=torch.float64, device=device)
-        self.columns = self._parts[0].right_multiply(one).shape[1]
-        super().__init__((len(units) * n_params, len(inner) * self.columns), dtype, device)
+        self._columns = [self._units * P.right_multiply(one).shape[1] for P in self._parts]
+        super().__init__((len(units) * n_params, sum(self._columns)), dtype, device)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
         """θ = P z."""
-        parts = vectors.split(self._units * self.columns)
+        parts = vectors.split(self._columns)
         found = torch.cat(
             [
                 self._joined(P.multiply(self._side_by_side(part), self.n_params), vectors)

@@ -10,13 +10,18 @@ from hesscond.methods.batchnorm import BatchNormalization
 from hesscond.methods.batchrenorm import BatchRenormalization
 from hesscond.methods.bnp import BNP
 from hesscond.methods.composed import Composed
+from hesscond.methods.curvature_diagonal import AdaHessian, Sophia
 from hesscond.methods.equilibration import Equilibration
 from hesscond.methods.four_things import FourThings
+from hesscond.methods.kfac import EKFAC, KFAC
+from hesscond.methods.muon import Muon
 from hesscond.methods.normalization import GroupNormalization, InstanceNormalization, LayerNormalization
 from hesscond.methods.optimal_diagonal import OptimalDiagonal
 from hesscond.methods.preprocessing import MinMax, Standardization
+from hesscond.methods.psgd import PSGD
 from hesscond.methods.registry import method_class, register, registered
 from hesscond.methods.regularization import L2, GradientRegularization
+from hesscond.methods.shampoo import SOAP, Shampoo
 from hesscond.methods.spec import Spec, options, parse
 from hesscond.methods.sphere import Sphere
 from hesscond.methods.vanilla import Vanilla
@@ -26,8 +31,13 @@ from hesscond.methods.whitening import Whitening
 
 __all__ = [
     "BNP",
+    "EKFAC",
+    "KFAC",
     "L2",
+    "PSGD",
+    "SOAP",
     "AdaGrad",
+    "AdaHessian",
     "Adam",
     "AdamW",
     "BatchNormalization",
@@ -42,8 +52,11 @@ __all__ = [
     "LayerNormalization",
     "Method",
     "MinMax",
+    "Muon",
     "OptimalDiagonal",
     "RMSProp",
+    "Shampoo",
+    "Sophia",
     "Spec",
     "Sphere",
     "Standardization",

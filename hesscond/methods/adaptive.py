@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hesscond.capture import chosen_layers
-from hesscond.capture.layers import unit_weights
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, EntryScaling, Jacobi, UnitScaling
-from hesscond.methods.base import Method, OptimizerName, no_step, refuse_momentum
+from hesscond.hessians import Coordinates, Jacobi, ParameterMap
+from hesscond.methods.base import OptimizerName, refuse_momentum
+from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.registry import register
 
 JACOBI = Jacobi()
 
 
-class Adaptive(Method):
+class Adaptive(ByParameter):
     """An optimizer of torch whose step is −α M m, M = diag(1/(√v̂ + ε)), read from its state.
 
     P = M^½ is that of the step about to be taken once `transform_gradients` was called (v̂ with the gradient in
@@ -47,7 +46,6 @@ class Adaptive(Method):
         An option out of its range.
     """
 
-    preconditions = True
     preconditions_in_step = True
     #: The optimizer.
     kind: ClassVar[type[Optimizer]]
@@ -162,72 +160,10 @@ class Adaptive(Method):
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         return {id(parameter): group for group in groups for parameter in group["params"]}
 
-    def preconditioner(self, layer: str) -> UnitScaling | None:
-        """P = M^½ of every unit's [b_i, w_i].
-
-        Raises
-        ------
-        ConfigError
-            No such layer; one whose weight is computed from other parameters, in which the steps are taken.
-        """
-        module = chosen_layers(self.model, [layer])[layer]
-        there = [p for p in (module.weight, module.bias) if p is not None]
-        own = [p for p in there if isinstance(p, nn.Parameter)]
-        if len(own) < len(there):
-            raise ConfigError(
-                f"method {self.name!r} steps in the parameters that the weight of layer {layer!r} is computed from"
-            )
-        found = [self.diagonal(parameter) for parameter in own]
-        if all(M is None for M in found):
-            return None
-        roots = [
-            torch.zeros_like(p, dtype=torch.float64) if M is None else M.sqrt() for p, M in zip(own, found, strict=True)
-        ]
-        d = unit_weights(module, roots[0].detach()[None])[0]
-        if len(roots) == 2:
-            d = torch.cat([roots[1].detach()[:, None], d], 1)
-        return UnitScaling(d, f"{self.name}, M^1/2")
-
-    def probed(self, layer: str) -> Coordinates | None:
-        """P = M^½ of the last step.
-
-        Raises
-        ------
-        ConfigError
-            No such layer; there was no step yet.
-        """
-        if all(self.diagonal(parameter) is None for parameter in self.model.parameters()):
-            raise no_step(self.whole.name)
-        return super().probed(layer)
-
-    def of_parameters(self, block: str, names: Sequence[str]) -> EntryScaling | None:
-        """P = M^½ of the last step, whatever the parameters belong to.
-
-        Raises
-        ------
-        ConfigError
-            There was no step yet.
-        """
-        parameters = dict(self.model.named_parameters())
-        found = {name: self.diagonal(parameters[name]) for name in names}
-        if all(M is None for M in found.values()):
-            raise no_step(self.whole.name)
-        d = {
-            name: torch.zeros_like(parameters[name], dtype=torch.float64) if M is None else M.sqrt().detach()
-            for name, M in found.items()
-        }
-        return EntryScaling(d, f"{self.name}, M^1/2")
-
-    def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """M g at every parameter, those outside of layers too; as it is before the first step."""
-        parameters = dict(self.model.named_parameters())
-        diagonals = {name: self.diagonal(parameters[name]) for name in gradients}
-        if all(M is None for M in diagonals.values()):
-            return dict(gradients)
-        return {
-            name: torch.zeros_like(g) if (M := diagonals[name]) is None else (M * g).to(g.dtype)
-            for name, g in gradients.items()
-        }
+    def map_of(self, parameter: nn.Parameter) -> ParameterMap | None:
+        """P = M^½ of a parameter; None: it takes no step, or has not yet."""
+        M = self.diagonal(parameter)
+        return None if M is None else ParameterMap(M.sqrt().detach())
 
     def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
         """Jacobi's D = diag(H)^−½, for comparison."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from hesscond.capture import Geometry, LayerInputs, eligible_layers
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, EntryScaling, LinearCoordinates, Reparametrized, UnitCoordinates
+from hesscond.hessians import Coordinates, LinearCoordinates, ParameterCoordinates, Reparametrized, UnitCoordinates
 from hesscond.hessians.parameters import UnitLayout
 from hesscond.methods.wrapping import place_of
 
@@ -45,6 +45,8 @@ class Method:
     preconditions: ClassVar[bool] = False
     #: Whether that is done by the optimizer's step, and not by `transform_gradients`: adaptive methods.
     preconditions_in_step: ClassVar[bool] = False
+    #: Whether what P Pᵀ is multiplied with is an average of gradients, and not that of the step.
+    averages: bool = False
     #: Whether weights are computed from other parameters, in which nothing can be preconditioned or computed again.
     reparametrizes: ClassVar[bool] = False
     #: Whether the weights are brought back to a set after each step, which must not be computed from other parameters.
@@ -132,6 +134,10 @@ class Method:
         """
         return
 
+    def observe(self, loss: torch.Tensor) -> None:
+        """Take from the loss what its gradient does not tell, before the backward pass."""
+        return
+
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
         """What is added to the loss before the backward pass; None: nothing."""
         return None
@@ -190,7 +196,7 @@ class Method:
             raise ConfigError(f"method {self.name!r} adds a penalty to the loss whose Hessian it does not give")
         return self.coordinates(layer)
 
-    def of_parameters(self, block: str, names: Sequence[str]) -> EntryScaling | None:
+    def of_parameters(self, block: str, names: Sequence[str]) -> ParameterCoordinates | None:
         """P of parameters outside of dense and convolutional layers; None: these stay as they are.
 
         Parameters

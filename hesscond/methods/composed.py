@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, EntryScaling, LinearCoordinates
+from hesscond.hessians import Coordinates, LinearCoordinates, ParameterCoordinates
 from hesscond.methods.base import Method, OptimizerName
 from hesscond.methods.regularization import Penalized
 
@@ -83,6 +83,10 @@ class Composed(Method):
         for part in self.parts:
             part.follow(optimizer)
 
+    def observe(self, loss: torch.Tensor) -> None:
+        for part in self.parts:
+            part.observe(loss)
+
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
         """The sum of all."""
         found = [p for part in self.parts if (p := part.penalty(loss)) is not None]
@@ -124,7 +128,7 @@ class Composed(Method):
         found = [part.probed(layer) for part in self.parts]
         return next((own for own in found if isinstance(own, Penalized)), self.coordinates(layer))
 
-    def of_parameters(self, block: str, names: Sequence[str]) -> EntryScaling | None:
+    def of_parameters(self, block: str, names: Sequence[str]) -> ParameterCoordinates | None:
         """Of the one that has some."""
         found = [part.of_parameters(block, names) for part in self.parts]
         return next((own for own in found if own is not None), None)

@@ -37,11 +37,14 @@ class LayerState(ABC):
         1/q² multiplies P Pᵀ.
     inputs
         Input and shape of the output of each call.
+    gradients
+        Gradient of the loss in the output of each call; None: not kept.
     """
 
     module: Layer
     q_squared: float = 1.0
     inputs: list[tuple[torch.Tensor, torch.Size]] = field(default_factory=list)
+    gradients: list[torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
         self.geometry = Geometry.of(self.module)
@@ -68,13 +71,15 @@ class LayerState(ABC):
 
     def rows(self) -> torch.Tensor:
         """(N, G n) what the weights multiply with, one row a sample and position; of a convolution its patches."""
+        parts = [self.rows_of(*call) for call in self.inputs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def rows_of(self, h: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Those of one call."""
         layer = self.module
         if isinstance(layer, nn.Linear):
-            parts = [h if h.ndim == 2 else h.reshape(-1, h.shape[-1]) for h, _ in self.inputs]
-        else:
-            width = self.geometry.groups * self.geometry.fan_in
-            parts = [windows(layer, h, shape).reshape(-1, width) for h, shape in self.inputs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            return h if h.ndim == 2 else h.reshape(-1, h.shape[-1])
+        return windows(layer, h, shape).reshape(-1, self.geometry.groups * self.geometry.fan_in)
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ class OfInputs:
         return None if seen is None else self.part.data_preconditioner(seen, geometry, **self.options)
 
 
-class InputMethod(Method, Generic[State]):
+class LayerMethod(Method, Generic[State]):
     """A method with a P for each dense and convolutional layer that is made of what the layer was given.
 
     Only inputs that a backward pass came back from count, so evaluating or probing the model does not touch the
@@ -131,7 +136,6 @@ class InputMethod(Method, Generic[State]):
         No such layer; a transposed convolution; a weight that is no parameter, or that two layers share.
     """
 
-    needs_statistics = True
     preconditions = True
     #: The tensors of a layer's state that a resumed run needs.
     kept: ClassVar[tuple[str, ...]]
@@ -148,56 +152,9 @@ class InputMethod(Method, Generic[State]):
     def state_of(self, layer: Layer) -> State:
         """What is kept for a layer, before the first step."""
 
-    @classmethod
-    def data_statistics(
-        cls, layer: str, inputs: LayerInputs, *, layers: tuple[str, ...] | None = None, **options: Any
-    ) -> Any:
-        """What of a layer's inputs the coordinates are made of; None: it is none of those to precondition."""
-        return None if layers is not None and layer not in layers else cls.collect(layer, inputs, **options)
-
-    @classmethod
-    @abstractmethod
-    def collect(cls, layer: str, inputs: LayerInputs, **options: Any) -> Any:
-        """What of a layer's inputs the coordinates are made of: has ``merged(other)``.
-
-        Raises
-        ------
-        ConfigError
-            The method does not know layers of this kind.
-        """
-
     @abstractmethod
     def update(self, states: list[State]) -> None:
         """Take over the inputs of the layers of this step."""
-
-    @abstractmethod
-    def of_groups(self, state: State) -> Sequence[Preconditioner]:
-        """P of each group of a layer, as the last step used it."""
-
-    @classmethod
-    @abstractmethod
-    def of_data(cls, statistics: Any, geometry: Geometry) -> Sequence[Preconditioner]:
-        """P of each group of a layer from what was collected of its inputs alone: no damping, no factor q."""
-
-    def preconditioner(self, layer: str) -> LinearCoordinates | None:
-        """P as the last step used it; None: the layer is not preconditioned.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
-        state = self.find(layer)
-        if state is None:
-            return None
-        geometry, device = state.geometry, state.module.weight.device
-        return by_group(self.of_groups(state), geometry.units, geometry.n_params, device=device)
-
-    @classmethod
-    def data_preconditioner(cls, statistics: Any, geometry: Geometry, **options: Any) -> LinearCoordinates:
-        """P of what `data_statistics` collected."""
-        parts = cls.of_data(statistics, geometry)
-        return by_group(parts, geometry.units, geometry.n_params, device=statistics.device)
 
     def _refuse(self, layers: Mapping[str, Layer]) -> None:
         owners: dict[int, str] = {}
@@ -218,15 +175,22 @@ class InputMethod(Method, Generic[State]):
 
     @staticmethod
     def _watch(state: LayerState) -> Any:
-        seen = state.inputs
+        seen, gradients = state.inputs, state.gradients
 
         def hook(module: Layer, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> None:
             # a probe calls the module with other tensors in place of its parameters: not this training
             weight = module.weight
             if output.requires_grad and isinstance(weight, nn.Parameter) and weight.requires_grad:
                 unseen = [(args[0] if args else kwargs["input"], output.shape)]
-                # once, however often a backward pass comes back: a penalty on the gradient takes one of its own
-                output.register_hook(lambda gradient: seen.append(unseen.pop()) if unseen else None)
+
+                def back(gradient: torch.Tensor) -> None:
+                    # once, however often a backward pass comes back: a penalty on the gradient takes one of its own
+                    if unseen:
+                        seen.append(unseen.pop())
+                        if gradients is not None:
+                            gradients.append(gradient.detach())
+
+                output.register_hook(back)
 
         return hook
 
@@ -251,6 +215,8 @@ class InputMethod(Method, Generic[State]):
         for state in due:
             state.precondition()
             state.inputs.clear()
+            if state.gradients is not None:
+                state.gradients.clear()
         self.steps += 1
 
     def probed(self, layer: str) -> Coordinates | None:
@@ -314,6 +280,59 @@ class InputMethod(Method, Generic[State]):
                 getattr(own, key).copy_(found[name][key])
             own.q_squared = found[name]["q_squared"]
         self.steps = state["steps"]
+
+
+class InputMethod(LayerMethod[State]):
+    """A `LayerMethod` whose P is that of each unit, and is defined by the data alone too."""
+
+    needs_statistics = True
+
+    @classmethod
+    def data_statistics(
+        cls, layer: str, inputs: LayerInputs, *, layers: tuple[str, ...] | None = None, **options: Any
+    ) -> Any:
+        """What of a layer's inputs the coordinates are made of; None: it is none of those to precondition."""
+        return None if layers is not None and layer not in layers else cls.collect(layer, inputs, **options)
+
+    @classmethod
+    @abstractmethod
+    def collect(cls, layer: str, inputs: LayerInputs, **options: Any) -> Any:
+        """What of a layer's inputs the coordinates are made of: has ``merged(other)``.
+
+        Raises
+        ------
+        ConfigError
+            The method does not know layers of this kind.
+        """
+
+    @abstractmethod
+    def of_groups(self, state: State) -> Sequence[Preconditioner]:
+        """P of each group of a layer, as the last step used it."""
+
+    @classmethod
+    @abstractmethod
+    def of_data(cls, statistics: Any, geometry: Geometry) -> Sequence[Preconditioner]:
+        """P of each group of a layer from what was collected of its inputs alone: no damping, no factor q."""
+
+    def preconditioner(self, layer: str) -> LinearCoordinates | None:
+        """P as the last step used it; None: the layer is not preconditioned.
+
+        Raises
+        ------
+        ConfigError
+            No such layer.
+        """
+        state = self.find(layer)
+        if state is None:
+            return None
+        geometry, device = state.geometry, state.module.weight.device
+        return by_group(self.of_groups(state), geometry.units, geometry.n_params, device=device)
+
+    @classmethod
+    def data_preconditioner(cls, statistics: Any, geometry: Geometry, **options: Any) -> LinearCoordinates:
+        """P of what `data_statistics` collected."""
+        parts = cls.of_data(statistics, geometry)
+        return by_group(parts, geometry.units, geometry.n_params, device=statistics.device)
 
 
 def refuse_transposed(method: str, layer: str, kind: str) -> None:

@@ -20,7 +20,8 @@ from hesscond.spectra.forms import (
 )
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.matrix_free import Effort, Known
-from hesscond.spectra.rank import Rank, rank
+from hesscond.spectra.numerical_rank import Rank, rank
+from hesscond.spectra.rank import ExactRank, exact_rank
 from hesscond.spectra.smallest import smallest_nonzero
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "DualForm",
     "Effort",
     "EigenResult",
+    "ExactRank",
     "FactorForm",
     "FactorStack",
     "Form",
@@ -41,6 +43,7 @@ __all__ = [
     "condition_number",
     "conditions",
     "density",
+    "exact_rank",
     "lanczos",
     "rank",
     "smallest_nonzero",

@@ -48,7 +48,7 @@ class ConditionNumber:
         How the values were computed.
     rank_decision
         ``"structural"``: as many values are provably nonzero as the zero pattern and repeated rows and columns
-        allow. ``"exact"``: as many as the exact rank, see `rank`. ``"numerical"``: the rest are of the size of
+        allow. ``"exact"``: as many as the exact rank, see `exact_rank`. ``"numerical"``: the rest are of the size of
         round-off, with a gap of at least 1e3 above their error bounds, and count as zeros: a choice, made where the
         matrix is itself rounded, as activations of a forward pass are. ``"iterative"``: a matrix-free iteration
         converged to the smallest nonzero one; that none is smaller is as certain as its random starts, and ``rank`` and

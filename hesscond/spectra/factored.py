@@ -23,7 +23,7 @@ from hesscond.spectra.condition import (
     zero_matrix,
 )
 from hesscond.spectra.matrices import as_array, as_matrix, scaled_core
-from hesscond.spectra.rank import exact_rank, structural_rank_bound
+from hesscond.spectra.rank import affordable_rank, structural_rank_bound
 from hesscond.spectra.threads import one_thread
 
 EPS = float(np.finfo(float).eps)
@@ -331,7 +331,7 @@ def factor_condition(
         bounds=[*known, partial(structural_rank_bound, core)],
         scale=2 * scale,
         rtol=rtol,
-        exact=partial(exact_rank, core) if exact else None,
+        exact=partial(affordable_rank, core) if exact else None,
     )
     if found.rank_decision == "numerical" and equilibrated_rank(core) > found.rank:
         # rows or columns that are small as a whole are no round-off

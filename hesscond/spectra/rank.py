@@ -22,8 +22,8 @@ FAILURE = 1e-15
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
-    """The rank of a matrix, with its evidence. ``int(rank)`` is ``rank.value``.
+class ExactRank:
+    """The rank of a matrix, by exact arithmetic, with its evidence. ``int(rank)`` is ``rank.value``.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Rank:
         return f"rank {self.value} of a {m} × {n} matrix (larger with a probability below {self.failure:.1g})"
 
 
-def rank(matrix: object, *, seed: int = 0) -> Rank:
+def exact_rank(matrix: object, *, seed: int = 0) -> ExactRank:
     """The rank of the very matrix that is given, every double being the rational number that it is.
 
     Modulo a prime the rank is never larger, and smaller only if the prime divides every minor of full rank. By
@@ -68,7 +68,7 @@ def rank(matrix: object, *, seed: int = 0) -> Rank:
 
     Returns
     -------
-    Rank
+    ExactRank
 
     Raises
     ------
@@ -77,9 +77,9 @@ def rank(matrix: object, *, seed: int = 0) -> Rank:
 
     Examples
     --------
-    >>> print(rank([[1.0, 1.0], [1.0, 1.0 + 2.0**-50]]))
+    >>> print(exact_rank([[1.0, 1.0], [1.0, 1.0 + 2.0**-50]]))
     rank 2 of a 2 × 2 matrix (certain)
-    >>> int(rank(np.outer([0.1, 0.2, 0.3], [1.0, 2.0, 4.0])))
+    >>> int(exact_rank(np.outer([0.1, 0.2, 0.3], [1.0, 2.0, 4.0])))
     1
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -87,7 +87,7 @@ def rank(matrix: object, *, seed: int = 0) -> Rank:
     given = as_matrix(dense(matrix))
     core = given[given.any(1)][:, given.any(0)]
     if core.size == 0:
-        return Rank(0, given.shape, (), 0.0)
+        return ExactRank(0, given.shape, (), 0.0)
     if len(core) > core.shape[1]:
         core = core.T
     mantissas, exponents = dyadic(core)
@@ -101,12 +101,12 @@ def rank(matrix: object, *, seed: int = 0) -> Rank:
         primes.append(p)
         found = max(found, modular_rank(residues(mantissas, exponents, p), p))
         failure *= share
-    return Rank(found, given.shape, tuple(primes), 0.0 if found == len(core) else failure)
+    return ExactRank(found, given.shape, tuple(primes), 0.0 if found == len(core) else failure)
 
 
-def exact_rank(core: np.ndarray) -> int | None:
+def affordable_rank(core: np.ndarray) -> int | None:
     """The rank of a core by exact arithmetic; None if that takes longer than some seconds."""
-    return rank(core).value if core.size * min(core.shape) <= EXACT_WORK else None
+    return exact_rank(core).value if core.size * min(core.shape) <= EXACT_WORK else None
 
 
 def structural_rank_bound(matrix: np.ndarray) -> int:

@@ -23,7 +23,7 @@ from hesscond.spectra.factored import (
     within_range,
 )
 from hesscond.spectra.matrices import scaled_core
-from hesscond.spectra.rank import exact_rank, structural_rank_bound
+from hesscond.spectra.rank import affordable_rank, structural_rank_bound
 
 #: Jacobi is tried on a matrix known up to rounding if that of one diagonal entry is this much larger than another's.
 GRADED = 100.0
@@ -51,7 +51,7 @@ def general_condition(
         bounds=rank_bounds(core, rank_bound),
         scale=scale,
         rtol=rtol,
-        exact=partial(exact_rank, core) if exact else None,
+        exact=partial(affordable_rank, core) if exact else None,
     )
     return within_range(found, matrix, core)
 
@@ -87,7 +87,7 @@ def symmetric_condition(
         bounds=rank_bounds(core, rank_bound),
         scale=scale,
         rtol=rtol,
-        exact=partial(exact_rank, core) if exact else None,
+        exact=partial(affordable_rank, core) if exact else None,
     )
     return within_range(found, matrix, core)
 

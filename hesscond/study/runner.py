@@ -407,6 +407,7 @@ class Training:
         output = self.model(inputs)
         self.prober.recorder.armed = False
         loss_tensor = self.loss_fn(output, targets)
+        self.method.observe(loss_tensor)
         penalty = self.method.penalty(loss_tensor)
         (loss_tensor if penalty is None else loss_tensor + penalty).backward()
         loss = loss_tensor.item()

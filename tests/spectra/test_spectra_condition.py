@@ -486,7 +486,7 @@ def test_what_is_no_matrix_of_doubles_is_refused(matrix, words):
         with pytest.raises(MatrixError, match=words):
             hesscond.condition_number(**{argument: matrix})
     with pytest.raises(MatrixError, match=words):
-        hesscond.rank(matrix)
+        hesscond.exact_rank(matrix)
 
 
 def test_what_is_a_matrix_of_doubles_is_taken_as_it_is():

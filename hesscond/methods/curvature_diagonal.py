@@ -1,0 +1,218 @@
+"""Sophia and AdaHessian: M is diagonal, of random estimates of the diagonal of the Hessian.
+
+Sources: Liu et al., *Sophia: A Scalable Stochastic Second-order Optimizer for Language Model Pre-training*, ICLR 2024;
+Yao et al., *AdaHessian: An Adaptive Second Order Optimizer for Machine Learning*, AAAI 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from hesscond.errors import ConfigError
+from hesscond.hessians import ParameterMap
+from hesscond.methods.learned import Learned, State, as_matrix, counted, refuse_unless
+from hesscond.methods.registry import register
+
+
+class CurvatureDiagonal(Learned):
+    """What both share: ĥ = z ∘ Hz with random signs z (Hutchinson's estimate of diag H), every few steps.
+
+    It needs the loss before the backward pass: a loop of one's own calls ``method.observe(loss)``.
+    """
+
+    sided = False
+
+    def __init__(self, model: nn.Module, *, beta_1: float, beta_2: float, epsilon: float, update_every: int) -> None:
+        super().__init__(model)
+        allowed = 0 <= beta_1 < 1 and 0 <= beta_2 < 1 and 0 < epsilon < math.inf and update_every >= 1
+        needs = "0 ≤ beta_1 < 1, 0 ≤ beta_2 < 1, epsilon > 0 and update_every ≥ 1"
+        refuse_unless(allowed, self.name, needs, beta_1, beta_2, epsilon, update_every)
+        self.beta_1, self.beta_2, self.epsilon, self.update_every = beta_1, beta_2, epsilon, update_every
+        self.averages = beta_1 > 0
+        self.steps = 0
+        self._estimates: dict[str, torch.Tensor] = {}
+
+    def observe(self, loss: torch.Tensor) -> None:
+        """Estimate diag H, if it is due."""
+        if self.steps % self.update_every:
+            return
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        parameters = list(named.values())
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+        z = [(torch.randint(0, 2, p.shape, generator=self.generator) * 2 - 1).to(p) for p in parameters]
+        curved = [(g, s) for g, s in zip(gradients, z, strict=True) if g is not None and g.requires_grad]
+        products: Any = [None] * len(parameters)
+        if curved:
+            products = torch.autograd.grad(
+                [g for g, _ in curved], parameters, [s for _, s in curved], retain_graph=True, allow_unused=True
+            )
+        self._estimates = {
+            name: (torch.zeros_like(p) if Hz is None else Hz * s).detach()
+            for (name, p), Hz, s in zip(named.items(), products, z, strict=True)
+        }
+
+    @torch.no_grad()
+    def transform_gradients(self) -> None:
+        """Take in the estimates, then the gradients.
+
+        Raises
+        ------
+        ConfigError
+            The loss was not shown.
+        """
+        if not self.steps % self.update_every and not self._estimates:
+            raise ConfigError(
+                f"method {self.name!r} was not shown the loss: call method.observe(loss) before loss.backward()"
+            )
+        for name, h in self._estimates.items():
+            g = as_matrix(h).to(torch.float64)
+            if name not in self._states:
+                self._states[name] = self.begun(g)
+            if bool(torch.isfinite(g).all()):
+                self.curve(self._states[name], g)
+        self._estimates = {}
+        super().transform_gradients()
+        self.steps += 1
+
+    def begun(self, g: torch.Tensor) -> State:
+        """No averages."""
+        return {"step": torch.zeros(()), "m": torch.zeros_like(g), "h": torch.zeros_like(g)}
+
+    def curve(self, state: State, h: torch.Tensor) -> None:
+        """Average an estimate."""
+        state["h"] = torch.lerp(state["h"], h, 1 - self.beta_2)
+
+    def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
+        """Average the gradient."""
+        counted(state)
+        state["m"] = torch.lerp(state["m"], g, 1 - self.beta_1)
+        return state["m"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept of every parameter, and the number of steps."""
+        found = super().state_dict()
+        found[""]["steps"] = torch.tensor(self.steps)
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.steps = int(state[""]["steps"]) if "" in state else 0
+
+
+@register
+class Sophia(CurvatureDiagonal):
+    """Sophia-H: the step is clip(m/max(γh, ε), ±1), m = β₁m + (1 − β₁)g and h an average of estimates of diag H.
+
+    h ← β₂h + (1 − β₂) z ∘ Hz every ``update_every`` steps; negative h count as ε does. Clipped entries move by ±1, so
+    the step is no fixed linear map of m: measured is M = diag(1/max(γh, ε, |m|)), which is what was done to this m.
+
+    Source: Liu et al., ICLR 2024, Algorithms 1 and 3.
+
+    Parameters
+    ----------
+    model
+        Any.
+    beta_1, beta_2
+        β₁, β₂.
+    gamma, epsilon
+        γ, ε.
+    update_every
+        Steps after which diag H is estimated again.
+
+    Raises
+    ------
+    ConfigError
+        An option out of its range.
+    """
+
+    name = "sophia"
+    summary = "Sophia-H: clipped steps along the averaged gradient over an estimate of the diagonal of the Hessian"
+    source = "Liu et al., ICLR 2024, Algorithms 1, 3"
+    rate = 0.001
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        beta_1: float = 0.96,
+        beta_2: float = 0.99,
+        gamma: float = 0.01,
+        epsilon: float = 1e-12,
+        update_every: int = 10,
+    ) -> None:
+        super().__init__(model, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, update_every=update_every)
+        refuse_unless(0 < gamma < math.inf, self.name, "gamma > 0", gamma)
+        self.gamma = gamma
+
+    def read(self, state: State) -> ParameterMap | None:
+        if not state["step"]:
+            return None
+        d = torch.maximum((self.gamma * state["h"]).clamp(min=self.epsilon), state["m"].abs())
+        return ParameterMap(d.rsqrt())
+
+
+@register
+class AdaHessian(CurvatureDiagonal):
+    """AdaHessian: Adam with estimates ĥ of diag H in the place of gradients, M = 1/(v̂^(k/2) + ε).
+
+    v ← β₂v + (1 − β₂) ĥ², corrected as Adam's; the paper averages ĥ over the entries of a filter too, which is left
+    out.
+
+    Source: Yao et al., AAAI 2021, Algorithm 1.
+
+    Parameters
+    ----------
+    model
+        Any.
+    beta_1, beta_2, epsilon
+        As Adam's.
+    power
+        k.
+    update_every
+        Steps after which diag H is estimated again; in between, the last estimate counts on.
+
+    Raises
+    ------
+    ConfigError
+        An option out of its range.
+    """
+
+    name = "adahessian"
+    summary = "AdaHessian: Adam with estimates of the diagonal of the Hessian in the place of gradients"
+    source = "Yao et al., AAAI 2021, Algorithm 1"
+    rate = 0.1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-4,
+        power: float = 1.0,
+        update_every: int = 1,
+    ) -> None:
+        super().__init__(model, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, update_every=update_every)
+        refuse_unless(0 < power <= 1, self.name, "0 < power ≤ 1", power)
+        self.power = power
+
+    def curve(self, state: State, h: torch.Tensor) -> None:
+        """Average its square."""
+        state["h"] = torch.lerp(state["h"], h.square(), 1 - self.beta_2)
+
+    def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
+        """The corrected average."""
+        m = super().learn(state, g)
+        return m / (1 - self.beta_1 ** int(state["step"]))
+
+    def read(self, state: State) -> ParameterMap | None:
+        step = int(state["step"])
+        if not step:
+            return None
+        estimates = 1 + (step - 1) // self.update_every
+        v = state["h"] / (1 - self.beta_2**estimates)
+        return ParameterMap((v.pow(self.power / 2) + self.epsilon).rsqrt())

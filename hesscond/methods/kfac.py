@@ -1,0 +1,230 @@
+"""K-FAC and E-KFAC: a layer's Fisher matrix as a Kronecker product, of its inputs and of the gradients of its outputs.
+
+Sources: Martens and Grosse, *Optimizing Neural Networks with Kronecker-factored Approximate Curvature*, ICML 2015;
+Grosse and Martens, ICML 2016 (convolutions); George et al., *Fast Approximate Natural Gradient Descent in a
+Kronecker-factored Eigenbasis*, NeurIPS 2018.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from hesscond.capture import Layer
+from hesscond.errors import ConfigError
+from hesscond.hessians import LinearCoordinates, ParameterMap
+from hesscond.hessians.parameter_maps import LayerMap
+from hesscond.methods.inputs import LayerMethod, LayerState
+from hesscond.methods.learned import refuse_unless
+from hesscond.methods.optimizers.reading import power
+from hesscond.methods.registry import register
+
+
+@dataclass
+class FisherState(LayerState):
+    """Averages of a layer's second moments, and what was decomposed of them.
+
+    Attributes
+    ----------
+    A : (n̂, n̂) float64
+        Of the extended inputs: E Σ_t ĥĥᵀ over samples, t the positions.
+    G : (m, m) float64
+        Of the gradients δ of a sample's loss in the outputs: the mean of δδᵀ over samples and positions.
+    mass : () float64
+        What the averages' weights sum up to.
+    right, left
+        Roots of M's factors (K-FAC), or eigenvectors of A and G (E-KFAC).
+    v : (m, n̂) float64
+        1/√(s + γ) in these eigenvectors; ones for K-FAC.
+    s : (m, n̂) float64
+        Averaged squares of samples' gradients in the eigenvectors (E-KFAC).
+    """
+
+    gradients: list[torch.Tensor] | None = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.geometry.groups > 1:
+            raise ConfigError("kfac and ekfac are not defined for grouped convolutions: name the others with layers=")
+        like = torch.zeros((), dtype=torch.float64, device=self.module.weight.device)
+        m, n = self.geometry.units, self.geometry.n_params
+        self.A, self.G, self.mass = like.new_zeros(n, n), like.new_zeros(m, m), like.new_zeros(())
+        self.right, self.left = like.new_zeros(n, n), like.new_zeros(m, m)
+        self.v, self.s = like.new_ones(m, n), like.new_zeros(m, n)
+
+    def samples(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Of each call, Ĥ (N, T, n̂) and the gradients δ (N, T, m) of the samples' own losses, float64."""
+        assert self.gradients is not None
+        total, found = sum(len(gradient) for gradient in self.gradients), []
+        for call, gradient in zip(self.inputs, self.gradients, strict=True):
+            H = self.rows_of(*call).to(torch.float64)
+            if self.geometry.bias:
+                H = torch.cat([H.new_ones(len(H), 1), H], 1)
+            last = gradient if isinstance(self.module, nn.Linear) else gradient.movedim(1, -1)
+            # the loss is the mean over the samples
+            delta = total * last.reshape(len(gradient), -1, last.shape[-1]).to(torch.float64)
+            found.append((H.view(len(gradient), -1, H.shape[1]), delta))
+        return found
+
+    def take(self, rho: float) -> None:
+        """Move the averages towards the samples seen."""
+        calls = self.samples()
+        H, delta = (torch.cat([call[k].flatten(0, 1) for call in calls]) for k in (0, 1))
+        A, G = H.T @ H / sum(len(call[0]) for call in calls), delta.T @ delta / len(delta)
+        self.A, self.G = torch.lerp(self.A, A, 1 - rho), torch.lerp(self.G, G, 1 - rho)
+        self.mass = rho * self.mass + (1 - rho)
+
+    def eigenbasis_squares(self, rho: float) -> None:
+        """Move s towards the squares of the samples' gradients in the eigenvectors."""
+        calls = self.samples()
+        moved = torch.cat([(delta @ self.left).mT @ (H @ self.right) for H, delta in calls])
+        squares = moved.square().mean(0)
+        self.s = torch.lerp(self.s, squares, 1 - rho)
+
+    @property
+    def map(self) -> ParameterMap:
+        """P of [b, W] (m, n̂)."""
+        return ParameterMap(self.v, (self.left, self.right))
+
+    def precondition(self) -> None:
+        """Replace [b, W]'s gradient by M times it."""
+        weight, bias = self.module.weight.grad, self.module.bias
+        assert weight is not None
+        rows = weight.flatten(1)
+        if bias is not None:
+            b = torch.zeros_like(rows[:, :1]) if bias.grad is None else bias.grad[:, None]
+            rows = torch.cat([b, rows], 1)
+        moved = self.map.applied(rows)
+        if bias is not None and bias.grad is not None:
+            bias.grad.copy_(moved[:, 0])
+        weight.copy_(moved[:, int(bias is not None) :].view_as(weight))
+
+
+@register
+class KFAC(LayerMethod[FisherState]):
+    """K-FAC: M = (G + √γ/π I)⁻¹ ⊗ (A + π√γ I)⁻¹ for [b, W] of every layer, π = √((tr A/n̂)/(tr G/m)).
+
+    A is the running second moment of a layer's extended inputs, G that of the gradients of the samples' losses in its
+    outputs: of the targets of the data, the *empirical* Fisher matrix, which every loss has; the paper draws targets
+    from the model. Over several positions A is summed and G averaged, as of convolutions; a loss is taken for the mean
+    over samples. At the unit level, where M mixes units, the block of M of a unit's own parameters counts.
+
+    Source: Martens, Grosse, ICML 2015, sections 4.2 and 6.3; Grosse, Martens, ICML 2016, for convolutions.
+
+    Parameters
+    ----------
+    model
+        Any with dense or ungrouped convolutional layers; parameters outside of these step along their gradients.
+    rho
+        Decay of the averages.
+    damping
+        γ.
+    update_every
+        Steps after which factors are decomposed again.
+    layers
+        The layers to precondition; None: all.
+
+    Raises
+    ------
+    ConfigError
+        An option out of its range; no such layer, a grouped or transposed convolution.
+    """
+
+    name = "kfac"
+    summary = "K-FAC: the inverse of a layer's empirical Fisher matrix as a Kronecker product"
+    source = "Martens, Grosse, ICML 2015, sections 4.2, 6.3"
+    rate = 0.01
+    kept = ("A", "G", "mass", "right", "left", "v", "s")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        rho: float = 0.95,
+        damping: float = 1e-2,
+        update_every: int = 10,
+        layers: tuple[str, ...] | None = None,
+    ) -> None:
+        allowed = 0 <= rho < 1 and 0 < damping < math.inf and update_every >= 1
+        refuse_unless(allowed, self.name, "0 ≤ rho < 1, damping > 0 and update_every ≥ 1", rho, damping, update_every)
+        self.rho, self.damping, self.update_every = rho, damping, update_every
+        super().__init__(model, layers)
+
+    def state_of(self, layer: Layer) -> FisherState:
+        """Nothing seen."""
+        return FisherState(layer)
+
+    def update(self, states: list[FisherState]) -> None:
+        """The averages, and the roots where they are due."""
+        for state in states:
+            assert state.module.weight.grad is not None
+            if not bool(torch.isfinite(state.module.weight.grad).all()):
+                continue  # a run that diverges says so by its loss
+            state.take(self.rho)
+            if self.steps % self.update_every == 0:
+                self.decompose(state)
+            self.finish(state)
+
+    def decompose(self, state: FisherState) -> None:
+        """(A + π√γ I)^−½ and (G + √γ/π I)^−½."""
+        A, G = state.A / state.mass, state.G / state.mass
+        traces = [float(S.trace()) / len(S) for S in (A, G)]
+        pi = math.sqrt(traces[0] / traces[1]) if min(traces) > 0 else 1.0
+        for S, ridge, name in ((A, pi, "right"), (G, 1 / pi, "left")):
+            eye = torch.eye(len(S), dtype=S.dtype, device=S.device)
+            setattr(state, name, power(S + ridge * math.sqrt(self.damping) * eye, -0.5).contiguous())
+
+    def finish(self, state: FisherState) -> None:
+        """What every step computes anew."""
+
+    def preconditioner(self, layer: str) -> LinearCoordinates | None:
+        """P as the last step used it; None: the layer is not preconditioned.
+
+        Raises
+        ------
+        ConfigError
+            No such layer.
+        """
+        state = self.find(layer)
+        return None if state is None else LayerMap(state.map, None, f"{self.name}, M^1/2")
+
+
+@register
+class EKFAC(KFAC):
+    """E-KFAC: M = Q diag(1/(s + γ)) Qᵀ for [b, W] of every layer, Q the eigenvectors of K-FAC's G ⊗ A.
+
+    s is the running mean of the squares of the samples' own gradients in these eigenvectors, anew at every step: the
+    best diagonal there. When Q is decomposed again s begins anew with that step's squares. Else as `KFAC`.
+
+    Source: George et al., NeurIPS 2018, Algorithm 1.
+
+    Parameters
+    ----------
+    model, rho, damping, update_every, layers
+        As for `KFAC`.
+
+    Raises
+    ------
+    ConfigError
+        As `KFAC`.
+    """
+
+    name = "ekfac"
+    summary = "E-KFAC: the best diagonal in the eigenvectors of K-FAC's empirical Fisher matrix"
+    source = "George et al., NeurIPS 2018, Algorithm 1"
+    rate = 0.01
+
+    def decompose(self, state: FisherState) -> None:
+        """The eigenvectors."""
+        # the layout in memory decides the last digit, and a state that is loaded has this one
+        state.right, state.left = (torch.linalg.eigh(S).eigenvectors.contiguous() for S in (state.A, state.G))
+        state.eigenbasis_squares(0.0)
+
+    def finish(self, state: FisherState) -> None:
+        """S, and with it M."""
+        if self.steps % self.update_every:
+            state.eigenbasis_squares(self.rho)
+        state.v = (state.s + self.damping).rsqrt()

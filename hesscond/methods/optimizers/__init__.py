@@ -1,0 +1,11 @@
+"""Optimizers at work, and M = P Pᵀ as their state says it: one file of readers for each library.
+
+A reader is a function of a `Look` at one parameter; `reads` registers it under the names of the optimizers' classes, so
+that no library is imported here.
+"""
+
+from hesscond.methods.optimizers import heavyball, pytorch_optimizer, torch_optim
+from hesscond.methods.optimizers.at_work import AtWork
+from hesscond.methods.optimizers.reading import Look, known_optimizers, reads
+
+__all__ = ["AtWork", "Look", "heavyball", "known_optimizers", "pytorch_optimizer", "reads", "torch_optim"]

@@ -1,0 +1,89 @@
+"""M of optimizers of the package pytorch-optimizer (4.1).
+
+Sources: Gupta, Koren, Singer, ICML 2018 (Shampoo); Vyas et al., ICLR 2025 (SOAP); Li, IEEE TNNLS 29 (2018) (PSGD);
+Liu et al., ICLR 2024 (Sophia); Yao et al., AAAI 2021 (AdaHessian); Jordan et al., 2024 (Muon).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from hesscond.errors import ConfigError
+from hesscond.hessians import ParameterMap
+from hesscond.methods.optimizers.reading import Look, double, newton_schulz, power, reads
+
+
+@reads("pytorch_optimizer.optimizer.shampoo.Shampoo")
+def shampoo(look: Look) -> ParameterMap:
+    """M = ⊗ (ε I + Σ G_i G_iᵀ)^(−1/2k) over the k axes of a parameter, as last computed."""
+    axes = range(look.parameter.ndim)
+    roots = [power(look.tensor(f"inv_pre_cond_{axis}"), 0.5) for axis in axes]
+    return ParameterMap.kronecker(look.parameter.shape, roots)
+
+
+def rotated(v: torch.Tensor, bases: Sequence[torch.Tensor | None], denominator: torch.Tensor) -> ParameterMap:
+    """M = Q diag(1/denominator) Qᵀ, Q = Q_1 ⊗ … ⊗ Q_k."""
+    return ParameterMap(denominator.rsqrt().reshape(v.shape), tuple(None if Q is None else double(Q) for Q in bases))
+
+
+@reads("pytorch_optimizer.optimizer.soap.SOAP")
+def soap(look: Look) -> ParameterMap | None:
+    """M = Q diag(√(1 − β₂ᵗ)/(√v + ε)) Qᵀ; where Q was turned after the step, that of the next one."""
+    if look.group["merge_dims"]:
+        raise ConfigError("SOAP with merge_dims=True reshapes weights, and its M cannot be read: use merge_dims=False")
+    step = int(look.group["step"]) - 1
+    if step < 1:
+        return None
+    v = look.tensor("exp_avg_sq")
+    bases = [None if len(Q) == 0 else Q for Q in look.state["Q"]]
+    found = rotated(v, bases, v.sqrt() + look.group["eps"])
+    if look.group["normalize_gradient"]:
+        found = found.scaled(1 / (rms(found, look.tensor("exp_avg")) + look.group["eps"]))
+    return found.scaled(math.sqrt(1 - look.group["betas"][1] ** step) if look.group["correct_bias"] else 1.0)
+
+
+@reads("pytorch_optimizer.optimizer.psgd.Kron")
+def kron(look: Look) -> ParameterMap:
+    """M = c ⊗ Q_iᵀQ_i, c ≤ 1 what the last direction was shortened by to a root mean square of 1.1."""
+    found = ParameterMap.kronecker(
+        look.parameter.shape, [double(Q).mT if Q.ndim == 2 else double(Q) for Q in look.state["Q"]]
+    )
+    averaged = look.tensor("momentum_buffer") / (1 - look.group["momentum"] ** look.group["step"])
+    return found.scaled(min(1.0, 1.1 / (rms(found, averaged) + 1e-6)))
+
+
+def rms(P: ParameterMap, g: torch.Tensor) -> float:
+    """The root mean square of the entries of M g."""
+    return float(P.applied(g).square().mean().sqrt())
+
+
+@reads("pytorch_optimizer.optimizer.sophia.SophiaH")
+def sophia(look: Look) -> ParameterMap:
+    """M = 1/max(h, ε, |m|/p): what clipping m/max(h, ε) at ±p did to the averaged gradient m of the last step."""
+    h = look.tensor("hessian_moment").clamp(min=look.group["eps"])
+    return look.diagonal(1 / torch.maximum(h, look.tensor("momentum").abs() / look.group["p"]))
+
+
+@reads("pytorch_optimizer.optimizer.adahessian.AdaHessian")
+def adahessian(look: Look) -> ParameterMap:
+    """M = 1/(v̂^(k/2) + ε), v the average of squared diagonals of H, k ``hessian_power``."""
+    v = look.tensor("exp_hessian_diag_sq") / (1 - look.group["betas"][1] ** look.group["step"])
+    return look.diagonal(1 / (v.pow(look.group["hessian_power"] / 2) + look.group["eps"]))
+
+
+@reads("pytorch_optimizer.optimizer.muon.muon.Muon")
+def muon(look: Look) -> ParameterMap:
+    """As torch's; in groups that are not ``use_muon`` M = 1/(√v̂ + ε)."""
+    group = look.group
+    if not group["use_muon"]:
+        v = look.tensor("exp_avg_sq").sqrt() / math.sqrt(1 - group["betas"][1] ** group["step"])
+        return look.diagonal(1 / (v + group["eps"]))
+    u = look.tensor("momentum_buffer")
+    m, n = len(u), u[0].numel()
+    adjusted = 0.2 * math.sqrt(max(m, n)) if group["use_adjusted_lr"] else math.sqrt(max(1.0, m / n))
+    steps = list(group["ns_coeffs"])
+    steps = [steps[min(k, len(steps) - 1)] for k in range(group["ns_steps"])]
+    return newton_schulz(u, steps, 1e-7, scale=adjusted)

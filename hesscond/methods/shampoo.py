@@ -1,0 +1,195 @@
+"""Shampoo and SOAP: Kronecker factors of the gradients' second moments, and Adam in their eigenvectors.
+
+Sources: Gupta, Koren and Singer, *Shampoo: Preconditioned Stochastic Tensor Optimization*, ICML 2018; Morwani et al.,
+*A New Perspective on Shampoo's Preconditioner*, ICLR 2025; Vyas et al., *SOAP: Improving and Stabilizing Shampoo using
+Adam*, ICLR 2025.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import nn
+
+from hesscond.hessians import ParameterMap
+from hesscond.methods.learned import Learned, State, counted, refuse_unless, sides
+from hesscond.methods.registry import register
+from hesscond.spectra import rank
+
+
+@register
+class Shampoo(Learned):
+    """Shampoo: G ← L^−p G R^−p with L = εI + Σ GGᵀ, R = εI + Σ GᵀG, for a vector g ← (εI + Σ ggᵀ)^−2p g.
+
+    The roots P of M = L^−p ⊗ R^−p are L^−p/2 ⊗ R^−p/2. At the unit level, where M mixes units, the block of M of a
+    unit's own parameters counts.
+
+    Source: Gupta, Koren, Singer, ICML 2018, Algorithm 1 (p = 1/4); Morwani et al., ICLR 2025 (p = 1/2).
+
+    Parameters
+    ----------
+    model
+        Any without transposed convolutions.
+    power
+        ``quarter``: p = 1/4. ``half``: p = 1/2, of the average with weights of sum 1 and with the factor √tr L, so that
+        M² is the inverse of L ⊗ R/tr L, an approximation of E[vec G vec Gᵀ].
+    inverse
+        ``damped``: with ε. ``pseudo``: ε = 0, and directions that `hesscond.rank` does not tell from zero are left
+        out, with the cutoff that it says.
+    epsilon
+        ε.
+    beta
+        Average L ← βL + (1 − β) GGᵀ; 1: the sum.
+    update_every
+        Steps after which roots are computed again; each of as many first steps computes them.
+
+    Raises
+    ------
+    ConfigError
+        An option out of its range; a transposed convolution.
+    """
+
+    name = "shampoo"
+    summary = "Shampoo: Kronecker factors of the second moments of gradients, to the power −1/4 or −1/2"
+    source = "Gupta, Koren, Singer, ICML 2018, Algorithm 1"
+    rate = 0.03
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        power: Literal["quarter", "half"] = "quarter",
+        inverse: Literal["damped", "pseudo"] = "damped",
+        epsilon: float = 1e-3,
+        beta: float = 1.0,
+        update_every: int = 10,
+    ) -> None:
+        super().__init__(model)
+        allowed = 0 < epsilon < math.inf and 0 <= beta <= 1 and update_every >= 1
+        refuse_unless(allowed, self.name, "epsilon > 0, 0 ≤ beta ≤ 1 and update_every ≥ 1", epsilon, beta, update_every)
+        self.power, self.inverse, self.epsilon, self.beta = power, inverse, epsilon, beta
+        self.update_every = update_every
+
+    def begun(self, g: torch.Tensor) -> State:
+        """No sums."""
+        kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(sides(g))}
+        return {"step": torch.zeros(()), "mass": torch.zeros((), dtype=g.dtype)} | kept
+
+    def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
+        """Add to the sums, and take the roots where they are due."""
+        new = 1.0 if self.beta == 1 else 1 - self.beta
+        state["mass"] = self.beta * state["mass"] + new
+        for k, S in enumerate(sides(g)):
+            state[f"sum_{k}"] = self.beta * state[f"sum_{k}"] + new * S
+        step = counted(state)
+        # a root of few gradients does not fit the next one
+        if step <= self.update_every or step % self.update_every == 0:
+            for k in range(g.ndim):
+                state[f"root_{k}"] = self._root(state, k, g.ndim)
+        return g
+
+    def _root(self, state: State, k: int, ndim: int) -> torch.Tensor:
+        """L^−p/2."""
+        A = state[f"sum_{k}"]
+        scale = 1.0
+        if self.power == "half":
+            A = A / state["mass"]
+            # of the two factors one takes √tr L
+            scale = float(A.trace() + self.epsilon * len(A)) ** 0.5 if k == 0 and ndim == 2 else 1.0
+        p = {"quarter": 0.25, "half": 0.5}[self.power] * (2 if ndim == 1 else 1)
+        values, Q = torch.linalg.eigh(A)
+        if self.inverse == "pseudo":
+            inverse = torch.where(values > rank(A).cutoff, values, math.inf).pow(-p)
+        else:
+            inverse = (values.clamp_min(0) + self.epsilon).pow(-p)
+        return (Q * (scale * inverse).sqrt()) @ Q.T
+
+    def read(self, state: State) -> ParameterMap | None:
+        roots = [state[key] for key in ("root_0", "root_1") if key in state]
+        return ParameterMap.kronecker([len(root) for root in roots], roots) if roots else None
+
+
+@register
+class SOAP(Learned):
+    """SOAP: Adam in the eigenvectors of Shampoo's factors, M = Q diag(1/(√v̂ + ε)) Qᵀ with Q = Q_L ⊗ Q_R.
+
+    G′ = Q_LᵀG Q_R, v ← β₂v + (1 − β₂) G′², v̂ = v/(1 − β₂ᵗ); L ← βL + (1 − β) GGᵀ, R as well. Every ``update_every``
+    steps Q is turned by one power iteration, Q ← qr(L Q), columns sorted by their Rayleigh quotients, v along with
+    them, for the next step. The first gradient begins L, R and Q (and moves nothing in the published program). A
+    vector has Q = I.
+
+    Without a momentum of its own: that of the training is one of M G. At the unit level, where M mixes units, the block
+    of M of a unit's own parameters counts.
+
+    Source: Vyas et al., ICLR 2025, Algorithm 3.
+
+    Parameters
+    ----------
+    model
+        Any without transposed convolutions.
+    beta
+        β of the factors.
+    beta_2, epsilon
+        β₂, ε.
+    update_every
+        Steps after which Q is turned.
+
+    Raises
+    ------
+    ConfigError
+        An option out of its range; a transposed convolution.
+    """
+
+    name = "soap"
+    summary = "SOAP: Adam in the eigenvectors of Shampoo's factors"
+    source = "Vyas et al., ICLR 2025, Algorithm 3"
+    rate = 0.003
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        beta: float = 0.95,
+        beta_2: float = 0.95,
+        epsilon: float = 1e-8,
+        update_every: int = 10,
+    ) -> None:
+        super().__init__(model)
+        allowed = 0 <= beta < 1 and 0 <= beta_2 < 1 and epsilon > 0 and update_every >= 1
+        needs = "0 ≤ beta < 1, 0 ≤ beta_2 < 1, epsilon > 0 and update_every ≥ 1"
+        refuse_unless(allowed, self.name, needs, beta, beta_2, epsilon, update_every)
+        self.beta, self.beta_2, self.epsilon, self.update_every = beta, beta_2, epsilon, update_every
+
+    def begun(self, g: torch.Tensor) -> State:
+        """Q of the first gradient."""
+        both = sides(g) if g.ndim == 2 else []
+        kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(both)}
+        bases = {f"Q_{k}": torch.linalg.eigh(S).eigenvectors.flip(1) for k, S in enumerate(both)}
+        return {"step": torch.zeros(()), "v": torch.zeros_like(g)} | kept | bases
+
+    def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
+        """Turn Q where it is due, then v in its eigenvectors; the sums count for the next step."""
+        step = counted(state)
+        if step > 1 and (step - 1) % self.update_every == 0 and g.ndim == 2:
+            self._turn(state)
+        turned = state["Q_0"].T @ g @ state["Q_1"] if g.ndim == 2 else g
+        state["v"] = torch.lerp(state["v"], turned.square(), 1 - self.beta_2)
+        if g.ndim == 2:
+            for k, S in enumerate(sides(g)):
+                state[f"sum_{k}"] = torch.lerp(state[f"sum_{k}"], S, 1 - self.beta)
+        return g
+
+    @staticmethod
+    def _turn(state: State) -> None:
+        for k in range(2):
+            Q = state[f"Q_{k}"]
+            moved = state[f"sum_{k}"] @ Q
+            order = (Q * moved).sum(0).argsort(descending=True)
+            state["v"] = state["v"].index_select(k, order)
+            state[f"Q_{k}"] = torch.linalg.qr(moved[:, order]).Q
+
+    def read(self, state: State) -> ParameterMap | None:
+        root = (state["v"] / (1 - self.beta_2 ** int(state["step"]))).sqrt() + self.epsilon
+        return ParameterMap(root.rsqrt(), (state["Q_0"], state["Q_1"]) if "Q_0" in state else ())

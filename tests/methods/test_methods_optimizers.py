@@ -1,0 +1,289 @@
+"""M = P Pᵀ that is read from the state of torch's optimizers, against their own steps; other libraries': support."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hesscond.errors import ConfigError
+from hesscond.methods.optimizers import AtWork, known_optimizers
+from hesscond.probing import probe
+from tests.methods.stepping import (
+    columns_of_M,
+    data,
+    dense_hessian,
+    kappa,
+    largest_difference,
+    matrices,
+    network,
+    stepped,
+)
+
+WITHOUT = {"betas": (0.0, 0.9)}
+LINEAR = {
+    "SGD": {},
+    "Adam": WITHOUT,
+    "Adam, amsgrad": WITHOUT | {"amsgrad": True},
+    "AdamW": WITHOUT | {"weight_decay": 0.0},
+    "NAdam": WITHOUT,
+    "RAdam": WITHOUT,
+    "Adamax": WITHOUT,
+    "RMSprop": {"alpha": 0.9},
+    "RMSprop, centred": {"centered": True},
+    "Adagrad": {"lr_decay": 0.1, "initial_accumulator_value": 0.01},
+}
+
+
+def made(name, parameters, **options):
+    return getattr(torch.optim, name.partition(",")[0])(parameters, lr=0.01, **LINEAR.get(name, {}) | options)
+
+
+@pytest.mark.parametrize("steps", [1, 7])
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_step_is_M_times_the_gradient(name, steps):
+    """At t = 1 RAdam is not yet rectified, at t = 7 it is."""
+    model = network()
+    optimizer = made(name, model.parameters())
+    assert largest_difference(model, optimizer, *stepped(model, optimizer, steps)) < 1e-12
+
+
+def test_rates_of_groups_belong_to_M():
+    model = network()
+    groups = [{"params": matrices(model.parameters())}, {"params": [p for p in model.parameters() if p.ndim == 1]}]
+    groups[1] |= {"lr": torch.tensor(0.002, dtype=torch.float64)}
+    optimizer = made("Adam", groups)
+    given, moved = stepped(model, optimizer)
+    assert largest_difference(model, optimizer, given, moved) < 1e-12
+    assert AtWork(model, [optimizer]).rate == 0.01
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.9, 0.1)])
+def test_momentum_and_weight_decay_are_left_out(momentum, decay):
+    """M is that of the same optimizer without them, whose v is of the same gradients (AdamW's decay is decoupled)."""
+    model, twin = network(), network()
+    optimizers = [
+        torch.optim.AdamW(m.parameters(), lr=0.01, betas=(b, 0.9), weight_decay=w)
+        for m, b, w in ((model, momentum, decay), (twin, 0.0, 0.0))
+    ]
+    (given, _), _ = (stepped(m, o) for m, o in zip((model, twin), optimizers, strict=True))
+    own, other = (AtWork(m, [o]).preconditioned(given) for m, o in zip((model, twin), optimizers, strict=True))
+    for name, direction in own.items():
+        assert torch.allclose(direction, other[name], rtol=1e-12)
+
+
+def newton_schulz(B, coefficients, steps):
+    """(L, X): the product of the polynomials, and what torch computes, of a wide matrix in numpy."""
+    X = B / np.linalg.norm(B)
+    L = np.eye(len(B)) / np.linalg.norm(B)
+    a, b, c = coefficients
+    for _ in range(steps):
+        S = X @ X.T
+        factor = a * np.eye(len(B)) + b * S + c * S @ S
+        X, L = factor @ X, factor @ L
+    return L, X
+
+
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("shape", [(5, 48), (48, 5), (6, 6)])
+def test_muon_multiplies_with_its_polynomial(shape, adjust):
+    """Exactly in exact arithmetic; the step itself is rounded to bfloat16."""
+    m, n = shape
+    model = nn.Linear(n, m, bias=False, dtype=torch.float64)
+    optimizer = torch.optim.Muon(
+        model.parameters(), lr=0.01, momentum=0.7, nesterov=False, weight_decay=0.0, adjust_lr_fn=adjust
+    )
+    given, moved = stepped(model, optimizer)
+    B = optimizer.state[model.weight]["momentum_buffer"]
+    method = AtWork(model, [optimizer])
+    L, X = newton_schulz(B.numpy() if m <= n else B.numpy().T, (3.4445, -4.7750, 2.0315), 5)
+    scale = 0.2 * max(m, n) ** 0.5 if adjust == "match_rms_adamw" else max(1, m / n) ** 0.5
+    step = method.preconditioned({"weight": B})["weight"]
+    assert np.allclose(step, scale * (X if m <= n else X.T), rtol=1e-10, atol=1e-12)
+    assert float((moved["weight"] + 0.01 * step).norm() / moved["weight"].norm()) < 0.05
+    G = given["weight"].numpy()
+    truth = scale * (L @ G if m <= n else G @ L)
+    assert np.allclose(method.preconditioned(given)["weight"], truth, rtol=1e-9, atol=1e-11)
+
+
+def test_muon_whose_polynomial_is_negative_is_refused():
+    model = nn.Linear(4, 3, bias=False)
+    optimizer = torch.optim.Muon(model.parameters(), ns_coefficients=(1.0, -40.0, 0.0))
+    stepped(model, optimizer)
+    with pytest.raises(ConfigError, match="change the sign"):
+        probe(model, nn.MSELoss(), (torch.randn(9, 4), torch.randn(9, 3)), level="layer", method=optimizer)
+
+
+def pair(model):
+    """Muon for matrices and AdamW for the rest, as they are used."""
+    linear = [m.weight for m in model if isinstance(m, nn.Linear)]
+    rest = [p for p in model.parameters() if not any(p is w for w in linear)]
+    return [torch.optim.Muon(linear, lr=0.02), torch.optim.AdamW(rest, lr=0.003)]
+
+
+def dense_M(model, optimizers):
+    """M column by column, from `AtWork` itself on unit gradients: its parts are tested against steps above."""
+    method = AtWork(model, optimizers)
+    sizes = {name: p.shape for name, p in model.named_parameters()}
+    columns = []
+    for row in torch.eye(sum(s.numel() for s in sizes.values()), dtype=torch.float64):
+        parts = row.split([s.numel() for s in sizes.values()])
+        unit = {name: part.view(s) for (name, s), part in zip(sizes.items(), parts, strict=True)}
+        columns.append(torch.cat([g.flatten() for g in method.preconditioned(unit).values()]))
+    return torch.stack(columns, 1)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_kappa_of_two_optimizers_is_that_of_their_dense_M(norm):
+    """At all levels and for a parameter outside of layers; with a layer norm the network's takes the flat layout."""
+    model = network(norm=norm)
+    optimizers = pair(model)
+    stepped(model, optimizers)
+    x, y = data()
+    M = dense_M(model, optimizers)
+    whole = probe(model, nn.CrossEntropyLoss(), (x, y), level="network", method=optimizers)["network"].kappa
+    H = dense_hessian(model, x, y)
+    assert whole.resolved
+    assert kappa(M, H, whole.rank) == pytest.approx(whole.value, rel=1e-6)
+    names = [name for name, _ in model.named_parameters()]
+    ends = np.cumsum([p.numel() for p in model.parameters()])
+    last = str(len(model) - 1)
+    layers = probe(model, nn.CrossEntropyLoss(), (x, y), level="layer", method=optimizers)
+    for name in ("0", "3", last):
+        rows = np.concatenate(
+            [
+                np.arange(end - model.get_parameter(p).numel(), end)
+                for p, end in zip(names, ends, strict=True)
+                if p.startswith(f"{name}.")
+            ]
+        )
+        found = layers[name].kappa
+        assert found.resolved
+        assert kappa(M[rows][:, rows], H[rows][:, rows], found.rank) == pytest.approx(found.value, rel=1e-6)
+    if norm:
+        found = probe(model, nn.CrossEntropyLoss(), (x, y), ["4"], level="layer", method=optimizers)["4"].kappa
+        rows = np.concatenate(
+            [np.arange(end - 5, end) for p, end in zip(names, ends, strict=True) if p.startswith("4.")]
+        )
+        assert kappa(M[rows][:, rows], H[rows][:, rows], found.rank) == pytest.approx(found.value, rel=1e-6)
+
+
+def test_kappa_in_rmsprop_is_that_of_its_own_steps():
+    """M by columns: steps along unit gradients of an optimizer whose average stands still (α = 1)."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    optimizer = torch.optim.RMSprop(
+        [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.002}], lr=0.01
+    )
+    stepped(model, optimizer)
+
+    def freeze(other):
+        for group in other.param_groups:
+            group["alpha"] = 1.0
+
+    M = columns_of_M(model, optimizer, freeze=freeze)
+    x, y = torch.randn(30, 3, dtype=torch.float64), torch.arange(30) % 3
+    found = probe(model, nn.CrossEntropyLoss(), (x, y), level="network", method=optimizer)["network"].kappa
+    assert found.value == pytest.approx(kappa(M, dense_hessian(model, x, y), found.rank), rel=1e-6)
+    for unit, own in enumerate(probe(model, nn.CrossEntropyLoss(), (x, y), ["0"], method=optimizer)["0"].kappa):
+        rows = [12 + unit, *range(3 * unit, 3 * unit + 3)]
+        H = dense_hessian(model, x, y)[rows][:, rows]
+        if own.rank:
+            assert own.value == pytest.approx(kappa(M[rows][:, rows], H, own.rank), rel=1e-6)
+
+
+def test_a_probe_leaves_the_optimizer_as_it_was():
+    model = network()
+    optimizers = pair(model)
+    stepped(model, optimizers)
+    states = copy.deepcopy([one.state_dict() for one in optimizers])
+    probe(model, nn.CrossEntropyLoss(), data(), level="layer", method=optimizers)
+    for one, state in zip(optimizers, states, strict=True):
+        assert repr(one.state_dict()) == repr(state)
+
+
+def test_the_result_says_what_it_was_measured_in():
+    model = network()
+    optimizers = pair(model)
+    stepped(model, optimizers)
+    result = probe(model, nn.CrossEntropyLoss(), data(), level="layer", method=optimizers)
+    assert result.coordinates == "coordinates: Muon and AdamW, M^1/2"
+
+
+class Own(torch.optim.Adam):
+    """A subclass with a step of its own."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Plain(torch.optim.Adam):
+    """One without."""
+
+
+def test_a_subclass_is_read_if_the_step_is_its_parent_s():
+    for kind in (Plain, torch.optim.Adam, Plain):
+        model = network()
+        optimizer = kind(model.parameters(), betas=(0.0, 0.9))
+        assert largest_difference(model, optimizer, *stepped(model, optimizer)) < 1e-12
+
+
+def sparse(model):
+    optimizer = torch.optim.Adagrad(model.parameters())
+    stepped(model, optimizer)
+    optimizer.state[model[0].weight]["sum"] = optimizer.state[model[0].weight]["sum"].to_sparse()
+    return optimizer
+
+
+def elsewhere(model):
+    optimizer = torch.optim.Adam(model.parameters())
+    stepped(model, optimizer)
+    optimizer.state[model[0].weight]["exp_avg_sq"] = torch.zeros_like(model[0].weight, device="meta")
+    return optimizer
+
+
+def changed(model, **options):
+    optimizer = torch.optim.Adam(model.parameters())
+    stepped(model, optimizer)
+    for group in optimizer.param_groups:
+        group |= options
+    return optimizer
+
+
+BAD = {
+    "taken no step with these parameters": lambda model: torch.optim.Adam(model.parameters()),
+    "another model than the one to probe": lambda model: changed(network()),
+    "coordinates of Own are not known: M can be read from .*torch.optim.AdamW": lambda model: Own(model.parameters()),
+    "coordinates of LBFGS are not known": lambda model: torch.optim.LBFGS(model.parameters()),
+    "sparse state": sparse,
+    "is on meta, and its parameter on cpu": elsewhere,
+    "maximizes": lambda model: changed(model, maximize=True),
+    "is <function": lambda model: changed(model, lr=lambda step: 0.1),
+    "are all 0": lambda model: changed(model, lr=0.0),
+    "one of these is a str": lambda model: [torch.optim.SGD(model.parameters(), lr=0.1), "adam"],
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_optimizers_are_refused_in_a_sentence(message):
+    model = network()
+    with pytest.raises(ConfigError, match=message) as refusal:
+        probe(model, nn.CrossEntropyLoss(), data(), level="layer", method=BAD[message](model))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_unit_has_its_own_block_of_M():
+    """Where M acts across units: what moves a unit if it moves alone."""
+    model = network()
+    optimizers = pair(model)
+    stepped(model, optimizers)
+    M, H = dense_M(model, optimizers), dense_hessian(model, *data())
+    ends = np.cumsum([p.numel() for p in model.parameters()])
+    for unit, found in enumerate(probe(model, nn.CrossEntropyLoss(), data(), ["5"], method=optimizers)["5"].kappa):
+        rows = [ends[-1] - 4 + unit, *range(ends[-2] - 20 + 5 * unit, ends[-2] - 15 + 5 * unit)]
+        assert found.value == pytest.approx(kappa(M[rows][:, rows], H[rows][:, rows], found.rank), rel=1e-6)
+
+
+def test_all_optimizers_of_torch_that_are_known_are_tested():
+    own = {name.removeprefix("torch.optim.") for name in known_optimizers() if name.startswith("torch.optim.")}
+    assert own == {name.partition(",")[0] for name in LINEAR} | {"Muon"}
