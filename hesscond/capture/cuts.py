@@ -57,8 +57,8 @@ VIEWS = {
     "Alias",
 }
 
-#: How many candidates ahead the next cut may be.
-REACH = 16
+#: How many candidates ahead the next cut may be, and how often one is planned where others could not be formed.
+REACH, ATTEMPTS = 16, 3
 
 #: Steps of the power iterations that estimate norms, and how many times too small these may be.
 STEPS, TOO_SMALL = 10, 1.25
@@ -215,8 +215,15 @@ class Cut:
         parts = J.unflatten(1, self.H.shape[:2]).unbind(1)
         for own, block, mask in zip(parts, self.H, reached.view(self.H.shape[:2]), strict=True):
             index = mask.nonzero()[:, 0]
-            if len(index):
-                found += own[:, index] @ (block if mask.all() else block[index[:, None], index]) @ own[:, index].T
+            if not len(index):
+                continue
+            first, last = int(index[0]), int(index[-1]) + 1
+            if last - first == len(index):
+                # as behind causal attention: no copy
+                part, within = own[:, first:last], block[first:last, first:last]
+            else:
+                part, within = own[:, index], block[index[:, None], index]
+            found += part @ within @ part.T
         return found
 
 
@@ -383,23 +390,36 @@ class Cuts:
         if 2.0 * directions * sum(map(numbers_of, between)) < WORTHWHILE:
             return None
         site = site_of(request)
-        if request.name not in self.behind and not self.plan(
-            request, self.chain(request, site, path, between), directions, per_block
-        ):
-            return None
-        cut = self.cut(self.behind[request.name])
-        return None if cut is None else Way(site, cut, self.budget)
+        chain = self.chain(request, site, path, between)
+        for _ in range(ATTEMPTS):
+            if request.name not in self.behind and not self.plan(request, chain, directions, per_block):
+                return None
+            cut = self.cut(self.behind[request.name])
+            if cut is not None:
+                return Way(site, cut, self.budget)
+            # it is not planned for again
+            del self.behind[request.name]
+        return None
 
     def release(self, request: Target) -> None:
         """Forget the cuts that no layer after this one has use for."""
         place = self.requests.index(request)
-        for node in [node for node in self.formed if self.last_use[node] <= place]:
+        for node in [node for node in self.formed if self.uses[node][-1] <= place]:
             del self.formed[node], self.behind[node]
 
     @cached_property
-    def last_use(self) -> dict[Any, int]:
-        """The last of the layers that a node dominates."""
-        return {node: place for place, request in enumerate(self.requests) for node in self.dominators(request)}
+    def uses(self) -> dict[Any, list[int]]:
+        """The layers that a node dominates."""
+        found: dict[Any, list[int]] = {}
+        for place, request in enumerate(self.requests):
+            for node in self.dominators(request):
+                found.setdefault(node, []).append(place)
+        return found
+
+    def sharing(self, node: Any, request: Target) -> int:
+        """How many parameters may yet use a cut there, or one layer: their ways have many units' directions to save."""
+        place = self.requests.index(request)
+        return sum(isinstance(self.requests[p], Rows) for p in self.uses[node] if p >= place) or 1
 
     def has_room(self, numbers: int) -> bool:
         """Whether there is room for as many numbers beside the cuts that are held."""
@@ -415,7 +435,7 @@ class Cuts:
         for rows in self.requests:
             shapes = [shape_of(node) for node in self.dominators(rows) if self.may_be_cut(node)]
             sequences = [shape for shape in shapes if len(shape) == 3 and shape[0] == self.samples]
-            found |= {shape[:2].numel() for shape in sequences if isinstance(rows, Rows)}
+            found |= {math.prod(shape[:2]) for shape in sequences if isinstance(rows, Rows)}
         return sorted(level for level in found if level > self.samples)
 
     @cached_property
@@ -535,14 +555,17 @@ class Cuts:
                 failed = self.formed.get(chain.nodes[lower], True) is None
                 best.append((math.inf if failed else 0.0, None))
                 continue
-            options: list[tuple[float, int | None]] = [] if last else [(self.cost_from_loss(chain, lower), None)]
+            sharing = 1 if last else self.sharing(chain.nodes[lower], request)
+            options: list[tuple[float, int | None]] = (
+                [] if last else [(self.cost_from_loss(chain, lower) / sharing, None)]
+            )
             for upper in range(max(0, lower - REACH), lower):
                 if last:
                     cost = self.cost(chain, upper, lower, per_block, directions, 2, request)
                 else:
                     entries = chain.numel[lower]
                     apart = chain.finest(upper, lower) or entries
-                    cost = self.cost(chain, upper, lower, entries // apart, entries // self.samples, 3)
+                    cost = self.cost(chain, upper, lower, entries // apart, entries // self.samples, 3) / sharing
                 options.append((best[upper][0] + cost, upper))
             best.append(min(options, key=lambda option: option[0]))
         cost, place = best[end]
