@@ -134,7 +134,7 @@ def test_matrix_free_quick(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [[], ["--direct"], ["b0.proj", "b1.qkv"]])
+@pytest.mark.parametrize("arguments", [[], ["--direct"], ["--all"], ["b0.proj", "b1.qkv"]])
 def test_transformer_quick(arguments, tmp_path):
     done = run("transformer.py", "--quick", "--threads", 1, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -224,6 +224,21 @@ def test_what_changes_the_gradient_of_a_lookup_does_not_change_its_hessian(optio
     compare(own, truth)
 
 
+def test_rows_of_bounded_norm_are_differentiated_where_they_are_looked_up():
+    torch.manual_seed(0)
+    model = Piped(nn.Linear(4, 4), first=nn.Embedding(6, 4, max_norm=0.5)).double()
+    before, x, y = model.first.weight.detach().clone(), torch.tensor([[2, 3, 2], [1, 2, 5]]), torch.tensor([0, 2])
+    found = hesscond.probe(model, CE, (x, y), ["first"], units=[2])["first"]
+    assert torch.equal(model.first.weight, before)
+    weight = before * (0.5 / (before.norm(dim=1, keepdim=True) + 1e-7)).clamp(max=1)
+
+    def loss(row):
+        return CE(functional_call(model, {"first.weight": torch.cat([weight[:2], row[None], weight[3:]])}, (x,)), y)
+
+    model.first.max_norm = None
+    compare(found.hessian(2), torch.autograd.functional.hessian(loss, weight[2]))
+
+
 def unit_entries(model, name, result, unit, place):
     found = []
     for key in sorted(result.parameters, key=lambda key: "bias" not in key.rpartition(".")[2]):

@@ -786,9 +786,9 @@ class Cuts:
         if len(groups) < units:
             for members, reached in groups:
                 images, second = way.along(index[members], 1)
-                J = torch.stack([images[0].where(entries, 0.0) for entries in reached])
-                products = torch.stack([upper.between(*own) for own in zip(J, reached, strict=True)])
-                keep(members, J, products, second[:, 0])
+                for unit, entries, own in zip(members, reached, second, strict=True):
+                    J = images[0].where(entries, 0.0)
+                    keep([unit], J[None], upper.between(J, entries)[None], own)
         else:
             # units that share all of z share the passes through H
             step = max(1, TOGETHER // (width * upper.gradient.numel()))

@@ -423,8 +423,9 @@ class HessianOperator(NetworkOperator):
             with differentiable():
                 cuts = Cuts(loss, wanted, linearization.evaluation.samples, budget)
                 for rows in wanted:
-                    way = cuts.way(rows, rows.index.numel(), rows.index.shape[1])
-                    if way is None:
+                    width = rows.index.shape[1]
+                    way = cuts.way(rows, rows.index.numel(), width)
+                    if way is None or not cuts.has_room(4 * width * way.cut.gradient.numel()):
                         found.pop(rows.name, None)
                         del left[rows.name]
                     else:

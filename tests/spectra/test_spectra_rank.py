@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 
 import hesscond
 from hesscond.errors import ConfigError
-from hesscond.spectra.rank import is_prime, modular_rank, random_prime, reduced
+from hesscond.spectra.rank import is_prime, modular_rank, random_prime, reduced, structural_rank_bound
 
 
 def rational_rank(A):
@@ -106,3 +106,8 @@ def test_some_hundred_columns_take_well_under_a_second():
 def test_a_seed_that_is_none_is_refused(seed):
     with pytest.raises(ConfigError, match="seed"):
         hesscond.rank(np.eye(2), seed=seed)
+
+
+def test_rows_that_differ_in_the_sign_of_a_zero_are_the_same():
+    assert structural_rank_bound(np.array([[0.0, 1.0, 3.0], [-0.0, 1.0, 3.0]])) == 1
+    assert structural_rank_bound(np.array([[1.0, 0.0, 1.0], [2.0, -0.0, 2.0], [0.0, 5.0, -0.0]])) == 2
