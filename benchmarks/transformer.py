@@ -1,7 +1,8 @@
 """Unit Hessians of every dense layer of a small GPT: derivatives taken, seconds, and peak memory, layer by layer.
 
-Run: ``python benchmarks/transformer.py [--threads N] [--quick] [--direct] [LAYER …]``. Layers that are named are probed
-one by one, each in its own forward pass; otherwise all of them in one. ``--direct`` differentiates through everything
+Run: ``python benchmarks/transformer.py [--threads N] [--quick] [--direct] [--all] [LAYER …]``. Layers that are named
+are probed one by one, each in its own forward pass; otherwise all of them in one, with ``--all`` beside every other
+block: embeddings, row by row, and normalizations. ``--direct`` differentiates through everything
 behind a layer, without what is formed once for several. Seconds are of the wall and of the processor: on a machine that
 does other things too, the second ones say more.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -27,7 +28,7 @@ from workloads import Problem
 import hesscond
 from hesscond.capture import backward, cuts
 from hesscond.capture.double_backward import SecondDerivatives
-from hesscond.capture.request import Request
+from hesscond.hessians import HessianOperator
 from hesscond.models import build
 from hesscond.results import LayerResult
 
@@ -70,27 +71,35 @@ def next_character(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Print what every layer takes that is differentiated twice."""
+    """Print what every layer takes that is differentiated twice, and all other blocks together."""
     taken = 0
     along, capture = backward.Derivatives.__call__, SecondDerivatives.capture
+    by_units = HessianOperator.by_units
 
     def counting(self: backward.Derivatives, seeds: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
         nonlocal taken
         taken += len(seeds[0])
         return along(self, seeds)
 
-    def timed(self: SecondDerivatives, request: Request) -> object:
-        before, wall, processor = taken, time.perf_counter(), time.process_time()
-        found = capture(self, request)
-        wall, processor = time.perf_counter() - wall, time.process_time() - processor
-        print(f"{request.name:10} {taken - before:7,} derivatives  {wall:7.2f} s  {processor:7.2f} s", flush=True)
-        return found
+    def timed(original: Callable[..., object], name_of: Callable[..., str]) -> Callable[..., object]:
+        def call(self: object, given: object) -> object:
+            before, wall, processor = taken, time.perf_counter(), time.process_time()
+            found = original(self, given)
+            wall, processor = time.perf_counter() - wall, time.process_time() - processor
+            line = f"{name_of(given):10} {taken - before:7,} derivatives  {wall:7.2f} s  {processor:7.2f} s"
+            print(line, flush=True)
+            return found
 
-    backward.Derivatives.__call__, SecondDerivatives.capture = counting, timed
+        return call
+
+    backward.Derivatives.__call__ = counting
+    SecondDerivatives.capture = timed(capture, lambda request: request.name)
+    HessianOperator.by_units = timed(by_units, lambda _: "others")
     try:
         yield
     finally:
         backward.Derivatives.__call__, SecondDerivatives.capture = along, capture
+        HessianOperator.by_units = by_units
 
 
 #: Blocks that other tools are asked about, each a module of the network that `small` makes.
@@ -181,6 +190,7 @@ def main() -> None:
     parser.add_argument("--direct", action="store_true", help="without what is formed once for several layers")
     parser.add_argument("--peers", action="store_true", help="other tools, on blocks of a smaller network")
     parser.add_argument("--seconds", type=float, default=60, help="for one question to a tool (default 60)")
+    parser.add_argument("--all", action="store_true", help="every block, not the dense layers alone")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.peers:
@@ -196,7 +206,7 @@ def main() -> None:
     dense = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     found: dict[str, LayerResult] = {}
     with reported():
-        for names in [[name] for name in arguments.layers] or [dense]:
+        for names in [[name] for name in arguments.layers] or ["*" if arguments.all else dense]:
             found.update(hesscond.probe(model, next_character, batch, names))
     captured = time.perf_counter() - wall
     kappas = [kappa for layer in found.values() for kappa in layer.kappa]

@@ -23,6 +23,7 @@ from hesscond.capture import (
     checked_units,
 )
 from hesscond.capture.batches import is_batch
+from hesscond.capture.captured import EPS
 from hesscond.capture.forward import COMPLEX
 from hesscond.capture.layers import ELIGIBLE
 from hesscond.capture.precision import Precision
@@ -61,13 +62,17 @@ from hesscond.hessians import (
     unit_conditions,
     unit_hessian,
 )
-from hesscond.hessians.parameters import UnitLayout, parameters_of
+from hesscond.hessians.formed import FormedHessian
+from hesscond.hessians.network_operator import UnitMatrices
+from hesscond.hessians.parameters import Layout, UnitLayout, parameters_of
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.measurement import Measurement
 from hesscond.methods import Method
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators.parallel import all_or_none
 from hesscond.results import LayerResult, ProbeResult
+from hesscond.spectra import ConditionNumber
+from hesscond.spectra.threads import side_by_side, threads_for
 
 #: What to say of a layer whose Hessian over all data differs from the model's own.
 DIFFERENT_SUM = "the sum over the batches does not agree with the model's own"
@@ -225,13 +230,19 @@ class LayerProbe(Measurement):
         witness, directions = witnessed(H, [own.operator for own in work.values()])
         noise = witness.noise(directions)
         self.precision = witness.precision if self.precision is None and self.check else self.precision
+        formed = H.by_units({name: (own.operator, own.index()) for name, own in work.items() if own.units})
         found = {}
         for (name, own), direction, errors in zip(work.items(), directions, noise, strict=True):
-            result = found[name] = own.result(source, self.systems[name], errors / direction.v.square().mean().sqrt())
+            units = formed.get(name)
+            result = found[name] = own.result(
+                source, self.systems[name], errors / direction.v.square().mean().sqrt(), units
+            )
             if not self.check:
                 continue
             try:
                 result.check = witness.verdict(direction, as_block(own.operator), H.total_mass)
+                if units is not None:
+                    result.check = replace(result.check, difference=max(result.check.difference, units.difference))
                 refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
             except CaptureError as error:
                 if self._named(name):
@@ -370,39 +381,67 @@ class ByProducts:
         operator = H.restricted(BlockLayout([live], catalogue.parameters))
         return cls(probe, block, live, operator, units, catalogue.parameters)
 
-    def result(self, source: BlockSource, own: Coordinates | OfInputs | None, noise: torch.Tensor) -> LayerResult:
-        """The Hessians; ``noise`` (n,): the rounding in each row of the block."""
+    def index(self) -> torch.Tensor:
+        """(u, w) which rows of the operator are each unit's."""
         H = self.operator
+        numbers = H.layout.tensors_of(torch.arange(H.order, dtype=torch.float64, device=H.device))
+        place = dict(zip(map(id, H.layout.tensors), numbers, strict=True))
+        parts = [self._layout(unit) for unit in self.units]
+        return torch.stack([part.vector_of([place[id(tensor)] for tensor in part.tensors]) for part in parts]).long()
 
-        def measured(operator: HessianOperator, rows: torch.Tensor) -> BlockHessian:
+    def _layout(self, unit: int) -> BlockLayout:
+        return BlockLayout([self.live.unit(unit)], self.tensors)
+
+    def result(
+        self,
+        source: BlockSource,
+        own: Coordinates | OfInputs | None,
+        noise: torch.Tensor,
+        formed: UnitMatrices | None = None,
+    ) -> LayerResult:
+        """The Hessians; ``noise`` (n,): the rounding in each row of the block; ``formed``: those of the units."""
+        H = self.operator
+        rows = dict(zip(self.units, self.index(), strict=True)) if self.units else {}
+
+        def rounding(order: int, errors: torch.Tensor) -> float:
             # few entries do not show their rounding in their asymmetry
-            error = MARGIN * float(rows.norm()) if operator.order <= FEW else 0.0
-            plain = source.products(operator, error=error)
+            return MARGIN * float(errors.norm()) if order <= FEW else 0.0
+
+        def measured(plain: BlockHessian, layout: Layout) -> BlockHessian:
             if isinstance(own, ParameterCoordinates):
-                return plain.in_coordinates(own.of(operator.layout))
+                return plain.in_coordinates(own.of(layout))
             return plain.in_coordinates(own.at(plain)) if isinstance(own, Yardstick) else plain
 
         def unit_block(unit: int | None) -> BlockHessian:
             if unit is None:
-                whole = measured(H, noise)
+                whole = measured(source.products(H, error=rounding(H.order, noise)), H.layout)
                 if self.live is self.block:
                     return whole
                 return Padded(whole, self.block.order, self._places().to(H.device), source.memory)
-            part = BlockLayout([self.live.unit(unit)], self.tensors)
-            numbers = H.layout.tensors_of(torch.arange(H.order, dtype=torch.float64, device=H.device))
-            place = dict(zip(map(id, H.layout.tensors), numbers, strict=True))
-            rows = part.vector_of([place[id(tensor)] for tensor in part.tensors]).long()
-            return measured(H.restricted(part), noise[rows])
+            layout, error = self._layout(unit), rounding(self.live.width, noise[rows[unit]])
+            if formed is None:
+                return measured(source.products(H.restricted(layout), error=error), layout)
+            number = self.units.index(unit)
+            spread = torch.hypot(formed.spread[number], torch.full_like(noise[:1], error / (16 * EPS)).sqrt())
+            return measured(FormedHessian(formed.H[number], spread, formed.terms[number]), layout)
+
+        block = cache(unit_block)
+
+        def together() -> list[ConditionNumber]:
+            threads = threads_for(H.device)
+            return side_by_side(lambda unit: block(unit).condition_number(rtol=self.probe.rtol), self.units, threads)
 
         return LayerResult(
             self.block.name,
             "unit" if self.units else "layer",
             self.units,
-            cache(unit_block),
+            block,
             parameters=H.names,
             n_params=self.live.width if self.units else self.block.order,
-            route="products, in the parameters themselves",
+            route="products, in the parameters themselves"
+            + ("" if formed is None else ", through the curvature behind"),
             rtol=self.probe.rtol,
+            conditions=None if formed is None else together,
         )
 
     def _places(self) -> torch.Tensor:

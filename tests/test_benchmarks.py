@@ -159,6 +159,16 @@ def test_transformer_quick(arguments, tmp_path):
 
 
 @pytest.mark.slow
+def test_transformer_takes_every_block(tmp_path):
+    done = run("transformer.py", "--quick", "--threads", 1, "--all", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *_, others, total = done.stdout.splitlines()
+    assert others.startswith("others")
+    # the tokens that occur, 4 positions, and 8 features of each of 5 normalizations
+    assert 156 + 4 + 40 < int(total.split()[0]) <= 156 + 8 + 4 + 40
+
+
+@pytest.mark.slow
 def test_matrix_free_only_one_section(tmp_path):
     done = run("matrix_free.py", "--quick", "--threads", "1", "--only", "density", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hesscond
+from hesscond.capture import cuts
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Catalogue, Jacobi, role
 from hesscond.hessians import OptimalDiagonal as Optimal
@@ -143,6 +144,99 @@ def test_every_unit_and_layer_of_every_block_is_that_of_the_dense_hessian(other_
     missing = {int(i) for key in trained for i in place[key].flatten()} - set(covered.tolist())
     # only rows of tables that are not looked up
     assert all(float(truth[i].abs().max()) == 0 for i in missing)
+
+
+@pytest.mark.parametrize(
+    ("name", "streamed"),
+    [
+        ("embedding-padded", True),
+        ("attention-packed", True),
+        ("lstm", False),
+        ("batchnorm-train", False),
+        *(
+            pytest.param(name, streamed, marks=pytest.mark.slow)
+            for name, streamed in [
+                ("gpt2", True),
+                ("gpt2-conv1d", False),
+                ("embedding-tied", False),
+                ("bert", False),
+                ("vit", False),
+            ]
+        ),
+    ],
+)
+def test_every_unit_behind_a_cut_is_that_of_the_dense_hessian(name, streamed, monkeypatch):
+    monkeypatch.setattr(cuts, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(cuts, "GAIN", 0.0)
+    model, loss_fn, batch = made(name)
+    truth, place = whole_truth(name), places(model)
+    data = split(batch, [2, len(batch[1]) - 2]) if streamed else batch
+    found = hesscond.probe(model, loss_fn, data, "*", "unit")
+    assert any("behind" in result.route for result in found.values())
+    for block, result in found.items():
+        assert result.check.passed
+        for unit, kappa in zip(result.units, result.kappa, strict=True):
+            index = unit_entries(model, block, result, unit, place)
+            own = truth[index][:, index]
+            compare(result.hessian(unit), own)
+            values = torch.linalg.eigvalsh(own).abs()
+            nonzero = values[values > 1e-10 * values.max()]
+            if kappa.resolved and "behind" in result.route and len(nonzero) == kappa.rank:
+                expected = float(nonzero.max() / nonzero.min())
+                assert kappa.lower * (1 - 1e-6) <= expected <= kappa.upper * (1 + 1e-6)
+
+
+def test_what_a_product_does_not_confirm_is_measured_by_products(monkeypatch):
+    monkeypatch.setattr(cuts, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(cuts, "GAIN", 0.0)
+    between, times = cuts.Cut.between, cuts.Cut.times
+    monkeypatch.setattr(cuts.Cut, "between", lambda self, *own: 1.001 * between(self, *own))
+    monkeypatch.setattr(cuts.Cut, "times", lambda self, images: 1.001 * times(self, images))
+    model, loss_fn, batch = made("embedding-padded")
+    truth, place = whole_truth("embedding-padded"), places(model)
+    result = hesscond.probe(model, loss_fn, batch, ["first"])["first"]
+    assert "behind" not in result.route
+    for unit in result.units:
+        index = unit_entries(model, "first", result, unit, place)
+        compare(result.hessian(unit), truth[index][:, index])
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("options", [{"scale_grad_by_freq": True}, {"sparse": True}, {"padding_idx": 1}])
+def test_what_changes_the_gradient_of_a_lookup_does_not_change_its_hessian(options, level):
+    torch.manual_seed(0)
+    model = Piped(nn.Linear(4, 4), first=nn.Embedding(6, 4, **options)).double()
+    plain = Piped(nn.Linear(4, 4), first=nn.Embedding(6, 4, padding_idx=options.get("padding_idx"))).double()
+    plain.load_state_dict(model.state_dict())
+    batch = torch.tensor([[2, 3, 2], [1, 2, 5]]), torch.tensor([0, 2])
+    found, expected = (hesscond.probe(own, CE, batch, ["first"], level)["first"] for own in (model, plain))
+    weight = plain.first.weight.detach()
+
+    def loss(row):
+        own = torch.cat([weight[:2], row[None], weight[3:]])
+        return CE(functional_call(plain, {"first.weight": own}, (batch[0],)), batch[1])
+
+    assert found.check.passed
+    for unit in found.units or [None]:
+        torch.testing.assert_close(found.hessian(unit), expected.hessian(unit), atol=1e-14, rtol=1e-12)
+    truth = torch.autograd.functional.hessian(loss, weight[2])
+    own = found.hessian(2) if level == "unit" else found.hessian()[8:12, 8:12]
+    compare(own, truth)
+
+
+def test_rows_of_bounded_norm_are_differentiated_where_they_are_looked_up():
+    torch.manual_seed(0)
+    model = Piped(nn.Linear(4, 4), first=nn.Embedding(6, 4, max_norm=0.5)).double()
+    before, x, y = model.first.weight.detach().clone(), torch.tensor([[2, 3, 2], [1, 2, 5]]), torch.tensor([0, 2])
+    found = hesscond.probe(model, CE, (x, y), ["first"], units=[2])["first"]
+    assert torch.equal(model.first.weight, before)
+    weight = before * (0.5 / (before.norm(dim=1, keepdim=True) + 1e-7)).clamp(max=1)
+
+    def loss(row):
+        return CE(functional_call(model, {"first.weight": torch.cat([weight[:2], row[None], weight[3:]])}, (x,)), y)
+
+    model.first.max_norm = None
+    compare(found.hessian(2), torch.autograd.functional.hessian(loss, weight[2]))
 
 
 def unit_entries(model, name, result, unit, place):

@@ -57,8 +57,8 @@ VIEWS = {
     "Alias",
 }
 
-#: How many candidates ahead the next cut may be.
-REACH = 16
+#: How many candidates ahead the next cut may be, and how often one is planned where others could not be formed.
+REACH, ATTEMPTS = 16, 3
 
 #: Steps of the power iterations that estimate norms, and how many times too small these may be.
 STEPS, TOO_SMALL = 10, 1.25
@@ -128,6 +128,61 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Parameters that are differentiated in themselves, and the entries of them that make up each of some units.
+
+    Attributes
+    ----------
+    name
+        Of the block that they are.
+    variables
+        The leaves of the graph.
+    order
+        n, the entries of all of them.
+    index : (u, w)
+        Which of the n are those of each unit.
+    tensors_of, vector_of
+        From (n,) to the shapes of the variables and back.
+    """
+
+    name: str
+    variables: Sequence[torch.Tensor]
+    order: int
+    index: torch.Tensor
+    tensors_of: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+    vector_of: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+
+    @cached_property
+    def leaves(self) -> set[Any]:
+        """The graph's nodes of the variables."""
+        return {get_gradient_edge(variable).node for variable in self.variables}
+
+    def site(self) -> Site:
+        """One block of them: all samples share the parameters."""
+
+        def seeds(values: torch.Tensor) -> list[torch.Tensor]:
+            return [torch.stack(own) for own in zip(*map(self.tensors_of, values[:, 0]), strict=True)]
+
+        def entries(found: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
+            parts = [
+                variable.new_zeros(count, *variable.shape) if own is None else own
+                for own, variable in zip(found, self.variables, strict=True)
+            ]
+            return torch.stack([self.vector_of(own) for own in zip(*parts, strict=True)])[:, None]
+
+        return Site(self.variables, self.order, seeds, entries, lambda blocks: blocks == 1)
+
+
+#: What may be in front of a cut: the pre-activations of a layer, or parameters.
+Target = Request | Rows
+
+
+def site_of(target: Target) -> Site:
+    """Where its second derivatives are wanted."""
+    return target.site() if isinstance(target, Rows) else Site.of_request(target)
+
+
+@dataclass(frozen=True)
 class Cut:
     """The curvature of the loss in a tensor z.
 
@@ -153,6 +208,23 @@ class Cut:
         blocks, order = self.H.shape[:2]
         vectors = images.reshape(len(images), blocks, order).transpose(0, 1)
         return torch.bmm(vectors, self.H).transpose(0, 1).reshape(images.shape)
+
+    def between(self, J: torch.Tensor, reached: torch.Tensor) -> torch.Tensor:
+        """J H Jᵀ (w, w) for J (w, J s) that is zero but for the entries ``reached`` (J s,)."""
+        found = J.new_zeros(len(J), len(J))
+        parts = J.unflatten(1, self.H.shape[:2]).unbind(1)
+        for own, block, mask in zip(parts, self.H, reached.view(self.H.shape[:2]), strict=True):
+            index = mask.nonzero()[:, 0]
+            if not len(index):
+                continue
+            first, last = int(index[0]), int(index[-1]) + 1
+            if last - first == len(index):
+                # as behind causal attention: no copy
+                part, within = own[:, first:last], block[first:last, first:last]
+            else:
+                part, within = own[:, index], block[index[:, None], index]
+            found += part @ within @ part.T
+        return found
 
 
 class Way:
@@ -210,6 +282,20 @@ class Way:
             values = torch.zeros(len(own), blocks, width, dtype=torch.float64, device=device)
             values[torch.arange(len(own)), :, torch.tensor(directions[start : own.stop])] = 1
             yield own, values
+
+    def along(self, index: torch.Tensor, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """J v (J, w, s), and ∇² v (u, J, w, w) in each unit, for the v that are 1 at the k-th entry of every unit.
+
+        ``index`` (u, w) are the entries of the units in a block.
+        """
+        images, seconds = [], []
+        for rows, values in self.chunks(blocks, range(index.shape[1])):
+            own = torch.arange(len(values))
+            values.zero_()[own[:, None], :, index[:, rows.start : rows.stop].T] = 1
+            image, second = self.derivatives(values)
+            images.append(image)
+            seconds.append(second[:, :, index])
+        return torch.cat(images).transpose(0, 1), torch.cat(seconds).permute(2, 1, 0, 3)
 
     def chunk(self, directions: int) -> int:
         """How many to take at a time."""
@@ -270,17 +356,16 @@ class Cuts:
     loss
         The scalar loss.
     requests
-        Layers in the order in which their curvature will be asked for.
+        Layers and parameters in the order in which their curvature will be asked for.
     samples
         N.
     budget
         Memory.
     """
 
-    def __init__(self, loss: torch.Tensor, requests: Sequence[Request], samples: int, budget: Budget) -> None:
+    def __init__(self, loss: torch.Tensor, requests: Sequence[Target], samples: int, budget: Budget) -> None:
         self.loss, self.samples, self.budget = loss, samples, budget
-        self.requests = [request for request in requests if request.parameters is None]
-        self.levels = sorted({r.positions_apart() for r in self.requests if r.positions_apart() > samples})
+        self.requests = [r for r in requests if isinstance(r, Rows) or r.parameters is None]
         #: by node of a cut that is planned, the node of the one behind it (None: the loss)
         self.behind: dict[Any, Any] = {}
         #: how many blocks each is planned to have
@@ -288,13 +373,13 @@ class Cuts:
         self.formed: dict[Any, Cut | None] = {}
         self._mixes: dict[tuple[Any, Any, int], bool] = {}
 
-    def way(self, request: Request, directions: int, per_block: int) -> Way | None:
+    def way(self, request: Target, directions: int, per_block: int) -> Way | None:
         """The way from a layer to its cut; None: it is better off without, or cannot have one.
 
         Parameters
         ----------
         request
-            The layer.
+            The layer, or the parameters.
         directions
             What its curvature takes without a cut.
         per_block
@@ -304,24 +389,37 @@ class Cuts:
         between = dependent([self.loss.grad_fn], request.leaves) - request.leaves
         if 2.0 * directions * sum(map(numbers_of, between)) < WORTHWHILE:
             return None
-        site = Site.of_request(request)
-        if request.name not in self.behind and not self.plan(
-            request, self.chain(request, site, path, between), directions, per_block
-        ):
-            return None
-        cut = self.cut(self.behind[request.name])
-        return None if cut is None else Way(site, cut, self.budget)
+        site = site_of(request)
+        chain = self.chain(request, site, path, between)
+        for _ in range(ATTEMPTS):
+            if request.name not in self.behind and not self.plan(request, chain, directions, per_block):
+                return None
+            cut = self.cut(self.behind[request.name])
+            if cut is not None:
+                return Way(site, cut, self.budget)
+            # it is not planned for again
+            del self.behind[request.name]
+        return None
 
-    def release(self, request: Request) -> None:
+    def release(self, request: Target) -> None:
         """Forget the cuts that no layer after this one has use for."""
         place = self.requests.index(request)
-        for node in [node for node in self.formed if self.last_use[node] <= place]:
+        for node in [node for node in self.formed if self.uses[node][-1] <= place]:
             del self.formed[node], self.behind[node]
 
     @cached_property
-    def last_use(self) -> dict[Any, int]:
-        """The last of the layers that a node dominates."""
-        return {node: place for place, request in enumerate(self.requests) for node in self.dominators(request)}
+    def uses(self) -> dict[Any, list[int]]:
+        """The layers that a node dominates."""
+        found: dict[Any, list[int]] = {}
+        for place, request in enumerate(self.requests):
+            for node in self.dominators(request):
+                found.setdefault(node, []).append(place)
+        return found
+
+    def sharing(self, node: Any, request: Target) -> int:
+        """How many parameters may yet use a cut there, or one layer: their ways have many units' directions to save."""
+        place = self.requests.index(request)
+        return sum(isinstance(self.requests[p], Rows) for p in self.uses[node] if p >= place) or 1
 
     def has_room(self, numbers: int) -> bool:
         """Whether there is room for as many numbers beside the cuts that are held."""
@@ -329,6 +427,16 @@ class Cuts:
         return self.budget.fits(held + numbers)
 
     # the graph
+
+    @cached_property
+    def levels(self) -> list[int]:
+        """Numbers of blocks, more than samples, that may stay apart: the positions of layers and of what is behind."""
+        found = {request.positions_apart() for request in self.requests if isinstance(request, Request)}
+        for rows in self.requests:
+            shapes = [shape_of(node) for node in self.dominators(rows) if self.may_be_cut(node)]
+            sequences = [shape for shape in shapes if len(shape) == 3 and shape[0] == self.samples]
+            found |= {math.prod(shape[:2]) for shape in sequences if isinstance(rows, Rows)}
+        return sorted(level for level in found if level > self.samples)
 
     @cached_property
     def nearest(self) -> dict[Any, Any]:
@@ -352,12 +460,12 @@ class Cuts:
             found.append(node)
         return found[::-1]
 
-    def dominators(self, request: Request) -> list[Any]:
+    def dominators(self, request: Target) -> list[Any]:
         """Those of all its leaves, from the loss towards it."""
         first, *others = [self.above(leaf) for leaf in request.leaves]
         return [node for node in first if all(node in other for other in others)]
 
-    def chain(self, request: Request, site: Site, path: Sequence[Any], between: set[Any]) -> Chain:
+    def chain(self, request: Target, site: Site, path: Sequence[Any], between: set[Any]) -> Chain:
         """The tensors that may be cuts for a layer, of its dominators and all nodes between it and the loss."""
         own = dict.fromkeys(path, 0.0)
         for node in between:
@@ -421,11 +529,12 @@ class Cuts:
 
     def planned_blocks(self, chain: Chain, number: int) -> int:
         """The blocks that the curvature in a tensor of the chain will fall into, if the loss does not couple them."""
-        return chain.finest(0, number) or self.samples
+        blocks = chain.finest(0, number)
+        return self.samples if blocks is None or chain.numel[number] % blocks else blocks
 
     # the plan
 
-    def plan(self, request: Request, chain: Chain, directions: int, per_block: int) -> bool:
+    def plan(self, request: Target, chain: Chain, directions: int, per_block: int) -> bool:
         """Choose the cuts for a layer; False: it is better off without.
 
         Parameters
@@ -446,14 +555,17 @@ class Cuts:
                 failed = self.formed.get(chain.nodes[lower], True) is None
                 best.append((math.inf if failed else 0.0, None))
                 continue
-            options: list[tuple[float, int | None]] = [] if last else [(self.cost_from_loss(chain, lower), None)]
+            sharing = 1 if last else self.sharing(chain.nodes[lower], request)
+            options: list[tuple[float, int | None]] = (
+                [] if last else [(self.cost_from_loss(chain, lower) / sharing, None)]
+            )
             for upper in range(max(0, lower - REACH), lower):
                 if last:
                     cost = self.cost(chain, upper, lower, per_block, directions, 2, request)
                 else:
                     entries = chain.numel[lower]
                     apart = chain.finest(upper, lower) or entries
-                    cost = self.cost(chain, upper, lower, entries // apart, entries // self.samples, 3)
+                    cost = self.cost(chain, upper, lower, entries // apart, entries // self.samples, 3) / sharing
                 options.append((best[upper][0] + cost, upper))
             best.append(min(options, key=lambda option: option[0]))
         cost, place = best[end]
@@ -479,7 +591,7 @@ class Cuts:
         per_position: int,
         per_sample: int,
         passes: int,
-        request: Request | None = None,
+        request: Target | None = None,
     ) -> float:
         """Of forming it from that in another one: so many directions where positions stay apart, or samples.
 
@@ -490,17 +602,25 @@ class Cuts:
         multiplications = MULTIPLICATION * chain.numel[upper] ** 2 / blocks
         if apart is not None and apart % blocks == 0:
             return per_position * (2 * way + multiplications)
+        if isinstance(request, Rows):
+            # units that reach different parts share a direction
+            share, (units, width) = self.reached(chain.nodes[upper], request), request.index.shape
+            return width * max(1.0, units * share) * passes * way + units * width * multiplications * share**2
         if request is not None and not request.whole:
             multiplications *= self.reached(chain.nodes[upper], request) ** 2
         return per_sample * (passes * way + multiplications)
 
-    def reached(self, node: Any, request: Request) -> float:
-        """The share of a tensor that depends on one unit of a layer, on the first one."""
-        edge, site = GradientEdge(node, 0), Site.of_request(request)
+    def reached(self, node: Any, request: Target) -> float:
+        """The share of a tensor that depends on one unit, on the first one."""
+        edge, site = GradientEdge(node, 0), site_of(request)
         u = torch.ones(shape_of(node), dtype=torch.float64, device=self.loss.device, requires_grad=True)
         pulled = torch.autograd.grad([edge], site.variables, [u], create_graph=True, allow_unused=True)
-        first = torch.zeros(1, self.samples, site.numel // self.samples, dtype=torch.float64, device=u.device)
-        first.unflatten(2, (Geometry.of(request.layer).units, -1))[:, :, request.units[0]] = 1
+        blocks = 1 if isinstance(request, Rows) else self.samples
+        first = torch.zeros(1, blocks, site.numel // blocks, dtype=torch.float64, device=u.device)
+        if isinstance(request, Rows):
+            first[:, :, request.index[0]] = 1
+        else:
+            first.unflatten(2, (Geometry.of(request.layer).units, -1))[:, :, request.units[0]] = 1
         (image,) = Derivatives(pulled, [u])(site.seeds(first))
         return 0.0 if image is None else float((image != 0).to(torch.float64).mean())
 
@@ -625,26 +745,19 @@ class Cuts:
     def samplewise_units(self, way: Way, request: Request, blocks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """One direction for each position of a sample, of all units at once that reach different parts of z."""
         upper, m = way.cut, Geometry.of(request.layer).units
-        q = way.site.numel // m // blocks
+        index = torch.arange(way.site.numel // blocks).view(m, -1)[list(request.units)]
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         parts: dict[bytes, torch.Tensor] = {}
-        for group, reached in disjoint(way, request.units, m, blocks):
-            images, seconds = [], []
-            for rows, values in way.chunks(blocks, range(q)):
-                own = torch.arange(len(values))
-                values.zero_().unflatten(2, (m, q))[own[:, None], :, group, own[:, None] + rows.start] = 1
-                image, second = way.derivatives(values)
-                images.append(image)
-                seconds.append(second.unflatten(2, (m, q))[:, :, group])
-            image, second = torch.cat(images).transpose(0, 1), torch.cat(seconds).permute(2, 1, 0, 3)
+        for group, reached in disjoint(way, index, blocks):
+            image, second = way.along(index[group], blocks)
             for unit, S, entries in zip(group, second, reached, strict=True):
                 if len(upper.H) == blocks:
                     key = entries.cpu().numpy().tobytes()
                     if key not in parts:
                         if sum(part.numel() for part in parts.values()) > upper.H.numel():
                             parts.clear()
-                        index = entries.nonzero()[:, 0]
-                        parts[key] = upper.H if entries.all() else upper.H[:, index[:, None], index]
+                        own = entries.nonzero()[:, 0]
+                        parts[key] = upper.H if entries.all() else upper.H[:, own[:, None], own]
                     J = image[:, :, entries]
                     S = S + J @ parts[key] @ J.mT
                 else:
@@ -653,7 +766,39 @@ class Cuts:
                 # the square of the 2-norm of J is at most the largest row sum of |J Jᵀ|
                 lengths = (J @ J.mT).abs().sum(2).amax(1)
                 found[unit] = (S + S.mT) / 2, lengths * upper.size.view(blocks, -1).amax(1)
-        yield from (found[unit] for unit in request.units)
+        yield from (found[unit] for unit in range(len(request.units)))
+
+    def rows(self, way: Way, index: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+        """∇²L (w, w) in the parameters of every unit, (w,) d, and how many products were summed up for an entry.
+
+        Round-off in what an entry (k, l) is made from changes it by eps·d_k·d_l times what sums let it grow.
+        """
+        upper, (units, width) = way.cut, index.shape
+        found: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
+
+        def keep(members: Sequence[int], J: torch.Tensor, products: torch.Tensor, second: torch.Tensor) -> None:
+            lengths = J.unflatten(2, (len(upper.H), -1)).square().sum(3) @ upper.size
+            sizes = (lengths + second.abs().amax((1, 2))[:, None]).sqrt()
+            H, terms = products + second, (J != 0).any(1).sum(1).tolist()
+            found.update(zip(members, zip((H + H.mT) / 2, sizes, terms, strict=True), strict=True))
+
+        groups = disjoint(way, index, 1)
+        if len(groups) < units:
+            for members, reached in groups:
+                images, second = way.along(index[members], 1)
+                for unit, entries, own in zip(members, reached, second, strict=True):
+                    J = images[0].where(entries, 0.0)
+                    keep([unit], J[None], upper.between(J, entries)[None], own)
+        else:
+            # units that share all of z share the passes through H
+            step = max(1, TOGETHER // (width * upper.gradient.numel()))
+            for start in range(0, units, step):
+                own = index[start : start + step]
+                parts = [way.derivatives(values) for _, values in way.chunks(1, own.flatten().tolist())]
+                J, second = (torch.cat(part)[:, 0].unflatten(0, own.shape) for part in zip(*parts, strict=True))
+                products = upper.times(J.flatten(0, 1)[:, None]).view(J.shape) @ J.mT
+                keep(range(start, start + len(own)), J, products, second.gather(2, own[:, None].expand(-1, width, -1)))
+        yield from (found[unit] for unit in range(units))
 
     def positionwise_units(self, way: Way, request: Request, apart: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Where J is block diagonal over positions: one direction a unit."""
@@ -680,21 +825,24 @@ class Cuts:
             yield from zip(S, sizes, strict=True)
 
 
-def disjoint(way: Way, units: Sequence[int], m: int, blocks: int) -> list[tuple[list[int], list[torch.Tensor]]]:
-    """Units of a layer in groups, as the heads of an attention, that share neither entries of z nor second derivatives.
+def disjoint(way: Way, index: torch.Tensor, blocks: int) -> list[tuple[list[int], list[torch.Tensor]]]:
+    """Units in groups, as the heads of an attention or the rows of a table, that share no entries of z.
 
-    With each unit, the entries (s,) of z in a block that depend on it: those whose derivatives along a direction
-    without a pattern are not exactly zero.
+    Nor do they share second derivatives. ``index`` (u, w) are the entries of the units in a block. With each unit, the
+    entries (s,) of z in a block that depend on it: those whose derivatives along a direction without a pattern are not
+    exactly zero.
     """
+    units = range(len(index))
     every = torch.ones(way.cut.gradient.numel() // blocks, dtype=torch.bool, device=way.cut.gradient.device)
     shape = torch.Size((blocks, way.site.numel // blocks))
     pattern = on_samples(torch.ones(blocks, dtype=torch.bool, device=every.device), shape, torch.float64, blocks)
 
     def probed(own: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        values = torch.zeros(len(own), *shape, dtype=torch.float64, device=every.device).unflatten(2, (m, -1))
-        values[torch.arange(len(own)), :, list(own)] = pattern.unflatten(1, (m, -1))[:, list(own)].transpose(0, 1)
-        image, second = way.derivatives(values.flatten(2))
-        return (image != 0).any(1), (second.unflatten(2, (m, -1)) != 0).any(3).any(1)
+        values = torch.zeros(len(own), *shape, dtype=torch.float64, device=every.device)
+        for value, entries in zip(values, index[list(own)], strict=True):
+            value[:, entries] = pattern[:, entries]
+        image, second = way.derivatives(values)
+        return (image != 0).any(1), (second[:, :, index] != 0).any(3).any(1)
 
     if 2 * probed(units[:1])[0].sum() > len(every):
         return [([unit], [every]) for unit in units]
@@ -702,15 +850,17 @@ def disjoint(way: Way, units: Sequence[int], m: int, blocks: int) -> list[tuple[
     parts = [probed(units[start : start + size]) for start in range(0, len(units), size)]
     reached, touched = (torch.cat(own) for own in zip(*parts, strict=True))
     groups: list[tuple[list[int], list[torch.Tensor]]] = []
+    unions: list[torch.Tensor] = []
     for unit, entries, others in zip(units, reached, touched, strict=True):
-        for group, taken in groups:
-            back = touched[[units.index(member) for member in group], unit]
-            if not (others[group].any() or back.any() or any((entries & own).any() for own in taken)):
+        for (group, taken), union in zip(groups, unions, strict=True):
+            if not (others[group].any() or touched[group, unit].any() or (entries & union).any()):
                 group.append(unit)
                 taken.append(entries)
+                union |= entries
                 break
         else:
             groups.append(([unit], [entries]))
+            unions.append(entries.clone())
     return groups
 
 

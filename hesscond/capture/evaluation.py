@@ -28,6 +28,14 @@ LABELS = ("labels", "label")
 #: Types that meet each other if a model keeps tensors of its own.
 NUMBERS = {*WIDER, *WIDER.values()}
 LossFunction = Callable[[Any, Any], torch.Tensor]
+#: Lookups, and which of their arguments make the gradient another one than the derivative (divided by the counts of the
+#: rows), or one that is not differentiated again (sparse).
+LOOKUPS: dict[Callable[..., Any], tuple[int, ...]] = {
+    functional.embedding: (5, 6),
+    functional.embedding_bag: (5, 7),
+    torch.embedding: (3, 4),
+    torch.embedding_bag: (3, 5),
+}
 
 
 @dataclass(frozen=True)
@@ -224,8 +232,8 @@ def scalar(loss: object) -> torch.Tensor:
 class WeightWatch(TorchFunctionMode):
     """Notices every use of a layer's weight or bias outside the layer's own forward, and lifts casts if told to.
 
-    It also gives GELU the digits that torch's lacks, and notes what masks hide. One mode for all, since each costs
-    every function called.
+    It also gives GELU the digits that torch's lacks, and lookups their derivative, and notes what masks hide. One mode
+    for all, since each costs every function called.
 
     Attributes
     ----------
@@ -254,6 +262,11 @@ class WeightWatch(TorchFunctionMode):
                 name = self.weights.get(id(item))
                 if name is not None and name not in self.inside and not self.reads_metadata(func):
                     self.used_outside.add(id(item))
+        if func in LOOKUPS:
+            args = tuple(False if i in LOOKUPS[func] else value for i, value in enumerate(args))
+            kwargs = {
+                key: value for key, value in (kwargs or {}).items() if key not in ("scale_grad_by_freq", "sparse")
+            }
         if func is functional.gelu and "tanh" not in (*args[1:], *(kwargs or {}).values()):
             x = args[0] if args else (kwargs or {})["input"]
             return gelu(x) if x.dtype == torch.float64 else func(*args, **(kwargs or {}))

@@ -168,12 +168,6 @@ def refuse_wrong_derivatives(start: Iterable[Any]) -> None:
     for node in nodes(start):
         if node.name() in WRONG_TWICE:
             raise CaptureError(f"the second derivatives of {WRONG_TWICE[node.name()]}")
-        for option in ("sparse", "scale_grad_by_freq") if node.name() == "EmbeddingBackward0" else ():
-            if getattr(node, f"_saved_{option}"):
-                raise CaptureError(
-                    f"torch.nn.functional.embedding is called with {option}=True, whose gradients are not plainly "
-                    "those of the loss: call it without, or use torch.nn.Embedding, for which it is switched off"
-                )
         # without the batch's own statistics it is linear
         if node.name() in WRONG_THRICE and getattr(node, "_saved_train", True):
             kind = WRONG_THRICE[node.name()]

@@ -68,7 +68,7 @@ def plainly(model: nn.Module) -> Iterator[None]:
 
     None of it changes a value, but compilers do not see hooks, replicas hold parameters of their own, and a checkpoint
     computes its part again in the backward pass, from the parameters that the model has by then. Backward hooks are of
-    the user's own passes, and so are gradients of embeddings that are sparse, or divided by how often a token occurs.
+    the user's own passes.
     """
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
@@ -77,10 +77,6 @@ def plainly(model: nn.Module) -> Iterator[None]:
             for hooks in (module._backward_hooks, module._backward_pre_hooks):
                 stack.callback(hooks.update, dict(hooks))
                 hooks.clear()
-            if isinstance(module, nn.Embedding):
-                for option in ("sparse", "scale_grad_by_freq"):
-                    stack.callback(setattr, module, option, getattr(module, option))
-                    setattr(module, option, False)
             if isinstance(module, PARALLEL):
                 vars(module)["forward"] = module.module
                 stack.callback(vars(module).pop, "forward", None)

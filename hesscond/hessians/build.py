@@ -14,6 +14,7 @@ from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
 from hesscond.spectra import ConditionNumber, FactorStack, conditions
 from hesscond.spectra.condition import is_good_enough
+from hesscond.spectra.threads import side_by_side, threads_for
 
 #: A layer's factor with no more numbers than this is formed, for the sake of its zeros and its scales.
 SMALL = 2**14
@@ -111,7 +112,8 @@ def unit_conditions(
             if isinstance(h, FactoredHessian) and h.sign is h.spread is h.root is None and not h.vanishing
         ]
         if len(batch) < len(hessians) or len(batch) == 1:
-            found += [hessian.condition_number(P, rtol=rtol) for hessian in hessians]
+            threads = threads_for(captured.inputs.device)
+            found += side_by_side(lambda hessian: hessian.condition_number(P, rtol=rtol), hessians, threads)
         else:
             found += batch_conditions(batch, P, rtol)
     return found

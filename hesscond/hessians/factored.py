@@ -13,6 +13,7 @@ from hesscond.capture import EntryBounds
 from hesscond.hessians.coordinates import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.spectra import ConditionNumber, FactorForm, conditions
 from hesscond.spectra.factored import EPS, error_factor
+from hesscond.spectra.rank import distinct_rows
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,10 @@ class FactoredHessian(BlockHessian):
             if self.vanishing:
                 return min(known, *self.rows.shape)
             return min(known, int((self.rows != 0).any(1).sum()), int((self.rows != 0).any(0).sum()))
-        active = torch.unique(self.rows if self.vanishing else self.rows[self.root != 0], dim=0)
+        active = distinct_rows((self.rows if self.vanishing else self.rows[self.root != 0]).cpu().numpy())
         if len(active) == 0:
             return 0
-        low, high = active.amin(0), active.amax(0)
+        low, high = active.min(0), active.max(0)
         varying = low != high
         return min(known, len(active), int(varying.sum()) + int((low[~varying] != 0).any()))
 

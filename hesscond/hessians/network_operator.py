@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
 import torch
 from torch import nn
 
-from hesscond.capture.backward import Budget
+from hesscond.capture.backward import Budget, scattered_signs
+from hesscond.capture.captured import EPS
 from hesscond.capture.capturing import MEMORY
+from hesscond.capture.cuts import Cuts, Rows
 from hesscond.capture.evaluation import Batch, LossFunction, is_finite
 from hesscond.capture.forward import variables_of
 from hesscond.capture.graph import refuse_dead_ends
@@ -21,13 +25,20 @@ from hesscond.capture.problem import Problem, WatchedEvaluation
 from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
-from hesscond.hessians.linearization import GGNLinearization, HessianLinearization, Linearization
+from hesscond.hessians.linearization import (
+    GGNLinearization,
+    HessianLinearization,
+    Linearization,
+    differentiable,
+)
 from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_of, placements
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.operator import ROUNDING, identity_blocks
 
 #: What the rounding of products in a measurement shows is taken so many times.
 MARGIN = 64.0
+#: Two ways to a product may differ by this share of it, or by so many times their round-off.
+TOLERANCE, CONFIRMED = 1e-11, 64.0
 
 
 #: The products of the matrix of one batch with rows (k, n).
@@ -389,6 +400,98 @@ class HessianOperator(NetworkOperator):
 
     def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
         return HessianLinearization(evaluation, self.problem.snapshot.leaves)
+
+    def by_units(self, blocks: Mapping[str, tuple[Self, torch.Tensor]]) -> dict[str, UnitMatrices]:
+        """Hessians of units of `restricted` operators where the curvature in tensors behind them makes these cheaper.
+
+        Every matrix comes from that curvature, formed once for all blocks (see `hesscond.capture.cuts`), and the
+        largest of a block is compared with a product of its operator: blocks without a cut, or with another product,
+        are left out.
+
+        Parameters
+        ----------
+        blocks
+            By name, the operator of a block and (u, w) which of its rows are each unit's.
+        """
+        memory = self.problem.memory
+        found: dict[str, UnitMatrices] = {}
+        left = dict(blocks)
+        for number, linearization in self.linearizations():
+            loss, weight = linearization.evaluation.loss, self.weights[number] / self.total_mass
+            wanted = [own._rows(name, linearization, index) for name, (own, index) in left.items()]
+            budget = Budget(memory, 1, linearization.largest, self.device)
+            with differentiable():
+                cuts = Cuts(loss, wanted, linearization.evaluation.samples, budget)
+                for rows in wanted:
+                    width = rows.index.shape[1]
+                    way = cuts.way(rows, rows.index.numel(), width)
+                    if way is None or not cuts.has_room(4 * width * way.cut.gradient.numel()):
+                        found.pop(rows.name, None)
+                        del left[rows.name]
+                    else:
+                        own = UnitMatrices.of(cuts.rows(way, rows.index)).times(weight)
+                        found[rows.name] = found[rows.name].plus(own) if rows.name in found else own
+                    del way
+                    cuts.release(rows)
+            del linearization
+        confirmed = {name: own.confirmed(*blocks[name]) for name, own in found.items()}
+        return {name: own for name, own in confirmed.items() if own is not None}
+
+    def _rows(self, name: str, linearization: Linearization, index: torch.Tensor) -> Rows:
+        among = range(len(linearization.leaves)) if self._among is None else self._among
+        leaves = [linearization.leaves[i] for i in among]
+        return Rows(name, leaves, self.order, index, self.layout.tensors_of, self.layout.vector_of)
+
+
+@dataclass(frozen=True)
+class UnitMatrices:
+    """Hessians of the units of a block, as matrices.
+
+    Attributes
+    ----------
+    H : (u, w, w)
+    spread : (u, w)
+        d such that a relative change eps of what was summed up changes entry (k, l) of a unit's by eps·d_k·d_l.
+    terms
+        How many products that was, for each unit.
+    difference
+        That of the largest from a product of the operator, relative to it.
+    """
+
+    H: torch.Tensor
+    spread: torch.Tensor
+    terms: list[int]
+    difference: float = math.nan
+
+    @classmethod
+    def of(cls, units: Iterable[tuple[torch.Tensor, torch.Tensor, int]]) -> UnitMatrices:
+        """From what `Cuts.rows` gives for each."""
+        H, spread, terms = zip(*units, strict=True)
+        return cls(torch.stack(H), torch.stack(spread), list(terms))
+
+    def times(self, weight: float) -> UnitMatrices:
+        """Of a batch that counts that much."""
+        return replace(self, H=self.H * weight, spread=self.spread * weight**0.5)
+
+    def plus(self, other: UnitMatrices) -> UnitMatrices:
+        """Of two batches together."""
+        terms = [mine + own for mine, own in zip(self.terms, other.terms, strict=True)]
+        return UnitMatrices(self.H + other.H, torch.hypot(self.spread, other.spread), terms)
+
+    def confirmed(self, operator: HessianOperator, index: torch.Tensor) -> UnitMatrices | None:
+        """With what a product adds to the rounding; None: it differs from that of the unit with the largest Hessian."""
+        largest = int(self.H.flatten(1).norm(dim=1).argmax())
+        own, H = index[largest], self.H[largest]
+        v = scattered_signs(operator.point)
+        least = float((operator @ v).abs().amax())
+        v = torch.zeros_like(v).index_copy_(0, own, v[own])
+        product = (operator @ v)[own]
+        apart = float((product - H @ v[own]).norm())
+        spread = self.spread.square().add(least).sqrt()
+        rounding = CONFIRMED * EPS * float(spread[largest].norm() * spread[largest].sum())
+        if not apart <= max(TOLERANCE * float(product.norm()), rounding):
+            return None
+        return replace(self, spread=spread, difference=apart / (float(product.norm()) or 1.0))
 
 
 class GGNOperator(NetworkOperator):

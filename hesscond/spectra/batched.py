@@ -379,17 +379,22 @@ def concluded(
             *(rank, np.ldexp(cutoff, scale), bottom / cutoff, solver),
         )
         good = np.isfinite(upper) & (upper - lower <= rtol * values)
+
+    def singly(i: int) -> ConditionNumber:
+        bound = None if rank_bounds is None else rank_bounds[i]
+        return factor_condition(factor(i), rank_bound=bound, rtol=rtol, error=0.0 if errors is None else errors[i])
+
+    left = np.flatnonzero(~good).tolist()
+    others = dict(zip(left, side_by_side(singly, left, threads_for(factor(0).device)), strict=True)) if left else {}
     results = []
-    for i, fine, *numbers in zip(range(len(table)), good.tolist(), *(c.tolist() for c in columns), strict=True):
-        if fine:
-            value, below, above, largest, smallest, size, cut, gap, route = numbers
-            name, nullity = SOLVERS[int(route)], order - int(size)
-            kappa = ConditionNumber(
-                value, below, above, largest, smallest, int(size), nullity, 0, cut, gap, True, name, "structural"
-            )
-            results.append(kappa)
-        else:
-            bound = None if rank_bounds is None else rank_bounds[i]
-            given = 0.0 if errors is None else errors[i]
-            results.append(factor_condition(factor(i), rank_bound=bound, rtol=rtol, error=given))
+    for i, numbers in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        if i in others:
+            results.append(others[i])
+            continue
+        value, below, above, largest, smallest, size, cut, gap, route = numbers
+        name, nullity = SOLVERS[int(route)], order - int(size)
+        kappa = ConditionNumber(
+            value, below, above, largest, smallest, int(size), nullity, 0, cut, gap, True, name, "structural"
+        )
+        results.append(kappa)
     return results

@@ -12,7 +12,7 @@ import torch
 from scipy.linalg import qr
 
 from hesscond.spectra.condition import ConditionNumber, zero_matrix
-from hesscond.spectra.factored import error_factor
+from hesscond.spectra.factored import eigenvalues_of, error_factor
 from hesscond.spectra.matrices import as_array, as_matrix
 from hesscond.spectra.rank import structural_rank_bound
 from hesscond.spectra.symmetric import Rounding, signed_jacobi, uncertain_condition
@@ -107,7 +107,7 @@ def signed_condition(
     per_column, whole = column_errors(error, rows, columns, scale)
     lengths = np.linalg.norm(core, axis=0)
     given = carried(form.basis, np.outer(lengths, per_column) + np.outer(per_column, lengths + per_column))
-    norm, unit = float(np.linalg.norm(core, 2)), float(np.ldexp(noise, -2 * scale))
+    norm, unit = spectral_norm(core), float(np.ldexp(noise, -2 * scale))
     size, total = form.size + unit, norm**2 + unit
     if spread is not None:
         d = np.ldexp(spread[columns], -scale)
@@ -122,6 +122,12 @@ def signed_condition(
         scale=2 * scale,
         rtol=rtol,
     )
+
+
+def spectral_norm(core: np.ndarray) -> float:
+    """‖F‖₂ of a matrix with entries of size about 1, from its smaller Gram matrix."""
+    gram = core.T @ core if core.shape[0] >= core.shape[1] else core @ core.T
+    return float(eigenvalues_of(gram)[-1]) ** 0.5
 
 
 def dual_signed_condition(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from itertools import product
 from typing import TypeVar
 
 import torch
+from numpy.linalg import _umath_linalg
+from scipy.linalg import _flapack
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -24,26 +28,44 @@ def side_by_side(task: Callable[[Part], Result], parts: Sequence[Part], threads:
     """``task`` of every part, in their order.
 
     Small decompositions gain nothing from threads within; torch's functions release the interpreter while they work.
-    Meanwhile torch is set to one thread, for the whole process, since its linear algebra library knows no other way.
+    Meanwhile linear algebra is set to one thread, for the whole process, since the libraries know no other way.
     """
-    if threads == 1 or len(parts) < 2:
+    if len(parts) < 2:
         return [task(part) for part in parts]
     with one_thread():
+        if threads == 1:
+            return [task(part) for part in parts]
         return list(workers(threads).map(task, parts))
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Decompositions of some hundred rows on one thread: several gain a third, and lose tenfold beside other work."""
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
+    libraries = [(torch.get_num_threads, torch.set_num_threads), *openblas()]
+    before = [(count, put) for get, put in libraries if (count := get()) > 1]
+    for _, put in before:
+        put(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        for count, put in before:
+            put(count)
+
+
+@cache
+def openblas() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
+    """What gets and sets the number of threads of the OpenBLAS that numpy and scipy bring along, unknown to torch.
+
+    Empty where they were built with another library, or where one does not show those that it depends on.
+    """
+    found = []
+    for module in (_umath_linalg, _flapack):
+        library = ctypes.CDLL(module.__file__)
+        for prefix, suffix in product(("scipy_openblas", "openblas"), ("64_", "")):
+            get, put = (getattr(library, f"{prefix}_{verb}_num_threads{suffix}", None) for verb in ("get", "set"))
+            if get is not None and put is not None:
+                found.append((get, put))
+    return found
 
 
 @cache

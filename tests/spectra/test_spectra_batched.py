@@ -10,6 +10,7 @@ import torch
 from hesscond.errors import MatrixError
 from hesscond.spectra.batched import scaled_gram_conditions, stacked_conditions
 from hesscond.spectra.factored import factor_condition
+from hesscond.spectra.threads import openblas, side_by_side
 
 SMALL = 1e-6
 
@@ -276,3 +277,17 @@ def test_not_much_slower_than_the_eigenvalues_alone():
             task()
             seconds[name].append(time.perf_counter() - start)
     assert median(seconds["batched"]) < 3 * median(seconds["one by one"])
+
+
+def test_libraries_that_start_threads_of_their_own_have_one_meanwhile():
+    libraries = [(torch.get_num_threads, torch.set_num_threads), *openblas()]
+    before = [get() for get, _ in libraries]
+    try:
+        for _, put in libraries:
+            put(2)
+        seen = side_by_side(lambda _: [get() for get, _ in libraries], range(4), 2)
+        assert seen == [[1] * len(libraries)] * 4
+        assert [get() for get, _ in libraries] == [2] * len(libraries)
+    finally:
+        for (_, put), count in zip(libraries, before, strict=True):
+            put(count)

@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 
 import hesscond
 from hesscond.errors import ConfigError, MatrixError
-from hesscond.spectra.rank import is_prime, modular_rank, random_prime, reduced
+from hesscond.spectra.rank import is_prime, modular_rank, random_prime, reduced, structural_rank_bound
 
 BENCHMARK = Path(hesscond.__file__).parents[1] / "benchmarks" / "rank_decisions.py"
 
@@ -192,3 +192,8 @@ def test_no_planted_rank_is_decided_wrongly(kind):
     assert wrong["hesscond.rank"] == wrong["interval"] == 0
     assert wrong["unresolved"] < (5000 if "float32" in kind else 2000)
     assert min(wrong["σ > 1e-15"], wrong["σ > numel·eps"]) > 2000
+
+
+def test_rows_that_differ_in_the_sign_of_a_zero_are_the_same():
+    assert structural_rank_bound(np.array([[0.0, 1.0, 3.0], [-0.0, 1.0, 3.0]])) == 1
+    assert structural_rank_bound(np.array([[1.0, 0.0, 1.0], [2.0, -0.0, 2.0], [0.0, 5.0, -0.0]])) == 2
