@@ -9,7 +9,6 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import hesscond
 from hesscond.capture.wrappers import unwrapped
-from hesscond.errors import CaptureError
 from tests.truth import layer_truth
 
 GENERATOR = torch.Generator().manual_seed(0)
