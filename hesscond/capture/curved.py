@@ -25,7 +25,7 @@ from torch.autograd.graph import GradientEdge
 
 from hesscond.capture.graph import dimension, dtype_of, is_linear_node, shape_of
 from hesscond.capture.losses import log_tail_sums, stick_breaking_columns
-from hesscond.capture.second_derivatives import SECOND_DERIVATIVES, SYMMETRIC, saved, square_root
+from hesscond.capture.second_derivatives import SATURATING, SECOND_DERIVATIVES, SYMMETRIC, saved, square_root
 
 # logarithms below it are cut there, since -inf - -inf would turn a class that is masked out into NaN
 LOG_FLOOR = -1e300
@@ -49,6 +49,11 @@ class CurvedNode(ABC):
     """
 
     edge: GradientEdge
+
+    @property
+    @abstractmethod
+    def cancels(self) -> float:
+        """The largest factor of a difference p − p² in S as autograd forms it; 0: there is none."""
 
     @property
     def shape(self) -> torch.Size:
@@ -144,6 +149,10 @@ class SoftmaxNode(CurvedNode):
     weight: torch.Tensor
 
     @property
+    def cancels(self) -> float:
+        return float(self.weight.abs().max())
+
+    @property
     def class_dim(self) -> int:
         """The dimension of the classes."""
         return self.dim
@@ -206,9 +215,16 @@ class ElementwiseNode(CurvedNode):
     ----------
     signed_root : (*shape) float64
         sign(d) √|d|.
+    factor_of_differences
+        `cancels`.
     """
 
     signed_root: torch.Tensor
+    factor_of_differences: float = 0.0
+
+    @property
+    def cancels(self) -> float:
+        return self.factor_of_differences
 
     def passes(self, blocks: int) -> int:
         """R, the number of entries of a block."""
@@ -325,11 +341,10 @@ def without_cancellation(
     slopes = torch.autograd.grad(loss, [node.edge for node in curved], retain_graph=True, allow_unused=True)
     generator = torch.Generator().manual_seed(2)
     for node, g in zip(curved, slopes, strict=True):
-        steepest = 0.0 if g is None else float(g.abs().max())
-        weight = max(1 / math.prod(node.shape), steepest)
+        weight = max(1 / math.prod(node.shape), 0.0 if g is None else float(g.abs().max()))
         if below < math.inf:
             # in the units of the loss, which may be any
-            weight = float(node.weight.abs().max()) if isinstance(node, SoftmaxNode) else steepest
+            weight = node.cancels
             if float(node.entry_roots().square().max()) >= below * weight:
                 continue
         signs = torch.randint(0, 2, tuple(node.shape), generator=generator).mul_(2).sub_(1)
@@ -440,7 +455,8 @@ def curvature_of(node: Any, edge: GradientEdge, g: torch.Tensor) -> CurvedNode |
     signed_root = square_root(2 * weight) if rule is None else square_root(weight) * rule(node)
     if torch.broadcast_shapes(signed_root.shape, shape) != shape:
         return None  # entries of z count more than once, since the target or the weights are larger
-    return ElementwiseNode(edge, signed_root.expand(shape).contiguous())
+    cancels = float(weight.abs().max()) if node.name() in SATURATING else 0.0
+    return ElementwiseNode(edge, signed_root.expand(shape).contiguous(), cancels)
 
 
 def softmax_curvature(node: Any, edge: GradientEdge, g: torch.Tensor, ndim: int) -> SoftmaxNode | None:

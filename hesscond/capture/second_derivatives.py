@@ -242,6 +242,8 @@ class Masks(TorchDispatchMode):
 
 
 LOGISTIC = {"BinaryCrossEntropyWithLogitsBackward0", "LogSigmoidBackward0", "SoftMarginLossBackward0"}
+#: Losses of a probability p, whose second derivative p − p² autograd forms from p rounded.
+SATURATING = LOGISTIC | {"SoftplusBackward0"}
 SATURATION: dict[str, Callable[[Any], bool]] = {
     "TanhBackward0": lambda node: (
         beyond(torch.atanh(saved(node, "result").clamp(-1, 1)), -SATURATED / 2, SATURATED / 2)

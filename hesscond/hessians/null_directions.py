@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 
 from hesscond.capture import Geometry
+from hesscond.capture.graph import nodes
+from hesscond.capture.second_derivatives import saturates
 from hesscond.hessians.kronecker import CHUNK, Terms
 from hesscond.hessians.network_operator import GGNOperator, NetworkOperator
 from hesscond.hessians.parameters import Placement, covered
@@ -108,10 +110,13 @@ def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
     What fails on the operator is not claimed. Nothing is evaluated whose graphs the operator has kept.
     """
     zero = zero_rows(operator)
-    rows = given_rows(operator)
+    rows, saturated = given_rows(operator)
+    if saturated:
+        # what has no effect in double precision may have some
+        zero = torch.zeros_like(zero)
     found: list[NullDirections] = []
     for placement in operator.placements:
-        found += in_layer(operator, placement, rows.get(placement.name), zero)
+        found += in_layer(operator, placement, rows.get(placement.name), zero, saturated=saturated)
     outside = ~covered(operator.placements, operator.order)
     found += elsewhere(operator, zero, outside.to(operator.device))
     found = [own for own in found if holds(operator, own.subspace)]
@@ -120,8 +125,12 @@ def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
     return found
 
 
-def given_rows(operator: NetworkOperator) -> dict[str, list[RowSpace]]:
-    """By layer and group, the rows ĥ of all data that layers see whose inputs depend on none of the parameters."""
+def given_rows(operator: NetworkOperator) -> tuple[dict[str, list[RowSpace]], bool]:
+    """By layer and group, the rows ĥ of all data that layers see whose inputs depend on none of the parameters.
+
+    And whether derivatives somewhere in the model or the loss are zero only since double precision ends.
+    """
+    saturated = False
     candidates = {placement.name: placement for placement in operator.placements}
     blocks: dict[str, list[StreamedBlock]] = {}
     for _, linearization in operator.linearizations():
@@ -130,6 +139,7 @@ def given_rows(operator: NetworkOperator) -> dict[str, list[RowSpace]]:
             candidates.pop(name, None)
         if not evaluation.loss.requires_grad:
             continue
+        saturated = saturated or saturates(nodes([evaluation.loss.grad_fn]))
         for name in [name for name in candidates if evaluation.calls.get(name)]:
             own = candidates[name]
             groups = blocks.setdefault(name, [StreamedBlock(own.index.shape[1]) for _ in range(own.geometry.groups)])
@@ -139,7 +149,8 @@ def given_rows(operator: NetworkOperator) -> dict[str, list[RowSpace]]:
                 for group, block in enumerate(groups):
                     add_rows(block, rows[:, group], 1.0)
     like = torch.empty(0, dtype=torch.float64, device=operator.device)
-    return {name: [row_space(block, like) for block in own] for name, own in blocks.items() if name in candidates}
+    found = {name: [row_space(block, like) for block in own] for name, own in blocks.items() if name in candidates}
+    return found, saturated
 
 
 def active_terms(operator: NetworkOperator, placement: Placement) -> Iterator[Terms]:
@@ -168,9 +179,17 @@ def zero_rows(operator: NetworkOperator) -> torch.Tensor:
 
 
 def in_layer(
-    operator: NetworkOperator, placement: Placement, seen: list[RowSpace] | None, zero: torch.Tensor
+    operator: NetworkOperator,
+    placement: Placement,
+    seen: list[RowSpace] | None,
+    zero: torch.Tensor,
+    *,
+    saturated: bool,
 ) -> list[NullDirections]:
-    """Those within the parameters of a layer; ``seen``: the rows that it sees, if they are given."""
+    """Those within the parameters of a layer; ``seen``: the rows that it sees, if they are given.
+
+    ``saturated``: units whose derivatives are zero may be active.
+    """
     index, name = placement.index.to(operator.device), placement.name
     off = zero[index].unflatten(0, (placement.geometry.groups, -1))
     Q_C, Q_A, reasons = aligned(operator, placement, seen, off)
@@ -179,7 +198,7 @@ def in_layer(
     if product.dimension:
         space = placed(operator, index, product)
         found.append(NullDirections(f"layer {name!r}", "; ".join(reasons), space))
-    if seen is not None and [Q.shape[1] for Q in Q_A] == [rows.rank for rows in seen]:
+    if not saturated and seen is not None and [Q.shape[1] for Q in Q_A] == [rows.rank for rows in seen]:
         alone = single_units(placement.geometry, seen, Q_C, lambda: active_terms(operator, placement))
         if alone is not None and holds(operator, placed(operator, index, alone)):
             reason = f"{len(alone.parts)} of its units are active on too few samples to see every direction"
