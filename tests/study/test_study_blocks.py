@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hesscond.data import load
+from hesscond.data.preparation import chosen
 from hesscond.errors import ConfigError
 from hesscond.hessians import Catalogue
 from hesscond.report.blocks import block_frame
@@ -50,9 +51,9 @@ def double_backward(model, batch, parameters):
     model = model.double()
     output = model(batch[0])
     loss = torch.nn.functional.cross_entropy(output.flatten(0, -2), batch[1].flatten())
-    chosen = [model.get_parameter(name) for name in parameters]
-    slope = torch.cat([g.flatten() for g in torch.autograd.grad(loss, chosen, create_graph=True)])
-    rows = [torch.autograd.grad(entry, chosen, retain_graph=True, materialize_grads=True) for entry in slope]
+    tensors = [model.get_parameter(name) for name in parameters]
+    slope = torch.cat([g.flatten() for g in torch.autograd.grad(loss, tensors, create_graph=True)])
+    rows = [torch.autograd.grad(entry, tensors, retain_graph=True, materialize_grads=True) for entry in slope]
     return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
 
 
@@ -67,8 +68,8 @@ def test_rows_equal_the_hessian_by_double_backward(logged, text):
     plan, stored = logged
     probe = stored.table("probe").query("iteration == 0 and data == 'train'")
     assert list(probe["layer"].unique()) == plan.study.probe.layers
-    # the windows of the probe are the first of the training text
-    batch = text.train_inputs[:3], text.train_targets[:3]
+    samples = chosen(text.train_targets, 3)
+    batch = text.train_inputs[samples], text.train_targets[samples]
     seen = set()
     for layer, rows in probe.groupby("layer", sort=False):
         block = Catalogue(build_model(plan, text)).block(layer)
