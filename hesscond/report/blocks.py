@@ -267,7 +267,8 @@ def blocks_figure(runs: Sequence[StoredRun], *, quantity: str = "kappa", page: P
 
     A cell is the median over the blocks of a type and depth, their probed units, the seeds, and the iterations of a
     column where there are more than fit. Where the unresolved among them leave it open it has the colour of its bound,
-    and is hatched; white: not measured, or zero. Of the Hessian in plain parameters, over mini-batches, or the training
+    and is hatched; white: not measured, zero, or (a trace)
+    negative. Of the Hessian in plain parameters, over mini-batches, or the training
     set where only that was probed.
     """
     chosen = quantity_of(quantity)

@@ -174,9 +174,9 @@ def at_place(probe: pd.DataFrame, layer: str, unit: int | None) -> pd.Series:
 
 
 def of_units(probe: pd.DataFrame) -> pd.DataFrame:
-    """The rows of units; those of whole blocks where only these were measured."""
+    """The rows of units; those of whole blocks where these alone were measured."""
     units = probe["unit"].notna()
-    return probe[units] if units.any() else probe
+    return probe[units | ~probe["layer"].isin(probe.loc[units, "layer"])]
 
 
 def by_method(
