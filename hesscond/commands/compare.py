@@ -15,10 +15,12 @@ from hesscond.errors import ConfigError
 from hesscond.methods import parse, registered
 from hesscond.progress import loading_bar
 from hesscond.report import comparison_frame, comparison_table
+from hesscond.report.selection import first_unit
 from hesscond.study import load_data, load_study, resolve_device
 from hesscond.study.comparison import GRID, compare
 from hesscond.study.grid import Overrides
 from hesscond.study.sections import LARGEST, LARGEST_RATE
+from hesscond.study.store import place_name
 from hesscond.study.structure import probed_layers
 
 #: `GRID` as it is written on the command line.
@@ -72,8 +74,9 @@ def compare_methods(
         found = list(compare(study, methods, data, rates=grid, seed=seed, out=where, device=place, on_run=say))
     frame = comparison_frame(found)
     shown = ", ".join(f"{rate:g}" for rate in sorted(grid))
+    unit = first_unit(study.probe.units, study.probe.levels)
     title = (
-        f"{study.name} · layer {probed_layers(study)[0]}, unit {study.probe.units[0]} · batch size "
+        f"{study.name} · {place_name(f'layer {probed_layers(study)[0]}', unit, ', unit ')} · batch size "
         f"{study.training.batch_size} · {iterations} iterations · rates {shown}"
     )
     print_table(comparison_table(frame, title))

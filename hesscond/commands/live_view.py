@@ -17,7 +17,7 @@ from rich.text import Text
 
 from hesscond.commands.runs import clock_time
 from hesscond.errors import RunError
-from hesscond.study.store import LOG, open_run, printable
+from hesscond.study.store import LOG, open_run, place_name, printable
 from hesscond.study.watching import UnitCurves, WatchedRun
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def sparkline(values: Sequence[float], width: int, *, logarithmic: bool = False)
 
 def blocks(runs: Sequence[WatchedRun], width: int) -> RenderableType:
     """Each run with its curves, in so many columns."""
-    names = [len(f"{layer}.{unit}") for run in runs for layer, unit in run.units]
+    names = [len(place_name(layer, unit)) for run in runs for layer, unit in run.units]
     spark = min(WIDEST, max(NARROWEST, (width - BESIDE - max(names, default=0)) // 2))
     return Group(
         *(part for run in runs for part in (headline(run), Padding(curves(run, spark), (0, 0, 1, 2), expand=False)))
@@ -106,7 +106,7 @@ def curves(watched: WatchedRun, spark: int) -> Table:
     table.add_row("", "loss", last(watched.losses, "#.4g"), sparkline(watched.losses, spark), *tested, "")
     for (layer, unit), unit_curves in watched.units.items():
         table.add_row(
-            printable(f"{layer}.{unit}"),
+            printable(place_name(layer, unit)),
             "κ(H)",
             *kappa(unit_curves.kappa, spark),
             "κ own",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -243,4 +244,6 @@ def described(place: dict[str, Any]) -> str:
     >>> described({"iteration": 40, "data": "batch", "layer": "fc3", "unit": 3})
     'iteration 40, batch, layer fc3, unit 3'
     """
-    return ", ".join(f"{cell}" if name == "data" else f"{name} {cell}" for name, cell in place.items())
+    # a whole block has no unit
+    there = {name: cell for name, cell in place.items() if name != "unit" or isinstance(cell, Integral)}
+    return ", ".join(f"{cell}" if name == "data" else f"{name} {cell}" for name, cell in there.items())

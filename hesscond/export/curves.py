@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hesscond.study.store import FROM_THE_START, TABLES, open_run
+from hesscond.study.store import FROM_THE_START, TABLES, open_run, place_name
 
 if TYPE_CHECKING:
     from hesscond.study.store import StoredRun
@@ -28,7 +28,8 @@ class Scalar:
     Attributes
     ----------
     name
-        ``loss/train``, ``loss/test``, ``accuracy/test``, ``kappa/batch/fc3.3`` (quantity, data, layer.unit), in further
+        ``loss/train``, ``loss/test``, ``accuracy/test``, ``kappa/batch/fc3.3`` (quantity, data, layer.unit; a whole
+        block has no unit), in further
         coordinates ``kappa in COORDINATES/batch/fc3.3``, of a statement ``used by STATEMENT CLAIM/batch/fc3.3``.
     iteration
         Optimizer steps taken.
@@ -114,8 +115,8 @@ def scalars(table: str, columns: Mapping[str, list[Any]], clock: Clock) -> Itera
 
 
 def measured(quantity: str, row: Mapping[str, Any]) -> str:
-    """The name of a quantity measured at a unit."""
-    return f"{quantity}/{row['data']}/{row['layer']}.{row['unit']}"
+    """The name of a quantity measured at a unit or a whole block."""
+    return f"{quantity}/{row['data']}/{place_name(row['layer'], row['unit'])}"
 
 
 #: How the curves of each table are called.

@@ -31,7 +31,7 @@ from hesscond.report.axes import (
 from hesscond.report.layers import COLORS, HATCH, PANELS, cell_edges, medians, painted
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.registry import PROBED, FigureKind, TableKind
-from hesscond.report.selection import Group, looks_of, probed_groups, title_of
+from hesscond.report.selection import Group, looks_of, of_units, probed_groups, title_of
 from hesscond.report.series import finite, intervals, located, quantile
 from hesscond.report.tables import Column, Number, Words, words
 from hesscond.roles import KINDS, role_of
@@ -133,10 +133,18 @@ def negative_share(probe: pd.DataFrame) -> Ends:
     return least / order, (most + np.where(sure, 0.0, order - rank)) / order
 
 
+def mean_eigenvalue(probe: pd.DataFrame) -> Ends:
+    """Trace / n, of blocks that are not zero."""
+    _, something, order = told(probe)
+    values = np.where(something, probe["trace"].to_numpy(dtype=float) / order, np.nan)
+    return values, values
+
+
 QUANTITIES = {
     "kappa": Quantity("κ", r"$\kappa$", lambda probe: intervals(probe, "kappa")),
     "lambda_max": Quantity("λ_max", r"$|\lambda|_{\max}$", largest),
     "lambda_min": Quantity("λ_min⁺", r"smallest nonzero $|\lambda|$", smallest, known="upper"),
+    "trace": Quantity("trace / size", "trace / size", mean_eigenvalue),
     "rank": Quantity("rank / size", "rank / size", relative_rank, logarithmic=False, form=".3f"),
     "negative": Quantity("negative", "share of negative eigenvalues", negative_share, logarithmic=False, form=".3f"),
 }
@@ -171,7 +179,7 @@ def block_probes(runs: Sequence[StoredRun]) -> dict[str, pd.DataFrame]:
 
     found = {}
     for group in probed_groups(runs):
-        rows = pd.concat([run.table("probe").assign(seed=run.seed) for run in group.runs], ignore_index=True)
+        rows = pd.concat([of_units(run.table("probe")).assign(seed=run.seed) for run in group.runs], ignore_index=True)
         batches = rows[rows["data"] == "batch"]
         rows = (batches if len(batches) else rows).drop_duplicates(
             ["seed", "iteration", "data", "layer", "unit"], keep="last"
@@ -259,7 +267,8 @@ def blocks_figure(runs: Sequence[StoredRun], *, quantity: str = "kappa", page: P
 
     A cell is the median over the blocks of a type and depth, their probed units, the seeds, and the iterations of a
     column where there are more than fit. Where the unresolved among them leave it open it has the colour of its bound,
-    and is hatched; white: not measured, or zero. Of the Hessian in plain parameters, over mini-batches, or the training
+    and is hatched; white: not measured, zero, or (a trace)
+    negative. Of the Hessian in plain parameters, over mini-batches, or the training
     set where only that was probed.
     """
     chosen = quantity_of(quantity)

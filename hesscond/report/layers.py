@@ -31,9 +31,10 @@ from hesscond.report.axes import (
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import MethodLook
 from hesscond.report.registry import PROBED, FigureKind, TableKind
-from hesscond.report.selection import Group, looks_of, probed_groups, title_of
+from hesscond.report.selection import Group, looks_of, of_units, probed_groups, title_of
 from hesscond.report.series import intervals, located, quantile
 from hesscond.report.tables import Column, Number, Words, interval, words
+from hesscond.study.store import place_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,7 +144,7 @@ def own_kappas(group: Group) -> pd.DataFrame:
 
     tables = []
     for run in group.runs:
-        probe = run.table("probe")
+        probe = of_units(run.table("probe"))
         lower, upper = intervals(probe, "kappa_own")
         columns = probe[["iteration", "data", "layer", "unit"]]
         tables.append(columns.assign(seed=run.seed, lower=lower, upper=upper))
@@ -323,6 +324,8 @@ def cells_of(runs: Sequence[StoredRun]) -> dict[str, Cells]:
     ConfigError
         Fewer than two units were probed, at fewer than two iterations; too many methods; different studies.
     """
+    import pandas as pd
+
     probes = {group.label: own_kappas(group) for group in probed_groups(runs)}
     probes = {label: probe for label, probe in probes.items() if len(probe)}
     if not probes:
@@ -340,10 +343,13 @@ def cells_of(runs: Sequence[StoredRun]) -> dict[str, Cells]:
         )
     edges = cell_edges(iterations)
     by_unit = len(blocks) <= ROWS
-    names = [f"{layer} / {unit}" for layer, unit in blocks] if by_unit else list(dict.fromkeys(b[0] for b in blocks))
+    names = list(dict.fromkeys(place_name(*block, " / ") if by_unit else block[0] for block in blocks))
     found = {}
     for label, probe in probes.items():
-        row = probe["layer"] + " / " + probe["unit"].astype(str) if by_unit else probe["layer"]
+        row = probe["layer"]
+        if by_unit:
+            places = zip(row, probe["unit"], strict=True)
+            row = pd.Series([place_name(layer, unit, " / ") for layer, unit in places], index=row.index)
         found[label] = (names, *medians(probe, row.map(names.index), len(names), edges), edges)
     return found
 
@@ -416,7 +422,8 @@ def layer_kappa_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
             lower, upper = probe["lower"].to_numpy(dtype=float), probe["upper"].to_numpy(dtype=float)
             row: dict[str, Any] = {"method": group.label, "layer": layer, "data": probe["data"].iloc[0]}
             row |= {
-                "units": probe["unit"].nunique(),
+                # a block that was measured as a whole counts as one
+                "units": max(1, probe["unit"].nunique()),
                 "measured": int(np.sum(~np.isnan(lower))),
                 "unresolved": int(np.isinf(upper).sum()),
             }

@@ -26,7 +26,7 @@ UNIT = ("layer", "unit")
 STUDY = "runs of one study"
 PROBED = "runs of one study that were probed"
 #: What is shown of blocks by type and depth: `hesscond.report.blocks`.
-QUANTITIES = ("kappa", "lambda_max", "lambda_min", "rank", "negative")
+QUANTITIES = ("kappa", "lambda_max", "lambda_min", "trace", "rank", "negative")
 #: The statements whose claims compare rates, for the figure of which there need be no run.
 RATED = ("prec-theorem-1", "bnp-theorem-1")
 

@@ -26,7 +26,7 @@ from hesscond.report.axes import (
 )
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import DASHED
-from hesscond.report.selection import Group, groups_of, looks_of
+from hesscond.report.selection import Group, at_place, first_place, groups_of, looks_of
 from hesscond.report.series import gain, resolved_values
 from hesscond.report.tables import Column, words
 from hesscond.report.training import accuracies_of, draw_seeds, finish, losses_of, means_of_stretches, stretch
@@ -110,9 +110,8 @@ def probed(value: Callable[[pd.DataFrame], pd.Series]) -> Callable[[StoredRun], 
         import pandas as pd
 
         probe = run.table("probe")
-        own = run.config["probe"]
-        rows = (probe["data"] == "batch") & (probe["layer"] == own["layers"][0]) & (probe["unit"] == own["units"][0])
-        found = value(probe[rows]).dropna()
+        layer, unit = first_place(run, probe)
+        found = value(probe[(probe["data"] == "batch") & at_place(probe, layer, unit)]).dropna()
         return pd.Series({int(probe["epoch"].max()): float(found.median())}) if len(found) else pd.Series(dtype=float)
 
     return values

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hesscond.errors import ConfigError
 from hesscond.report.palette import MethodLook, method_looks, varied
+from hesscond.study.store import place_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +28,7 @@ class Selection:
     study
         The study's name.
     layer, unit
-        Probed in every run.
+        Probed in every run; None: the block as a whole.
     probes
         The probe table of each run of `runs`, rows of that unit only.
     """
@@ -35,7 +36,7 @@ class Selection:
     runs: tuple[StoredRun, ...]
     study: str
     layer: str
-    unit: int
+    unit: int | None
     probes: tuple[pd.DataFrame, ...]
 
     @property
@@ -47,7 +48,7 @@ class Selection:
     def title(self) -> str:
         """Study, layer and unit, batch size."""
         sizes = ", ".join(map(str, self.batch_sizes))
-        return f"{self.study} · layer {self.layer}, unit {self.unit} · batch size {sizes}"
+        return f"{self.study} · {place_name(f'layer {self.layer}', self.unit, ', unit ')} · batch size {sizes}"
 
     def probe(self, run: StoredRun, data: str) -> pd.DataFrame:
         """Probe rows of the unit over ``data`` ("batch" or "train"), one per iteration, indexed by it."""
@@ -132,17 +133,50 @@ def select(runs: Sequence[StoredRun], layer: str | None = None, unit: int | None
     """
     check_one_study(runs)
     first = runs[0]
-    layer = first.config["probe"]["layers"][0] if layer is None else layer
-    unit = first.config["probe"]["units"][0] if unit is None else unit
-    for run in runs:
-        layers, units = run.config["probe"]["layers"], run.config["probe"]["units"]
+    tables = [run.table("probe") for run in runs]
+    layer, default = first_place(first, tables[0], layer)
+    unit = default if unit is None else unit
+    for run, table in zip(runs, tables, strict=True):
+        layers = run.config["probe"]["layers"]
         if layer not in layers:
             raise ConfigError(f"layer {layer!r} was not probed in {run.folder}: choose from {', '.join(layers)}")
-        if unit not in units:
+        units = run.config["probe"]["units"]
+        if units == "all":
+            units = sorted(table.loc[table["layer"] == layer, "unit"].dropna().unique())
+        # of an open log, the rows may be still to come
+        if unit is not None and unit not in units and (units or run.config["probe"]["units"] != "all"):
             raise ConfigError(f"unit {unit} was not probed in {run.folder}: choose from {', '.join(map(str, units))}")
-    tables = (run.table("probe") for run in runs)
-    probes = tuple(table[(table["layer"] == layer) & (table["unit"] == unit)] for table in tables)
+    probes = tuple(table[at_place(table, layer, unit)] for table in tables)
     return Selection(tuple(runs), str(first.config["name"]), layer, unit, probes)
+
+
+def first_unit(units: Sequence[int] | str, levels: Sequence[str]) -> int | None:
+    """The unit that is shown where none was named; None: the whole block."""
+    if "unit" not in levels:
+        return None
+    return 0 if isinstance(units, str) else units[0]
+
+
+def first_place(run: StoredRun, probe: pd.DataFrame, layer: str | None = None) -> tuple[str, int | None]:
+    """The layer and the unit of it that are shown where none were named."""
+    own = run.config["probe"]
+    layer = own["layers"][0] if layer is None else layer
+    unit = first_unit(own["units"], own.get("levels", ["unit"]))
+    there = probe.loc[probe["layer"] == layer, "unit"].dropna()
+    # of tokens, one that occurs
+    return layer, int(there.iloc[0]) if unit is not None and own["units"] == "all" and len(there) else unit
+
+
+def at_place(probe: pd.DataFrame, layer: str, unit: int | None) -> pd.Series:
+    """Which rows are those of a unit of a layer, or of the whole block."""
+    where = probe["unit"].isna() if unit is None else (probe["unit"] == unit).fillna(False).astype(bool)
+    return (probe["layer"] == layer) & where
+
+
+def of_units(probe: pd.DataFrame) -> pd.DataFrame:
+    """The rows of units; those of whole blocks where these alone were measured."""
+    units = probe["unit"].notna()
+    return probe[units | ~probe["layer"].isin(probe.loc[units, "layer"])]
 
 
 def by_method(

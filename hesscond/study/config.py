@@ -92,30 +92,43 @@ def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-class ProbeConfig(Section):
-    """``[probe]``: which units are measured, how often, and on which data.
+#: What one Hessian is of.
+Level = Literal["unit", "layer"]
 
-    ``layers``: dense layers and convolutions by their names in the network, ``*`` and ``?`` in them standing for any
-    characters and for any one; the output layer if not given. ``every``: on the mini-batch, every so many iterations
-    (0: never). ``train_every_epochs``: over the training set, at the start, every so many epochs and at the end (0:
-    never); ``train_samples``: over a fixed part of it only, chosen as that of ``[data]``: a probe batch that stays the
-    same. ``precision``: ``"as-trained"`` takes the activations of the training forward pass as they are and does
-    everything after in float64; ``"float64"`` recomputes the forward pass in float64 (about twice the cost of a probe).
+
+def of_units() -> list[Level]:
+    """The levels where none are named."""
+    return ["unit"]
+
+
+class ProbeConfig(Section):
+    """``[probe]``: which blocks are measured, how often, and on which data.
+
+    ``layers``: what `hesscond.probe` takes: modules, parameters and parts of both (``"attention[q]"``) by their names
+    in the network, and globs of them, ``"*"`` being every parameter once; the output layer if not given. ``units``:
+    numbers, or ``"all"``; of an embedding, those tokens of them that occur in the data. ``levels``: ``"unit"`` for a
+    Hessian of each unit, ``"layer"`` for one of the whole block (``unit`` is empty in its rows), or both. ``every``: on
+    the mini-batch, every so many iterations (0: never). ``train_every_epochs``: over the training set, at the start,
+    every so many epochs and at the end (0: never); ``train_samples``: over a fixed part of it only, chosen as that of
+    ``[data]``: a probe batch that stays the same. ``precision``: ``"as-trained"`` takes the activations of the training
+    forward pass as they are and does everything after in float64; ``"float64"`` recomputes the forward pass in float64
+    (about twice the cost of a probe).
     """
 
     layers: Annotated[list[str], Field(min_length=1)] | None = None
-    units: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    units: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | Literal["all"]
+    levels: Annotated[list[Level], Field(min_length=1)] = Field(default_factory=of_units)
     every: Annotated[int, Field(ge=0)] = 1
     train_every_epochs: Annotated[int, Field(ge=0)] = 1
     train_samples: PositiveInt | None = None
     precision: Literal["as-trained", "float64"] = "as-trained"
     rtol: Annotated[float, Field(gt=0, lt=1)] = 1e-6
 
-    @field_validator("layers", "units")
+    @field_validator("layers", "units", "levels")
     @classmethod
-    def distinct(cls, value: list[Any] | None) -> list[Any] | None:
+    def distinct(cls, value: Any) -> Any:
         """Refuse to measure the same thing twice."""
-        if value is not None and len(set(value)) < len(value):
+        if isinstance(value, list) and len(set(value)) < len(value):
             raise ValueError(f"each may be given only once, got {value}")
         return value
 

@@ -136,6 +136,7 @@ class RunLog:
             for table, columns in lacking.items():
                 for column in columns:
                     connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {TABLES[table][column]}")
+            index(connection)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def training(self, iteration: int, epoch: int, loss: float, lr: float | None = None) -> None:
@@ -193,10 +194,18 @@ def create(connection: sqlite3.Connection) -> None:
     for table, columns in (TABLES | BESIDE).items():
         spec = ", ".join(f"{name} {kind}" for name, kind in columns.items())
         connection.execute(f"CREATE TABLE {table} ({spec})")
-    for table, key in KEYS.items():
-        connection.execute(f"CREATE UNIQUE INDEX one_{table} ON {table} ({', '.join(key)})")
+    index(connection)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def index(connection: sqlite3.Connection) -> None:
+    """See to it that the log takes no row twice."""
+    for table, key in KEYS.items():
+        # to an index one NULL is not the same as another
+        columns = ", ".join("ifnull(unit, -1)" if column == "unit" else column for column in key)
+        connection.execute(f"DROP INDEX IF EXISTS one_{table}")
+        connection.execute(f"CREATE UNIQUE INDEX one_{table} ON {table} ({columns})")
 
 
 def running() -> dict[str, Any]:

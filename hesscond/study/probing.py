@@ -1,4 +1,4 @@
-"""Rows of the probe table: κ of a dense or convolutional layer's unit on named data, in several coordinates."""
+"""Rows of the probe table: κ of a block, or of a unit of it, on named data, in several coordinates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hesscond.capture import (
     Batch,
     FeatureStatistics,
     Geometry,
-    Layer,
     LayerCapture,
     LossFunction,
     Recorder,
     capture,
     channel_statistics,
+    eligible_layers,
 )
 from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.check import (
@@ -34,11 +34,14 @@ from hesscond.check import (
     weight_as_parameter,
 )
 from hesscond.data import Samples, Stream
-from hesscond.errors import CaptureError, MatrixError, RunError
+from hesscond.errors import CaptureError, ConfigError, MatrixError, RunError
 from hesscond.hessians import (
+    Block,
     BlockHessian,
     BlockSource,
+    Catalogue,
     Chart,
+    Choice,
     Coordinates,
     HessianMaker,
     HessianOperator,
@@ -48,8 +51,10 @@ from hesscond.hessians import (
     unit_hessian,
 )
 from hesscond.hessians.parameters import UnitLayout
+from hesscond.layer_probe import LayerProbe
 from hesscond.methods import Method
 from hesscond.methods.bnp import from_statistics, regularized
+from hesscond.results import LayerResult
 from hesscond.spectra import ConditionNumber
 from hesscond.study.config import ProbeConfig
 from hesscond.theorems import LayerNetwork, LayerStatement, Observation, Outcome
@@ -85,16 +90,19 @@ class Inputs(NamedTuple):
 
 
 class Prober:
-    """Measures the units that a study names, on mini-batches and over the training set.
+    """Measures the blocks that a study names, on mini-batches and over the training set.
+
+    Units of dense and convolutional layers are captured in the training pass, or streamed; everything else is measured
+    as `hesscond.probe` does it.
 
     Parameters
     ----------
     model, loss_fn, method
         What is being trained, and by which method. None of them is changed.
     config
-        Layers, units and precision.
-    layers
-        The modules of ``config.layers``.
+        Units, levels and precision.
+    blocks
+        What is measured, by its name in the study.
     places
         Where each of them is in the model that the method built.
     statements
@@ -107,7 +115,7 @@ class Prober:
         loss_fn: LossFunction,
         method: Method,
         config: ProbeConfig,
-        layers: Mapping[str, Layer],
+        blocks: Mapping[str, Block],
         places: Mapping[str, str],
         statements: Sequence[LayerStatement] = (),
     ) -> None:
@@ -115,8 +123,23 @@ class Prober:
         self.statements = list(statements)
         self._reads_inputs = any(one.inputs for one in self.statements)
         self.names = {place: name for name, place in places.items()}
-        self.units = {place: tuple(config.units) for place in self.names}
-        self.recorder = Recorder({places[name]: layer for name, layer in layers.items()})
+        self.blocks = {places[name]: block for name, block in blocks.items()}
+        dense = {place for place, block in self.blocks.items() if block.layer is not None}
+        layers = {place: layer for place, layer in eligible_layers(model).items() if place in dense}
+        self.further: dict[str, list[str]] = {}
+        if "unit" in config.levels:
+            self.further["unit"] = [place for place in self.blocks if place not in dense]
+        else:
+            layers = {}
+        if "layer" in config.levels:
+            self.further["layer"] = list(self.blocks)
+        self.units = {place: self.blocks[place].chosen(self._wanted) for place in layers}
+        self.recorder = Recorder(layers)
+
+    @property
+    def _wanted(self) -> tuple[int, ...] | None:
+        """The units to be measured; None: all."""
+        return None if isinstance(self.config.units, str) else tuple(self.config.units)
 
     def batch_rows(
         self, inputs: torch.Tensor, targets: torch.Tensor, output: torch.Tensor, *, check: bool = False
@@ -135,8 +158,8 @@ class Prober:
         CaptureError
             It does not agree with them.
         """
-        captures = None
-        if self.config.precision == "as-trained":
+        captures: dict[str, LayerCapture] | None = None if self.units else {}
+        if self.units and self.config.precision == "as-trained":
             captures = self.recorder.captured(self.loss_fn, output, targets, self.units)
         self.recorder.seen.clear()
         if captures is None:
@@ -144,11 +167,12 @@ class Prober:
         checks = self._compared(captures, (inputs, targets)) if check else {}
         data = Measured("batch", (inputs, targets), self._maker((inputs, targets)), checks)
         seen = {place: inputs_of(captured, self._reads_inputs) for place, captured in captures.items()}
-        return [
+        rows = [
             self._row(data, len(targets), place, unit, unit_hessian(captured, unit, MEMORY), seen[place])
             for place, captured in captures.items()
             for unit in captured.units
         ]
+        return self._in_order([*rows, *self._others("batch", (inputs, targets), len(targets))])
 
     def train_rows(self, inputs: Samples, targets: torch.Tensor) -> list[ProbeRow]:
         """Rows for the training set, streamed through the model as it is now.
@@ -157,6 +181,8 @@ class Prober:
         ------
         RunError
             Batch normalization behind a layer would couple samples of different parts of the stream.
+        CaptureError
+            A block cannot be measured, or does not agree with the model's own derivatives.
         """
         samples = len(inputs)
         chunk = min(CHUNK, max(1, ROOM // activations(self.model, inputs[:1])))
@@ -173,7 +199,10 @@ class Prober:
                     self._refuse_coupled(captures, chunk)
                 yield captures, len(targets[part]) / samples
 
-        hessians, statistics = stream(chunks(), MEMORY)
+        others = [place for places in self.further.values() for place in places]
+        if others and len(parts) > 1 and self._couples:
+            raise RunError(self._coupled(self.names[others[0]], chunk))
+        hessians, statistics = stream(chunks(), MEMORY) if self.units else ({}, {})
         pairs: Any = Stream(inputs, targets, parts)
         if isinstance(inputs, torch.Tensor):
             pairs = list(pairs)
@@ -189,21 +218,124 @@ class Prober:
         seen = {
             place: Inputs(own, factors[place] if place in factors else unread(own)) for place, own in statistics.items()
         }
-        return [
+        found = [
             self._row(data, samples, place, unit, hessian, seen[place]) for (place, unit), hessian in hessians.items()
         ]
+        whole = (inputs[parts[0]], targets[parts[0]]) if len(parts) == 1 else None
+        weights = None if whole else [len(targets[part]) for part in parts]
+        return self._in_order([*found, *self._others("train", whole or pairs, samples, weights)])
+
+    # blocks that are not captured
+
+    def _others(
+        self, name: str, pairs: Batch | Iterable[Batch], samples: int, weights: list[int] | None = None
+    ) -> Iterator[ProbeRow]:
+        """Rows of blocks of other parameters, and of whole blocks; ``weights``: of each batch of a stream."""
+        for level, places in self.further.items():
+            # of tables all that occur are looked at: which these are is known of the data alone
+            groups: dict[bool, list[str]] = {False: [], True: []}
+            for place in places:
+                groups[self.blocks[place].table and level == "unit"].append(place)
+            for table, chosen in groups.items():
+                if not chosen:
+                    continue
+                units = None if table or level == "layer" else self._wanted
+                measure = partial(self._probe, pairs, level=level, units=units, weights=weights)
+                plain = measure(chosen, None)
+                moved = [place for place in chosen if self._has_coordinates(place)]
+                own = measure(moved, self.method) if moved else {}
+                for place in chosen:
+                    yield from self._rows_of(name, samples, plain[place], own.get(place))
+
+    def _probe(
+        self,
+        pairs: Any,
+        places: Sequence[str],
+        method: Method | None,
+        *,
+        level: str,
+        units: tuple[int, ...] | None,
+        weights: list[int] | None,
+    ) -> Mapping[str, LayerResult]:
+        """What `hesscond.probe` finds, in the plain parameters or in the method's coordinates."""
+        dtype = torch.float64 if self.config.precision == "float64" else None
+        asked = LayerProbe(
+            model=self.model,
+            loss_fn=self.loss_fn,
+            data=pairs,
+            choice=Choice(tuple(places)),
+            level=level,
+            method=method,
+            units=units,
+            dtype=dtype,
+            rtol=self.config.rtol,
+            memory=MEMORY,
+            reduction=None,
+            weight=weights,
+            check=True,
+            lift_casts=True,
+            team=None,
+            products=None,
+        )
+        return asked.result()
+
+    def _has_coordinates(self, place: str) -> bool:
+        """Whether the method has coordinates of a block other than the plain ones."""
+        block = self.blocks[place]
+        try:
+            if block.layer is not None:
+                return self.method.probed(place) is not None
+            return self.method.of_parameters(place, Catalogue(self.model).block(place).parameters) is not None
+        except ConfigError:
+            return False
+
+    def _rows_of(self, name: str, samples: int, plain: LayerResult, own: LayerResult | None) -> Iterator[ProbeRow]:
+        """Rows of the units of a block, or of all of it."""
+        units: Sequence[int | None] = plain.units if plain.level == "unit" else (None,)
+        in_own = plain.conditions if own is None else own.conditions
+        for unit, kappa, kappa_own in zip(units, plain.conditions, in_own, strict=True):
+            if unit is not None and self._wanted is not None and unit not in self._wanted:
+                continue
+            block = plain.block(unit)
+            row = {
+                "data": name,
+                "layer": self.names[plain.name],
+                "unit": unit,
+                "samples": samples,
+                "n_params": block.order,
+                "resolved": int(kappa.resolved),
+                "resolved_own": int(kappa_own.resolved),
+                "rank_own": kappa_own.rank,
+                "coordinates": "plain" if own is None or (P := own.block(unit).P) is None else P.name,
+            }
+            yield ProbeRow(row | plain_columns(block, kappa) | own_columns(kappa_own, kappa), [], [])
+
+    def _in_order(self, rows: list[ProbeRow]) -> list[ProbeRow]:
+        """By the blocks' order in the study."""
+        order = {name: number for number, name in enumerate(self.names.values())}
+        return sorted(rows, key=lambda row: order[row.measured["layer"]])
+
+    # layers that are captured
 
     def _refuse_coupled(self, captures: Mapping[str, LayerCapture], chunk: int) -> None:
         """The Hessian of a layer behind which batch statistics are taken is not the sum of those of parts."""
-        if not any(m.training and getattr(m, "running_mean", None) is not None for m in self.model.modules()):
+        if not self._couples:
             return
         for place, captured in captures.items():
             if captured.route != OUTPUT_ROUTE:
-                raise RunError(
-                    f"behind layer {self.names[place]!r} the batch is normalized, so that its Hessian over the "
-                    f"training set needs all samples at once: in [probe] take at most {chunk} of them, train_samples = "
-                    f"{chunk}, or set train_every_epochs = 0, or measure the output layer"
-                )
+                raise RunError(self._coupled(self.names[place], chunk))
+
+    @property
+    def _couples(self) -> bool:
+        """Whether batch statistics are taken in the model."""
+        return any(m.training and getattr(m, "running_mean", None) is not None for m in self.model.modules())
+
+    def _coupled(self, layer: str, chunk: int) -> str:
+        return (
+            f"behind layer {layer!r} the batch is normalized, so that its Hessian over the training set needs all "
+            f"samples at once: in [probe] take at most {chunk} of them, train_samples = {chunk}, or set "
+            "train_every_epochs = 0, or measure the output layer"
+        )
 
     def _maker(self, data: Any) -> HessianMaker:
         return partial(HessianOperator, self.model, self.loss_fn, data)
@@ -250,31 +382,20 @@ class Prober:
         row = at | {
             "samples": samples,
             "n_params": hessian.order,
-            "kappa": plain.value,
-            "kappa_lower": plain.lower,
-            "kappa_upper": plain.upper,
             "kappa_preconditioned": preconditioned.value,
             "kappa_preconditioned_lower": preconditioned.lower,
             "kappa_preconditioned_upper": preconditioned.upper,
-            "kappa_own": in_own.value,
-            "kappa_own_lower": in_own.lower,
-            "kappa_own_upper": in_own.upper,
             "kappa_D": raw.kappa_D,
             "kappa_D_eps": scaling_condition(with_epsilons, bias=geometry.bias),
             "dead": raw.dead,
-            "rank": plain.rank,
-            "nullity": plain.nullity,
-            "negative": plain.counted_negative,
             "resolved": int(plain.resolved),
-            "lambda_max": plain.lambda_max,
-            "lambda_min": plain.lambda_min,
             "rank_preconditioned": preconditioned.rank,
             "resolved_preconditioned": int(preconditioned.resolved),
             "rank_own": in_own.rank,
             "resolved_own": int(in_own.resolved),
             "coordinates": "plain" if own is None else own.name,
-            "solver": f"{plain.solver}; {in_own.solver}",
         }
+        row |= plain_columns(hessian, plain) | own_columns(in_own, plain)
         readings = [at | {"coordinates": name} | reading_row(found[name]) for name in further]
         checked = []
         first = unit == self.units[place][0]
@@ -323,6 +444,40 @@ class Prober:
         """Raise a CaptureError where PᵀHP is not what P and H give."""
         if in_coordinates(block, direction) > TOLERANCE:
             raise CaptureError(f"layer {self.names[place]!r}: the Hessian in the coordinates {name!r} is not PᵀHP")
+
+
+def placed(method: Method, name: str) -> str:
+    """Where a module, parameter or part of a study's network is in the model that a method built."""
+    base, bracket, part = name.partition("[")
+    if base not in dict(method.model.named_modules()) and "." in base:
+        owner, _, attribute = base.rpartition(".")
+        return f"{method.layer(owner)}.{attribute}{bracket}{part}"
+    return method.layer(base) + bracket + part
+
+
+def plain_columns(block: BlockHessian, kappa: ConditionNumber) -> dict[str, Any]:
+    """The columns of the Hessian in the plain parameters."""
+    return {
+        "kappa": kappa.value,
+        "kappa_lower": kappa.lower,
+        "kappa_upper": kappa.upper,
+        "rank": kappa.rank,
+        "nullity": kappa.nullity,
+        "negative": kappa.counted_negative,
+        "lambda_max": kappa.lambda_max,
+        "lambda_min": kappa.lambda_min,
+        "trace": float(block.diagonal().sum()),
+    }
+
+
+def own_columns(kappa: ConditionNumber, plain: ConditionNumber) -> dict[str, Any]:
+    """The columns of κ in the method's own coordinates, and of how both were found."""
+    return {
+        "kappa_own": kappa.value,
+        "kappa_own_lower": kappa.lower,
+        "kappa_own_upper": kappa.upper,
+        "solver": f"{plain.solver}; {kappa.solver}",
+    }
 
 
 def inputs_of(captured: LayerCapture, read: bool) -> Inputs:

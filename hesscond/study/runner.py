@@ -18,7 +18,6 @@ from torch import nn
 from torch.nn import functional
 
 import hesscond
-from hesscond.capture import eligible_layers
 from hesscond.capture.randomness import RandomState, gpus_of
 from hesscond.data import Dataset, Samples, selected
 from hesscond.data.preparation import chosen
@@ -30,11 +29,11 @@ from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.config import StudyConfig
 from hesscond.study.datasets import Augmentation, check_data
 from hesscond.study.log import RunLog, can_be_resumed, check_free
-from hesscond.study.probing import Prober, ProbeRow
+from hesscond.study.probing import Prober, ProbeRow, placed
 from hesscond.study.schedule import scheduler
 from hesscond.study.sections import ModelConfig
 from hesscond.study.store import OVER, open_run
-from hesscond.study.structure import check_structure, probed_layers
+from hesscond.study.structure import check_structure, probed_blocks, probed_layers
 from hesscond.theorems import LayerStatement, statement
 
 #: Samples in one forward pass of an evaluation: fully connected networks take little memory for each.
@@ -307,15 +306,14 @@ class Training:
             self.method.fit(self.inputs)
         self.optimizer = self.method.optimizer(plan.learning_rate, **config.optimizer_options)
         self.schedule = scheduler(self.optimizer, study.schedule, per_epoch=self.per_epoch, iterations=self.iterations)
-        layers = eligible_layers(self.model)
-        places = {name: self.method.layer(name) for name in probed_layers(study)}
+        blocks = probed_blocks(study)
         self.prober = Prober(
             self.model,
             self.loss_fn,
             self.method,
             study.probe,
-            {name: layers[place] for name, place in places.items()},
-            places,
+            blocks,
+            {name: placed(self.method, name) for name in blocks},
             [found for own in study.statements if isinstance(found := statement(own.id), LayerStatement)],
         )
         self.order = torch.Generator().manual_seed(plan.seed + 1)

@@ -265,7 +265,8 @@ class ScheduleConfig(Section):
 def first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     """The key of the first thing wrong, and the sentence about it."""
     first = error.errors()[0]
-    key: tuple[str | int, ...] = tuple(first["loc"])
+    # pydantic names the one of several types that a value was taken for
+    key = tuple(part for part in first["loc"] if not str(part).startswith("list["))
     below: tuple[str | int, ...] = first["ctx"]["key"] if first["type"] == "misfit" else ()
     dotted, message = ".".join(map(str, (*key, *below))), first["msg"].removeprefix("Value error, ")
     if message.startswith(UNKNOWN):

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -40,12 +41,16 @@ ATTEMPTS = 20
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 #: Of `TABLES` and all else below; a change of theirs is a new version.
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 #: The versions that can be read, and what their logs lack: columns by table. They are empty, and there as soon as a run
 #: goes on.
 LACKING: dict[int, dict[str, tuple[str, ...]]] = {
-    5: {"evaluation": ("test_top5", "test_class_accuracy", "test_psnr", "test_bits_per_character")},
-    6: {"evaluation": ("test_bits_per_character",)},
+    5: {
+        "evaluation": ("test_top5", "test_class_accuracy", "test_psnr", "test_bits_per_character"),
+        "probe": ("trace",),
+    },
+    6: {"evaluation": ("test_bits_per_character",), "probe": ("trace",)},
+    7: {"probe": ("trace",)},
     SCHEMA_VERSION: {},
 }
 #: "HESS", in the header of the file.
@@ -92,6 +97,7 @@ TABLES: dict[str, dict[str, str]] = {
         "resolved": "INTEGER",
         "lambda_max": "REAL",
         "lambda_min": "REAL",
+        "trace": "REAL",
         "rank_preconditioned": "INTEGER",
         "resolved_preconditioned": "INTEGER",
         "rank_own": "INTEGER",
@@ -130,7 +136,7 @@ TABLES: dict[str, dict[str, str]] = {
     },
 }
 
-#: What makes a row the same: a resumed run measures some of them a second time.
+#: What makes a row the same: a resumed run measures some of them a second time. Whole blocks have no unit.
 KEYS = {
     "probe": ("iteration", "data", "layer", "unit"),
     "readings": ("iteration", "data", "layer", "unit", "coordinates"),
@@ -146,6 +152,7 @@ BESIDE = {
 
 PROBE_MEANING = {
     "iteration": "optimizer steps taken when it was measured",
+    "unit": "of the layer; empty: the Hessian is that of the whole block",
     "data": "samples of the Hessian: batch (the mini-batch about to be trained on) or train (the training set)",
     "kappa": "κ(H) in the plain parameters [b, w]; inf if unresolved",
     "kappa_preconditioned": "κ(PᵀHP) with P = U D from the raw statistics of the same samples, whatever the method",
@@ -156,6 +163,7 @@ PROBE_MEANING = {
     "kappa_D_running_eps": "the same with ε₁, ε₂: the D that the step used",
     "dead": "input features constant over the samples (σ = 0)",
     "coordinates": "the coordinates of kappa_own",
+    "trace": "of H in the plain parameters",
     "rank": "rank of H; with nullity it adds up to n_params",
 }
 
@@ -455,7 +463,7 @@ class _Training(_Table):
 
 class _Probe(_Table):
     layers: Annotated[list[str], Field(min_length=1)]
-    units: Annotated[list[int], Field(min_length=1)]
+    units: Annotated[list[int], Field(min_length=1)] | Literal["all"]
 
 
 class _Run(_Table):
@@ -547,6 +555,17 @@ def find_runs(folder: Path | str) -> Iterator[StoredRun]:
         The folder does not exist; on the way, one of the runs is damaged.
     """
     return map(open_run, run_folders(folder))
+
+
+def place_name(layer: str, unit: object, between: str = ".") -> str:
+    """What is said of a place where something was measured; a whole block has no unit.
+
+    Examples
+    --------
+    >>> place_name("fc", 3), place_name("fc", None)
+    ('fc.3', 'fc')
+    """
+    return f"{layer}{between}{unit}" if isinstance(unit, Integral) else layer
 
 
 def printable(text: str) -> str:

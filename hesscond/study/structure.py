@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from hesscond.capture import Geometry, eligible_layers
 from hesscond.data import Form
 from hesscond.errors import ConfigError
+from hesscond.hessians import Block, Catalogue, Choice
 from hesscond.models import MODELS, OptionError
 from hesscond.study.config import StudyConfig
 from hesscond.study.sections import ModelConfig
@@ -42,7 +42,18 @@ class Misfit(ConfigError):
 
 
 def layers_of(model: ModelConfig, form: Form) -> Mapping[str, Geometry]:
-    """The layers that can be probed, by name, in the order of the network; the last is the output layer.
+    """The dense and convolutional layers, by name, in the order of the network; the last is the output layer.
+
+    Raises
+    ------
+    Misfit
+        As `catalogue_of`.
+    """
+    return {name: Geometry.of(layer) for name, layer in eligible_layers(catalogue_of(model, form).model).items()}
+
+
+def catalogue_of(model: ModelConfig, form: Form) -> Catalogue:
+    """What can be probed of the network.
 
     Raises
     ------
@@ -66,33 +77,42 @@ def layers_of(model: ModelConfig, form: Form) -> Mapping[str, Geometry]:
 
 
 @lru_cache(maxsize=64)
-def skeleton(name: str, options: str, form: Form) -> Mapping[str, Geometry]:
-    """The layers of the network built without values."""
+def skeleton(name: str, options: str, form: Form) -> Catalogue:
+    """The blocks of the network built without values."""
     # the meta device gives shapes, and takes neither time nor memory
     with torch.device("meta"):
         model = MODELS[name](input_shape=form.input_shape, outputs=form.outputs, **json.loads(options))
-    return {name: Geometry.of(layer) for name, layer in eligible_layers(model).items()}
+    return Catalogue(model)
 
 
 def probed_layers(study: StudyConfig) -> list[str]:
-    """The layers that the study measures: those it names, or the output layer; in its order, ``*`` in the network's.
+    """The blocks that the study measures: those it names, or the output layer; in its order, ``*`` in the network's.
 
     Raises
     ------
     Misfit
-        The network does not fit the data, or has no such layer.
+        The network does not fit the data, or has no such block.
     """
-    layers = layers_of(study.model, study.data.form)
-    if study.probe.layers is None:
-        return [list(layers)[-1]]
-    found: dict[str, None] = {}
-    for number, name in enumerate(study.probe.layers):
-        # brackets mean themselves
-        own = fnmatch.filter(layers, name.replace("[", "[[]"))
-        if not own:
-            raise Misfit(("probe", "layers", number), f"no layer {name!r} in the model, it has {', '.join(layers)}")
-        found |= dict.fromkeys(own)
-    return list(found)
+    return list(probed_blocks(study))
+
+
+def probed_blocks(study: StudyConfig) -> dict[str, Block]:
+    """`probed_layers` with what they are made of.
+
+    Raises
+    ------
+    Misfit
+        As there.
+    """
+    catalogue = catalogue_of(study.model, study.data.form)
+    level = "unit" if "unit" in study.probe.levels else "layer"
+    found: dict[str, Block] = {}
+    for number, name in enumerate(study.probe.layers or list(eligible_layers(catalogue.model))[-1:]):
+        try:
+            found |= Choice.of(catalogue.model, name, None, level).blocks(catalogue.model)
+        except ConfigError as error:
+            raise Misfit(("probe", "layers", number), str(error)) from None
+    return found
 
 
 def check_structure(study: StudyConfig) -> None:
@@ -110,19 +130,41 @@ def check_structure(study: StudyConfig) -> None:
         raise Misfit(
             ("training", "loss"), f"the data set {study.data.name!r} has {there}: use {' or '.join(map(repr, fitting))}"
         )
-    layers = layers_of(study.model, form)
-    for name in probed_layers(study):
-        for number, unit in enumerate(study.probe.units):
-            if unit >= layers[name].units:
-                raise Misfit(
-                    ("probe", "units", number),
-                    f"unit {unit} is out of range: layer {name!r} has units 0 to {layers[name].units - 1}",
-                )
+    for name, block in probed_blocks(study).items():
+        if "unit" in study.probe.levels:
+            check_units(name, block, study.probe.units)
         for number, own in enumerate(study.statements):
             found = statement(own.id)
-            if isinstance(found, LayerStatement) and layers[name].kind not in found.layers:
+            if not isinstance(found, LayerStatement):
+                continue
+            if block.layer is None or "unit" not in study.probe.levels:
+                raise Misfit(
+                    ("statements", number),
+                    f"{own.id} speaks of units of {' and '.join(found.layers)} layers, but layer {name!r} is "
+                    f"{'measured as a whole' if block.layer is not None else 'none of these'}: probe others",
+                )
+            kind = Geometry.of(block.layer).kind
+            if kind not in found.layers:
                 raise Misfit(
                     ("statements", number),
                     f"{own.id} speaks of {' and '.join(found.layers)} layers, but layer {name!r} is a "
-                    f"{layers[name].kind}: probe others",
+                    f"{kind}: probe others",
                 )
+
+
+def check_units(name: str, block: Block, units: Sequence[int] | str) -> None:
+    """See that a block has the units that are to be measured.
+
+    Raises
+    ------
+    Misfit
+        It has not.
+    """
+    if not block.units:
+        raise Misfit(("probe", "layers"), block.undivided.replace("level='layer'", 'levels = ["layer"]'))
+    for number, unit in enumerate(() if isinstance(units, str) else units):
+        if unit not in block.units:
+            raise Misfit(
+                ("probe", "units", number),
+                f"unit {unit} is out of range: layer {name!r} has units {block.units[0]} to {block.units[-1]}",
+            )

@@ -103,8 +103,8 @@ def test_no_run_goes_on_with_another_text(tmp_path, monkeypatch):
         ({"training": {"loss": "binary_cross_entropy"}}, "'text' has tokens: use 'cross_entropy'"),
         ({"model": {"name": "mlp"}}, r"model 'mlp' needs inputs that are numbers, .* or a model from gpt"),
         ({"training": {"loss": "mse"}}, "'text' has tokens: use 'cross_entropy'"),
-        ({"probe": {"layers": ["block2.*"]}}, r"no layer 'block2.\*' in the model, it has block1.attention.q"),
-        ({"probe": {"layers": ["*[q]"]}}, r"no layer '\*\[q\]' in the model"),
+        ({"probe": {"layers": ["block2.*"]}}, r"no layer or parameter of the model matches 'block2.\*'"),
+        ({"probe": {"layers": ["*[q]"]}}, r"no layer or parameter of the model matches '\*\[q\]'"),
         (
             {"data": {"name": "digits"}},
             r"model 'gpt' needs tokens \(context,\), but the inputs of this data set have the shape \(1, 8, 8\)",
@@ -121,11 +121,15 @@ def test_methods_that_read_numbers_are_refused(tmp_path):
         trained(study_of(tmp_path), tmp_path / "run", "minmax")
 
 
+#: All of them with parameters.
+BLOCKS = ["block1.norm1", *LAYERS[:4], "block1.norm2", *LAYERS[4:]]
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["*"], [*LAYERS, "fc"]),
-        (["fc", "block1.*"], ["fc", *LAYERS]),
+        (["*"], ["embedding", "positions", *BLOCKS, "norm", "fc"]),
+        (["fc", "block1.*"], ["fc", *BLOCKS]),
         (["*.fc?", "block1.attention.k"], [*LAYERS[4:], LAYERS[1]]),
     ],
 )
