@@ -152,7 +152,7 @@ def others(seed: int) -> pd.DataFrame:
         own = StudyConfig.model_validate({**study.model_dump(mode="json", exclude_none=True), **changes})
         model, inputs, targets = network(own, seed)
         found = largest(model, (inputs[:SAMPLES], targets[:SAMPLES]), LOSSES[own.training.loss](), weights=True)
-        tables.append(found.assign(network=name))
+        tables.append(found.assign(network=name, seed=seed))
     return pd.concat(tables)
 
 
@@ -269,13 +269,18 @@ def tables(folder: Path) -> str:
         for row in frame.itertuples()
     ]
     parts += ["## κ of units", written(frame.pivot(index="family", columns="moment", values="text"), moments, families)]
-    apart = spread(top, ["seed", "moment"]).groupby("moment").apply(over_seeds)
-    parts += [
-        "## largest λ_max of a weight matrix over the smallest",
-        written(apart.to_frame().T.rename(index={"lambda_max": "GPT"}), moments, ["GPT"]),
-    ]
-    start = spread(read(folder, "others"), ["network"])
-    parts += ["\n".join(f"{name}: {value:.3g}" for name, value in start.items())]
+    at = ["network", "seed", "moment"]
+    every = pd.concat([top.assign(network="GPT"), read(folder, "others").assign(moment="start")])
+    apart = pd.DataFrame(
+        {
+            "all": spread(every, at),
+            "but the head": spread(every[every["kind"] != "head"], at),
+            "but head, query and key": spread(every[~every["kind"].isin(["head", "query", "key"])], at),
+        }
+    )
+    texts = apart.groupby(["network", "moment"]).agg(over_seeds)
+    texts.index = [", ".join(pair) for pair in texts.index]
+    parts += ["## largest λ_max of a weight matrix over the smallest", written(texts, list(texts), list(texts.index))]
     shares = read(folder, "structure")
     shares["what"] = shares["of"] + ", by " + shares["by"]
     texts = shares.groupby(["what", "moment"])["share"].apply(over_seeds).unstack()
@@ -307,6 +312,8 @@ def paint(figure: Figure, units: pd.DataFrame, found: pd.DataFrame) -> None:
             (panels[2], own.groupby("moment")["kappa"], (0.25, 0.5, 0.75)),
         ):
             values = groups.quantile(quantile).unstack().reindex(list(MOMENTS))
+            # traces of both signs, as at the start, have no place on a logarithmic axis
+            values = values.where(values[quantile[0]] > 0)
             x = [where[name] for name in values.index]
             panel.plot(x, values[0.5], color=color, marker="o", markersize=3, label=family)
             panel.fill_between(x, values[quantile[0]], values[quantile[2]], color=color, alpha=0.15, linewidth=0)

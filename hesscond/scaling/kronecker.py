@@ -322,7 +322,7 @@ class Search:
         # errors of the QR and of the products go column by column
         columns = np.linalg.norm(self.core, axis=0).reshape(m, n)
         carried = np.linalg.norm(np.abs(self.L).T @ columns @ np.abs(self.R))
-        eta = 10 * self.order * EPS * (carried + found.values[0]) / found.values[-1]
+        eta = float(10 * self.order * EPS * (carried + found.values[0]) / found.values[-1])
         if not eta < 0.5:
             return 1.0
         return max(1.0, lower_bound(found, (m, n), power, self.factors) * (1 - eta) / (1 + eta))
