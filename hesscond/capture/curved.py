@@ -341,15 +341,23 @@ def without_cancellation(
     slopes = torch.autograd.grad(loss, [node.edge for node in curved], retain_graph=True, allow_unused=True)
     generator = torch.Generator().manual_seed(2)
     for node, g in zip(curved, slopes, strict=True):
-        weight = max(1 / math.prod(node.shape), 0.0 if g is None else float(g.abs().max()))
+        edge, steepest = node.edge, 0.0 if g is None else float(g.abs().max())
+        weight = max(1 / math.prod(node.shape), steepest)
         if below < math.inf:
             # in the units of the loss, which may be any
-            weight = node.cancels
-            if float(node.entry_roots().square().max()) >= below * weight:
+            weight, largest = node.cancels, float(node.entry_roots().square().max())
+            if g is not None and edge.node.name() == "SigmoidBackward0":
+                source, number = edge.node.next_functions[0]
+                assert source is not None
+                p = saved(edge.node, "result")
+                slope = p - p.square()
+                weight, largest = steepest, float((g.abs() * slope + node.entry_roots().square() * slope**2).max())
+                edge = GradientEdge(source, number)
+            if largest >= below * weight:
                 continue
         signs = torch.randint(0, 2, tuple(node.shape), generator=generator).mul_(2).sub_(1)
         seeds = (weight**0.5 * signs).to(node.dtype).to(loss.device)
-        found = torch.autograd.grad([node.edge], variables, [seeds], retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad([edge], variables, [seeds], retain_graph=True, allow_unused=True)
         yield [torch.zeros_like(own) if g is None else g for own, g in zip(variables, found, strict=True)]
 
 

@@ -292,6 +292,43 @@ def test_where_all_samples_are_saturated_nothing_wrong_is_resolved(layer, activa
     assert compared
 
 
+BINARY = {
+    "BCEWithLogitsLoss": lambda z, y: functional.binary_cross_entropy_with_logits(z[:, 0], y),
+    "BCELoss of a sigmoid": lambda z, y: functional.binary_cross_entropy(z[:, 0].sigmoid(), y),
+    "SoftMarginLoss": lambda z, y: functional.soft_margin_loss(z[:, 0], 2 * y - 1),
+    "softplus": lambda z, y: functional.softplus((1 - 2 * y) * z[:, 0]).mean(),
+    "logsigmoid": lambda z, y: -functional.logsigmoid((2 * y - 1) * z[:, 0]).mean(),
+}
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_losses_where_samples_are_saturated(name, activation):
+    """Their p − p² too; and what p rounded to 0 or 1 leaves out of H is no null direction of it."""
+    resolved = 0
+    for seed in range(2):
+        for scale in (1, 30, 1000, 3000):
+            torch.manual_seed(seed)
+            model = nn.Sequential(nn.Linear(3, 4), activation(), nn.Linear(4, 1)).double()
+            with torch.no_grad():
+                model[2].weight.mul_(scale)
+            x = torch.randn(20, 3).double()
+            with torch.no_grad():
+                y = (model(x)[:, 0] > 0).double()
+            true = network_truth(model, lambda z, y: torch.log1p(((1 - 2 * y) * z[:, 0]).exp()).mean(), (x, y))
+            sizes = torch.linalg.eigvalsh(true).abs().sort(descending=True).values
+            kappa = hesscond.probe(model, BINARY[name], (x, y), level="network")["network"].kappa
+            if not kappa.resolved:
+                continue
+            resolved += 1
+            # a numerical rank is that of what double precision tells from zero; any other is that of H
+            assert kappa.rank_decision == "numerical" or float(sizes[kappa.rank :].sum()) <= 1e-13 * sizes[0]
+            value = float(sizes[0] / sizes[kappa.rank - 1])
+            assert kappa.lower <= value * (1 + 1e-3), (scale, seed)
+            assert kappa.upper >= value * (1 - 1e-3), (scale, seed)
+    assert resolved >= 2
+
+
 def test_a_network_that_is_saturated_beyond_double_precision_is_left_open():
     layer = nn.Linear(3, 3).double()
     with torch.no_grad():
