@@ -17,8 +17,8 @@ CUTOFFS = {
     "σ > numel·eps": lambda A, s: A.size * np.finfo(A.dtype).eps,
     "σ > max(m, n)·eps·σ_max": lambda A, s: max(A.shape) * np.finfo(A.dtype).eps * s[0],
 }
-#: The largest κ of each kind, and the type.
-KINDS = {"products UΣVᵀ": (14, float), "sums GGᵀ": (14, float), "sums GGᵀ, float32": (6, np.float32)}
+#: The largest κ of each kind as a power of ten, 0.02 / eps of the type, and the type.
+KINDS = {"products UΣVᵀ": (14, float), "sums GGᵀ": (14, float), "sums GGᵀ, float32": (5.27, np.float32)}
 
 
 def orthonormal(rng, m, r):
@@ -27,7 +27,7 @@ def orthonormal(rng, m, r):
 
 
 def planted(rng, kind):
-    """A matrix and its rank: κ to 1e14 (float32: 1e6), any scale from 1e-8 to 1e8, of order 3 to 40."""
+    """A matrix and its rank: κ to 1e14 (float32: 2e5), any scale from 1e-8 to 1e8, of order 3 to 40."""
     m, n = rng.integers(3, 41, 2)
     r = int(rng.integers(1, min(m, n) + 1))
     decades, dtype = KINDS[kind]

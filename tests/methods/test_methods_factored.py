@@ -23,7 +23,7 @@ class TestVariants(MethodContract):
         "kfac:update_every=1",
         "ekfac:update_every=3",
         "sophia:beta_1=0,update_every=1",
-        "adahessian:beta_1=0,update_every=2",
+        "adahessian:epsilon=0.01,update_every=2",
     )
 
 
