@@ -46,7 +46,7 @@ def methods(
     from hesscond.methods.spec import shown_options
 
     if name is None:
-        listing([method_row(m) for m in registered()], as_json)
+        listing([method_row(m) for m in registered()], as_json, ["name", "rate", "summary"])
         return
     chosen = method_class(name)
     if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Timer
 from typing import Annotated, Any
@@ -28,7 +28,14 @@ PATIENCE = 1.0
 
 def print_table(table: RenderableType) -> None:
     """A table; a pipe has no width, and rich would take 80 columns and fold what a script looks for."""
-    (stdout if stdout.is_terminal else Console(width=WIDE, markup=False, highlight=False)).print(table)
+    if stdout.is_terminal:
+        stdout.print(table)
+        return
+    piped = Console(width=WIDE, markup=False, highlight=False)
+    with piped.capture() as drawn:
+        piped.print(table)
+    for line in drawn.get().splitlines():
+        typer.echo(line.rstrip())
 
 
 @contextmanager
@@ -55,14 +62,15 @@ def complain(sentence: str) -> None:
     stderr.print(f"error: {printable(' '.join(sentence.splitlines()))}", soft_wrap=True)
 
 
-def listing(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print rows as JSON or as a table."""
+def listing(rows: list[dict[str, Any]], as_json: bool, columns: Sequence[str] = ()) -> None:
+    """Print rows as JSON, or these columns of them, or all, as a table."""
     if as_json:
         typer.echo(json.dumps(rows, indent=1, default=str))
         return
-    drawn = TextTable(list(rows[0]) if rows else ["nothing here"], rule=False)
+    chosen = (columns or list(rows[0])) if rows else ["nothing here"]
+    drawn = TextTable(chosen, rule=False)
     for row in rows:
-        drawn.add_row(*(printable(str(cell)) for cell in row.values()))
+        drawn.add_row(*(printable(str(row[column])) for column in chosen))
     print_table(drawn)
 
 

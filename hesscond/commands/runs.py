@@ -11,7 +11,7 @@ import typer
 
 from hesscond.commands import completion
 from hesscond.commands.exits import BAD_USE
-from hesscond.commands.printing import AsJson, complain, listing
+from hesscond.commands.printing import AsJson, complain, listing, stdout
 from hesscond.errors import RunError
 from hesscond.study import StoredRun, open_run
 from hesscond.study.store import run_folders
@@ -34,7 +34,11 @@ def runs(
         except RunError as error:
             damages.append(str(error))
     if rows or not damages:
-        listing(rows if as_json else [shown(row) for row in rows], as_json)
+        if rows and not as_json:
+            base = folder.parent if rows[0]["run"] == str(folder) else folder
+            stdout.print(f"in {base}:", soft_wrap=True)
+            rows = [shown(row, base) for row in rows]
+        listing(rows, as_json)
     for damage in damages:
         complain(damage)
     if damages:
@@ -59,19 +63,14 @@ def standing(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def shown(row: dict[str, Any]) -> dict[str, str]:
-    """A row of the table in the terminal."""
-    loss, seconds, total = row["loss"], row["seconds"], row["total"]
+def shown(row: dict[str, Any], folder: Path) -> dict[str, str]:
+    """A row of the table in the terminal, its run as seen from the folder."""
+    loss, seconds, total, done = row["loss"], row["seconds"], row["total"], row["iterations"]
     return {
-        "run": row["run"],
-        "study": row["study"],
-        "method": row["method"],
-        "seed": str(row["seed"]),
-        "lr": f"{row['learning_rate']:g}",
+        "run": str(Path(row["run"]).relative_to(folder)),
         "status": row["status"],
-        "iterations": f"{row['iterations']}/{'?' if total is None else total}",
+        "iterations": f"{done}" if done == total else f"{done}/{'?' if total is None else total}",
         "loss": "–" if loss is None else f"{loss:.3g}",
-        "started": row["started"][:16].replace("T", " "),
         "took": "–" if seconds is None else clock_time(seconds),
     }
 

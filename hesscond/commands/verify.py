@@ -21,7 +21,7 @@ from hesscond.commands import completion
 from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
 from hesscond.commands.options import check_file
-from hesscond.commands.printing import print_table, sign_of_life, stderr, stdout
+from hesscond.commands.printing import listing, print_table, sign_of_life, stderr, stdout
 from hesscond.errors import ConfigError
 from hesscond.report.margins import margin_figure
 from hesscond.report.page import METADATA, save_figure
@@ -129,15 +129,12 @@ def list_statements(
     if as_json:
         typer.echo(json.dumps([described(s) for s in statements()], indent=1))
         return
-    papers = Text("BNP, WC, PREC, CWO: papers, named in full in docs/papers.md")
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=papers, caption_justify="left")
-    for column in ("id", "known to", "title", "source"):
-        table.add_column(column, no_wrap=column in ("id", "known to"))
-    for one in statements():
-        names = "\n".join([one.id, *(f"= {alias}" for alias in one.aliases)])
-        table.add_row(names, expectation(one), one.title, one.source)
     if not long:
-        print_table(table)
+        rows = []
+        for one in statements():
+            rows.append({"id": one.id, "known to": expectation(one), "title": one.title})
+            rows += [{"id": alias, "known to": "", "title": f"another name of {one.id}"} for alias in one.aliases]
+        listing(rows, as_json=False)
         return
     for one in statements():
         stdout.print(Text(f"{one.id}  ({one.source})", style="bold"))
