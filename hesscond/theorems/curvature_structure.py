@@ -71,6 +71,7 @@ class AdamDiagonal(Statement):
         Claim("never worse", "κ(M^½HM^½) ≤ κ(H), ε = 0", False, published=False),
     )
     trials = 100
+    elsewhere = "speaks of quadratic functions"
 
     def preconditioner(self, g: np.ndarray) -> np.ndarray:
         """The diagonal of M."""
@@ -145,6 +146,7 @@ class AdamBlocks(Statement):
         Claim("r = 1", "ℓ_1 − ℓ* ≤ (1 − 1/max κ_l)(ℓ_0 − ℓ*) at the best step size", False, published=False),
     )
     trials = 100
+    elsewhere = "speaks of quadratic functions"
 
     def constant(self, least: Sequence[float], most: Sequence[float]) -> float:
         """The constant r from c_l and C_l."""
@@ -243,6 +245,7 @@ class LayerwiseGaussNewton(Statement):
         Claim("nearly the whole", "κ(D^−½GD^−½) ≤ L", False, published=False),
     )
     trials = 80
+    elsewhere = "speaks of several layers together"
 
     def orthonormal(self, F: np.ndarray) -> np.ndarray:
         """F_l D_l^−½ up to a rotation of the layer's parameters."""
@@ -254,9 +257,10 @@ class LayerwiseGaussNewton(Statement):
         two, more = (self.layers(rng, count) for count in (2, int(rng.integers(3, 6))))
         Q = [np.hstack([self.orthonormal(F) for F in layers]) for layers in (two, more)]
         own, other = kappa(Q[1]), kappa(Q[0])
-        # no better than 1/λ_min, and the best that is found
-        least = np.linalg.svd(Q[1], compute_uv=False)[-1] ** 2
-        factor = (own.lower**2 * least, own.upper**2 * least * (1 + ALLOWED * own.upper))
+        # the least κ of all is 1/λ_min at least, with D from orthonormal columns
+        sigma = np.linalg.svd(np.hstack([np.linalg.qr(F)[0] for F in more]), compute_uv=False)
+        error = ALLOWED * sigma[0] / sigma[-1]
+        factor = (own.lower**2 * sigma[-1] ** 2 * (1 - error), own.upper**2 * sigma[-1] ** 2 * (1 + error))
         better = optimal_diagonal_scaling(Q[1], side="column").column
         rho = float(np.linalg.norm(self.orthonormal(two[0]).T @ self.orthonormal(two[1]), 2))
         return [
@@ -383,6 +387,7 @@ class GaussNewtonLinear(Statement):
         Claim("skip connections", "κ with W_l + I is at most κ with W_l", False, published=False),
     )
     trials = 100
+    elsewhere = "speaks of linear networks"
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """Up to four layers, some with skip connections; one hidden layer on white data; square layers."""
@@ -492,6 +497,7 @@ class WidthCopies(Statement):
         Claim("standard", "λ_max(JᵀJ) is the same for f = Σ v_i σ(w_iᵀx), copies with v_i/m", False, published=False),
     )
     trials = 60
+    elsewhere = "speaks of networks of different widths"
 
     def scale(self, units: int) -> float:
         """What the sum over units is divided by."""

@@ -144,6 +144,7 @@ class ShampooPowerStep(Statement):
         Claim("upper bound", "H ≤ r L^½ ⊗ R^½, G of rank r at most", True, published=False),
     )
     trials = 200
+    elsewhere = "speaks of gradients of single batches"
     reports = (Reading("cosine", "cos(H, L ⊗ R) over that of the nearest Kronecker product"),)
 
     def factors(self, G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -249,6 +250,7 @@ class SoapAdafactor(Statement):
         Claim("SOAP is nearer", "‖H − Q diag(V) Qᵀ‖ ≤ ‖H − L ⊗ R / tr L‖", True, published=False),
     )
     trials = 200
+    elsewhere = "speaks of gradients of single batches"
 
     def shampoo(self, G: np.ndarray, L: np.ndarray, R: np.ndarray) -> np.ndarray:
         """L^−½ G R^−½ √tr L."""
@@ -285,7 +287,10 @@ class SoapAdafactor(Statement):
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """Gradients with a single entry: L and R are diagonal, and V has the squares of the entries."""
-        a, b, c, d = np.random.default_rng(seed).choice(np.arange(1, 10), 4, replace=False).tolist()
+        rng = np.random.default_rng(seed)
+        a, b, c, d = rng.choice(np.arange(1, 10), 4, replace=False).tolist()
+        while a * d == b * c:  # of rank one, and then both are the same
+            a, b, c, d = rng.choice(np.arange(1, 10), 4, replace=False).tolist()
         V = [a * a, b * b, c * c, d * d]
         A, C = (V[0] + V[1], V[2] + V[3]), (V[0] + V[2], V[1] + V[3])
         other = [Fraction(x * y, sum(V)) for x in A for y in C]
@@ -342,6 +347,7 @@ class KfacLinear(Statement):
         Claim("any network", "E[JᵀCJ ⊗ ĥĥᵀ] = E[JᵀCJ] ⊗ E[ĥĥᵀ], several samples", False, published=False),
     )
     trials = 60
+    elsewhere = "speaks of linear networks"
 
     def product(self, curvatures: Tensor, features: Tensor) -> Tensor:
         """K-FAC: E[curvature] ⊗ E[ĥĥᵀ]."""
@@ -484,7 +490,7 @@ class MuonSpectralDescent(LayerStatement):
         U, sigma, Vt = np.linalg.svd(G, full_matrices=False)
         kept = sigma > RANGE * sigma[0]
         total, step = float(sigma.sum()), self.direction(G)
-        away = step + 10.0 ** rng.uniform(-2, 2) * rng.standard_normal(G.shape)
+        away = polar(G) + 10.0 ** rng.uniform(-2, 2) * rng.standard_normal(G.shape)
         T = away / np.linalg.norm(away, 2)
         if kept.all():
             error = ROUNDED * total * len(sigma)
@@ -567,6 +573,7 @@ class MuonRowBlocks(Statement):
         Claim("improves", "κ(P^½HP^½) ≤ κ(H), P = I ⊗ (MᵀM)^−½", False, published=False),
     )
     trials = 150
+    elsewhere = "speaks of the square loss"
 
     def exponent(self) -> float:
         """Of MᵀM in P."""
