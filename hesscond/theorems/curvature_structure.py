@@ -664,11 +664,15 @@ class SoftmaxRowBlocks(LayerStatement):
         slack = 4 * error / own[kept] ** 0.5
         ratio = others[kept] / own[kept]
         pairs = np.where(np.eye(C, dtype=bool), 0, squares)[kept].max(1) / own[kept]
+
+        def most(used: np.ndarray) -> Outcome:
+            return decided(float((used * (1 - slack)).max()), float((used * (1 + slack)).max()))
+
         return [
             equal(rest, -diagonal, allowed=max(ALLOWED, rounding * C)),
-            decided(*((1 / ((C - 1) * ratio) * (1 + sign * slack)).max() for sign in (-1, 1))),
-            decided(*((ratio * (1 + sign * slack)).max() for sign in (-1, 1))),
-            decided(*((pairs**0.5 * C / 2 * (1 + sign * slack)).max() for sign in (-1, 1))),
+            most(1 / ((C - 1) * ratio)),
+            most(ratio),
+            most(pairs**0.5 * C / 2),
         ]
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:

@@ -433,11 +433,11 @@ class MuonSpectralDescent(LayerStatement):
         "Σ⟨G_l, Δ_l⟩ + ½λ max‖Δ_l‖₂² over steps Δ_l of all weights has the minimum at Δ_l = −η U_lV_lᵀ, η = Σ tr "
         "Σ_l/λ, where G_l = U_lΣ_lV_lᵀ. True: ⟨G, Δ⟩ ≥ −tr Σ ‖Δ‖₂ bounds it by −(Σ tr Σ_l)²/2λ from below, which is "
         "attained. It is unique if G_l has full rank: tr Σ − ⟨G, T⟩ ≥ ½σ_min ‖T − UVᵀ‖² for ‖T‖₂ ≤ 1 (our own bound); "
-        "and only then, unless all gradients are zero, where Δ = 0 is. UVᵀ is the semi-orthogonal matrix nearest to "
-        "G, and the step of Shampoo with nothing but the last gradient, (GGᵀ)^−¼G(GᵀG)^−¼ (U and V with the columns "
-        "of nonzero singular values only). For a linear predictor with the square loss, inputs of length √d_in, the "
-        "sharpness is d_in/d_out: a bound of the loss after any step. True. Muon's five Newton–Schulz steps stop at "
-        "singular values that are not 1."
+        "and only then, unless all gradients are zero, where Δ = 0 is. (The rows of a softmax layer's gradient add up "
+        "to zero.) UVᵀ is the semi-orthogonal matrix nearest to G, and the step of Shampoo with nothing but the last "
+        "gradient, (GGᵀ)^−¼G(GᵀG)^−¼ (U and V with the columns of nonzero singular values only). For a linear "
+        "predictor with the square loss, inputs of length √d_in, the sharpness is d_in/d_out: a bound of the loss "
+        "after any step. True. Muon's five Newton–Schulz steps stop at singular values that are not 1."
     )
     hypotheses = ("not all gradients are zero", "G has full rank (second and fifth claim)", "G has not (third claim)")
     claims = (
