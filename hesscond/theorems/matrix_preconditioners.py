@@ -130,16 +130,18 @@ class ShampooPowerStep(Statement):
         "for both, from identities, gives L = E[GGᵀ] and R = E[GᵀG]: the square of what Shampoo's step divides by. "
         "True: row (i, j) of the rearranged H times vec I is E[Σ_a G_ia G_ja]. The abstract was at hand, what follows "
         "is our own. With the scale 1/tr L the step is exact if H is a Kronecker product, for L = A tr B and R = B tr "
-        "A; its root L^½ ⊗ R^½ is not. In general the step is not the nearest product. A bound from above: H ≤ r L^½ "
-        "⊗ R^½ for gradients of rank r at most, as Gupta, Koren and Singer (2018) prove for sums: vec G vec Gᵀ/r is "
-        "at most GGᵀ ⊗ I and at most I ⊗ GᵀG, so H/r ≤ L ⊗ I and H/r ≤ I ⊗ R, and therefore at most the geometric "
-        "mean of these two, which commute."
+        "A; its root L^½ ⊗ R^½ is not. In general the step is not the nearest product, and need not be close to it, "
+        "as the abstract reports for networks: with k² entries of the gradient that are small and one that is large, "
+        "rows and columns apart, the cosine falls as k^−⅓. A bound from above: H ≤ r L^½ ⊗ R^½ for gradients of rank "
+        "r at most, as Gupta, Koren and Singer (2018) prove for sums: vec G vec Gᵀ/r is at most GGᵀ ⊗ I and at most I "
+        "⊗ GᵀG, so H/r ≤ L ⊗ I and H/r ≤ I ⊗ R, and therefore at most the geometric mean of these two, which commute."
     )
     hypotheses = ("H is a Kronecker product (second and fourth claim)",)
     claims = (
         Claim("power step", "L = ℛ(H) vec I, R = ℛ(H)ᵀ vec I", True),
         Claim("Kronecker", "H = L ⊗ R / tr L if H = A ⊗ B", True, published=False),
         Claim("nearest", "‖H − L ⊗ R / tr L‖ ≤ ‖H − A ⊗ B‖ for all A, B", False, published=False),
+        Claim("close", "cos(H, L ⊗ R) ≥ ½ cos(H, A ⊗ B) for all A, B", False, published=False),
         Claim("root", "H is a multiple of (L ⊗ R)^½ if H = A ⊗ B", False, published=False),
         Claim("upper bound", "H ≤ r L^½ ⊗ R^½, G of rank r at most", True, published=False),
     )
@@ -179,13 +181,29 @@ class ShampooPowerStep(Statement):
             equal(np.kron(*own) / np.trace(own[0]), expected),
             # what is subtracted in the smaller distance has half of the digits
             farther(float(np.linalg.norm(H - np.kron(L, R) / np.trace(L))), nearest, 1e6 * size),
+            self.apart(int(rng.integers(2, 100)), 10.0 ** rng.uniform(0, 1.5)),
             equal(root / np.linalg.norm(root), expected / np.linalg.norm(expected)),
             decided(largest * (1 - LEFT), largest * (1 + LEFT), rank),
         ]
 
+    def apart(self, k: int, a: float) -> Outcome:
+        """Gradients with a single entry: a in a row and column of its own, k² times 1 in others."""
+        G = np.zeros((k + 1, k + 1))
+        G[0, 0], G[1:, 1:] = a, 1.0
+        # of the diagonal H: its entries, and those of L and R
+        H, (rows, columns) = G**2, ((G**2).sum(axis) for axis in (1, 0))
+        own = float(rows @ H @ columns / (np.linalg.norm(rows) * np.linalg.norm(columns) * np.linalg.norm(H, 2)))
+        return decided(0.5 / own * (1 - ROUNDED * k), 0.5 / own * (1 + ROUNDED * k))
+
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
-        """Two gradients of integers and a nearer product of integers; four with one entry each."""
+        """Two gradients of integers and a nearer product of integers; gradients with one entry each."""
         rng = np.random.default_rng(seed)
+        k = int(rng.integers(60, 100))
+        a = round(2 * k**0.5)
+        # the norms in H of what is alone, and of the k² others together
+        cosine = Fraction(a**6 + k**4, (a**4 + k**3) * a**2)
+        text = f"the ratio of the cosines is {float(cosine):.6f}: k, a, for k² entries of 1 and one of a"
+        yield Counterexample("close", [[k, a]], text, float(1 / (2 * cosine)))
         while True:
             G = rng.integers(-3, 4, (2, 2, 2))
             if not G.any((1, 2)).all():
