@@ -127,16 +127,17 @@ class ShampooPowerStep(Statement):
     text = (
         "H = E[vec G vec Gᵀ], rearranged so that A ⊗ B becomes vec A vec Bᵀ, is a matrix whose top singular vectors "
         "are the nearest Kronecker product in Frobenius norm (Van Loan, Pitsianis). One step of the power iteration "
-        "for both, from identities, gives L = E[GGᵀ] and R = E[GᵀG]: the square of what Shampoo's step divides by. "
-        "True: row (i, j) of the rearranged H times vec I is E[Σ_a G_ia G_ja]. The abstract was at hand, what follows "
-        "is our own. With the scale 1/tr L the step is exact if H is a Kronecker product, for L = A tr B and R = B tr "
-        "A; its root L^½ ⊗ R^½ is not. In general the step is not the nearest product, and need not be close to it, "
-        "as the abstract reports for networks: with k² entries of the gradient that are small and one that is large, "
-        "rows and columns apart, the cosine falls as k^−⅓. A bound from above: H ≤ r L^½ ⊗ R^½ for gradients of rank "
-        "r at most, as Gupta, Koren and Singer (2018) prove for sums: vec G vec Gᵀ/r is at most GGᵀ ⊗ I and at most I "
-        "⊗ GᵀG, so H/r ≤ L ⊗ I and H/r ≤ I ⊗ R, and therefore at most the geometric mean of these two, which commute."
+        "for both, from identities, gives L = E[GGᵀ] and R = E[GᵀG]: L ⊗ R is the square of L^½ ⊗ R^½, which Shampoo "
+        "takes for H (its step divides by the root of that, L^¼ ⊗ R^¼). True: row (i, j) of the rearranged H times "
+        "vec I is E[Σ_a G_ia G_ja]. The abstract was at hand; what follows is our own. With the scale 1/tr L the step "
+        "is exact if H is a Kronecker product, for L = A tr B and R = B tr A; its root L^½ ⊗ R^½ is not. In general "
+        "the step is not the nearest product. The abstract reports that it is close for networks; it need not be: "
+        "with one large entry and k² small ones in other rows and columns, the cosine falls as k^−⅓. A bound from "
+        "above, after Gupta, Koren, Singer, ICML 2018: H ≤ r L^½ ⊗ R^½ for gradients of rank r at most, for vec G vec "
+        "Gᵀ/r is at most GGᵀ ⊗ I and at most I ⊗ GᵀG, so H/r ≤ L ⊗ I and H/r ≤ I ⊗ R, and therefore at most the "
+        "geometric mean of these two, which commute."
     )
-    hypotheses = ("H is a Kronecker product (second and fourth claim)",)
+    hypotheses = ("H is a Kronecker product (second and fifth claim)",)
     claims = (
         Claim("power step", "L = ℛ(H) vec I, R = ℛ(H)ᵀ vec I", True),
         Claim("Kronecker", "H = L ⊗ R / tr L if H = A ⊗ B", True, published=False),
