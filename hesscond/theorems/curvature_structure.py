@@ -414,8 +414,11 @@ class GaussNewtonLinear(Statement):
     def drawn(
         self, rng: np.random.Generator, sizes: Sequence[int], beta: float, *, white: bool = False
     ) -> LinearLayers:
-        """Weights of order one, skip connections around square layers; inputs with a covariance of full rank."""
-        weights = [rng.standard_normal((m, n)) / n**0.5 for n, m in pairwise(sizes)]
+        """Weights of one scale or graded, skip connections around square layers; inputs of full rank, graded too."""
+        spread = rng.choice([0.0, 1.0])
+        weights = [
+            rng.standard_normal((m, n)) * 10.0 ** rng.uniform(-spread, spread, n) / n**0.5 for n, m in pairwise(sizes)
+        ]
         N = sizes[0] + int(rng.integers(0, 10))
         X = rng.standard_normal((N, sizes[0])) * 10.0 ** rng.uniform(-1, 1, sizes[0])
         if white:
