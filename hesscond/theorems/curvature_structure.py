@@ -230,11 +230,11 @@ class LayerwiseGaussNewton(Statement):
     text = (
         "That preconditioning with the blocks of single layers does nearly as well as with the whole Gauss–Newton "
         "matrix is what Abreu et al. measure, with no bound (a summary was at hand). Our own, after the known bounds "
-        "for block Jacobi methods: with G = FᵀF positive definite, L blocks, D its block diagonal, κ(D^−½GD^−½) ≤ L · min "
-        "over block diagonal B of κ(B^−½GB^−½): G ≤ L D, and κ(B^−½GB^−½) ≥ 1/λ_min(D^−½GD^−½), for B^−½GB^−½ has a "
-        "block whose λ_max is that of B⁻¹D, and xᵀGx/xᵀBx ≤ λ_min λ_max(B⁻¹D) at the bottom eigenvector. For two "
-        "layers D is the best of all: D^−½GD^−½ has eigenvectors (u, w) and (u, −w) of 1 ± ρ, ρ the cosine of the "
-        "least angle between what the two layers can do to the outputs, and no B tells them apart. For three it is "
+        "for block Jacobi methods: with G = FᵀF positive definite, L blocks, D its block diagonal, κ(D^−½GD^−½) ≤ L ·"
+        " min over block diagonal B of κ(B^−½GB^−½): G ≤ L D, and κ(B^−½GB^−½) ≥ 1/λ_min(D^−½GD^−½), for B^−½GB^−½ "
+        "has a block whose λ_max is that of B⁻¹D, and xᵀGx/xᵀBx ≤ λ_min λ_max(B⁻¹D) at the bottom eigenvector. For "
+        "two layers D is the best of all: D^−½GD^−½ has eigenvectors (u, w) and (u, −w) of 1 ± ρ, ρ the cosine of the"
+        " least angle between what the two layers can do to the outputs, and no B tells them apart. For three it is "
         "not. Against the whole matrix, for which κ = 1, there is no bound: ρ may be anything."
     )
     hypotheses = ("G is positive definite",)
