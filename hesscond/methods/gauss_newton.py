@@ -393,9 +393,7 @@ class GaussNewton(CurvedMethod[GaussNewtonState]):
         widest: int = 4096,
         layers: tuple[str, ...] | None = None,
     ) -> None:
-        refuse_unless(
-            0 < damping < math.inf and widest >= 1, self.name, "damping > 0 and widest ≥ 1", damping, widest
-        )
+        refuse_unless(0 < damping < math.inf and widest >= 1, self.name, "damping > 0 and widest ≥ 1", damping, widest)
         self.damping, self.widest = damping, widest
         super().__init__(model, layers)
 

@@ -68,11 +68,11 @@ class OptimalKronecker(CurvedMethod[OptimalKroneckerState]):
     """The best Kronecker pair: M = LLᵀ ⊗ RRᵀ for [b, W], with the L, R of smallest κ((L ⊗ R)ᵀ(G + γI)(L ⊗ R)).
 
     G is the layer's Gauss–Newton matrix on the mini-batch of the step at which the pair is searched for: what no method
-    with a Kronecker-factored M (K-FAC, Shampoo, SOAP's basis) can beat there. The search is global, and its result
-    certified: see `hesscond.optimal_kronecker_scaling`. The pair is scaled to λ_max = 1, so that on that matrix rates up
-    to 2 are stable. A loop of one's own calls ``method.observe(loss)`` before the backward pass. At the unit level
-    the block of M of a unit's own parameters counts. In the coordinates of the data,
-    ``probe(method="optimal-kronecker")``, G is that of all of them, damped too.
+    whose M is a Kronecker product (K-FAC, Shampoo) can beat there. The search is global, and its result certified: see
+    `hesscond.optimal_kronecker_scaling`. The pair is scaled to λ_max = 1, so that on that matrix rates up to 2 are
+    stable. A loop of one's own calls ``method.observe(loss)`` before the backward pass. At the unit level the block of
+    M of a unit's own parameters counts. In the coordinates of the data, ``probe(method="optimal-kronecker")``, G is
+    that of all of them, damped too.
 
     Source: geodesic convexity of the problem, Wiesel, IEEE Trans. Signal Process. 60 (2012).
 

@@ -102,7 +102,7 @@ def root(S: torch.Tensor, method: str) -> torch.Tensor:
     values, Q = torch.linalg.eigh((S + S.mT) / 2)
     largest = values.abs().amax()
     if bool((values < -noise * largest).any()):
-        raise ConfigError(f"{method}: the loss is not convex in the outputs of the network, and its curvature indefinite")
+        raise ConfigError(f"{method}: the loss is not convex in the outputs, and its curvature in them indefinite")
     # what is below is the rounding of zero
     kept = max(int((values > 16 * S.shape[1] * noise**2 * values[:, -1:]).sum(1).max()), 1)
     return (Q * values.clamp_min(0).sqrt()[:, None])[..., S.shape[1] - kept :].permute(2, 0, 1)
@@ -139,6 +139,6 @@ def drawn(z: torch.Tensor, S: torch.Tensor, method: str, generator: torch.Genera
             found = p.scatter_add(1, y, -torch.ones_like(p[:, :1]))
         return w.clamp_min(0).sqrt()[:, None] * found
     raise ConfigError(
-        f"{method}: targets=model draws targets for softmax cross-entropy and squared errors, and this loss is neither: "
-        "take targets=data"
+        f"{method}: targets=model draws targets for softmax cross-entropy and squared errors, and this loss is "
+        "neither: take targets=data"
     )

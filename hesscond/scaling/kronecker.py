@@ -98,7 +98,7 @@ class OptimalKronecker:
         return f"κ(A(L ⊗ R)) = {self.kappa:.6g} ({proved}; before {before}; rank {self.rank}; {self.solver})"
 
 
-class Reached(Exception):  # noqa: N818 - no error: how a search is left from within
+class Reached(Exception):
     """The gap is closed at the point at hand."""
 
 
