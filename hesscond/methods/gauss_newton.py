@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -213,9 +213,9 @@ class CurvedMethod(LayerMethod[Curved]):
         self._losses += 1
         for name, state in self.layers.items():
             new = state.gradients[len(state.of_call) :]
-            state.of_call += [self._losses] * len(new)
-            for own in new:
-                last = own.pop()
+            # nothing came back to a call that belongs to another loss
+            state.of_call += [self._losses if own else 0 for own in new]
+            for last in [own.pop() for own in new if own]:
                 if len(last) != len(B[0]) or bool((last[1:] != 0).any()):
                     raise ConfigError(
                         f"{self.name}: the samples of a mini-batch do not pass layer {name!r} one by one (batch "
@@ -242,34 +242,32 @@ class CurvedMethod(LayerMethod[Curved]):
 
 
 class Resolvent:
-    """(FᵀF + γI)^−1 and its root, by FFᵀ.
+    """(FᵀF + γI)^−1 and its root, by K = FFᵀ.
 
-    With K = FFᵀ these are γ^−1 (I − Fᵀ(K + γI)^−1 F) and γ^−½ (I − FᵀWF), where W = f(K),
-    f(λ) = 1/(λ + γ + √(γ(λ + γ))).
+    These are γ^−1 (I − Fᵀ(K + γI)^−1 F) and γ^−½ (I − FᵀWF), where W = f(K), f(λ) = 1/(λ + γ + √(γ(λ + γ))).
+
+    Raises
+    ------
+    ConfigError
+        γ is below the rounding of K.
     """
 
     def __init__(self, rows: Rows, damping: float) -> None:
         self.rows, self.damping = rows, damping
-
-    @cached_property
-    def _spectrum(self) -> tuple[torch.Tensor, torch.Tensor]:
-        values, U = torch.linalg.eigh(self.rows.gram())
-        return values.clamp_min(0), U
-
-    def _function(self, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        values, U = self._spectrum
-        return (U * f(values)) @ U.T
-
-    @cached_property
-    def inverse(self) -> torch.Tensor:
-        """(K + γI)^−1."""
-        return self._function(lambda values: 1 / (values + self.damping))
+        self._K = rows.gram()
+        L, info = torch.linalg.cholesky_ex(self._K + damping * torch.eye(len(self._K)).to(self._K))
+        if int(info):
+            raise ConfigError(
+                f"damping {damping:g} is below the rounding of the Gauss–Newton matrix: choose a larger one"
+            )
+        self.inverse = torch.cholesky_inverse(L)
 
     @cached_property
     def W(self) -> torch.Tensor:
         """W (r, r)."""
-        g = self.damping
-        return self._function(lambda values: 1 / (values + g + (g * (values + g)).sqrt()))
+        values, U = torch.linalg.eigh(self._K)
+        shifted = values.clamp_min(0) + self.damping
+        return (U / (shifted + (self.damping * shifted).sqrt())) @ U.T
 
     def applied(self, G: torch.Tensor) -> torch.Tensor:
         """M g for G (m, n̂), in its precision."""
