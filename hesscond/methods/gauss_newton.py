@@ -1,7 +1,7 @@
 """The exact Gauss–Newton matrix of every layer on the mini-batch of the step, known by its rows and never formed.
 
 Sources: Schraudolph, *Fast Curvature Matrix-Vector Products for Second-Order Gradient Descent*, Neural Computation 14
-(2002); as a preconditioner layer by layer, Abreu et al., 2026.
+(2002); as a preconditioner layer by layer, Abreu et al., ICLR 2026.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hesscond.methods.base import not_shown
 from hesscond.methods.inputs import LayerMethod, WholeState
 from hesscond.methods.learned import refuse_unless
 from hesscond.methods.optimizers.reading import power
-from hesscond.methods.output_curvature import OutputWatch, root
+from hesscond.methods.output_curvature import OutputWatch, reaches, root
 from hesscond.methods.registry import register
 
 #: Bytes of rows, or of products with them, that are formed at a time.
@@ -216,7 +216,7 @@ class CurvedMethod(LayerMethod[Curved]):
             # nothing came back to a call that belongs to another loss
             state.of_call += [self._losses if own else 0 for own in new]
             for last in [own.pop() for own in new if own]:
-                if len(last) != len(B[0]) or bool((last[1:] != 0).any()):
+                if len(last) != len(B[0]) or reaches(last[1:]):
                     raise ConfigError(
                         f"{self.name}: the samples of a mini-batch do not pass layer {name!r} one by one (batch "
                         "normalization in training mode couples them), and its rows cannot be told apart"
@@ -356,7 +356,7 @@ class GaussNewton(CurvedMethod[GaussNewtonState]):
     before the backward pass. At the unit level the block of M of a unit's own parameters counts. In the coordinates of
     the data, ``probe(method="gauss-newton")``, M is that of a step on them.
 
-    Source: Schraudolph, Neural Computation 14 (2002), for G; Abreu et al., 2026, for its blocks as preconditioners.
+    Source: Schraudolph, Neural Computation 14 (2002), for G; Abreu et al., ICLR 2026, for its use layer by layer.
 
     Parameters
     ----------
@@ -378,7 +378,7 @@ class GaussNewton(CurvedMethod[GaussNewtonState]):
 
     name = "gauss-newton"
     summary = "the inverse of every layer's exact Gauss–Newton matrix on the mini-batch"
-    source = "Schraudolph, Neural Computation 14 (2002); Abreu et al., 2026"
+    source = "Schraudolph, Neural Computation 14 (2002); Abreu et al., ICLR 2026"
     rate = 0.1
     of_first_step = True
     kept = ()

@@ -21,7 +21,7 @@ from hesscond.methods.base import not_shown
 from hesscond.methods.inputs import LayerMethod, WholeState
 from hesscond.methods.learned import refuse_unless
 from hesscond.methods.optimizers.reading import power
-from hesscond.methods.output_curvature import OutputWatch, drawn
+from hesscond.methods.output_curvature import Likelihood, OutputWatch, drawn, likelihood
 from hesscond.methods.registry import register
 
 #: Whose gradients are taken: of the targets of the data, or of targets drawn from the model.
@@ -154,6 +154,8 @@ class KFAC(LayerMethod[FisherState]):
         refuse_unless(targets in get_args(Targets), self.name, "targets 'data' or 'model'", repr(targets))
         self.rho, self.damping, self.update_every, self.targets = rho, damping, update_every, targets
         self.generator = torch.Generator().manual_seed(0)
+        # of the first loss: a saturated one does not show it
+        self._likelihood: Likelihood | None = None
         super().__init__(model, layers)
         if targets == "model":
             self.output = OutputWatch(self.name, model)
@@ -169,7 +171,9 @@ class KFAC(LayerMethod[FisherState]):
         if self.targets == "data":
             return
         z, S = self.output.curvature(loss, whole=False)
-        self.output.back(z, drawn(z, S, self.name, self.generator)[None], self.layers.values())
+        if self._likelihood is None:
+            self._likelihood = likelihood(z, S, self.name)
+        self.output.back(z, drawn(z, S, self._likelihood, self.generator)[None], self.layers.values())
 
     def update(self, states: list[FisherState]) -> None:
         """The averages, and the roots where they are due."""

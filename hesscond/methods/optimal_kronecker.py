@@ -67,8 +67,8 @@ class OptimalKroneckerState(CurvedState):
 class OptimalKronecker(CurvedMethod[OptimalKroneckerState]):
     """The best Kronecker pair: M = LLᵀ ⊗ RRᵀ for [b, W], with the L, R of smallest κ((L ⊗ R)ᵀ(G + γI)(L ⊗ R)).
 
-    G is the layer's Gauss–Newton matrix on the mini-batch of the step at which the pair is searched for: what no method
-    whose M is a Kronecker product (K-FAC, Shampoo) can beat there. The search is global, and its result certified: see
+    G is the layer's Gauss–Newton matrix on the mini-batch of the step at which the pair is searched for: what no other
+    Kronecker product, as that of K-FAC, can beat there. The search is global, and its result certified: see
     `hesscond.optimal_kronecker_scaling`. The pair is scaled to λ_max = 1, so that on that matrix rates up to 2 are
     stable. A loop of one's own calls ``method.observe(loss)`` before the backward pass. At the unit level the block of
     M of a unit's own parameters counts. In the coordinates of the data, ``probe(method="optimal-kronecker")``, G is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -11,8 +11,11 @@ from torch import nn
 from hesscond.errors import ConfigError
 from hesscond.methods.inputs import LayerState
 
-#: Share of the norm of a block that may be rounding.
-ROUNDING = 0.5
+#: Which losses have targets that can be drawn from the model.
+Likelihood = Literal["softmax", "gaussian"]
+
+#: The curvature of a saturated softmax has so many units of round-off in it.
+SATURATED = 64
 
 
 class OutputWatch:
@@ -69,11 +72,11 @@ class OutputWatch:
 
         columns = torch.eye(g.shape[1], dtype=g.dtype, device=g.device)
         S = torch.stack([product(column.expand_as(g)) for column in columns], 2)
-        if torch.isfinite(S).all():
-            drawn = torch.randn(g.shape, generator=torch.Generator().manual_seed(0)).to(g)
-            apart = (product(drawn) - (S @ drawn[..., None])[..., 0]).norm()
-            if apart > torch.finfo(g.dtype).eps ** ROUNDING * S.norm():
-                raise ConfigError(f"{self.method} is not defined for a loss in which the samples are coupled")
+        # half of the parts alone: nothing may reach the others
+        some = torch.zeros_like(g)
+        some[torch.randperm(len(g), generator=torch.Generator().manual_seed(0))[: len(g) // 2].to(g.device)] = 1.0
+        if reaches(product(some)[some[:, 0] == 0]):
+            raise ConfigError(f"{self.method} is not defined for a loss in which the samples are coupled")
         return z, S
 
     def back(self, z: torch.Tensor, V: torch.Tensor, states: Iterable[LayerState]) -> None:
@@ -88,6 +91,11 @@ class OutputWatch:
             state.wanted = 0
 
 
+def reaches(gradients: torch.Tensor) -> bool:
+    """Whether there are gradients that are neither zero nor those of a run that diverges."""
+    return bool(((gradients != 0) & gradients.isfinite()).any())
+
+
 def root(S: torch.Tensor, method: str) -> torch.Tensor:
     """b_1 … b_r (r, B, C) with Σ b bᵀ = S for each block of S (B, C, C), r ≥ 1; zeros if S is not finite.
 
@@ -96,49 +104,61 @@ def root(S: torch.Tensor, method: str) -> torch.Tensor:
     ConfigError
         S is indefinite.
     """
-    noise = torch.finfo(S.dtype).eps ** ROUNDING
+    eps = torch.finfo(S.dtype).eps
     S = S.to(torch.float64)
     S = S.where(torch.isfinite(S).all(), 0.0)
     values, Q = torch.linalg.eigh((S + S.mT) / 2)
-    largest = values.abs().amax()
-    if bool((values < -noise * largest).any()):
+    if bool((values < -max(eps**0.5 * float(values.abs().amax()), SATURATED * eps)).any()):
         raise ConfigError(f"{method}: the loss is not convex in the outputs, and its curvature in them indefinite")
     # what is below is the rounding of zero
-    kept = max(int((values > 16 * S.shape[1] * noise**2 * values[:, -1:]).sum(1).max()), 1)
+    kept = max(int((values > 16 * S.shape[1] * eps * values[:, -1:]).sum(1).max()), 1)
     return (Q * values.clamp_min(0).sqrt()[:, None])[..., S.shape[1] - kept :].permute(2, 0, 1)
 
 
-def drawn(z: torch.Tensor, S: torch.Tensor, method: str, generator: torch.Generator) -> torch.Tensor:
-    """Gradients (B, C) in the output z of random targets that the model itself gives, with the covariance S.
-
-    For softmax cross-entropy, S = w (diag p − ppᵀ), these are √w (p − e_y) with y ~ p; for a squared error, S = wI,
-    √w ε with Gaussian ε. Which of them it is is seen from S.
+def likelihood(z: torch.Tensor, S: torch.Tensor, method: str) -> Likelihood:
+    """What the loss of output z is the negative logarithm of, seen from S (B, C, C): w (diag p − ppᵀ), or wI.
 
     Raises
     ------
     ConfigError
-        It is neither.
+        It is neither softmax cross-entropy nor a squared error.
     """
-    blocks = z.detach().reshape(S.shape[:2]).to(torch.float64)
-    noise = torch.finfo(S.dtype).eps ** ROUNDING
-    S = S.to(torch.float64)
-    if not bool(torch.isfinite(S).all()):
-        return torch.zeros_like(blocks)
-    p, size = blocks.softmax(1), S.norm()
-    softmax, identity = p.diag_embed() - p[:, :, None] * p[:, None, :], torch.eye(S.shape[1]).to(S).expand_as(S)
-    for shape in (softmax, identity):
-        total = shape.diagonal(dim1=1, dim2=2).sum(1)
-        w = S.diagonal(dim1=1, dim2=2).sum(1) / total.where(total > 0, 1.0)
-        if (S - w[:, None, None] * shape).norm() > noise * size:
-            continue
-        if shape is identity:
-            found = torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p)
-        else:
-            # not on the device: the draws are the same everywhere
-            y = torch.multinomial(p.cpu(), 1, generator=generator).to(p.device)
-            found = p.scatter_add(1, y, -torch.ones_like(p[:, :1]))
-        return w.clamp_min(0).sqrt()[:, None] * found
+    S, noise = S.to(torch.float64), torch.finfo(S.dtype).eps ** 0.5
+    p = z.detach().reshape(S.shape[:2]).to(torch.float64).softmax(1)
+    shapes: dict[Likelihood, torch.Tensor] = {
+        "softmax": p.diag_embed() - p[:, :, None] * p[:, None, :],
+        "gaussian": torch.eye(S.shape[1]).to(S).expand_as(S),
+    }
+    for kind, shape in shapes.items():
+        if (S - weights(S, shape)[:, None, None] * shape).norm() <= noise * S.norm():
+            return kind
     raise ConfigError(
         f"{method}: targets=model draws targets for softmax cross-entropy and squared errors, and this loss is "
         "neither: take targets=data"
     )
+
+
+def weights(S: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
+    """W (B,) ≥ 0 with tr S = w tr of each block of ``shape``."""
+    own, total = (A.diagonal(dim1=1, dim2=2).sum(1) for A in (S, shape))
+    return (own / total.where(total > 0, 1.0)).clamp_min(0)
+
+
+def drawn(z: torch.Tensor, S: torch.Tensor, kind: Likelihood, generator: torch.Generator) -> torch.Tensor:
+    """Gradients (B, C) in the output z of random targets that the model itself gives, with the covariance S.
+
+    For softmax cross-entropy these are √w (p − e_y) with y ~ p, for a squared error √w ε with Gaussian ε.
+    """
+    S = S.to(torch.float64)
+    p = z.detach().reshape(S.shape[:2]).to(torch.float64).softmax(1)
+    if not bool(torch.isfinite(S).all() and torch.isfinite(p).all()):
+        return torch.zeros_like(p)  # a run that diverges says so by its loss
+    if kind == "gaussian":
+        shape = torch.eye(S.shape[1]).to(S).expand_as(S)
+        found = torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p)
+    else:
+        shape = p.diag_embed() - p[:, :, None] * p[:, None, :]
+        # not on the device: the draws are the same everywhere
+        y = torch.multinomial(p.cpu(), 1, generator=generator).to(p.device)
+        found = p.scatter_add(1, y, -torch.ones_like(p[:, :1]))
+    return weights(S, shape).sqrt()[:, None] * found
