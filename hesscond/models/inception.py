@@ -170,9 +170,9 @@ class Inception(nn.Module):
 class GoogLeNet(Inception):
     """The nine blocks of GoogLeNet behind one convolution of 3 × 3, for CIFAR.
 
-    Szegedy et al., Going Deeper with Convolutions (CVPR 2015), table 1, from block 3a on. In place of the layers before,
-    which make images 8 times smaller, one convolution of 192 channels; without auxiliary classifiers and dropout, and
-    normalized after each convolution. What Saratchandran, Wang and Lucey (ECCV 2024) changed for CIFAR-100 their paper
+    Szegedy et al., Going Deeper with Convolutions (CVPR 2015), table 1, from block 3a on. In place of the layers
+    before, which make images 8 times smaller, one convolution of 192 channels; without auxiliary classifiers and
+    dropout, and normalized after each convolution. What Saratchandran, Wang and Lucey (ECCV 2024) changed for CIFAR-100 their paper
     does not say.
 
     Parameters and errors are those of `Inception`.
