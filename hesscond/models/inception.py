@@ -172,8 +172,8 @@ class GoogLeNet(Inception):
 
     Szegedy et al., Going Deeper with Convolutions (CVPR 2015), table 1, from block 3a on. In place of the layers
     before, which make images 8 times smaller, one convolution of 192 channels; without auxiliary classifiers and
-    dropout, and normalized after each convolution. What Saratchandran, Wang and Lucey (ECCV 2024) changed for CIFAR-100 their paper
-    does not say.
+    dropout, and normalized after each convolution. What Saratchandran, Wang and Lucey (ECCV 2024) changed for
+    CIFAR-100 their paper does not say.
 
     Parameters and errors are those of `Inception`.
     """
