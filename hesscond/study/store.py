@@ -243,6 +243,10 @@ def check_regular(folder: Path) -> None:
             raise RunError(f"{path} is not a file")
 
 
+#: What a database begins with.
+MAGIC = b"SQLite format 3\0"
+
+
 @contextmanager
 def _connected(path: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection to what SQLite finds in a file and its companions."""
@@ -262,8 +266,14 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
         (size,) = connection.execute("PRAGMA page_size").fetchone()
         if not written and path.stat().st_size % size:
-            raise RunError("it was cut off")
+            raise RunError("it was cut off" if begins_as_sqlite(path) else "it is no SQLite database")
         yield connection
+
+
+def begins_as_sqlite(path: Path) -> bool:
+    """Whether a file begins as a database does."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def _copied(path: Path, folder: Path) -> Path:
