@@ -177,6 +177,47 @@ def test_layers_and_the_network_at_a_step_are_those_of_double_backward(folder, c
                 if math.isfinite(row[name]):
                     assert row[name] == pytest.approx(values[0] / values[int(rank) - 1], rel=1e-3)
         assert own["resolved"].iloc[0]
+        if method == "vanilla":
+            probe = open_run("out/vanilla-seed0").table("probe").query(f"iteration == {iteration} and layer == 'fc2'")
+            check_optima(probe.iloc[0], H[fc2][:, fc2].numpy())
+
+
+def kappa_of(H, rank):
+    """λ_max over the smallest of so many eigenvalues."""
+    values = np.linalg.eigvalsh(H)[::-1]
+    return values[0] / values[rank - 1]
+
+
+def check_optima(row, H):
+    """No diagonal and no Kronecker scaling beats the lower bounds, and good ones of our own are near what was found.
+
+    Parameters come as the weight (10, 3) by rows, then the bias (10,).
+    """
+    rank, generator = int(row["rank"]), np.random.default_rng(0)
+    scaled = [kappa_of(H, rank)]
+    d = np.diag(H) ** -0.5
+    for _ in range(300):
+        trial = d * np.exp(0.05 * generator.standard_normal(len(d)))
+        found = kappa_of(trial[:, None] * H * trial, rank)
+        if found < min(scaled):
+            d = trial
+        scaled.append(found)
+    assert row["kappa_diagonal_lower"] <= min(scaled)
+    assert row["kappa_diagonal_upper"] <= min(scaled) * (1 + 1e-6)
+    by_unit = np.concatenate([np.arange(30).reshape(10, 3), 30 + np.arange(10)[:, None]], axis=1)
+    K = H[np.ix_(by_unit.ravel(), by_unit.ravel())].reshape(10, 4, 10, 4)
+    # K-FAC's factors of the Hessian itself: its partial traces; the units' sum is null, so that L is a pseudo-inverse
+    left, right = np.einsum("iaja->ij", K), np.einsum("iaib->ab", K)
+    values, Q = np.linalg.eigh(left)
+    L = Q * np.where(values > 1e-9 * values[-1], np.abs(values) ** -0.5, 0.0)
+    R = np.linalg.inv(np.linalg.cholesky(right)).T
+    P = np.kron(L, R)
+    kron = kappa_of(P.T @ K.reshape(40, 40) @ P, rank)
+    assert 1 <= row["kappa_kronecker_lower"] <= row["kappa_kronecker_upper"] * (1 + 1e-9)
+    assert row["kappa_kronecker_lower"] <= kron
+    assert row["kappa_kronecker_upper"] <= kron * (1 + 1e-6)
+    # a diagonal of each side is a pair too
+    assert row["kappa_kronecker_upper"] <= row["kappa"]
 
 
 def test_the_share_of_the_possible_gain_lies_where_the_bounds_say():
