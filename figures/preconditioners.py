@@ -72,7 +72,18 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MAIN = ("vanilla", "bnp", "adam", "kfac", "shampoo", "soap", "muon", "gauss-newton")
 FURTHER = (
-    *("ekfac", "psgd", "sophia", "adahessian", "whitening", "equilibration", "adagrad", "rmsprop", "adamw"),
+    *(
+        "shampoo:power=half",
+        "ekfac",
+        "psgd",
+        "sophia",
+        "adahessian",
+        "whitening",
+        "equilibration",
+        "adagrad",
+        "rmsprop",
+        "adamw",
+    ),
     *("batchnorm", "layernorm", "sphere", "weightnorm", "optimal-diagonal", "optimal-kronecker"),
 )
 #: Decompositions of 3,072 × 3,072 matrices take eight seconds: on CIFAR-10 they are made at most three times in a run,
@@ -245,10 +256,29 @@ def correlation(losses: pd.Series, values: pd.Series) -> str:
     return f"{spearmanr(*both.T).statistic:.2f} ({low:.2f} … {high:.2f}; {len(both)} methods)"
 
 
+def coupling(cells: pd.DataFrame) -> str:
+    """λ_max of the network over the largest of the layers that were measured: 1 where no layer acts on another."""
+    columns = ["λ_max", "λ_max_own"]
+    lines = ["| network | plain coordinates | own coordinates |", "|---|---|---|"]
+    cells = cells.rename(columns={"lambda_max": columns[0], "lambda_max_own": columns[1]})
+    at = ["network", "method", "seed", "iteration"]
+    whole, parts = (
+        own.groupby(at)[columns].max() for own in (cells[cells["level"] == name] for name in ("network", "layer"))
+    )
+    for network, ratios in (whole / parts).groupby("network"):
+        texts = []
+        for column in columns:
+            low, middle, high = ratios[column].dropna().quantile([0.25, 0.5, 0.75])
+            texts.append(f"{middle:.3g} ({low:.3g} … {high:.3g})")
+        lines.append(f"| {network} | " + " | ".join(texts) + " |")
+    return "\n".join(lines)
+
+
 def tables(folder: Path) -> str:
     """The tables of docs/preconditioners.md."""
     compared, cells = read(folder, "comparison.csv"), read(folder, "cells.csv")
     parts = [f"## {network}\n\n{table(network, compared, cells)}" for network in compared["network"].unique()]
+    parts += [f"## λ_max of the network over that of its layers\n\n{coupling(cells)}"]
     parts += [f"## Resolved\n\n{resolved(cells)}", f"## Rank correlation with the loss\n\n{rankings(compared, cells)}"]
     return "\n\n".join(parts) + "\n"
 
