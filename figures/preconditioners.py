@@ -4,8 +4,8 @@ Every method on four small networks at its best of five rates: loss, time, κ of
 the start, half-way and at the end, λ_max of the network times half the rate, and the share of the gain that the best
 diagonal and the best Kronecker scaling would bring. Each network is one ``hesscond compare`` of a study that the folder
 keeps; what is there is not repeated, so that the command goes on where it was stopped. The main methods at one seed
-come first, then all of them, then further seeds; the tables of docs/preconditioners.md (preconditioners.md) are written
-anew after each.
+come first, then all of them, then further seeds; the tables (preconditioners.md) are written anew after each. ``--page
+docs/preconditioners.md`` puts those that are there into the page and measures nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from hesscond.report.series import intervals, quantile
 from hesscond.study import load_study
 from hesscond.study.config import merged
 
+#: Between them are the tables of the page.
+BEGIN, END = "<!-- measured: figures/preconditioners.py -->", "<!-- end of what was measured -->"
 ITERATIONS = 200
 #: Before which steps is measured: the first of them when averages over ten steps are there.
 MOMENTS = {"start": 10, "half": 100, "end": 199}
@@ -283,13 +285,24 @@ def tables(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def fill(page: Path, measured: str) -> None:
+    """Put the tables into the page, between the two comments that say where."""
+    text = page.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{measured}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
 def main() -> None:
     """Measure, and write the tables after each network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("-j", "--jobs", type=int, default=2)
+    parser.add_argument("--page", type=Path)
     arguments = parser.parse_args()
+    if arguments.page is not None:
+        fill(arguments.page, tables(arguments.out))
+        return
     arguments.out.mkdir(parents=True, exist_ok=True)
     passes = [(MAIN, 1), *((MAIN + FURTHER, seeds) for seeds in range(1, arguments.seeds + 1))]
     for methods, seeds in passes:
