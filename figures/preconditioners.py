@@ -219,6 +219,9 @@ def resolved(cells: pd.DataFrame) -> str:
         known = sum(a == b for a, b in there)
         measured, counted = int((~np.isnan(low)).sum()), int(np.isfinite(high).sum())
         rows.append(f"| {words} coordinates | {measured} | {counted} | {len(there)} | {known} |")
+    both = layers[layers["resolved"].astype("boolean") & layers["resolved_own"].astype("boolean")]
+    apart = int((both["rank"] != both["rank_own"]).sum())
+    rows.append(f"\nOf {len(both)} κ resolved in both coordinates {apart} count different ranks, and have no share.")
     return "\n".join(rows)
 
 

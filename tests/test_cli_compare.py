@@ -227,7 +227,12 @@ def test_the_share_of_the_possible_gain_lies_where_the_bounds_say():
     worse = row | {"kappa_own": 1e11}
     assert possible(worse, "diagonal") == pytest.approx((-2 / 6, -2 / 8))
     assert possible(row | {"kappa_diagonal_upper": 1e10}, "diagonal") == (pytest.approx(0.5), math.inf)
-    for unknown in ({"kappa": math.inf}, {"kappa_own": math.inf}, {"kappa_diagonal_upper": math.inf}):
+    for unknown in (
+        {"rank": 3, "rank_own": 4},
+        {"kappa": math.inf},
+        {"kappa_own": math.inf},
+        {"kappa_diagonal_upper": math.inf},
+    ):
         assert all(math.isnan(end) for end in possible(row | unknown, "diagonal"))
 
 
@@ -245,6 +250,18 @@ def test_two_at_a_time_come_to_the_same_numbers_and_are_not_repeated(folder, cal
     assert before.items() <= {path: path.stat().st_mtime_ns for path in (folder / "two").rglob("run.sqlite")}.items()
     assert pd.read_csv("two/comparison.csv")["seeds"].tolist() == [2, 2]
     assert pd.read_csv("two/comparison.csv")["time"].tolist() == second["time"].tolist()
+
+
+@pytest.mark.parametrize("method", ["bnp", "kfac", "muon", "batchnorm", "adahessian"])
+def test_measuring_at_a_step_changes_nothing(folder, call_cli, method):
+    """The probed run comes to the losses of the same run without probes, bit for bit."""
+    result = call_cli("compare", "whole.toml", "-m", method, "--rates", "0.01", "--iterations", "6", "--out", "out")
+    assert (result.code, result.err) == (0, "")
+    probed, plain = open_run(f"out/{method}-seed0"), open_run(f"out/grid/{method}-lr0.01")
+    assert probed.table("training")["loss"].tolist() == plain.table("training")["loss"].tolist()
+    assert probed.table("evaluation").equals(plain.table("evaluation"))
+    assert len(probed.table("probe")) == 4
+    assert plain.table("probe").empty
 
 
 def test_every_layer_is_measured_where_only_a_level_is_named(folder, call_cli):

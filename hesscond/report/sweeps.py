@@ -222,16 +222,19 @@ def possible(row: Mapping[str, Any], kind: str) -> tuple[float, float]:
     Returns
     -------
     tuple
-        NaN twice where one of the κ is not resolved; the second is infinite where no gain may be possible.
+        NaN twice where one of the κ is not resolved, or they count different ranks; the second is infinite where no
+        gain may be possible.
     """
     ends = [row[f"kappa_{kind}_{end}"] for end in ("lower", "upper")]
-    if not all(math.isfinite(value) for value in (row["kappa"], row["kappa_own"], *ends)):
+    known = all(math.isfinite(value) for value in (row["kappa"], row["kappa_own"], *ends))
+    # what is zero in the one and not in the other is no gain
+    if not known or row.get("rank") != row.get("rank_own"):
         return math.nan, math.nan
     gained = math.log(row["kappa"]) - math.log(row["kappa_own"])
-    most, known = (math.log(row["kappa"]) - math.log(end) for end in ends)
+    most, least = (math.log(row["kappa"]) - math.log(end) for end in ends)
     if not most > 0:
         return math.nan, math.nan
-    one, other = gained / most, gained / known if known > 0 else math.copysign(math.inf, gained)
+    one, other = gained / most, gained / least if least > 0 else math.copysign(math.inf, gained)
     return min(one, other), max(one, other)
 
 
