@@ -262,7 +262,7 @@ class LinearCoordinates(Coordinates):
     #: L (m, m'); None: the identity.
     left: torch.Tensor | None = None
     #: Whether sums with the entries of a matrix may cancel, so that rounding is large beside small results.
-    cancels: ClassVar[bool] = False
+    cancels: bool = False
 
     @abstractmethod
     def of_unit(self, unit: int) -> Preconditioner:
@@ -418,7 +418,7 @@ class DensePreconditioner(Preconditioner):
 
     P: torch.Tensor
     name: str = "P"
-    cancels: ClassVar[bool] = True
+    cancels = True
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n̂) times P."""
@@ -447,6 +447,7 @@ class Product(Preconditioner):
 
     def __init__(self, first: Preconditioner, second: Preconditioner) -> None:
         self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
+        self.cancels = first.cancels or second.cancels
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n̂) times P Q."""
@@ -458,7 +459,7 @@ class UnitProduct(UnitPreconditioner):
 
     def __init__(self, first: LinearCoordinates, second: LinearCoordinates) -> None:
         self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
-        self.left = first.left
+        self.left, self.cancels = first.left, first.cancels or second.cancels
 
     def of_unit(self, unit: int) -> Preconditioner:
         """P_i Q_i of one unit."""

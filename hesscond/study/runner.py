@@ -175,6 +175,10 @@ def check_plan(plan: RunPlan, data: Dataset) -> None:
     method.check_batch(plan.study.training.batch_size)
     method.optimizer(plan.learning_rate, **plan.study.training.optimizer_options)
     samples = len(data.train_targets)
+    training = plan.study.training
+    iterations = training.iterations or (training.epochs or 0) * (samples // training.batch_size)
+    if late := [one for one in plan.study.probe.at if one >= iterations]:
+        raise ConfigError(f"probe.at: there is no step {late[0]} in a run of {iterations} iterations, from 0 on")
     for what, wanted in (
         ("batch size", plan.study.training.batch_size),
         ("probe.train_samples", plan.study.probe.train_samples or 1),
@@ -441,6 +445,9 @@ class Training:
             # dropout is that of the training pass
             with probing(iteration), random.again():
                 rows = self.prober.batch_rows(inputs, targets, output, check=self.compares(iteration))
+        if iteration in self.plan.study.probe.at:
+            with probing(iteration):
+                rows += self.prober.train_rows(*self.probed_part())
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
