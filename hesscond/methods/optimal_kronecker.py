@@ -101,7 +101,7 @@ class OptimalKronecker(CurvedMethod[OptimalKroneckerState]):
     name = "optimal-kronecker"
     summary = "the Kronecker pair of smallest κ for every layer's Gauss–Newton matrix, certified"
     source = "Wiesel, IEEE Trans. Signal Process. 60 (2012) (convexity)"
-    rate = 0.3
+    rate = 0.1
     of_first_step = True
     kept = ("left", "right", "gap")
 

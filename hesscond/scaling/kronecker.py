@@ -225,6 +225,7 @@ class Search:
     factors: Factors
     convex: bool = False
     evaluations: int = 0
+    single: bool = False
 
     @classmethod
     def of(cls, given: np.ndarray, shape: tuple[int, int], factors: Factors, error: float | np.ndarray) -> Search:
@@ -300,7 +301,7 @@ class Search:
             self.evaluations += 1
             E, E_right = steps(x)
             try:
-                found = decomposed(self.scaled(self.L @ E, self.R @ E_right), rank, exact=False)
+                found = decomposed(self.scaled(self.L @ E, self.R @ E_right), rank, exact=False, single=self.single)
                 with np.errstate(divide="raise"):
                     logs = np.log(found.values)
                 above, below, value = weighted(logs, power)
@@ -318,14 +319,16 @@ class Search:
             return value, np.concatenate(parts)
 
         options = {"maxiter": STEPS, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-12}
-        for _ in range(CENTRINGS):
+        for centring in range(CENTRINGS):
+            # its rounding stops the descent at last, which then goes on in double precision
+            self.single = centring == 0 and self.order > LARGE
             try:
                 result = minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B", options=options)
             except Reached:
                 break
             E, E_right = steps(result.x)
             self.L, self.R = self.L @ E, self.R @ E_right
-            if result.nit < STEPS:
+            if result.nit < STEPS and not self.single:
                 break
 
     def proved(self, found: Spectrum, power: int) -> float:
@@ -441,9 +444,11 @@ def completed(basis: np.ndarray, inner: np.ndarray) -> np.ndarray:
     return np.hstack([basis @ inner, rest * np.abs(inner).max()])
 
 
-def decomposed(K: np.ndarray, rank: int, *, exact: bool = True) -> Spectrum:
+def decomposed(K: np.ndarray, rank: int, *, exact: bool = True, single: bool = False) -> Spectrum:
     """The ``rank`` largest singular values of K, and their vectors; by its Gram matrix if it is large."""
     for kind, digits in DIGITS.items() if not exact and min(K.shape) > LARGE else ():
+        if kind is np.float32 and not single:
+            continue
         own, tall = K.astype(kind, copy=False), len(K) >= K.shape[1]
         values, U = eigh(own.T @ own if tall else own @ own.T, driver="evd", check_finite=False)
         values, U = values[: -rank - 1 : -1].astype(float), U[:, : -rank - 1 : -1]
