@@ -226,7 +226,7 @@ class LayerwiseGaussNewton(Statement):
 
     id = "layerwise-gauss-newton"
     title = "layerwise Gauss–Newton is nearly the best layerwise preconditioner"
-    source = "our own, after Abreu et al., 2025"
+    source = "our own, after Abreu et al., ICLR 2026"
     text = (
         "That preconditioning with the blocks of single layers does nearly as well as with the whole Gauss–Newton "
         "matrix is what Abreu et al. measure, with no bound (a summary was at hand). Our own, after the known bounds "
