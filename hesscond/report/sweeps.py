@@ -11,7 +11,7 @@ import numpy as np
 from hesscond.report.series import intervals, located, quantile
 from hesscond.report.summary import kappa_cell, number, summary_frame, training_summary
 from hesscond.report.tables import TextTable
-from hesscond.results import NETWORK
+from hesscond.roles import NETWORK
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -56,7 +56,8 @@ from hesscond.layer_probe import LayerProbe
 from hesscond.methods import Method
 from hesscond.methods.bnp import from_statistics, regularized
 from hesscond.network_probe import NetworkProbe
-from hesscond.results import NETWORK, LayerResult
+from hesscond.results import LayerResult
+from hesscond.roles import NETWORK
 from hesscond.scaling import optimal_diagonal_scaling, optimal_kronecker_scaling
 from hesscond.spectra import ConditionNumber
 from hesscond.study.config import ProbeConfig
