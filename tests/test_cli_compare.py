@@ -242,8 +242,18 @@ def test_two_at_a_time_come_to_the_same_numbers_and_are_not_repeated(folder, cal
     assert (one.code, two.code) == (0, 0)
     first, second = (pd.read_csv(f"{name}/comparison.csv") for name in ("one", "two"))
     pd.testing.assert_frame_equal(first.drop(columns="time"), second.drop(columns="time"))
-    rates = sorted(float(path.name.partition("-lr")[2]) for path in (folder / "two" / "grid").glob("vanilla-lr*"))
-    assert rates == pytest.approx([0.1 * factor for factor in AROUND])
+    for row in second.to_dict("records"):
+        tried = {float(p.name.partition("-lr")[2]): p for p in (folder / "two" / "grid").glob(f"{row['method']}-lr*")}
+        rates, ends = sorted(tried), {r: open_run(p).table("training")["loss"].iloc[-1] for r, p in tried.items()}
+        # on to the side of the best rate, and no farther than needed
+        possible = [float(f"{0.1 * factor:.3g}") for factor in AROUND]
+        first, last = possible.index(rates[0]), possible.index(rates[-1])
+        assert rates == possible[first : last + 1]
+        assert first <= 3 and last >= 7
+        best = min(ends, key=ends.get)
+        assert best == row["learning_rate"]
+        assert row["at_edge"] == (best in (rates[0], rates[-1]))
+        assert not row["at_edge"] or best in (possible[0], possible[-1])
     before = {path: path.stat().st_mtime_ns for path in (folder / "two").rglob("run.sqlite")}
     again = call_cli(*arguments, "--out", "two", "-j", "2", "--seeds", "0,1")
     assert again.code == 0

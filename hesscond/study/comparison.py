@@ -23,8 +23,8 @@ from hesscond.study.store import StoredRun, open_run
 
 #: The learning rates that are tried unless others are given.
 GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-#: Times a method's own rate.
-AROUND = (0.1, 0.3, 1.0, 3.0, 10.0)
+#: Times a method's own rate: those from 0.1 to 10, and on to that side where the best one is the last.
+AROUND = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 #: Iterations timed at a time, and how many times, the yardstick's and the method's in turn.
 BLOCK, ROUNDS = 20, 7
 #: Where the times are kept, so that none is measured twice.
@@ -73,7 +73,7 @@ class Comparison:
     data
         On the device.
     rates
-        The grid; None: `AROUND` times the rate that the study, or else the method itself, has.
+        The grid; None: `AROUND` times the rate that the study, or else the method itself, has, as far as is needed.
     seeds
         Of the probed runs; rates are tried with the first.
     out
@@ -95,6 +95,8 @@ class Comparison:
     do: Runner
     say: Callable[[str], None]
     failures: dict[Path, str] = field(default_factory=dict)
+    #: Of each method, the part of `AROUND` that is tried.
+    reach: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def results(self, methods: Sequence[str]) -> Iterator[Compared]:
         """Train every method at every rate without probing, then with every seed at the best one with the probe.
@@ -121,7 +123,10 @@ class Comparison:
             except ConfigError as refusal:
                 refusals[method] = str(refusal)
         able = [method for method in methods if method not in refusals]
-        self.perform([self.tried(method, rate) for method in able for rate in self.grid(method)])
+        due = able
+        while due:
+            self.perform([self.tried(method, rate) for method in due for rate in self.grid(method)])
+            due = [method for method in due if self.widened(method)]
         best = {method: self.best(method) for method in able}
         self.perform(
             [
@@ -165,7 +170,20 @@ class Comparison:
         if self.rates is not None:
             return sorted(self.rates)
         own = self.study.learning_rate(method, self.study.training.batch_size)
-        return [float(f"{factor * own:.3g}") for factor in AROUND]
+        lowest, highest = self.reach.setdefault(method, (AROUND.index(0.1), AROUND.index(10.0)))
+        return [float(f"{factor * own:.3g}") for factor in AROUND[lowest : highest + 1]]
+
+    def widened(self, method: str) -> bool:
+        """Let the grid of a method go on by a rate where its best one is the last, if there is a next."""
+        best, grid = self.best(method), self.grid(method)
+        if self.rates is not None or best not in (grid[0], grid[-1]):
+            return False
+        lowest, highest = self.reach[method]
+        wider = (lowest - 1, highest) if best == grid[0] else (lowest, highest + 1)
+        if wider[0] < 0 or wider[1] == len(AROUND):
+            return False
+        self.reach[method] = wider
+        return True
 
     @property
     def unprobed(self) -> StudyConfig:
