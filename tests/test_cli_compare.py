@@ -249,7 +249,8 @@ def test_two_at_a_time_come_to_the_same_numbers_and_are_not_repeated(folder, cal
         possible = [float(f"{0.1 * factor:.3g}") for factor in AROUND]
         first, last = possible.index(rates[0]), possible.index(rates[-1])
         assert rates == possible[first : last + 1]
-        assert first <= 3 and last >= 7
+        assert first <= 3
+        assert last >= 7
         best = min(ends, key=ends.get)
         assert best == row["learning_rate"]
         assert row["at_edge"] == (best in (rates[0], rates[-1]))

@@ -43,7 +43,7 @@ def compare_methods(
     scale: Scale = None,
     rates: Annotated[
         str,
-        typer.Option(help="Learning rates, separated by commas; around: from 0.1 to 10 times a method's own one, or on."),
+        typer.Option(help="Learning rates, separated by commas; around: 0.1 to 10 times a method's own one, or on."),
     ] = RATES,
     iterations: Annotated[int, typer.Option(help="Optimizer steps of every run.")] = 500,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a mini-batch.")] = None,
