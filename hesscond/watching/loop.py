@@ -304,7 +304,7 @@ class Watch:
         for one in self._destinations:
             one.check()
         if loss is not None and self._destinations:
-            value, rate = float(loss), self._rate
+            value, rate = float(torch.as_tensor(loss).detach()), self._rate
             self._guarded(lambda: self._each(lambda one: one.training(self.steps, value, rate)))
 
     def _each(self, act: Callable[[Destination], None]) -> dict[str, Any]:
