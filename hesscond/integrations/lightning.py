@@ -49,7 +49,9 @@ class Watch(Callback):
         events: dict[str, dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
-        self.loss_fn, self.probe_batch, self.log, self.events, self.options = loss_fn, probe_batch, log, events, options
+        self.loss_fn, self.probe_batch, self.events, self.options = loss_fn, probe_batch, events, options
+        # Lightning gives callbacks an attribute ``log`` of its own
+        self._log = log
         self.watch: LoopWatch | None = None
         self._seen = 0
         self._state: dict[str, Any] | None = None
@@ -62,7 +64,7 @@ class Watch(Callback):
             self.loss_fn,
             moved(self.probe_batch, pl_module.device),
             list(trainer.optimizers) or None,
-            log=to_loggers if self.log is None else self.log,
+            log=to_loggers if self._log is None else self._log,
             **self.options,
         )
         for event, values in (self.events or {}).items():
