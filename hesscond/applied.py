@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hesscond.capture import Batch, Geometry, eligible_layers, inputs_of
+from hesscond.capture import Batch, Geometry, LossFunction, eligible_layers, inputs_of
 from hesscond.capture.batches import is_batch
-from hesscond.capture.evaluation import tensors_of
+from hesscond.capture.evaluation import call_of, checked_batch, converted, in_precision, scalar, tensors_of
 from hesscond.capture.randomness import gpus_of
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, unit_layout
@@ -98,6 +98,8 @@ def applied(
     method: ProbeMethod,
     data: Batch | Iterable[Batch],
     *,
+    loss_fn: LossFunction,
+    dtype: torch.dtype | None,
     whole: bool = False,
     alone: bool = True,
 ) -> Applied:
@@ -105,7 +107,7 @@ def applied(
 
     Parameters
     ----------
-    model, method, data
+    model, method, data, loss_fn, dtype
         Those of the probe.
     whole
         Whether it is of all parameters of the network together.
@@ -127,10 +129,18 @@ def applied(
         if any(part.preconditions_in_step for part, _ in building.parts):
             raise no_step(spec.text)
         built_in, data = rebuilt(model, building, data, alone=alone)
-        found = applied(built_in.model, built_in, data, whole=whole)
-        penalties = all(issubclass(part, Regularization) for part, _ in building.parts)
-        changed = f"{'loss' if penalties else 'network rebuilt'} with {building.text}"
-        built = replace(found, given=model, what=f"{changed}, {found.what}")
+        changing = building.without(lambda part: part.of_first_step)
+        of_step = changing is None or len(changing.parts) < len(building.parts)
+        if of_step:
+            take_first_step(built_in, spec.text, loss_fn, data, dtype, alone=alone)
+        found = applied(built_in.model, built_in, data, loss_fn=loss_fn, dtype=dtype, whole=whole)
+        what = f"{found.what}, of a first step on the data" if of_step else found.what
+        changed = ""
+        if changing is not None:
+            penalties = all(issubclass(part, Regularization) for part, _ in changing.parts)
+            changed = f"{'loss' if penalties else 'network rebuilt'} with {changing.text}"
+            what = f"{changed}, {what}"
+        built = replace(found, given=model, what=what)
         if chosen is None:
             return built
         if found.method is not None:
@@ -225,6 +235,50 @@ def rebuilt(
     if is_batch(data) and added:
         method.check_batch(len(next(tensors_of(data))))
     return method, data
+
+
+def take_first_step(
+    method: Method,
+    text: str,
+    loss_fn: LossFunction,
+    data: Batch | Iterable[Batch],
+    dtype: torch.dtype | None,
+    *,
+    alone: bool,
+) -> None:
+    """Show the data to a method at work on a copy of the model, as the mini-batch of its first step.
+
+    The copy is cast to ``dtype``, unless that is None.
+
+    Raises
+    ------
+    ConfigError
+        The data are not one batch, all of which this process has; the copy does not run in this precision.
+    """
+    if not (alone and is_batch(data)):
+        raise ConfigError(
+            f"the coordinates of {text} are those of a first step on one batch: give (inputs, targets), to one process"
+        )
+    inputs, target = converted(checked_batch(data), dtype)
+    model = method.model if dtype is None else method.model.to(dtype)
+    args, kwargs = call_of(model, inputs)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    with torch.random.fork_rng(devices=gpus_of(parameters)), torch.enable_grad():
+        try:
+            loss = scalar(in_precision(loss_fn, dtype, model)(model(*args, **kwargs), target))
+        except RuntimeError as error:
+            if dtype is None:
+                raise
+            raise ConfigError(
+                f"{text} is applied to a copy of the model in {dtype}, which does not run ({error}): give dtype=None"
+            ) from error
+        method.observe(loss)
+        penalty = method.penalty(loss)
+        # not backward: the loss may have parameters of its own, or the model's
+        gradients = torch.autograd.grad(loss if penalty is None else loss + penalty, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    method.transform_gradients()
 
 
 def first_arguments(method: str, batches: Iterable[Batch]) -> torch.Tensor:

@@ -41,7 +41,8 @@ from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, Gram, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
-from hesscond.results import NETWORK, Memory, NetworkResult, ProbeResult, gigabytes
+from hesscond.results import Memory, NetworkResult, ProbeResult, gigabytes
+from hesscond.roles import NETWORK
 from hesscond.spectra import Known, bounded_condition
 from hesscond.spectra.bounded import FINAL, LEAST_VECTORS, MEASURING
 

@@ -83,12 +83,13 @@ def probe(
     method
         What to measure. None: the model in plain coordinates. A name, as ``--method`` takes it: of methods that build
         the network otherwise (``"batchnorm"``, ``"sphere"``) a copy of the model with the method applied to it, in the
-        method's coordinates; of those whose P the inputs of the layers define (``"bnp"``) that of the data; methods
-        whose coordinates steps define (``"adam"``) are refused. A method at work on the model, ``BNP(model)``: the
-        coordinates of its last step. An optimizer that has taken a step, of torch, pytorch-optimizer or heavyball, or
-        several that train the model together: P with M = P Pᵀ of its step −η M g, read from its state (see
-        `hesscond.methods.optimizers`). Or a `Preconditioner`, or a chart such as `hesscond.hessians.Jacobi`. The result
-        says in words which it was (``result.coordinates``).
+        method's coordinates; of those whose P the inputs of the layers define (``"bnp"``) that of the data; of those
+        whose P one batch defines (``"kfac"``, ``"ekfac"``, ``"gauss-newton"``, ``"optimal-kronecker"``) that of a first
+        step on it; methods whose coordinates many steps define (``"adam"``) are refused. A method at work on the model,
+        ``BNP(model)``: the coordinates of its last step. An optimizer that has taken a step, of torch,
+        pytorch-optimizer or heavyball, or several that train the model together: P with M = P Pᵀ of its step −η M g,
+        read from its state (see `hesscond.methods.optimizers`). Or a `Preconditioner`, or a chart such as
+        `hesscond.hessians.Jacobi`. The result says in words which it was (``result.coordinates``).
     blocks
         Groups of one's own by name, each a list of names as for ``layers``: one Hessian each, at level "unit" too.
         Without ``layers`` only these are measured.
@@ -180,7 +181,8 @@ def probe(
         refuse_few(products)
     budget = MEMORY if memory is None else int(memory)
     refuse_sharded(model)
-    work = applied(model, method, data, whole=level == "network" and choice.names is None, alone=team is None)
+    whole = level == "network" and choice.names is None
+    work = applied(model, method, data, loss_fn=loss_fn, dtype=dtype, whole=whole, alone=team is None)
     if work.model is not model:
         model, choice, data = work.model, choice.placed(work.place), work.data
     kind = NetworkProbe if level == "network" else LayerProbe

@@ -12,13 +12,11 @@ import torch
 from hesscond.check import Check
 from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, NetworkHessian, NullDirections
+from hesscond.roles import NETWORK
 from hesscond.spectra import Bounded, ConditionNumber, EigenResult, lanczos
 
 if TYPE_CHECKING:
     import pandas as pd
-
-#: Name of the one result at level "network".
-NETWORK = "network"
 
 
 class LayerResult:

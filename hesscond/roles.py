@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+#: What all parameters together are called, where layers have their names.
+NETWORK = "network"
+
 #: Attention, as modules and attributes are called.
 ATTENTION = r"\w*att(?:n|ention)\w*"
 

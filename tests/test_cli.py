@@ -315,7 +315,7 @@ def test_study_files_that_are_something_else(refused, folder):
 def test_an_out_that_holds_another_run(refused, stored):
     for more in ((), ("-m", "vanilla")):
         refused((*TINY[:-1], "done", *more), "done holds another run")
-    refused((*TINY[:-1], stored.folder.parent), "not empty")
+    refused((*TINY[:-1], stored.folder.parent), "is a folder of runs (done)")
 
 
 def test_one_of_several_folders_is_taken(refused, folder, stored):

@@ -18,7 +18,7 @@ MET, FAILED, OPEN = "kappa < 200", "kappa_preconditioned > 50", "kappa_precondit
 def write(tmp_path):
     """Write a run of three probed iterations, the last κ(PᵀHP) unresolved."""
 
-    def run(method="bnp", seed=0, status="finished", message="", name=None):
+    def run(method="bnp", seed=0, status="finished", message="", name=None, unit=3):
         folder = tmp_path / (name or f"{method}-seed{seed}")
         config = {
             "name": "fc-test",
@@ -33,7 +33,7 @@ def write(tmp_path):
         for iteration in range(3):
             log.training(iteration, 0, 2.0 - 0.5 * iteration)
             pre = (11.0, math.inf) if iteration == 2 else (10.0, 10.0)
-            log.commit(probe=[probe_row(iteration, kappa=(100.0, 101.0), pre=pre)])
+            log.commit(probe=[probe_row(iteration, unit=unit, kappa=(100.0, 101.0), pre=pre)])
         log.commit(evaluation=[{"iteration": 3, "epoch": 1, "test_loss": 0.5, "test_accuracy": 0.9}])
         log.close(status, message)
         return folder
@@ -64,6 +64,12 @@ def test_the_exit_code_says_whether_all_is_met(call_cli, write, expressions, pol
     for expression in expressions:
         assert expression in result.out
     assert "::" not in result.out
+
+
+def test_rows_of_whole_layers(call_cli, write):
+    result = call_cli("check", write(unit=None), "--expect", OPEN, "--expect", FAILED)
+    assert (result.code, result.err) == (1, "")
+    assert "as at iteration 2, batch, layer fc3:" in result.out.replace("\n", " ")
 
 
 def test_what_decides_is_shown(call_cli, write):

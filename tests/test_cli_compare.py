@@ -1,13 +1,21 @@
 """`hesscond compare`: the grid, the best rate, the table, and what is refused."""
 
+import math
+
+import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
 from hesscond.data import load
 from hesscond.errors import ConfigError
-from hesscond.study import load_study, open_run
-from hesscond.study.comparison import compare
+from hesscond.methods import parse
+from hesscond.report.sweeps import possible
+from hesscond.study import RunPlan, load_data, load_study, open_run
+from hesscond.study.comparison import AROUND, Comparison, one_by_one
 from hesscond.study.config import StudyConfig
+from hesscond.study.runner import build_model, chosen
 
 STUDY = """
 name = "tiny"
@@ -25,11 +33,38 @@ units = [3]
 every = 4
 train_every_epochs = 0
 """
+#: Whole layers and the network on a fixed batch, at the steps of the run.
+WHOLE = """
+name = "whole"
+description = "for the tests"
+[data]
+name = "digits"
+train_samples = 200
+[model]
+hidden = [3]
+[training]
+batch_size = 50
+iterations = 6
+[schedule]
+kind = "linear"
+end = 0.5
+[probe]
+layers = ["fc2"]
+levels = ["layer", "network"]
+units = [0]
+every = 0
+train_every_epochs = 0
+at = [1, 5]
+train_samples = 60
+optima = 100
+precision = "float64"
+"""
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "tiny.toml").write_text(STUDY)
+    (tmp_path / "whole.toml").write_text(WHOLE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -37,7 +72,7 @@ def folder(tmp_path, monkeypatch):
 def test_the_best_rate_is_that_of_the_smallest_loss(folder, call_cli):
     result = call_cli(
         "compare", "tiny.toml", "-m", "vanilla", "-m", "bnp", "--iterations", "12", "--rates", "0.001,0.5,0.1",
-        "--probe-every", "4", "--out", "out",
+        "--probe-every", "4", "--seeds", "0,3", "--out", "out",
     )  # fmt: skip
     assert (result.code, result.err) == (0, "")
     table = pd.read_csv("out/comparison.csv")
@@ -48,24 +83,207 @@ def test_the_best_rate_is_that_of_the_smallest_loss(folder, call_cli):
             losses[rate] = open_run(f"out/grid/{row['method']}-lr{rate:g}").table("training")["loss"].tail(1).mean()
         assert row["learning_rate"] == min(losses, key=losses.get)
         assert row["at_edge"] == (row["learning_rate"] != 0.1)
-        probed = open_run(f"out/{row['method']}-seed0")
-        probe = probed.table("probe")
-        assert list(probe["iteration"]) == [0, 4, 8]
-        assert row["kappa_own"] == pytest.approx(probe["kappa_own"].median(), rel=1e-12)
-        assert (row["kappa_own"] == row["kappa"]) == (row["method"] == "vanilla")
-        assert row["kappa"] == pytest.approx(probe["kappa"].median(), rel=1e-12)
-        assert row["test_accuracy"] == probed.table("evaluation")["test_accuracy"].iloc[-1]
+        probed = [open_run(f"out/{row['method']}-seed{seed}") for seed in (0, 3)]
+        probe = pd.concat([run.table("probe") for run in probed])
+        assert list(probe["iteration"]) == [0, 4, 8] * 2
+        for name in ("kappa", "kappa_own"):
+            # the lower of the two in the middle: a median is one of the values
+            assert row[f"unit_{name}"] == pytest.approx(sorted(probe[name])[2], rel=1e-12)
+        assert (row["unit_kappa_own"] == row["unit_kappa"]) == (row["method"] == "vanilla")
+        assert (row["unit_cells"], row["unit_resolved"], row["seeds"], row["diverged"]) == (12, 12, 2, 0)
+        ends = [run.table("training")["loss"].iloc[-1] for run in probed]
+        assert [row["loss_min"], row["loss"], row["loss_max"]] == pytest.approx([min(ends), np.mean(ends), max(ends)])
+        accuracies = [run.table("evaluation")["test_accuracy"].iloc[-1] for run in probed]
+        assert row["test_accuracy"] == pytest.approx(np.median(accuracies))
         assert 0.2 < row["time"] < 20
         assert row["method"] in result.out
 
 
+def trained(study, spec, rate, iteration):
+    """The network and the optimizer as they are when a step is about to be taken, by a loop of our own."""
+    data = load_data(study.data)
+    plan = RunPlan(study, spec, 0, rate, None, torch.device("cpu"))
+    model, inputs, targets = build_model(plan, data), data.train_inputs.flatten(1), data.train_targets
+    method = parse(spec).create(model)
+    method.fit(inputs)
+    order = torch.Generator().manual_seed(1)
+    optimizer = method.optimizer(rate)
+    size = study.training.batch_size
+    for k in range(iteration + 1):
+        if k % (len(targets) // size) == 0:
+            permutation = torch.randperm(len(targets), generator=order)
+        part = permutation[k % (len(targets) // size) * size :][:size]
+        # the linear schedule, from 1 down to a half over the run
+        lr = rate * (1 - 0.5 * k / study.training.iterations)
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs[part]), targets[part]).backward()
+        method.transform_gradients()
+        if k < iteration:
+            optimizer.step()
+            method.after_step()
+    rows = chosen(targets, study.probe.train_samples)
+    return model, optimizer, (inputs[rows].double(), targets[rows]), lr
+
+
+def hessian(model, batch):
+    """∇²L in all parameters, one after the other, by double backward in float64."""
+    model = model.double()
+    named = dict(model.named_parameters())
+    sizes = [p.numel() for p in named.values()]
+
+    def loss(theta):
+        parts = [t.view_as(p) for t, p in zip(theta.split(sizes), named.values(), strict=True)]
+        found = torch.func.functional_call(model, dict(zip(named, parts, strict=True)), (batch[0],))
+        return nn.functional.cross_entropy(found, batch[1])
+
+    theta = torch.cat([p.detach().flatten() for p in named.values()])
+    return torch.autograd.functional.hessian(loss, theta), named
+
+
+@pytest.mark.parametrize("method", ["vanilla", "rmsprop"])
+def test_layers_and_the_network_at_a_step_are_those_of_double_backward(folder, call_cli, method):
+    """κ, λ_max and λη/2 with P of the step about to be taken; the optimizer's own state says what P is."""
+    result = call_cli("compare", "whole.toml", "-m", method, "--rates", "0.02", "--iterations", "6", "--out", "out")
+    assert (result.code, result.err) == (0, "")
+    cells = pd.read_csv("out/cells.csv")
+    assert list(cells["iteration"]) == [1, 1, 5, 5]
+    study = load_study("whole.toml")
+    for iteration, own in cells.groupby("iteration"):
+        model, optimizer, batch, lr = trained(study, method, 0.02, iteration)
+        assert own["lr"].tolist() == pytest.approx([lr, lr], rel=1e-6)
+        if method == "rmsprop":
+            # torch's own state before the step, with the gradient of the step: v ← 0.99 v + 0.01 g²
+            squares = []
+            for p in model.parameters():
+                seen = optimizer.state[p]["square_avg"] if iteration else torch.zeros_like(p)
+                squares.append(1 / ((0.99 * seen + 0.01 * p.grad.square()).double().sqrt() + 1e-8).flatten())
+            P = torch.cat(squares).sqrt()
+        else:
+            P = torch.ones(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+        H, named = hessian(model, batch)
+        places = dict(zip(named, torch.arange(len(P)).split([p.numel() for p in named.values()]), strict=True))
+        fc2 = torch.cat([places["fc2.weight"], places["fc2.bias"]])
+        for row, index in zip(own.to_dict("records"), [fc2, torch.arange(len(P))], strict=True):
+            part = H[index][:, index].numpy()
+            scaled = P[index].numpy()[:, None] * part * P[index].numpy()
+            for name, matrix in (("lambda_max", part), ("lambda_max_own", scaled)):
+                assert row[name] == pytest.approx(np.linalg.norm(matrix, 2), rel=1e-5)
+            assert row["sharpness"] == pytest.approx(np.linalg.norm(scaled, 2) * lr / 2, rel=1e-5)
+            for name, matrix in (("kappa", part), ("kappa_own", scaled)):
+                values = np.sort(np.abs(np.linalg.eigvalsh(matrix)))[::-1]
+                rank = row["rank"] if name == "kappa" else row["rank_own"]
+                assert row[f"{name}_lower"] <= values[0] / values[int(rank) - 1] * (1 + 1e-4)
+                if math.isfinite(row[name]):
+                    assert row[name] == pytest.approx(values[0] / values[int(rank) - 1], rel=1e-3)
+        assert own["resolved"].iloc[0]
+        if method == "vanilla":
+            probe = open_run("out/vanilla-seed0").table("probe").query(f"iteration == {iteration} and layer == 'fc2'")
+            check_optima(probe.iloc[0], H[fc2][:, fc2].numpy())
+
+
+def kappa_of(H, rank):
+    """λ_max over the smallest of so many eigenvalues."""
+    values = np.linalg.eigvalsh(H)[::-1]
+    return values[0] / values[rank - 1]
+
+
+def check_optima(row, H):
+    """No diagonal and no Kronecker scaling beats the lower bounds, and good ones of our own are near what was found.
+
+    Parameters come as the weight (10, 3) by rows, then the bias (10,).
+    """
+    rank, generator = int(row["rank"]), np.random.default_rng(0)
+    scaled = [kappa_of(H, rank)]
+    d = np.diag(H) ** -0.5
+    for _ in range(300):
+        trial = d * np.exp(0.05 * generator.standard_normal(len(d)))
+        found = kappa_of(trial[:, None] * H * trial, rank)
+        if found < min(scaled):
+            d = trial
+        scaled.append(found)
+    assert row["kappa_diagonal_lower"] <= min(scaled)
+    assert row["kappa_diagonal_upper"] <= min(scaled) * (1 + 1e-6)
+    by_unit = np.concatenate([np.arange(30).reshape(10, 3), 30 + np.arange(10)[:, None]], axis=1)
+    K = H[np.ix_(by_unit.ravel(), by_unit.ravel())].reshape(10, 4, 10, 4)
+    # K-FAC's factors of the Hessian itself: its partial traces; the units' sum is null, so that L is a pseudo-inverse
+    left, right = np.einsum("iaja->ij", K), np.einsum("iaib->ab", K)
+    values, Q = np.linalg.eigh(left)
+    L = Q * np.where(values > 1e-9 * values[-1], np.abs(values) ** -0.5, 0.0)
+    R = np.linalg.inv(np.linalg.cholesky(right)).T
+    P = np.kron(L, R)
+    kron = kappa_of(P.T @ K.reshape(40, 40) @ P, rank)
+    assert 1 <= row["kappa_kronecker_lower"] <= row["kappa_kronecker_upper"] * (1 + 1e-9)
+    assert row["kappa_kronecker_lower"] <= kron
+    assert row["kappa_kronecker_upper"] <= kron * (1 + 1e-6)
+    # a diagonal of each side is a pair too
+    assert row["kappa_kronecker_upper"] <= row["kappa"]
+
+
+def test_the_share_of_the_possible_gain_lies_where_the_bounds_say():
+    """log κ falls by 4 decades of the 6 that are possible at least, and of 8 at most."""
+    row = {"kappa": 1e9, "kappa_own": 1e5, "kappa_diagonal_lower": 1e1, "kappa_diagonal_upper": 1e3}
+    assert possible(row, "diagonal") == pytest.approx((4 / 8, 4 / 6))
+    worse = row | {"kappa_own": 1e11}
+    assert possible(worse, "diagonal") == pytest.approx((-2 / 6, -2 / 8))
+    assert possible(row | {"kappa_diagonal_upper": 1e10}, "diagonal") == (pytest.approx(0.5), math.inf)
+    for unknown in (
+        {"rank": 3, "rank_own": 4},
+        {"kappa": math.inf},
+        {"kappa_own": math.inf},
+        {"kappa_diagonal_upper": math.inf},
+    ):
+        assert all(math.isnan(end) for end in possible(row | unknown, "diagonal"))
+
+
+def test_two_at_a_time_come_to_the_same_numbers_and_are_not_repeated(folder, call_cli):
+    arguments = ["compare", "whole.toml", "-m", "vanilla", "-m", "bnp", "--rates", "around", "--iterations", "6"]
+    one, two = (call_cli(*arguments, *more) for more in (["--out", "one"], ["--out", "two", "-j", "2"]))
+    assert (one.code, two.code) == (0, 0)
+    first, second = (pd.read_csv(f"{name}/comparison.csv") for name in ("one", "two"))
+    pd.testing.assert_frame_equal(first.drop(columns="time"), second.drop(columns="time"))
+    rates = sorted(float(path.name.partition("-lr")[2]) for path in (folder / "two" / "grid").glob("vanilla-lr*"))
+    assert rates == pytest.approx([0.1 * factor for factor in AROUND])
+    before = {path: path.stat().st_mtime_ns for path in (folder / "two").rglob("run.sqlite")}
+    again = call_cli(*arguments, "--out", "two", "-j", "2", "--seeds", "0,1")
+    assert again.code == 0
+    assert before.items() <= {path: path.stat().st_mtime_ns for path in (folder / "two").rglob("run.sqlite")}.items()
+    assert pd.read_csv("two/comparison.csv")["seeds"].tolist() == [2, 2]
+    assert pd.read_csv("two/comparison.csv")["time"].tolist() == second["time"].tolist()
+
+
+@pytest.mark.parametrize("method", ["bnp", "kfac", "muon", "batchnorm", "adahessian"])
+def test_measuring_at_a_step_changes_nothing(folder, call_cli, method):
+    """The probed run comes to the losses of the same run without probes, bit for bit."""
+    result = call_cli("compare", "whole.toml", "-m", method, "--rates", "0.01", "--iterations", "6", "--out", "out")
+    assert (result.code, result.err) == (0, "")
+    probed, plain = open_run(f"out/{method}-seed0"), open_run(f"out/grid/{method}-lr0.01")
+    assert probed.table("training")["loss"].tolist() == plain.table("training")["loss"].tolist()
+    assert probed.table("evaluation").equals(plain.table("evaluation"))
+    assert len(probed.table("probe")) == 4
+    assert plain.table("probe").empty
+
+
+def test_every_layer_is_measured_where_only_a_level_is_named(folder, call_cli):
+    result = call_cli(
+        "compare", "tiny.toml", "-m", "vanilla", "--rates", "0.1", "--iterations", "4", "--level", "layer,network",
+        "--probe-every", "2", "--out", "out",
+    )  # fmt: skip
+    assert (result.code, result.err) == (0, "")
+    cells = pd.read_csv("out/cells.csv")
+    assert cells[["iteration", "layer", "level"]].to_numpy().tolist() == [
+        [k, *place] for k in (0, 2) for place in (["fc1", "layer"], ["fc2", "layer"], ["network", "network"])
+    ]
+
+
 def test_finished_runs_are_not_repeated_and_others_refused(folder):
     study, data = load_study("tiny.toml"), load("digits")
-    said = []
 
     def call(config: StudyConfig):
-        options = {"rates": [0.1], "seed": 0, "out": folder / "out", "device": data.train_inputs.device}
-        return list(compare(config, ["vanilla"], data, on_run=said.append, **options))
+        do = one_by_one(data, lambda said: None)
+        place = data.train_inputs.device
+        comparison = Comparison(config, data, [0.1], [0], folder / "out", place, do, lambda said: None)
+        return list(comparison.results(["vanilla"]))
 
     call(study)
     log = folder / "out" / "vanilla-seed0" / "run.sqlite"
@@ -92,7 +310,11 @@ def test_a_method_that_diverges_everywhere_says_so(folder, call_cli):
         (["-m", "nothing"], "unknown method 'nothing'"),
         (["-m", "bnp", "-m", "bnp"], "given twice"),
         (["--probe-every", "0"], "at least 1"),
-        (["--seed", "-1"], "--seed must be"),
+        (["--level", "block"], "--level is unit, layer or network, not 'block'"),
+        (["--level", "unit,unit"], "a level is given twice"),
+        (["--jobs", "0"], "--jobs must be at least 1"),
+        (["--seed", "-1"], "--seed"),
+        (["--seed", "1,1"], "only once"),
         (["--iterations", "0"], "--iterations must be at least 1"),
     ],
 )

@@ -9,7 +9,7 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import ConfigError
-from hesscond.hessians import Reparametrized
+from hesscond.hessians import LinearCoordinates, Reparametrized
 from hesscond.methods import BNP, Adam, parse, registered
 from hesscond.methods.regularization import Penalized
 from hesscond.methods.sphere import SphereChart
@@ -33,11 +33,12 @@ SPECS = [
     "adam+l2",
     "bnp+l2",
     "sphere+bnp",
+    "ekfac:targets=model+layernorm",
 ]
 #: What is refused, and the words that say what to give instead.
 REFUSED = {
     **dict.fromkeys(("adam", "adamw", "adagrad", "rmsprop", "adam+l2"), r"call method.attach\(optimizer\)"),
-    **dict.fromkeys(("shampoo", "soap", "muon", "psgd", "kfac", "ekfac"), r"call method.attach\(optimizer\)"),
+    **dict.fromkeys(("shampoo", "soap", "muon", "psgd"), r"call method.attach\(optimizer\)"),
     **dict.fromkeys(("sophia", "adahessian"), r"call method.attach\(optimizer\)"),
     "gradient-regularization": "give strength=0, or leave gradient-regularization out",
     "bnp+l2": r"give both at work, method=hesscond.methods.parse\('bnp\+l2'\)",
@@ -72,7 +73,7 @@ def refused(spec, level):
     if spec == "four-things-batchnorm" and level != "network":
         return None
     # a P of layers has no room for what belongs to none
-    without = ("bnp+groupnorm:groups=2", "bnp:layers=3+layernorm")
+    without = ("bnp+groupnorm:groups=2", "bnp:layers=3+layernorm", "ekfac:targets=model+layernorm")
     if level == "network" and spec in without:
         return "name the layers to measure with layers="
     return REFUSED.get(spec)
@@ -152,6 +153,9 @@ def unit_hessian(model, loss_fn, data, place, unit, own):
         g = unit_gradient(model, loss_fn, data, module, unit)
         centred = "centred" in own.name
         return on_sphere(H, g, module.weight[unit].detach().flatten(), module.bias is not None, centred=centred)
+    if isinstance(own, LinearCoordinates):
+        P = own.of_unit(unit).matrix(len(H))
+        return P.T @ H @ P
     if isinstance(own, Penalized):
         assert own.P is None
         return H + 2 * own.strength * torch.eye(len(H)).to(H)
@@ -177,6 +181,11 @@ def probed_by_hand(spec, model, loss_fn, data, level):
     """The result for the method put to work by hand, the network that it built, and the method."""
     build, statistics = rebuilding(spec)
     built, method = by_hand(build or "vanilla", model, data)
+    if any(part.of_first_step for part, _ in parse(spec).parts):
+        loss = loss_fn(built(data[0]), data[1])
+        method.observe(loss)
+        loss.backward()
+        method.transform_gradients()
     if statistics == "bnp:layers=3":
         statistics = f"bnp:layers={method.layer('3')}"
     expected = hesscond.probe(built, loss_fn, data, level=level, method=statistics or method)
@@ -239,6 +248,9 @@ def test_layers_are_those_of_the_network_that_the_method_builds(spec):
         truth = parameter_truth(built, loss_fn, data, place)[0]
     else:
         truth = layer_truth(built, loss_fn, data, place)
+        if isinstance(own, LinearCoordinates):
+            P = own.dense(built.get_submodule(place).out_features, 17)
+            truth = P.T @ truth @ P
         if isinstance(own, Penalized):
             truth = truth + 2 * own.strength * torch.eye(len(truth)).to(truth)
     assert same(result["3"].hessian(), truth)
@@ -260,6 +272,8 @@ def test_the_network_is_the_one_that_the_method_builds(spec):
     own = {name: method.probed(name) for name in eligible_layers(built)}
     if rebuilding(spec)[1] is not None or any(isinstance(c, SphereChart) for c in own.values()):
         return
+    if any(isinstance(c, LinearCoordinates) for c in own.values()):
+        return  # as at the layers, and in the tests of the methods
     truth = network_hessian(built, loss_fn, data)
     penalized = [c.strength for c in own.values() if isinstance(c, Penalized)]
     if penalized:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from hesscond.commands import completion
-from hesscond.commands.options import Scale
+from hesscond.commands.options import Scale, names_of
 from hesscond.commands.printing import print_table, sign_of_life, stderr, stdout
+from hesscond.commands.sweep import absolute, do, parse_ranges, place_of, usual_threads
 from hesscond.errors import ConfigError
 from hesscond.methods import parse, registered
 from hesscond.progress import loading_bar
-from hesscond.report import comparison_frame, comparison_table
-from hesscond.report.selection import first_unit
-from hesscond.study import load_data, load_study, resolve_device
-from hesscond.study.comparison import GRID, compare
+from hesscond.report import cells_frame, comparison_frame, comparison_table
+from hesscond.study import RunPlan, load_data, load_study
+from hesscond.study.comparison import GRID, Comparison, Runner, one_by_one
+from hesscond.study.config import Level, StudyConfig
 from hesscond.study.grid import Overrides
-from hesscond.study.sections import LARGEST, LARGEST_RATE
-from hesscond.study.store import place_name
-from hesscond.study.structure import probed_layers
+from hesscond.study.sections import LARGEST_RATE
+from hesscond.study.structure import layers_of, probed_layers
+from hesscond.study.sweep import data_key, prepare
 
 #: `GRID` as it is written on the command line.
 RATES = ",".join(f"{rate:g}" for rate in GRID)
@@ -39,45 +41,69 @@ def compare_methods(
         ),
     ] = None,
     scale: Scale = None,
-    rates: Annotated[str, typer.Option(help="Learning rates to try, separated by commas.")] = RATES,
+    rates: Annotated[
+        str,
+        typer.Option(help="Learning rates, separated by commas; around: 0.1, 0.3, 1, 3, 10 times a method's own one."),
+    ] = RATES,
     iterations: Annotated[int, typer.Option(help="Optimizer steps of every run.")] = 500,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a mini-batch.")] = None,
-    probe_every: Annotated[int, typer.Option(help="Probe the mini-batch every so many iterations.")] = 10,
-    seed: Annotated[int, typer.Option(help="Of every run.")] = 0,
+    probe_every: Annotated[
+        int | None, typer.Option(help="Probe the mini-batch every so many iterations; 10, or as the study's at says.")
+    ] = None,
+    level: Annotated[
+        list[str] | None,
+        typer.Option("--level", "-l", help="unit, layer, network; repeat for several. Layers: all, if not given."),
+    ] = None,
+    seed: Annotated[
+        str, typer.Option("--seed", "--seeds", help="0,1,2 or 0:3: the rate is found with the first, all are probed.")
+    ] = "0",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder that holds the data set (else $HESSCOND_DATA_DIR, the cache).")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs; finished ones in it are not repeated.")] = None,
 ) -> None:
-    """Train every method at each rate of a grid, probe it at its best one, and print one table.
+    """Train every method at each rate of a grid, probe it at its best one with every seed, and print one table.
 
-    Example: hesscond compare fc-digits --method vanilla --method bnp --method batchnorm
+    Example: hesscond compare fc-digits --method vanilla --method bnp --level layer --level network
     """
-    if probe_every < 1:
-        raise ConfigError(f"--probe-every must be at least 1, got {probe_every}")
-    if not 0 <= seed <= LARGEST:
-        raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {seed}")
-    study = Overrides(iterations, None, batch_size, None, probe_every).apply(load_study(name, scale))
-    study = study.model_copy(update={"probe": study.probe.model_copy(update={"train_every_epochs": 0})})
+    study = configured(load_study(name, scale), iterations, batch_size, probe_every, names_of(level))
     methods = list(method) if method else [m.name for m in registered()]
     if len(set(methods)) < len(methods):
         raise ConfigError("a method is given twice")
     for text in methods:
         parse(text)
-    grid = parse_rates(rates)
+    grid, seeds = parse_rates(rates), parse_ranges(seed)
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seed {seed}: each may be given only once")
     where = out or Path("runs") / f"compare-{study.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    place = resolve_device(device)
+    place = place_of(jobs, device, None)
     with loading_bar(stderr, study.data.name) as on_decoded:
-        data = load_data(study.data, data_dir, on_decoded).to(place)
+        data = load_data(study.data, data_dir, on_decoded)
+    here = data.to(place.devices[0])
     with sign_of_life("starting") as say:
-        found = list(compare(study, methods, data, rates=grid, seed=seed, out=where, device=place, on_run=say))
+
+        def side_by_side(plans: Sequence[RunPlan]) -> dict[Path, str]:
+            if not plans:
+                return {}
+            prepared = prepare(plans, {data_key(plans[0]): data}, where)
+            given = {data_key(plans[0]): data}
+            threads = usual_threads(where, place)
+            outcomes = do(plans, prepared, given, place, threads, absolute(data_dir), "the same command")
+            bad = {name: one for name, one in outcomes.items() if one.status not in ("finished", "diverged")}
+            return {p.folder: bad[p.folder.name].message or "busy" for p in plans if p.folder.name in bad}
+
+        runner: Runner = one_by_one(here, say) if jobs == 1 else side_by_side
+        comparison = Comparison(study, here, grid, seeds, where, place.devices[0], runner, say)
+        found = list(comparison.results(methods))
     frame = comparison_frame(found)
-    shown = ", ".join(f"{rate:g}" for rate in sorted(grid))
-    unit = first_unit(study.probe.units, study.probe.levels)
+    shown = "around each method's own" if grid is None else ", ".join(f"{rate:g}" for rate in grid)
+    blocks = probed_layers(study)
     title = (
-        f"{study.name} · {place_name(f'layer {probed_layers(study)[0]}', unit, ', unit ')} · batch size "
-        f"{study.training.batch_size} · {iterations} iterations · rates {shown}"
+        f"{study.name} · {blocks[0] if len(blocks) == 1 else f'{len(blocks)} blocks'} · batch size "
+        f"{study.training.batch_size} · {iterations} iterations · {len(seeds)} seed{'s' * (len(seeds) > 1)} · rates "
+        f"{shown}"
     )
     print_table(comparison_table(frame, title))
     for one in found:
@@ -85,22 +111,51 @@ def compare_methods(
             stdout.print(f"{one.method}: {one.refusal}", soft_wrap=True)
     where.mkdir(parents=True, exist_ok=True)
     frame.to_csv(where / "comparison.csv", index=False, lineterminator="\n")
+    cells_frame(found).to_csv(where / "cells.csv", index=False, lineterminator="\n")
     stdout.print(f"runs:  {where}", soft_wrap=True)
-    stdout.print(f"table: {where / 'comparison.csv'}", soft_wrap=True)
+    stdout.print(f"table: {where / 'comparison.csv'}; every κ: {where / 'cells.csv'}", soft_wrap=True)
 
 
-def parse_rates(text: str) -> list[float]:
-    """Learning rates from ``0.01,0.1``.
+def configured(
+    study: StudyConfig, iterations: int, batch_size: int | None, probe_every: int | None, levels: list[str] | None
+) -> StudyConfig:
+    """The study as it is run: with its length, and what is probed.
+
+    Raises
+    ------
+    ConfigError
+        A value out of its range.
+    """
+    if probe_every is not None and probe_every < 1:
+        raise ConfigError(f"--probe-every must be at least 1, got {probe_every}")
+    every = probe_every if probe_every is not None else 0 if study.probe.at else 10
+    study = Overrides(iterations, None, batch_size).apply(study)
+    probe: dict[str, object] = {"every": every, "train_every_epochs": 0}
+    if levels is not None:
+        if odd := [one for one in levels if one not in get_args(Level)]:
+            raise ConfigError(f"--level is unit, layer or network, not {odd[0]!r}")
+        if len(set(levels)) < len(levels):
+            raise ConfigError("a level is given twice")
+        probe |= {"levels": levels}
+        if study.probe.layers is None or "layer" not in study.probe.levels:
+            probe |= {"layers": list(layers_of(study.model, study.data.form))}
+    return study.model_copy(update={"probe": study.probe.model_copy(update=probe)})
+
+
+def parse_rates(text: str) -> list[float] | None:
+    """Learning rates from ``0.01,0.1``; None: ``around``.
 
     Raises
     ------
     ConfigError
         Anything else.
     """
+    if text == "around":
+        return None
     try:
         rates = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--rates takes numbers separated by commas, got {text!r}") from None
+        raise ConfigError(f"--rates takes numbers separated by commas, or around, got {text!r}") from None
     for rate in rates:
         if not 0 < rate <= LARGEST_RATE:
             raise ConfigError(f"--rates must be positive and at most {LARGEST_RATE:.3g}, got {rate:g}")

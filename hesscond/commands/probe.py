@@ -34,7 +34,8 @@ from hesscond.hessians.blocks import PART, Catalogue
 from hesscond.methods import parse
 from hesscond.report.page import METADATA, save_figure
 from hesscond.report.probed import layer_table, network_table, notes, probe_figure, unit_table
-from hesscond.results import NETWORK, NetworkResult
+from hesscond.results import NetworkResult
+from hesscond.roles import NETWORK
 from hesscond.spectra.bounded import refuse_few
 from hesscond.study import resolve_device
 from hesscond.study.sections import LARGEST

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +138,9 @@ def load(
     (torch.Size([1437, 1, 8, 8]), torch.Size([360, 1, 8, 8]))
     """
     if data_dir is not None and name in (*SOURCES, *FOLDERS) and not Path(data_dir).expanduser().is_dir():
-        raise DataNotFoundError(
-            f"the data directory {data_dir} does not exist: make it, or give the folder that holds {name}."
-        )
+        there = Path(data_dir).expanduser().exists()
+        wrong = "is a file: give" if there else "does not exist: make it, or give"
+        raise DataNotFoundError(f"the data directory {data_dir} {wrong} the folder that holds {name}.")
     if name in FOLDERS:
         directories = _directories(data_dir)
         return FOLDERS[name].load(given, directories, train_samples=train_samples, test_samples=test_samples)
@@ -185,7 +185,7 @@ def fetch(name: str, data_dir: Path | str | None = None) -> Path:
         raise ConfigError(f"the data set {name!r} is generated: there is nothing to fetch.")
     if name in FOLDERS:
         raise ConfigError(f"{name} is not for download: {FOLDERS[name].what_to_bring(_directories(data_dir))}")
-    source = _source(name)
+    source = _source(name, choices=(DIGITS, *SOURCES))
     directory, place = _locate(source, _directories(data_dir), may_download=True)
     source.verified_files(place)
     return directory
@@ -231,9 +231,9 @@ def refuse_options(name: str, given: Mapping[str, Any]) -> None:
         raise ConfigError(f"the data set {name!r} has no option {next(iter(given))!r}: it has none.")
 
 
-def _source(name: str) -> Source:
+def _source(name: str, choices: Iterable[str] | None = None) -> Source:
     if name not in SOURCES:
-        raise ConfigError(f"there is no data set {name!r}: choose one of {', '.join(names())}.")
+        raise ConfigError(f"there is no data set {name!r}: choose one of {', '.join(sorted(choices or names()))}.")
     return SOURCES[name]
 
 

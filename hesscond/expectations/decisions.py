@@ -212,8 +212,9 @@ def at_place(found: RowValues, place: dict[str, Any]) -> tuple[float, float] | N
 
 def plain(cell: Any) -> Any:
     """A cell of a table as a Python value; None where it is missing."""
-    cell = cell.item() if hasattr(cell, "item") else cell
-    return None if cell is None or cell != cell else cell
+    import pandas as pd
+
+    return None if pd.isna(cell) else cell.item() if hasattr(cell, "item") else cell
 
 
 def sentence(

@@ -194,6 +194,11 @@ def at_end(found: RowValues[Interval], which: str) -> RowValues[Interval]:
     return RowValues(found.values.take(ends.to_numpy()), rows, found.unmatched)
 
 
+def is_constant(node: Node) -> bool:
+    """Whether an expression is made of numbers alone."""
+    return isinstance(node, Number) or (isinstance(node, Operation) and all(map(is_constant, node.parts)))
+
+
 @dataclass
 class Evaluation:
     """An expression computed over the rows of logs.
@@ -254,6 +259,9 @@ class Evaluation:
                 found = self.number(a)
                 return found.replaced(-found.values)
             case Operation(sign=sign, parts=(a, b)):
+                if sign == "/" and is_constant(b) and float(self.number(b).values.lower) == 0:
+                    text = " ".join(self.text[node.start : node.end].split())
+                    raise ConfigError(f"{text!r} divides by zero")
                 x, y = matched(self.number(a), self.number(b), sign)
                 return x.replaced(ARITHMETIC[sign](x.values, y.values))
             case Filtered(a=inner):

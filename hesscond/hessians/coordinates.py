@@ -262,7 +262,7 @@ class LinearCoordinates(Coordinates):
     #: L (m, m'); None: the identity.
     left: torch.Tensor | None = None
     #: Whether sums with the entries of a matrix may cancel, so that rounding is large beside small results.
-    cancels: ClassVar[bool] = False
+    cancels: bool = False
 
     @abstractmethod
     def of_unit(self, unit: int) -> Preconditioner:
@@ -285,7 +285,9 @@ class LinearCoordinates(Coordinates):
 
     def matrices(self, units: int, order: int, device: torch.device | None = None) -> list[torch.Tensor]:
         """P_i (n̂, k_i) of each unit, or one if it is the same for all."""
-        return [P.matrix(order, device) for P in self.by_unit(range(self._inner(units)))]
+        inner = self._inner(units)
+        order = order if self.left is not None else units * order // inner
+        return [P.matrix(order, device) for P in self.by_unit(range(inner))]
 
     def dense(self, units: int, order: int, device: torch.device | None = None) -> torch.Tensor:
         """P of all units (m n̂, m' k)."""
@@ -317,12 +319,12 @@ class LinearCoordinates(Coordinates):
 
     def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
         """‖diag(d) P‖² in the Frobenius norm, for d (m n̂,)."""
-        d = scales.view(units, -1, 1)
-        lengths = torch.stack([P.square().sum(1) for P in self.matrices(units, d.shape[1], scales.device)])
+        inner, order = self._inner(units), len(scales) // units
+        lengths = torch.stack([P.square().sum(1) for P in self.matrices(units, order, scales.device)])
         if self.left is None:
-            return float((d[..., 0].square() * lengths).sum())
-        lengths = lengths.expand(self._inner(units), -1)
-        return float((d[..., 0].square() * (self.left.to(d).square() @ lengths)).sum())
+            return float((scales.view(inner, -1).square() * lengths).sum())
+        d, lengths = scales.view(units, -1), lengths.expand(inner, -1)
+        return float((d.square() * (self.left.to(d).square() @ lengths)).sum())
 
     def _inner(self, units: int) -> int:
         return units if self.left is None else self.left.shape[1]
@@ -340,9 +342,9 @@ class LinearCoordinates(Coordinates):
         Raises
         ------
         ConfigError
-            Q acts across units that have a P_i each.
+            Q acts across units that have a P_i each, or P or Q knows no units.
         """
-        if other.left is not None:
+        if other.left is not None or isinstance(self, Together) or isinstance(other, Together):
             raise ConfigError(f"{other.name} acts across units, and {self.name} comes before it: multiply them out")
         return UnitProduct(self, other)
 
@@ -416,7 +418,7 @@ class DensePreconditioner(Preconditioner):
 
     P: torch.Tensor
     name: str = "P"
-    cancels: ClassVar[bool] = True
+    cancels = True
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n̂) times P."""
@@ -445,6 +447,7 @@ class Product(Preconditioner):
 
     def __init__(self, first: Preconditioner, second: Preconditioner) -> None:
         self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
+        self.cancels = first.cancels or second.cancels
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n̂) times P Q."""
@@ -456,7 +459,7 @@ class UnitProduct(UnitPreconditioner):
 
     def __init__(self, first: LinearCoordinates, second: LinearCoordinates) -> None:
         self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
-        self.left = first.left
+        self.left, self.cancels = first.left, first.cancels or second.cancels
 
     def of_unit(self, unit: int) -> Preconditioner:
         """P_i Q_i of one unit."""
@@ -527,6 +530,25 @@ class Kronecker(LinearCoordinates):
         return self.right.by_unit(units)
 
 
+class Together(LinearCoordinates):
+    """A P of all parameters of a layer together, without any structure over its units. Subclasses write `of_unit`.
+
+    Attributes
+    ----------
+    whole
+        P (m n̂, k).
+    """
+
+    whole: Preconditioner
+
+    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
+        """P itself: all units are one."""
+        return [self.whole]
+
+    def _inner(self, units: int) -> int:
+        return 1
+
+
 # -- as operators ------------------------------------------------------------------------------------------------------
 
 
@@ -557,11 +579,14 @@ class UnitCoordinates(LinearOperator):
         self.n_params = n_params
         P = P.of_unit(units[0]) if len(units) == 1 else P
         self._left = P.left
-        inner = units if self._left is None else range(self._left.shape[1])
+        inner: Sequence[int] = [0] if isinstance(P, Together) else units
+        inner = inner if self._left is None else range(self._left.shape[1])
         # one product for all units, or one for each
         self._parts = P.by_unit(inner)
         self._units = len(inner) // len(self._parts)
-        one = torch.zeros(1, n_params, dtype=torch.float64, device=device)
+        #: Parameters that a product takes.
+        self._order = n_params if self._left is not None else len(units) * n_params // len(inner)
+        one = torch.zeros(1, self._order, dtype=torch.float64, device=device)
         self._columns = [self._units * P.right_multiply(one).shape[1] for P in self._parts]
         super().__init__((len(units) * n_params, sum(self._columns)), dtype, device)
 
@@ -570,7 +595,7 @@ class UnitCoordinates(LinearOperator):
         parts = vectors.split(self._columns)
         found = torch.cat(
             [
-                self._joined(P.multiply(self._side_by_side(part), self.n_params), vectors)
+                self._joined(P.multiply(self._side_by_side(part), self._order), vectors)
                 for P, part in zip(self._parts, parts, strict=True)
             ]
         )
@@ -579,7 +604,7 @@ class UnitCoordinates(LinearOperator):
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
         """Pᵀ θ."""
         mixed = vectors if self._left is None else self._mixed(vectors, self._left.T)
-        parts = mixed.split(self._units * self.n_params)
+        parts = mixed.split(self._units * self._order)
         return torch.cat(
             [
                 self._joined(P.multiply_adjoint(self._side_by_side(part)), vectors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -90,7 +90,16 @@ class FactoredHessian(BlockHessian):
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
-        return conditions([self.form(P) for P in coordinates], rtol=rtol)
+        found = conditions([self.form(P) for P in coordinates], rtol=rtol)
+        open_ones = [k for k, P in enumerate(coordinates) if P is not None and P.cancels and not found[k].resolved]
+        if open_ones:
+            # P does not make the rank larger, but its rounding hides what is zero in the plain coordinates
+            plain = self.form().condition(rtol=rtol)
+            for k in open_ones:
+                if plain.resolved and found[k].rank == plain.rank:
+                    again = replace(self.form(coordinates[k]), rank_bound=lambda: plain.rank)
+                    found[k] = again.condition(rtol=rtol)
+        return found
 
     def form(self, P: LinearCoordinates | None = None) -> FactorForm:
         """What is known of H or PᵀHP."""

@@ -149,7 +149,12 @@ class LayerHessian(BlockHessian):
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
-        return [conditions([self.form(P)], rtol=rtol)[0] for P in coordinates]
+        return [
+            self.dense().condition_number(P, rtol=rtol)
+            if P is not None and not P.alike
+            else conditions([self.form(P)], rtol=rtol)[0]
+            for P in coordinates
+        ]
 
     def form(self, P: LinearCoordinates | None = None) -> DualForm | FactorForm:
         """What is known of H or PᵀHP: the dual where P is one for all units, else F."""

@@ -99,6 +99,7 @@ class Columns(Preconditioner):
 
     pieces: tuple[tuple[slice, torch.Tensor | None, torch.Tensor], ...]
     name: str
+    cancels = True
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n̂) times P_i."""
@@ -123,6 +124,8 @@ class LayerMap(LinearCoordinates):
     name
         What the log calls it.
     """
+
+    cancels = True
 
     def __init__(self, weight: ParameterMap, bias: ParameterMap | None, name: str) -> None:
         self.name, self.m = name, len(weight.v)
@@ -206,6 +209,7 @@ class Mapped(Preconditioner):
 
     places: tuple[tuple[ParameterMap, torch.Tensor], ...]
     name: str
+    cancels = True
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n̂) times P."""

@@ -13,10 +13,12 @@ from hesscond.methods.composed import Composed
 from hesscond.methods.curvature_diagonal import AdaHessian, Sophia
 from hesscond.methods.equilibration import Equilibration
 from hesscond.methods.four_things import FourThings
+from hesscond.methods.gauss_newton import GaussNewton
 from hesscond.methods.kfac import EKFAC, KFAC
 from hesscond.methods.muon import Muon
 from hesscond.methods.normalization import GroupNormalization, InstanceNormalization, LayerNormalization
 from hesscond.methods.optimal_diagonal import OptimalDiagonal
+from hesscond.methods.optimal_kronecker import OptimalKronecker
 from hesscond.methods.preprocessing import MinMax, Standardization
 from hesscond.methods.psgd import PSGD
 from hesscond.methods.registry import method_class, register, registered
@@ -46,6 +48,7 @@ __all__ = [
     "Composed",
     "Equilibration",
     "FourThings",
+    "GaussNewton",
     "GradientRegularization",
     "GroupNormalization",
     "InstanceNormalization",
@@ -54,6 +57,7 @@ __all__ = [
     "MinMax",
     "Muon",
     "OptimalDiagonal",
+    "OptimalKronecker",
     "RMSProp",
     "Shampoo",
     "Sophia",

@@ -262,6 +262,9 @@ class Method:
     #: Whether the method has coordinates that the data alone define, for a model that it does not train.
     needs_statistics: ClassVar[bool] = False
 
+    #: Whether the data define them as those of a first step on all of them.
+    of_first_step: ClassVar[bool] = False
+
     @classmethod
     def data_statistics(cls, layer: str, inputs: LayerInputs, **options: Any) -> Any:
         """What of a layer's inputs its coordinates are made of: has ``merged(other)``. None: they are the plain ones.
@@ -319,3 +322,8 @@ def no_step(method: str) -> ConfigError:
         f"hesscond.methods.parse({method!r}).create(model), call method.attach(optimizer) with the optimizer that "
         "trains the model, and then probe(…, method=method); or run hesscond study"
     )
+
+
+def not_shown(method: str) -> ConfigError:
+    """What to say where a method needs more of the loss than its gradients, and has seen these alone."""
+    return ConfigError(f"method {method!r} was not shown the loss: call method.observe(loss) before loss.backward()")

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hesscond.errors import ConfigError
 from hesscond.hessians import ParameterMap
+from hesscond.methods.base import not_shown
 from hesscond.methods.learned import Learned, State, as_matrix, counted, refuse_unless
 from hesscond.methods.registry import register
 
@@ -65,9 +65,7 @@ class CurvatureDiagonal(Learned):
             The loss was not shown.
         """
         if not self.steps % self.update_every and not self._estimates:
-            raise ConfigError(
-                f"method {self.name!r} was not shown the loss: call method.observe(loss) before loss.backward()"
-            )
+            raise not_shown(self.name)
         for name, h in self._estimates.items():
             g = as_matrix(h).to(torch.float64)
             if name not in self._states:

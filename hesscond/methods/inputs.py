@@ -38,13 +38,14 @@ class LayerState(ABC):
     inputs
         Input and shape of the output of each call.
     gradients
-        Gradient of the loss in the output of each call; None: not kept.
+        Of each call the first gradients in its output that came back, at most ``wanted`` of them.
     """
 
     module: Layer
     q_squared: float = 1.0
     inputs: list[tuple[torch.Tensor, torch.Size]] = field(default_factory=list)
-    gradients: list[torch.Tensor] | None = None
+    gradients: list[list[torch.Tensor]] = field(default_factory=list)
+    wanted: int = 0
 
     def __post_init__(self) -> None:
         self.geometry = Geometry.of(self.module)
@@ -80,6 +81,44 @@ class LayerState(ABC):
         if isinstance(layer, nn.Linear):
             return h if h.ndim == 2 else h.reshape(-1, h.shape[-1])
         return windows(layer, h, shape).reshape(-1, self.geometry.groups * self.geometry.fan_in)
+
+
+class WholeState(LayerState):
+    """A layer whose M mixes its units: it takes the gradient of [b, W] (m, n̂) in one piece."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.geometry.groups > 1:
+            raise ConfigError("methods that mix units are not defined for grouped convolutions: name the other layers")
+
+    @abstractmethod
+    def moved(self, gradient: torch.Tensor) -> torch.Tensor:
+        """M times the gradient of [b, W] (m, n̂), in its precision."""
+
+    def extended(self, call: tuple[torch.Tensor, torch.Size], samples: int) -> torch.Tensor:
+        """Ĥ (N, T, n̂) of one call, T the positions, float64."""
+        H = self.rows_of(*call).to(torch.float64)
+        if self.geometry.bias:
+            H = torch.cat([H.new_ones(len(H), 1), H], 1)
+        return H.view(samples, -1, H.shape[1])
+
+    def by_position(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient in the output of a call as (N, T, m), float64."""
+        last = gradient if isinstance(self.module, nn.Linear) else gradient.movedim(1, -1)
+        return last.reshape(len(gradient), -1, last.shape[-1]).to(torch.float64)
+
+    def precondition(self) -> None:
+        """Replace [b, W]'s gradient by M times it."""
+        weight, bias = self.module.weight.grad, self.module.bias
+        assert weight is not None
+        rows = weight.flatten(1)
+        if bias is not None:
+            b = torch.zeros_like(rows[:, :1]) if bias.grad is None else bias.grad[:, None]
+            rows = torch.cat([b, rows], 1)
+        moved = self.moved(rows)
+        if bias is not None and bias.grad is not None:
+            bias.grad.copy_(moved[:, 0])
+        weight.copy_(moved[:, int(bias is not None) :].view_as(weight))
 
 
 @dataclass(frozen=True)
@@ -182,13 +221,15 @@ class LayerMethod(Method, Generic[State]):
             weight = module.weight
             if output.requires_grad and isinstance(weight, nn.Parameter) and weight.requires_grad:
                 unseen = [(args[0] if args else kwargs["input"], output.shape)]
+                own: list[torch.Tensor] = []
 
                 def back(gradient: torch.Tensor) -> None:
                     # once, however often a backward pass comes back: a penalty on the gradient takes one of its own
                     if unseen:
                         seen.append(unseen.pop())
-                        if gradients is not None:
-                            gradients.append(gradient.detach())
+                        gradients.append(own)
+                    if len(own) < state.wanted:
+                        own.append(gradient.detach())
 
                 output.register_hook(back)
 
@@ -215,8 +256,7 @@ class LayerMethod(Method, Generic[State]):
         for state in due:
             state.precondition()
             state.inputs.clear()
-            if state.gradients is not None:
-                state.gradients.clear()
+            state.gradients.clear()
         self.steps += 1
 
     def probed(self, layer: str) -> Coordinates | None:

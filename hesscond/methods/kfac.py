@@ -8,23 +8,28 @@ Kronecker-factored Eigenbasis*, NeurIPS 2018.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from hesscond.capture import Layer
-from hesscond.errors import ConfigError
 from hesscond.hessians import LinearCoordinates, ParameterMap
 from hesscond.hessians.parameter_maps import LayerMap
-from hesscond.methods.inputs import LayerMethod, LayerState
+from hesscond.methods.base import not_shown
+from hesscond.methods.inputs import LayerMethod, WholeState
 from hesscond.methods.learned import refuse_unless
 from hesscond.methods.optimizers.reading import power
+from hesscond.methods.output_curvature import Likelihood, OutputWatch, drawn, likelihood
 from hesscond.methods.registry import register
+
+#: Whose gradients are taken: of the targets of the data, or of targets drawn from the model.
+Targets = Literal["data", "model"]
 
 
 @dataclass
-class FisherState(LayerState):
+class FisherState(WholeState):
     """Averages of a layer's second moments, and what was decomposed of them.
 
     Attributes
@@ -41,14 +46,15 @@ class FisherState(LayerState):
         1/√(s + γ) in these eigenvectors; ones for K-FAC.
     s : (m, n̂) float64
         Averaged squares of samples' gradients in the eigenvectors (E-KFAC).
+    drawn
+        Whether the gradients are those of targets drawn from the model, which have the covariance of the mean loss.
     """
 
-    gradients: list[torch.Tensor] | None = field(default_factory=list)
+    wanted: int = 1
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.geometry.groups > 1:
-            raise ConfigError("kfac and ekfac are not defined for grouped convolutions: name the others with layers=")
         like = torch.zeros((), dtype=torch.float64, device=self.module.weight.device)
         m, n = self.geometry.units, self.geometry.n_params
         self.A, self.G, self.mass = like.new_zeros(n, n), like.new_zeros(m, m), like.new_zeros(())
@@ -57,17 +63,13 @@ class FisherState(LayerState):
 
     def samples(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Of each call, Ĥ (N, T, n̂) and the gradients δ (N, T, m) of the samples' own losses, float64."""
-        assert self.gradients is not None
-        total, found = sum(len(gradient) for gradient in self.gradients), []
-        for call, gradient in zip(self.inputs, self.gradients, strict=True):
-            H = self.rows_of(*call).to(torch.float64)
-            if self.geometry.bias:
-                H = torch.cat([H.new_ones(len(H), 1), H], 1)
-            last = gradient if isinstance(self.module, nn.Linear) else gradient.movedim(1, -1)
-            # the loss is the mean over the samples
-            delta = total * last.reshape(len(gradient), -1, last.shape[-1]).to(torch.float64)
-            found.append((H.view(len(gradient), -1, H.shape[1]), delta))
-        return found
+        total = sum(len(own[0]) for own in self.gradients)
+        # the loss is the mean over the samples
+        scale = total**0.5 if self.drawn else total
+        return [
+            (self.extended(call, len(first)), scale * self.by_position(first))
+            for call, (first, *_) in zip(self.inputs, self.gradients, strict=True)
+        ]
 
     def take(self, rho: float) -> None:
         """Move the averages towards the samples seen."""
@@ -89,18 +91,9 @@ class FisherState(LayerState):
         """P of [b, W] (m, n̂)."""
         return ParameterMap(self.v, (self.left, self.right))
 
-    def precondition(self) -> None:
-        """Replace [b, W]'s gradient by M times it."""
-        weight, bias = self.module.weight.grad, self.module.bias
-        assert weight is not None
-        rows = weight.flatten(1)
-        if bias is not None:
-            b = torch.zeros_like(rows[:, :1]) if bias.grad is None else bias.grad[:, None]
-            rows = torch.cat([b, rows], 1)
-        moved = self.map.applied(rows)
-        if bias is not None and bias.grad is not None:
-            bias.grad.copy_(moved[:, 0])
-        weight.copy_(moved[:, int(bias is not None) :].view_as(weight))
+    def moved(self, gradient: torch.Tensor) -> torch.Tensor:
+        """M times the gradient of [b, W]."""
+        return self.map.applied(gradient)
 
 
 @register
@@ -108,11 +101,15 @@ class KFAC(LayerMethod[FisherState]):
     """K-FAC: M = (G + √γ/π I)⁻¹ ⊗ (A + π√γ I)⁻¹ for [b, W] of every layer, π = √((tr A/n̂)/(tr G/m)).
 
     A is the running second moment of a layer's extended inputs, G that of the gradients of the samples' losses in its
-    outputs: of the targets of the data, the *empirical* Fisher matrix, which every loss has; the paper draws targets
-    from the model. Over several positions A is summed and G averaged, as of convolutions; a loss is taken for the mean
-    over samples. At the unit level, where M mixes units, the block of M of a unit's own parameters counts.
+    outputs. With ``targets=data`` these are for the targets of the data: the *empirical* Fisher matrix, which every
+    loss has. With ``targets=model`` they are for one target a sample drawn from the model, as in the paper: Fisher's
+    own matrix, the Gauss–Newton matrix on average. That is defined for softmax cross-entropy and squared errors, takes
+    a second backward pass, and a loop of one's own calls ``method.observe(loss)`` before the first; draws have a
+    generator of their own, with seed 0. Over several positions A is summed and G averaged, as of convolutions; a loss
+    is taken for the mean over samples. At the unit level, where M mixes units, the block of M of a unit's own
+    parameters counts. In the coordinates of the data, ``probe(method="kfac")``, M is that of a first step on them.
 
-    Source: Martens, Grosse, ICML 2015, sections 4.2 and 6.3; Grosse, Martens, ICML 2016, for convolutions.
+    Source: Martens, Grosse, ICML 2015, sections 4.2, 5 and 6.3; Grosse, Martens, ICML 2016, for convolutions.
 
     Parameters
     ----------
@@ -124,6 +121,8 @@ class KFAC(LayerMethod[FisherState]):
         γ.
     update_every
         Steps after which factors are decomposed again.
+    targets
+        ``"data"`` or ``"model"``: whose gradients are taken.
     layers
         The layers to precondition; None: all.
 
@@ -137,6 +136,7 @@ class KFAC(LayerMethod[FisherState]):
     summary = "K-FAC: the inverse of a layer's empirical Fisher matrix as a Kronecker product"
     source = "Martens, Grosse, ICML 2015, sections 4.2, 6.3"
     rate = 0.01
+    of_first_step = True
     kept = ("A", "G", "mass", "right", "left", "v", "s")
 
     def __init__(
@@ -146,16 +146,34 @@ class KFAC(LayerMethod[FisherState]):
         rho: float = 0.95,
         damping: float = 1e-2,
         update_every: int = 10,
+        targets: Targets = "data",
         layers: tuple[str, ...] | None = None,
     ) -> None:
         allowed = 0 <= rho < 1 and 0 < damping < math.inf and update_every >= 1
         refuse_unless(allowed, self.name, "0 ≤ rho < 1, damping > 0 and update_every ≥ 1", rho, damping, update_every)
-        self.rho, self.damping, self.update_every = rho, damping, update_every
+        refuse_unless(targets in get_args(Targets), self.name, "targets 'data' or 'model'", repr(targets))
+        self.rho, self.damping, self.update_every, self.targets = rho, damping, update_every, targets
+        self.generator = torch.Generator().manual_seed(0)
+        # of the first loss: a saturated one does not show it
+        self._likelihood: Likelihood | None = None
         super().__init__(model, layers)
+        if targets == "model":
+            self.output = OutputWatch(self.name, model)
+            self._handles.append(self.output.handle)
 
     def state_of(self, layer: Layer) -> FisherState:
         """Nothing seen."""
-        return FisherState(layer)
+        drawn = self.targets == "model"
+        return FisherState(layer, wanted=int(not drawn), drawn=drawn)
+
+    def observe(self, loss: torch.Tensor) -> None:
+        """Draw targets from the model, and carry their gradients back, where ``targets`` says so."""
+        if self.targets == "data":
+            return
+        z, S = self.output.curvature(loss, whole=False)
+        if self._likelihood is None:
+            self._likelihood = likelihood(z, S, self.name)
+        self.output.back(z, drawn(z, S, self._likelihood, self.generator)[None], self.layers.values())
 
     def update(self, states: list[FisherState]) -> None:
         """The averages, and the roots where they are due."""
@@ -163,6 +181,8 @@ class KFAC(LayerMethod[FisherState]):
             assert state.module.weight.grad is not None
             if not bool(torch.isfinite(state.module.weight.grad).all()):
                 continue  # a run that diverges says so by its loss
+            if not all(state.gradients):
+                raise not_shown(self.name)
             state.take(self.rho)
             if self.steps % self.update_every == 0:
                 self.decompose(state)
@@ -179,6 +199,16 @@ class KFAC(LayerMethod[FisherState]):
 
     def finish(self, state: FisherState) -> None:
         """What every step computes anew."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages, and the random state."""
+        return super().state_dict() | {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        # a checkpoint of an earlier version drew nothing
+        if "generator" in state:
+            self.generator.set_state(state["generator"].cpu())
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
         """P as the last step used it; None: the layer is not preconditioned.
@@ -203,7 +233,7 @@ class EKFAC(KFAC):
 
     Parameters
     ----------
-    model, rho, damping, update_every, layers
+    model, rho, damping, update_every, targets, layers
         As for `KFAC`.
 
     Raises

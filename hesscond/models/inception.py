@@ -1,8 +1,8 @@
-"""A small Inception network for images of CIFAR's size."""
+"""Inception networks for images of CIFAR's size."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -27,8 +27,10 @@ class Branches(NamedTuple):
         return Branches(*(max(1, round(channels * width)) for channels in self))
 
 
-#: The eight blocks, by stage.
-STAGES: tuple[tuple[Branches, ...], ...] = (
+Stages = tuple[tuple[Branches, ...], ...]
+
+#: The eight blocks of the small network, by stage.
+SMALL: Stages = (
     (Branches(16, 32, 32, 16, 8, 8), Branches(24, 32, 48, 16, 12, 12)),
     (
         Branches(24, 32, 48, 16, 12, 12),
@@ -37,6 +39,19 @@ STAGES: tuple[tuple[Branches, ...], ...] = (
         Branches(32, 32, 48, 16, 24, 24),
     ),
     (Branches(32, 48, 64, 16, 16, 16), Branches(32, 48, 64, 16, 16, 16)),
+)
+
+#: The nine of GoogLeNet (table 1 of the paper), 3a to 5b.
+PUBLISHED: Stages = (
+    (Branches(64, 96, 128, 16, 32, 32), Branches(128, 128, 192, 32, 96, 64)),
+    (
+        Branches(192, 96, 208, 16, 48, 64),
+        Branches(160, 112, 224, 24, 64, 64),
+        Branches(128, 128, 256, 24, 64, 64),
+        Branches(112, 144, 288, 32, 64, 64),
+        Branches(256, 160, 320, 32, 128, 128),
+    ),
+    (Branches(256, 160, 320, 32, 128, 128), Branches(384, 192, 384, 48, 128, 128)),
 )
 
 
@@ -90,7 +105,7 @@ class Inception(nn.Module):
     outputs
         Number of outputs.
     blocks
-        How many blocks to take of each stage: up to 2, 4 and 2.
+        How many blocks to take of each stage: up to 2, 4 and 2, of `GoogLeNet` 2, 5 and 2.
     stem
         Channels of the first convolution, 3×3.
     width
@@ -108,6 +123,8 @@ class Inception(nn.Module):
         Inputs that are no images, or too small; an option that does not exist or does not fit.
     """
 
+    published: ClassVar[Stages] = SMALL
+
     def __init__(
         self,
         input_shape: tuple[int, ...],
@@ -121,17 +138,20 @@ class Inception(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if not 1 <= len(blocks) <= len(STAGES) or any(n > len(stage) for n, stage in zip(blocks, STAGES, strict=False)):
-            raise ConfigError(f"blocks must be up to 2, 4 and 2 in the three stages, got {list(blocks)}")
+        most = [len(stage) for stage in self.published]
+        if not 1 <= len(blocks) <= len(most) or any(n > own for n, own in zip(blocks, most, strict=False)):
+            raise ConfigError(
+                f"blocks must be up to {most[0]}, {most[1]} and {most[2]} in the three stages, got {list(blocks)}"
+            )
         channels, _, _ = image_shape(input_shape, 2 ** (len(blocks) - 1))
         make = Layers(he_fan_in, generator, norm)
         self.stem = ConvNorm(make, channels, stem, 3, activation)
         before = stem
         self.stages = [f"stage{s}" for s in range(1, len(blocks) + 1)]
-        for name, number, group in zip(self.stages, blocks, STAGES, strict=False):
+        for name, number, group in zip(self.stages, blocks, self.published, strict=False):
             stage = nn.Sequential()
-            for b, published in enumerate(group[:number], 1):
-                branches = published.scaled(width)
+            for b, full in enumerate(group[:number], 1):
+                branches = full.scaled(width)
                 stage.add_module(f"block{b}", InceptionBlock(make, before, branches, activation))
                 before = branches.one + branches.three + branches.five + branches.pool
             self.add_module(name, stage)
@@ -145,3 +165,17 @@ class Inception(nn.Module):
                 x = functional.max_pool2d(x, 3, 2, padding=1)
             x = self.get_submodule(stage)(x)
         return self.fc(x.mean((2, 3)))
+
+
+class GoogLeNet(Inception):
+    """The nine blocks of GoogLeNet behind one convolution of 3 × 3, for CIFAR.
+
+    Szegedy et al., Going Deeper with Convolutions (CVPR 2015), table 1, from block 3a on. In place of the layers
+    before, which make images 8 times smaller, one convolution of 192 channels; without auxiliary classifiers and
+    dropout, and normalized after each convolution. What Saratchandran, Wang and Lucey (ECCV 2024) changed for
+    CIFAR-100 their paper does not say.
+
+    Parameters and errors are those of `Inception`.
+    """
+
+    published: ClassVar[Stages] = PUBLISHED

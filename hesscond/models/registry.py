@@ -15,7 +15,7 @@ from hesscond.errors import ConfigError
 from hesscond.models.convnet import ConvNet
 from hesscond.models.densenet import DenseNet
 from hesscond.models.dgcnn import DGCNN
-from hesscond.models.inception import Inception
+from hesscond.models.inception import GoogLeNet, Inception
 from hesscond.models.layers import OptionError
 from hesscond.models.mlp import CoordinateMLP, mlp
 from hesscond.models.nerf import RadianceField
@@ -147,6 +147,7 @@ MODELS: dict[str, Architecture] = {
     ),
     "wrn-28-10": Architecture("wide ResNet-28-10 for CIFAR", "image", PreActResNet, _WIDE),
     "inception": Architecture("small Inception network for CIFAR", "image", Inception),
+    "googlenet": Architecture("GoogLeNet for CIFAR", "image", GoogLeNet, {"blocks": (2, 5, 2), "stem": 192}),
     "densenet": Architecture("small DenseNet-BC for CIFAR", "image", DenseNet),
     "densenet-bc-100-12": Architecture(
         "DenseNet-BC of 100 layers with growth 12 for CIFAR",

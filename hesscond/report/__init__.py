@@ -30,7 +30,7 @@ _HOMES = {
     "statements": ("statement_frame", "statement_table"),
     "structure": ("structure_figure",),
     "summary": ("summary_frame", "summary_table"),
-    "sweeps": ("best_frame", "best_table", "comparison_frame", "comparison_table", "sweep_frame"),
+    "sweeps": ("best_frame", "best_table", "cells_frame", "comparison_frame", "comparison_table", "sweep_frame"),
     "training": ("accuracy_axes", "loss_axes", "training_figure"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.colors import Normalize
@@ -267,49 +268,60 @@ def blocks_figure(runs: Sequence[StoredRun], *, quantity: str = "kappa", page: P
 
     A cell is the median over the blocks of a type and depth, their probed units, the seeds, and the iterations of a
     column where there are more than fit. Where the unresolved among them leave it open it has the colour of its bound,
-    and is hatched; white: not measured, zero, or (a trace)
-    negative. Of the Hessian in plain parameters, over mini-batches, or the training
-    set where only that was probed.
+    and is hatched; where it is negative, as a trace may be, it has the colour of its size, and a minus; white: not
+    measured, or zero. Of the Hessian in plain parameters, over mini-batches, or the training set where only that was
+    probed.
     """
     chosen = quantity_of(quantity)
     pictures, rows, iterations = pictures_of(runs, quantity=quantity)
-    shown = {label: shown_values(picture, chosen) for label, picture in pictures.items()}
+    medians_shown = {label: shown_medians(picture, chosen) for label, picture in pictures.items()}
+    shown = {label: colours(values, chosen) for label, values in medians_shown.items()}
     known = np.concatenate([values[~np.isnan(values)] for values in shown.values()])
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     scale = Normalize(low, max(high, low + (0.1 if chosen.logarithmic else 1e-3)))
 
     def paint(ax: Axes, label: str) -> None:
-        draw_picture(ax, shown[label], pictures[label].open, rows, iterations, scale, label)
+        below = medians_shown[label] < 0
+        draw_picture(ax, shown[label], pictures[label].open, below, rows, iterations, scale, label)
 
     with page.styled():
         name = rf"median $\log_{{10}}$ {chosen.label}" if chosen.logarithmic else f"median {chosen.label}"
         figure = painted(list(pictures), page, max(0.6, float(row_edges(rows)[-1])), paint, scale, name)
-        handles = []
+        handles: list[Artist] = []
         if any(picture.open.any() for picture in pictures.values()):
             label = f"unresolved: {chosen.known} bound of the median"
             handles.append(Patch(facecolor="0.75", edgecolor=NEUTRAL, hatch=HATCH, lw=0.4, label=label))
+        if any((values < 0).any() for values in medians_shown.values()):
+            handles.append(Line2D([], [], color=NEUTRAL, **MINUS, label="negative: its absolute value"))
         add_heading(figure, page, f"{title_of(probed_groups(runs))} · blocks by type and depth", handles)
     return figure
 
 
-def shown_values(picture: Picture, quantity: Quantity) -> np.ndarray:
-    """What gives a cell its colour: log10 of the median, or of its bound."""
-    values = np.where(picture.open, quantity.bound(picture.lower, picture.upper), picture.lower)
-    if not quantity.logarithmic:
-        return values
-    return np.log10(np.where(values > 0, values, np.nan))
+#: How a negative median is marked.
+MINUS: Mapping[str, Any] = {"ls": "none", "marker": "_", "ms": 4.0, "mew": 0.8}
+
+
+def shown_medians(picture: Picture, quantity: Quantity) -> np.ndarray:
+    """The median of each cell, or its bound."""
+    return np.where(picture.open, quantity.bound(picture.lower, picture.upper), picture.lower)
+
+
+def colours(values: np.ndarray, quantity: Quantity) -> np.ndarray:
+    """What gives cells their colours: log10 of the size of the median."""
+    return np.log10(np.where(values != 0, np.abs(values), np.nan)) if quantity.logarithmic else values
 
 
 def draw_picture(
     ax: Axes,
     values: np.ndarray,
     hatched: np.ndarray,
+    negative: np.ndarray,
     rows: Sequence[tuple[str, int | None]],
     iterations: np.ndarray,
     scale: Normalize,
     name: str,
 ) -> None:
-    """The cells (``NAME-cells``), hatches over some (``NAME-unresolved``), lines between the kinds, and labels."""
+    """The cells (``NAME-cells``) with hatches (``NAME-unresolved``) and signs (``NAME-negative``), and their labels."""
     count, columns = values.shape
     edges = row_edges(rows)
     ax.pcolormesh(np.arange(columns + 1) - 0.5, edges, values, cmap=COLORS, norm=scale, rasterized=True).set_gid(
@@ -323,6 +335,9 @@ def draw_picture(
         if cells:
             style: dict[str, Any] = {"facecolors": "none", "edgecolors": tone, "linewidths": 0}
             ax.add_collection(PatchCollection(cells, hatch=HATCH, gid=f"{name}-unresolved", **style))
+        y, x = np.nonzero(negative & where)
+        if len(x):
+            ax.plot(x, (edges[y] + edges[y + 1]) / 2, color=tone, gid=f"{name}-negative", **MINUS)
     for place in range(1, count):
         if rows[place][0] != rows[place - 1][0]:
             ax.axhline(edges[place], color="white", lw=1.0)

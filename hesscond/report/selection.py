@@ -281,7 +281,7 @@ def probed_groups(runs: Sequence[StoredRun]) -> list[Group]:
 def is_probed(run: StoredRun) -> bool:
     """Whether the run's study probes at all."""
     probe = run.config["probe"]
-    return bool(probe.get("every", 1) or probe.get("train_every_epochs", 1))
+    return bool(probe.get("every", 1) or probe.get("train_every_epochs", 1) or probe.get("at"))
 
 
 def looks_of(groups: Sequence[Group]) -> dict[str, MethodLook]:

@@ -6,8 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hesscond.report.summary import kappa_cell, number, summary_frame
+import numpy as np
+
+from hesscond.report.series import intervals, located, quantile
+from hesscond.report.summary import kappa_cell, number, summary_frame, training_summary
 from hesscond.report.tables import TextTable
+from hesscond.roles import NETWORK
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,18 +153,89 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> TextT
     return table
 
 
-#: What is taken over from the summary of a run, and what it is called in the comparison.
-COLUMNS = {
-    "training_loss_tail_mean": "loss",
-    "test_accuracy": "test_accuracy",
-    "batch_probes": "probes",
-    "batch_kappa_own": "kappa_own",
-    "batch_kappa_own_unresolved": "kappa_own_unresolved",
-    "batch_kappa_own_lower": "kappa_own_lower",
-    "batch_kappa": "kappa",
-    "batch_kappa_unresolved": "kappa_unresolved",
-    "batch_kappa_lower": "kappa_lower",
-}
+#: What a Hessian is of, from `hesscond.study.config.Level`, as `cells_frame` finds it.
+LEVELS = ("unit", "layer", "network")
+#: Of which coordinates the best is looked for, and the columns of the probe table with its bounds.
+OPTIMA = ("diagonal", "kronecker")
+
+
+def cells_frame(compared: Sequence[Compared]) -> pd.DataFrame:
+    """Every κ that was measured.
+
+    Parameters
+    ----------
+    compared
+        Of one study.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per method, seed, probed iteration, block and unit: method, learning_rate, seed, iteration, data, level,
+        layer, unit, n_params; kappa and kappa_own (infinite if unresolved) with ``_lower`` and ``_upper``, resolved and
+        resolved_own; lambda_max, lambda_max_own; lr: of that iteration; sharpness: lr · lambda_max_own / 2;
+        share_diagonal, share_kronecker with ``_lower`` and ``_upper``: between which `possible` lies; coordinates,
+        solver. Empty where something was not measured.
+    """
+    import pandas as pd
+
+    tables = []
+    for one in compared:
+        for run in one.runs:
+            probe = run.table("probe")
+            network = (probe["layer"] == NETWORK) & probe["unit"].isna()
+            level = pd.Series(np.where(probe["unit"].notna(), "unit", "layer"), index=probe.index).mask(
+                network, NETWORK
+            )
+            rates = run.table("training").set_index("iteration")["lr"]
+            probe = probe.assign(method=one.method, learning_rate=one.rate, seed=run.seed, level=level)
+            probe["lr"] = probe["iteration"].map(rates)
+            probe["sharpness"] = probe["lr"] * probe["lambda_max_own"] / 2
+            for kind in OPTIMA:
+                probe[[f"share_{kind}_lower", f"share_{kind}_upper"]] = [
+                    possible(row, kind) for row in probe.to_dict("records")
+                ] or np.zeros((0, 2))
+            tables.append(probe[CELLS])
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=CELLS)
+
+
+#: The columns of `cells_frame`.
+CELLS = [
+    *("method", "learning_rate", "seed", "iteration", "data", "level", "layer", "unit", "n_params"),
+    *("kappa", "kappa_lower", "kappa_upper", "resolved", "rank"),
+    *("kappa_own", "kappa_own_lower", "kappa_own_upper", "resolved_own", "rank_own"),
+    *("lambda_max", "lambda_max_own", "lr", "sharpness"),
+    *(f"share_{kind}_{end}" for kind in OPTIMA for end in ("lower", "upper")),
+    *("coordinates", "solver"),
+]
+
+
+def possible(row: Mapping[str, Any], kind: str) -> tuple[float, float]:
+    """Between which the share of the possible gain lies, (log κ(H) − log κ own)/(log κ(H) − log κ_opt).
+
+    Parameters
+    ----------
+    row
+        Of the probe table.
+    kind
+        Of `OPTIMA`.
+
+    Returns
+    -------
+    tuple
+        NaN twice where one of the κ is not resolved, or they count different ranks; the second is infinite where no
+        gain may be possible.
+    """
+    ends = [row[f"kappa_{kind}_{end}"] for end in ("lower", "upper")]
+    known = all(math.isfinite(value) for value in (row["kappa"], row["kappa_own"], *ends))
+    # what is zero in the one and not in the other is no gain
+    if not known or row.get("rank") != row.get("rank_own"):
+        return math.nan, math.nan
+    gained = math.log(row["kappa"]) - math.log(row["kappa_own"])
+    most, least = (math.log(row["kappa"]) - math.log(end) for end in ends)
+    if not most > 0:
+        return math.nan, math.nan
+    one, other = gained / most, gained / least if least > 0 else math.copysign(math.inf, gained)
+    return min(one, other), max(one, other)
 
 
 def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
@@ -174,31 +249,52 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        method, learning_rate (NaN if none worked), at_edge of the grid; loss: training, mean of the last iterations;
-        test_accuracy; kappa_own: median over the probed iterations of κ in the method's own coordinates, kappa: in the
-        plain ones of the network as it is built, each of the resolved ones only, with how many were not and their
-        median lower bound; coordinates: the own ones' name; time: of an iteration, relative to vanilla; refusal: why
-        there is nothing else.
+        method, learning_rate (NaN if none worked), at_edge of the grid; seeds that finished, and diverged; loss:
+        training, mean of the last iterations, the median over the seeds, loss_min, loss_max; test_accuracy: the median;
+        time: of an iteration, relative to vanilla. For each level that was measured, with its name in front, as
+        ``layer_kappa``: kappa and kappa_own, the median over blocks, units, moments and seeds, NaN where the unresolved
+        leave it open, with ``_lower`` and ``_upper``; cells: how many κ in either coordinates, resolved: how many of
+        them; sharpness: the median. share_diagonal and share_kronecker: the median with ``_lower`` and ``_upper``, and
+        shares: of how many layers. coordinates: the own ones' name at the last probe; refusal: why there is nothing
+        else.
     """
     import pandas as pd
 
-    rows = []
+    cells, rows = cells_frame(compared), []
+    levels = [level for level in LEVELS if (cells["level"] == level).any()]
     for one in compared:
-        row = {"method": one.method, "learning_rate": one.rate, "at_edge": one.edge}
-        row |= dict.fromkeys(COLUMNS.values(), math.nan) | {"coordinates": "", "time": one.cost, "refusal": one.refusal}
-        if one.run is not None:
-            summary = summary_frame([one.run]).iloc[0]
-            row |= {name: summary[column] for column, name in COLUMNS.items()}
-            row["coordinates"] = own_coordinates(one)
-        rows.append(row)
+        done = [run for run in one.runs if run.status == "finished"]
+        row: dict[str, Any] = {"method": one.method, "learning_rate": one.rate, "at_edge": one.edge}
+        row |= {"seeds": len(done), "diverged": len(one.runs) - len(done)}
+        summaries = pd.DataFrame([training_summary(run) for run in done], columns=["training_loss_tail_mean", ACCURACY])
+        losses = summaries["training_loss_tail_mean"].astype(float)
+        row |= {"loss": losses.median(), "loss_min": losses.min(), "loss_max": losses.max()}
+        row |= {ACCURACY: summaries[ACCURACY].astype(float).median(), "time": one.cost}
+        own = cells[cells["method"] == one.method]
+        for level in levels:
+            row |= {f"{level}_{name}": value for name, value in of_level(own[own["level"] == level]).items()}
+        for kind in OPTIMA:
+            ends = own[[f"share_{kind}_lower", f"share_{kind}_upper"]].dropna().to_numpy(dtype=float)
+            row |= located(f"share_{kind}", quantile(ends[:, 0], ends[:, 1], 0.5))
+            row["shares"] = len(ends)
+        row["coordinates"] = str(own["coordinates"].iloc[-1]) if len(own) else ""
+        rows.append(row | {"refusal": one.refusal})
     return pd.DataFrame(rows)
 
 
-def own_coordinates(one: Compared) -> str:
-    """The name of the method's coordinates at the last probe."""
-    assert one.run is not None
-    probe = one.run.table("probe")
-    return str(probe["coordinates"].iloc[-1]) if len(probe) else ""
+ACCURACY = "test_accuracy"
+
+
+def of_level(cells: pd.DataFrame) -> dict[str, float]:
+    """The columns of `comparison_frame` about the κ of one level."""
+    found: dict[str, float] = {"cells": 0, "resolved": 0}
+    for name in ("kappa", "kappa_own"):
+        lower, upper = intervals(cells, name)
+        found |= located(name, quantile(lower, upper, 0.5))
+        found["cells"] += int((~np.isnan(lower)).sum())
+        found["resolved"] += int(np.isfinite(upper).sum())
+    sharpness = cells["sharpness"].dropna()
+    return found | {"sharpness": float(sharpness.median()) if len(sharpness) else math.nan}
 
 
 def comparison_table(frame: pd.DataFrame, title: str) -> TextTable:
@@ -211,25 +307,49 @@ def comparison_table(frame: pd.DataFrame, title: str) -> TextTable:
     title
         Above the table.
     """
+    levels = [level for level in LEVELS if f"{level}_kappa" in frame]
+    shared = "shares" in frame and frame["shares"].any()
+    accurate = frame[ACCURACY].notna().any()
     caption = (
-        "κ own: in the method's own coordinates, κ(H): in the plain ones; medians of the resolved ones over the "
-        "probed mini-batches, unres.: how many were not (own + plain); rate *: at the edge of the grid; time: of "
-        "an iteration, vanilla = 1"
+        "loss: the last iterations, median over the seeds; time: of an iteration, vanilla = 1; κ: median over blocks, "
+        "moments and seeds in the plain parameters, below it in the method's own coordinates, ≥: the unresolved leave "
+        "it open; λη/2: largest |λ| in the own coordinates times half the rate, 1 is the edge of stability; rate *: at "
+        "the edge of the grid"
+        + (
+            "; gain: share of what the best diagonal and, below it, the best Kronecker scaling "
+            "would gain in log κ, of the layers of which that is known"
+            if shared
+            else ""
+        )
     )
-    titles = ("method", ">rate", ">loss", ">acc.%", ">κ own", ">κ(H)", ">unres.", ">time")
-    table = TextTable(titles, title=title, caption=caption)
+    titles = ["method", ">rate", ">loss" + "\nacc.%" * bool(accurate), ">time"]
+    titles += [f">κ {level}\nown" for level in levels] + [f">λη/2\n{level}" for level in levels[-1:]]
+    table = TextTable([*titles, *([">gain\nof best"] if shared else [])], title=title, caption=caption)
     for row in frame.to_dict("records"):
         if row["refusal"]:
-            table.add_row(row["method"], *["–"] * 7)
+            table.add_row(row["method"], *["–"] * (len(titles) - 1 + shared))
             continue
+        accuracy = f"\n{number(100 * row[ACCURACY], '.1f')}" if accurate else ""
+        cells = ["\n".join(ends(row, f"{level}_{name}") for name in ("kappa", "kappa_own")) for level in levels]
         table.add_row(
             row["method"],
-            f"{row['learning_rate']:g}{'*' if row['at_edge'] else ''}",
-            number(row["loss"], ".3f"),
-            number(100 * row["test_accuracy"], ".1f"),
-            kappa_cell(row["kappa_own"], row["kappa_own_lower"]),
-            kappa_cell(row["kappa"], row["kappa_lower"]),
-            f"{row['kappa_own_unresolved']:.0f}+{row['kappa_unresolved']:.0f} / {row['probes']:.0f}",
+            f"{row['learning_rate']:.3g}{'*' if row['at_edge'] else ''}",
+            number(row["loss"], ".3f") + accuracy,
             number(row["time"], ".2f"),
+            *cells,
+            *(number(row[f"{level}_sharpness"], ".2g") for level in levels[-1:]),
+            *(["\n".join(share(row, kind) for kind in OPTIMA)] if shared else []),
+            end_section=True,
         )
     return table
+
+
+def ends(row: Mapping[str, Any], name: str) -> str:
+    """A median κ, or its lower bound where it is open."""
+    return kappa_cell(row[name], row[f"{name}_lower"])
+
+
+def share(row: Mapping[str, Any], kind: str) -> str:
+    """Between which a share lies."""
+    low, high = (number(row[f"share_{kind}_{end}"], ".2f") for end in ("lower", "upper"))
+    return low if low == high else f"{low}…{high}"

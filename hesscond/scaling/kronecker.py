@@ -28,7 +28,7 @@ from hesscond.spectra.threads import one_thread
 Factors = Literal["left", "right", "both"]
 
 #: Exponents of the smooth objective, one after the other: it is log κ up to log(order)/p at each end.
-POWERS = (4, 16, 64, 256, 1024, 4096, 16384)
+POWERS = (32, 128, 512, 2048, 8192, 32768)
 
 #: Steps of L-BFGS before the coordinates are centred anew, and how often they are at one exponent.
 STEPS, CENTRINGS = 60, 3
@@ -39,8 +39,9 @@ ROUNDS = 3
 #: A null direction is taken out if singular values beside it are so many times the errors.
 CLEAR = 1e3
 
-#: From this order on eigenvalues come from the Gram matrix, where it holds the smallest to some digits.
-LARGE, DIGITS = 512, 1e-8
+#: From this order on eigenvalues come from the Gram matrix, where it holds the smallest to some digits. In single
+#: precision, which holds fewer, that takes half the time.
+LARGE, DIGITS = 512, {np.float32: 3e-4, np.float64: 1e-8}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +97,10 @@ class OptimalKronecker:
         excess = self.gap - 1
         proved = f"optimal to {excess:.1e}" if excess < 0.1 else f"at most {self.gap:.3g} times the optimum"
         return f"κ(A(L ⊗ R)) = {self.kappa:.6g} ({proved}; before {before}; rank {self.rank}; {self.solver})"
+
+
+class Reached(Exception):
+    """The gap is closed at the point at hand."""
 
 
 class Spectrum(NamedTuple):
@@ -220,6 +225,7 @@ class Search:
     factors: Factors
     convex: bool = False
     evaluations: int = 0
+    single: bool = False
 
     @classmethod
     def of(cls, given: np.ndarray, shape: tuple[int, int], factors: Factors, error: float | np.ndarray) -> Search:
@@ -248,7 +254,7 @@ class Search:
         self.convex = condition.resolved and rank == self.order
         lower, best = 1.0, (math.inf, self.L, self.R)
         for power in POWERS:
-            self.descend(power, rank)
+            self.descend(power, rank, rtol)
             K = self.scaled(self.L, self.R)
             found = decomposed(K, rank)
             kappa = float(found.values[0] / found.values[-1])
@@ -274,8 +280,11 @@ class Search:
             if self.factors != "left":
                 self.R = self.R @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 1))
 
-    def descend(self, power: int, rank: int) -> None:
-        """Minimize the smooth objective of an exponent by L-BFGS on L(I + E), R(I + E'), centred now and then."""
+    def descend(self, power: int, rank: int, rtol: float) -> None:
+        """Minimize the smooth objective of an exponent by L-BFGS on L(I + E), R(I + E'), centred now and then.
+
+        It ends where the bound at the point at hand, not yet certified, closes the gap.
+        """
         m, n = len(self.L), len(self.R)
         split = 0 if self.factors == "right" else m * m
         size = split + (0 if self.factors == "left" else n * n)
@@ -292,10 +301,15 @@ class Search:
             self.evaluations += 1
             E, E_right = steps(x)
             try:
-                found = decomposed(self.scaled(self.L @ E, self.R @ E_right), rank, exact=False)
+                found = decomposed(self.scaled(self.L @ E, self.R @ E_right), rank, exact=False, single=self.single)
                 with np.errstate(divide="raise"):
                     logs = np.log(found.values)
                 above, below, value = weighted(logs, power)
+                if self.convex:
+                    bound = lower_bound(found, (m, n), power, self.factors)
+                    if found.values[0] <= found.values[-1] * bound * (1 + 0.9 * rtol):
+                        self.L, self.R = self.L @ E, self.R @ E_right
+                        raise Reached
                 left, right = partial_traces(found.vectors, above - below, (m, n))
                 parts = [np.linalg.solve(E.T, 2 * left).ravel()] if split else []
                 if size > split:
@@ -305,11 +319,16 @@ class Search:
             return value, np.concatenate(parts)
 
         options = {"maxiter": STEPS, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-12}
-        for _ in range(CENTRINGS):
-            result = minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B", options=options)
+        for centring in range(CENTRINGS):
+            # its rounding stops the descent at last, which then goes on in double precision
+            self.single = centring == 0 and self.order > LARGE
+            try:
+                result = minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B", options=options)
+            except Reached:
+                break
             E, E_right = steps(result.x)
             self.L, self.R = self.L @ E, self.R @ E_right
-            if result.nit < STEPS:
+            if result.nit < STEPS and not self.single:
                 break
 
     def proved(self, found: Spectrum, power: int) -> float:
@@ -425,14 +444,17 @@ def completed(basis: np.ndarray, inner: np.ndarray) -> np.ndarray:
     return np.hstack([basis @ inner, rest * np.abs(inner).max()])
 
 
-def decomposed(K: np.ndarray, rank: int, *, exact: bool = True) -> Spectrum:
+def decomposed(K: np.ndarray, rank: int, *, exact: bool = True, single: bool = False) -> Spectrum:
     """The ``rank`` largest singular values of K, and their vectors; by its Gram matrix if it is large."""
-    if not exact and min(K.shape) > LARGE:
-        values, U = eigh(K @ K.T, driver="evd", check_finite=False)
-        values, U = values[: -rank - 1 : -1], U[:, : -rank - 1 : -1]
-        if values[-1] > DIGITS * values[0]:
+    for kind, digits in DIGITS.items() if not exact and min(K.shape) > LARGE else ():
+        if kind is np.float32 and not single:
+            continue
+        own, tall = K.astype(kind, copy=False), len(K) >= K.shape[1]
+        values, U = eigh(own.T @ own if tall else own @ own.T, driver="evd", check_finite=False)
+        values, U = values[: -rank - 1 : -1].astype(float), U[:, : -rank - 1 : -1]
+        if values[-1] > digits * values[0]:
             s = np.sqrt(values)
-            return Spectrum(s, (U.T @ K) / s[:, None])
+            return Spectrum(s, np.ascontiguousarray(U.T, float) if tall else (U.T @ own) / s[:, None])
     _, s, Vh = svd(K, full_matrices=False)
     return Spectrum(s[:rank], Vh[:rank])
 

@@ -1,20 +1,20 @@
-"""Methods side by side: each at its best learning rate of a grid, on one budget of iterations."""
+"""Methods side by side: each at its best learning rate of a grid, on one budget of iterations, over several seeds."""
 
 from __future__ import annotations
 
+import json
 import math
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from hesscond.data import Dataset
-from hesscond.errors import ConfigError, DivergedError
+from hesscond.errors import ConfigError, DivergedError, RunError
 from hesscond.methods import parse
 from hesscond.study.config import StudyConfig
 from hesscond.study.log import RunLog
@@ -23,8 +23,15 @@ from hesscond.study.store import StoredRun, open_run
 
 #: The learning rates that are tried unless others are given.
 GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+#: Times a method's own rate.
+AROUND = (0.1, 0.3, 1.0, 3.0, 10.0)
 #: Iterations timed at a time, and how many times, the yardstick's and the method's in turn.
 BLOCK, ROUNDS = 20, 7
+#: Where the times are kept, so that none is measured twice.
+TIMES = "times.json"
+
+#: Does runs, or goes on with them; what is over is left as it is.
+Runner = Callable[[Sequence[RunPlan]], Mapping[Path, str]]
 
 
 @dataclass(frozen=True)
@@ -39,10 +46,10 @@ class Compared:
         Its best learning rate of the grid, by the training loss at the end; NaN if it diverged at all of them.
     edge
         Whether that is the smallest or largest of the grid: the best may lie outside.
-    run
-        The probed run at that rate; None if there is none.
+    runs
+        The probed runs at that rate that ended, one a seed.
     cost
-        Time of an iteration without probing over that of the vanilla method, median over interleaved blocks.
+        Time of an iteration without probing over that of the vanilla method, from interleaved blocks.
     refusal
         Why the method does not work here, else empty.
     """
@@ -50,91 +57,174 @@ class Compared:
     method: str
     rate: float = math.nan
     edge: bool = False
-    run: StoredRun | None = None
+    runs: tuple[StoredRun, ...] = ()
     cost: float = math.nan
     refusal: str = ""
 
 
-def compare(
-    study: StudyConfig,
-    methods: Sequence[str],
-    data: Dataset,
-    *,
-    rates: Sequence[float],
-    seed: int,
-    out: Path,
-    device: torch.device,
-    on_run: Callable[[str], None],
-) -> Iterator[Compared]:
-    """Train every method at every rate without probing, then once more at the best one with the study's probe.
+@dataclass
+class Comparison:
+    """One study, and what is done with it for each method.
 
-    Parameters
+    Attributes
     ----------
     study
         With its final length and probing interval.
-    methods
-        As ``--method`` says them.
     data
         On the device.
     rates
-        The grid.
-    seed
-        Of every run.
+        The grid; None: `AROUND` times the rate that the study, or else the method itself, has.
+    seeds
+        Of the probed runs; rates are tried with the first.
     out
         ``grid/METHOD-lrRATE`` and ``METHOD-seedS`` go here; runs that are there and finished are not repeated.
     device
         Where to run.
-    on_run
-        Called with a line before each run.
-
-    Yields
-    ------
-    Compared
-        In the order of ``methods``.
-
-    Raises
-    ------
-    ConfigError
-        A run that is there is of another configuration; no method of that name.
+    do
+        Does the runs that it is given; returns the reasons of those that failed, by folder.
+    say
+        Called with a line before each step.
     """
-    unprobed = study.model_copy(update={"probe": study.probe.model_copy(update={"every": 0, "train_every_epochs": 0})})
-    grid = sorted(rates)
-    yardstick = RunPlan(unprobed, "vanilla", seed, grid[0], out, device)
-    for method in methods:
-        spec = parse(method)
-        plans = {
-            rate: RunPlan(unprobed, method, seed, rate, out / "grid" / f"{spec.folder}-lr{rate:g}", device)
-            for rate in grid
-        }
-        try:
-            check_plan(plans[grid[0]], data)
-        except ConfigError as refusal:
-            yield Compared(method, refusal=str(refusal))
-            continue
-        losses = {}
-        for rate, plan in plans.items():
-            on_run(f"{method}, learning rate {rate:g}")
-            losses[rate] = final_loss(finished(plan, data))
+
+    study: StudyConfig
+    data: Dataset
+    rates: Sequence[float] | None
+    seeds: Sequence[int]
+    out: Path
+    device: torch.device
+    do: Runner
+    say: Callable[[str], None]
+    failures: dict[Path, str] = field(default_factory=dict)
+
+    def results(self, methods: Sequence[str]) -> Iterator[Compared]:
+        """Train every method at every rate without probing, then with every seed at the best one with the probe.
+
+        Parameters
+        ----------
+        methods
+            As ``--method`` says them.
+
+        Yields
+        ------
+        Compared
+            In the order of ``methods``.
+
+        Raises
+        ------
+        ConfigError
+            A run that is there is of another configuration; no method of that name.
+        """
+        refusals: dict[str, str] = {}
+        for method in methods:
+            try:
+                check_plan(self.probed(method, self.grid(method)[0], self.seeds[0]), self.data)
+            except ConfigError as refusal:
+                refusals[method] = str(refusal)
+        able = [method for method in methods if method not in refusals]
+        self.perform([self.tried(method, rate) for method in able for rate in self.grid(method)])
+        best = {method: self.best(method) for method in able}
+        self.perform(
+            [
+                self.probed(method, rate, seed)
+                for seed in self.seeds
+                for method, rate in best.items()
+                if rate is not None
+            ]
+        )
+        for method in methods:
+            if method in refusals:
+                yield Compared(method, refusal=refusals[method])
+            elif (rate := best[method]) is None:
+                failed = [self.failures.get(self.tried(method, one).folder) for one in self.grid(method)]
+                said = next((reason for reason in failed if reason), "diverged at every learning rate")
+                yield Compared(method, refusal=said)
+            else:
+                yield self.compared(method, rate)
+
+    def compared(self, method: str, rate: float) -> Compared:
+        """What came of a method at its best rate."""
+        grid = self.grid(method)
+        plans = [self.probed(method, rate, seed) for seed in self.seeds]
+        failed = [self.failures[plan.folder] for plan in plans if plan.folder in self.failures]
+        runs = tuple(open_run(plan.folder) for plan in plans if plan.folder not in self.failures)
+        return Compared(
+            method,
+            rate,
+            len(grid) > 1 and rate in (grid[0], grid[-1]),
+            runs,
+            self.cost(method, rate),
+            refusal="" if runs else failed[0],
+        )
+
+    def perform(self, plans: Sequence[RunPlan]) -> None:
+        """Do the runs, and note which failed."""
+        self.failures |= self.do(plans)
+
+    def grid(self, method: str) -> list[float]:
+        """The rates to try, ascending."""
+        if self.rates is not None:
+            return sorted(self.rates)
+        own = self.study.learning_rate(method, self.study.training.batch_size)
+        return [float(f"{factor * own:.3g}") for factor in AROUND]
+
+    @property
+    def unprobed(self) -> StudyConfig:
+        """The study without its probes."""
+        return self.study.model_copy(update={"probe": self.study.probe.unmeasured})
+
+    def tried(self, method: str, rate: float) -> RunPlan:
+        """A run of the grid."""
+        folder = self.out / "grid" / f"{parse(method).folder}-lr{rate:g}"
+        return RunPlan(self.unprobed, method, self.seeds[0], rate, folder, self.device)
+
+    def probed(self, method: str, rate: float, seed: int) -> RunPlan:
+        """A run with the study's probe."""
+        return RunPlan(self.study, method, seed, rate, self.out / f"{parse(method).folder}-seed{seed}", self.device)
+
+    def best(self, method: str) -> float | None:
+        """The rate with the smallest loss at the end; None if every run diverged or failed."""
+        losses = {rate: final_loss(self.tried(method, rate).folder) for rate in self.grid(method)}
         rate = min(losses, key=lambda r: losses[r])
-        if math.isinf(losses[rate]):
-            yield Compared(method, refusal="diverged at every learning rate")
-            continue
-        on_run(f"{method}, learning rate {rate:g}, probed")
-        probed = finished(RunPlan(study, method, seed, rate, out / f"{spec.folder}-seed{seed}", device), data)
-        on_run(f"{method}, timed beside vanilla")
-        cost = relative_cost(replace(plans[rate], learning_rate=rate), yardstick, data)
-        yield Compared(method, rate, len(grid) > 1 and rate in (grid[0], grid[-1]), probed, cost)
+        return None if math.isinf(losses[rate]) else rate
+
+    def cost(self, method: str, rate: float) -> float:
+        """Time of an iteration over that of vanilla, as it was measured before or is now."""
+        path = self.out / TIMES
+        times: dict[str, float] = {}
+        with suppress(OSError, ValueError):
+            times = json.loads(path.read_text(encoding="utf-8"))
+        name = f"{method} {rate:g}"
+        if name not in times:
+            self.say(f"{method}, timed beside vanilla")
+            times[name] = relative_cost(
+                self.tried(method, rate), self.tried("vanilla", self.grid(method)[0]), self.data
+            )
+            path.write_text(json.dumps(times, indent=1), encoding="utf-8")
+        return times[name]
 
 
-def finished(plan: RunPlan, data: Dataset) -> StoredRun:
-    """The run of a plan; one that is in its folder and was broken off is gone on with."""
-    with suppress(DivergedError):  # the log says so
-        run(plan, data, resume=True)
-    return open_run(plan.folder)
+def one_by_one(data: Dataset, say: Callable[[str], None]) -> Runner:
+    """Does runs one after another in this process; one that cannot be measured has failed."""
+
+    def do(plans: Sequence[RunPlan]) -> dict[Path, str]:
+        failed = {}
+        for plan in plans:
+            say(f"{plan.name}, learning rate {plan.learning_rate:g}")
+            try:
+                with suppress(DivergedError):  # the log says so
+                    run(plan, data, resume=True)
+            except RunError as error:
+                failed[plan.folder] = str(error)
+        return failed
+
+    return do
 
 
-def final_loss(stored: StoredRun) -> float:
-    """Mean training loss over the last tenth of the iterations; infinite if the run diverged."""
+def final_loss(folder: Path) -> float:
+    """Mean training loss over the last tenth of the iterations; infinite if the run diverged, or is not there."""
+    if not (folder / "run.sqlite").exists():
+        return math.inf
+    stored = open_run(folder)
     if stored.status != "finished":
         return math.inf
     losses = stored.table("training")["loss"]
@@ -142,27 +232,31 @@ def final_loss(stored: StoredRun) -> float:
 
 
 def relative_cost(plan: RunPlan, yardstick: RunPlan, data: Dataset) -> float:
-    """Time of an iteration over that of the yardstick, from blocks of iterations of both in turn."""
-    ratios = []
+    """Time of an iteration over that of the yardstick, from blocks of iterations of both in turn.
+
+    All blocks but the first count together, so that what a method does every so many steps has its share.
+    """
+    total = [0.0, 0.0]
     with tempfile.TemporaryDirectory() as folder:
-        own, other = (
+        trainings = [
             Training(p, data, RunLog(Path(folder) / name, p.config(data)), None)
-            for name, p in (("own", plan), ("yardstick", yardstick))
-        )
-        for _ in range(ROUNDS):
-            times = [block_time(training) for training in (other, own)]
-            ratios.append(times[1] / times[0])
-        for training in (own, other):
+            for name, p in (("yardstick", yardstick), ("own", plan))
+        ]
+        for number in range(ROUNDS):
+            times = [block_time(training, number * BLOCK) for training in trainings]
+            if number:
+                total = [sum(pair) for pair in zip(total, times, strict=True)]
+        for training in trainings:
             training.log.close("finished")
-    return statistics.median(ratios[1:])
+    return total[1] / total[0]
 
 
-def block_time(training: Training) -> float:
-    """Seconds for some iterations on the first batches of the training set."""
+def block_time(training: Training, first: int) -> float:
+    """Seconds for some iterations from ``first`` on, on the first batches of the training set."""
     size, batches = training.batch_size, max(1, training.per_epoch)
     device = training.targets.device
     start = time.perf_counter()
-    for k in range(BLOCK):
+    for k in range(first, first + BLOCK):
         part = slice(k % batches * size, (k % batches + 1) * size)
         training.step(k, training.inputs[part], training.targets[part])
     if device.type == "cuda":

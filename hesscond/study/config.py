@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
+from hesscond.spectra.bounded import LEAST_PRODUCTS
 from hesscond.study.sections import (
     DataConfig,
     ModelConfig,
@@ -93,7 +94,7 @@ def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 #: What one Hessian is of.
-Level = Literal["unit", "layer"]
+Level = Literal["unit", "layer", "network"]
 
 
 def of_units() -> list[Level]:
@@ -107,12 +108,16 @@ class ProbeConfig(Section):
     ``layers``: what `hesscond.probe` takes: modules, parameters and parts of both (``"attention[q]"``) by their names
     in the network, and globs of them, ``"*"`` being every parameter once; the output layer if not given. ``units``:
     numbers, or ``"all"``; of an embedding, those tokens of them that occur in the data. ``levels``: ``"unit"`` for a
-    Hessian of each unit, ``"layer"`` for one of the whole block (``unit`` is empty in its rows), or both. ``every``: on
-    the mini-batch, every so many iterations (0: never). ``train_every_epochs``: over the training set, at the start,
-    every so many epochs and at the end (0: never); ``train_samples``: over a fixed part of it only, chosen as that of
-    ``[data]``: a probe batch that stays the same. ``precision``: ``"as-trained"`` takes the activations of the training
-    forward pass as they are and does everything after in float64; ``"float64"`` recomputes the forward pass in float64
-    (about twice the cost of a probe).
+    Hessian of each unit, ``"layer"`` for one of the whole block (``unit`` is empty in its rows), ``"network"`` for one
+    of all parameters (in a row of the layer ``network``), or several of them. ``every``: on the mini-batch, every so
+    many iterations (0: never). ``train_every_epochs``: over the training set, at the start, every so many epochs and at
+    the end (0: never); ``at``: over the training set, before the steps of these iterations, in the coordinates of the
+    step about to be taken; ``train_samples``: over a fixed part of it only, chosen as that of ``[data]``: a probe batch
+    that stays the same. ``products``: with the Hessian of the network, as `hesscond.probe` takes them; as many as it
+    needs if not given. ``optima``: of layers with so many parameters at most, the smallest κ that any diagonal and any
+    Kronecker scaling gives is bounded too (0: of none). ``precision``: ``"as-trained"`` takes the activations of the
+    training forward pass as they are and does everything after in float64; ``"float64"`` recomputes the forward pass in
+    float64 (about twice the cost of a probe).
     """
 
     layers: Annotated[list[str], Field(min_length=1)] | None = None
@@ -120,17 +125,32 @@ class ProbeConfig(Section):
     levels: Annotated[list[Level], Field(min_length=1)] = Field(default_factory=of_units)
     every: Annotated[int, Field(ge=0)] = 1
     train_every_epochs: Annotated[int, Field(ge=0)] = 1
+    at: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
     train_samples: PositiveInt | None = None
+    products: Annotated[int, Field(ge=LEAST_PRODUCTS)] | None = None
+    optima: Annotated[int, Field(ge=0)] = 0
     precision: Literal["as-trained", "float64"] = "as-trained"
     rtol: Annotated[float, Field(gt=0, lt=1)] = 1e-6
 
-    @field_validator("layers", "units", "levels")
+    @field_validator("layers", "units", "levels", "at")
     @classmethod
     def distinct(cls, value: Any) -> Any:
         """Refuse to measure the same thing twice."""
         if isinstance(value, list) and len(set(value)) < len(value):
             raise ValueError(f"each may be given only once, got {value}")
         return value
+
+    @model_validator(mode="after")
+    def one_clock(self) -> ProbeConfig:
+        """Refuse two ways to say when the training set is measured."""
+        if self.at and self.train_every_epochs:
+            raise misfit(["at"], "says when the training set is measured: set train_every_epochs = 0")
+        return self
+
+    @property
+    def unmeasured(self) -> ProbeConfig:
+        """The same, but that nothing is measured."""
+        return self.model_copy(update={"every": 0, "train_every_epochs": 0, "at": []})
 
 
 class StatementConfig(Section):

@@ -69,7 +69,8 @@ class Overrides:
             raise ConfigError(f"--lr must be positive and at most {LARGEST_RATE:.3g}, got {self.learning_rate}")
         if self.probe_every is not None and self.probe_every < 0:
             raise ConfigError(f"--probe-every must be at least 0 (0: no probing), got {self.probe_every}")
-        training, probe = dict(study.training), dict(study.probe)
+        training = dict(study.training)
+        probe = dict(study.probe.unmeasured if self.probe_every == 0 else study.probe)
         if self.iterations is not None:
             training |= {"iterations": self.iterations, "epochs": None}
         if self.epochs is not None:
@@ -78,8 +79,6 @@ class Overrides:
             training["batch_size"] = self.batch_size
         if self.probe_every is not None:
             probe["every"] = self.probe_every
-            if self.probe_every == 0:
-                probe["train_every_epochs"] = 0
         try:
             statements = [*(dict(own) for own in study.statements), *({"id": id} for id in self.statements)]
             changed = {"training": training, "probe": probe, "statements": statements}

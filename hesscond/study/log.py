@@ -277,6 +277,10 @@ def check_free(folder: Path, *, begun: bool = False) -> None:
     check_no_run(folder)
     if not folder.is_dir():
         return
+    below = sorted(log.parent.name for log in folder.glob(f"*/{LOG}"))
+    if below:
+        more = f" and {len(below) - 1} more" if len(below) > 1 else ""
+        raise ConfigError(f"{folder} is a folder of runs ({below[0]}{more}): give another --out, or a folder in it")
     for path in folder.iterdir():
         if path.name == LOCK.parent.name and path.is_dir() and {own.name for own in path.iterdir()} <= {LOCK.name}:
             continue

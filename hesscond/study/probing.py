@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,10 +51,14 @@ from hesscond.hessians import (
     unit_hessian,
 )
 from hesscond.hessians.parameters import UnitLayout
+from hesscond.hessians.yardsticks import semidefinite
 from hesscond.layer_probe import LayerProbe
 from hesscond.methods import Method
 from hesscond.methods.bnp import from_statistics, regularized
+from hesscond.network_probe import NetworkProbe
 from hesscond.results import LayerResult
+from hesscond.roles import NETWORK
+from hesscond.scaling import optimal_diagonal_scaling, optimal_kronecker_scaling
 from hesscond.spectra import ConditionNumber
 from hesscond.study.config import ProbeConfig
 from hesscond.theorems import LayerNetwork, LayerStatement, Observation, Outcome
@@ -174,6 +178,12 @@ class Prober:
         ]
         return self._in_order([*rows, *self._others("batch", (inputs, targets), len(targets))])
 
+    @property
+    def _by_products(self) -> list[str]:
+        """The names of what is not captured in the training pass, nor streamed."""
+        others = [self.names[place] for places in self.further.values() for place in places]
+        return others + [NETWORK] * ("network" in self.config.levels)
+
     def train_rows(self, inputs: Samples, targets: torch.Tensor) -> list[ProbeRow]:
         """Rows for the training set, streamed through the model as it is now.
 
@@ -199,9 +209,8 @@ class Prober:
                     self._refuse_coupled(captures, chunk)
                 yield captures, len(targets[part]) / samples
 
-        others = [place for places in self.further.values() for place in places]
-        if others and len(parts) > 1 and self._couples:
-            raise RunError(self._coupled(self.names[others[0]], chunk))
+        if self._by_products and len(parts) > 1 and self._couples:
+            raise RunError(self._coupled(self._by_products[0], chunk))
         hessians, statistics = stream(chunks(), MEMORY) if self.units else ({}, {})
         pairs: Any = Stream(inputs, targets, parts)
         if isinstance(inputs, torch.Tensor):
@@ -230,7 +239,7 @@ class Prober:
     def _others(
         self, name: str, pairs: Batch | Iterable[Batch], samples: int, weights: list[int] | None = None
     ) -> Iterator[ProbeRow]:
-        """Rows of blocks of other parameters, and of whole blocks; ``weights``: of each batch of a stream."""
+        """Rows of blocks of other parameters, of whole blocks, of the network; ``weights``: of a stream's batches."""
         for level, places in self.further.items():
             # of tables all that occur are looked at: which these are is known of the data alone
             groups: dict[bool, list[str]] = {False: [], True: []}
@@ -246,6 +255,8 @@ class Prober:
                 own = measure(moved, self.method) if moved else {}
                 for place in chosen:
                     yield from self._rows_of(name, samples, plain[place], own.get(place))
+        if "network" in self.config.levels:
+            yield self._network_row(name, samples, partial(self._network, pairs, weights=weights))
 
     def _probe(
         self,
@@ -258,26 +269,36 @@ class Prober:
         weights: list[int] | None,
     ) -> Mapping[str, LayerResult]:
         """What `hesscond.probe` finds, in the plain parameters or in the method's coordinates."""
-        dtype = torch.float64 if self.config.precision == "float64" else None
-        asked = LayerProbe(
-            model=self.model,
-            loss_fn=self.loss_fn,
-            data=pairs,
-            choice=Choice(tuple(places)),
-            level=level,
-            method=method,
-            units=units,
-            dtype=dtype,
-            rtol=self.config.rtol,
-            memory=MEMORY,
-            reduction=None,
-            weight=weights,
-            check=True,
-            lift_casts=True,
-            team=None,
-            products=None,
-        )
-        return asked.result()
+        asked: dict[str, Any] = {
+            "choice": Choice(tuple(places)),
+            "level": level,
+            "method": method,
+            "units": units,
+            "products": None,
+        }
+        return LayerProbe(data=pairs, weight=weights, **asked, **self._asked).result()
+
+    def _network(self, pairs: Any, method: Method | None, *, weights: list[int] | None) -> LayerResult:
+        """The same of all parameters together."""
+        asked: dict[str, Any] = {"choice": Choice(), "level": "network", "method": method, "units": None}
+        return NetworkProbe(data=pairs, weight=weights, products=self.config.products, **asked, **self._asked).result()[
+            NETWORK
+        ]
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        """What is asked of every probe."""
+        return {
+            "model": self.model,
+            "loss_fn": self.loss_fn,
+            "dtype": torch.float64 if self.config.precision == "float64" else None,
+            "rtol": self.config.rtol,
+            "memory": MEMORY,
+            "reduction": None,
+            "check": True,
+            "lift_casts": True,
+            "team": None,
+        }
 
     def _has_coordinates(self, place: str) -> bool:
         """Whether the method has coordinates of a block other than the plain ones."""
@@ -308,11 +329,29 @@ class Prober:
                 "rank_own": kappa_own.rank,
                 "coordinates": "plain" if own is None or (P := own.block(unit).P) is None else P.name,
             }
-            yield ProbeRow(row | plain_columns(block, kappa) | own_columns(kappa_own, kappa), [], [])
+            row |= plain_columns(kappa) | {"trace": float(block.diagonal().sum())} | own_columns(kappa_own, kappa)
+            best = optima(block.plain) if unit is None and block.order <= self.config.optima else {}
+            yield ProbeRow(row | best, [], [])
+
+    def _network_row(self, name: str, samples: int, measure: Callable[[Method | None], LayerResult]) -> ProbeRow:
+        """The row of all parameters together; the own coordinates are left empty where they are not defined."""
+        plain = measure(None)
+        kappa = plain.conditions[0]
+        row = {"data": name, "layer": NETWORK, "unit": None, "samples": samples, "n_params": plain.n_params}
+        row |= {"resolved": int(kappa.resolved)} | plain_columns(kappa)
+        try:
+            self.method.check_network()
+            systems = [self.method.probed(place) for place in eligible_layers(self.model)]
+            moved = dict.fromkeys(own.name for own in systems if own is not None)
+            own = measure(self.method).conditions[0] if moved else kappa
+        except ConfigError as error:
+            return ProbeRow(row | {"coordinates": f"not defined: {error}", "solver": kappa.solver}, [], [])
+        row |= {"resolved_own": int(own.resolved), "rank_own": own.rank, "coordinates": " and ".join(moved) or "plain"}
+        return ProbeRow(row | own_columns(own, kappa), [], [])
 
     def _in_order(self, rows: list[ProbeRow]) -> list[ProbeRow]:
-        """By the blocks' order in the study."""
-        order = {name: number for number, name in enumerate(self.names.values())}
+        """By the blocks' order in the study, the network last."""
+        order = {name: number for number, name in enumerate([*self.names.values(), NETWORK])}
         return sorted(rows, key=lambda row: order[row.measured["layer"]])
 
     # layers that are captured
@@ -395,7 +434,7 @@ class Prober:
             "resolved_own": int(in_own.resolved),
             "coordinates": "plain" if own is None else own.name,
         }
-        row |= plain_columns(hessian, plain) | own_columns(in_own, plain)
+        row |= plain_columns(plain) | {"trace": float(hessian.diagonal().sum())} | own_columns(in_own, plain)
         readings = [at | {"coordinates": name} | reading_row(found[name]) for name in further]
         checked = []
         first = unit == self.units[place][0]
@@ -455,7 +494,32 @@ def placed(method: Method, name: str) -> str:
     return method.layer(base) + bracket + part
 
 
-def plain_columns(block: BlockHessian, kappa: ConditionNumber) -> dict[str, Any]:
+def optima(hessian: BlockHessian) -> dict[str, float]:
+    """Columns with bounds of the smallest κ in any diagonal and any Kronecker coordinates, of a layer's Hessian.
+
+    Empty where it has negative eigenvalues, or no factor is known: it is then defined, but no method is known for it.
+    """
+    try:
+        own = semidefinite(hessian, "diagonal")
+        factor = own.factor()
+        diagonal = optimal_diagonal_scaling(factor, side="column")
+        kronecker = optimal_kronecker_scaling(
+            factor,
+            (own.units, own.order // own.units),
+            error=own.factor_error(None),
+            rank_bound=own.rank_bound,
+        )
+    except (ConfigError, MatrixError):
+        return {}
+    return {
+        "kappa_diagonal_lower": diagonal.lower**2,
+        "kappa_diagonal_upper": diagonal.upper**2,
+        "kappa_kronecker_lower": kronecker.lower**2,
+        "kappa_kronecker_upper": kronecker.upper**2,
+    }
+
+
+def plain_columns(kappa: ConditionNumber) -> dict[str, Any]:
     """The columns of the Hessian in the plain parameters."""
     return {
         "kappa": kappa.value,
@@ -466,7 +530,6 @@ def plain_columns(block: BlockHessian, kappa: ConditionNumber) -> dict[str, Any]
         "negative": kappa.counted_negative,
         "lambda_max": kappa.lambda_max,
         "lambda_min": kappa.lambda_min,
-        "trace": float(block.diagonal().sum()),
     }
 
 
@@ -476,6 +539,7 @@ def own_columns(kappa: ConditionNumber, plain: ConditionNumber) -> dict[str, Any
         "kappa_own": kappa.value,
         "kappa_own_lower": kappa.lower,
         "kappa_own_upper": kappa.upper,
+        "lambda_max_own": kappa.lambda_max,
         "solver": f"{plain.solver}; {kappa.solver}",
     }
 

@@ -57,10 +57,25 @@ class OneVersusAll(nn.Module):
         return functional.binary_cross_entropy_with_logits(output, wanted)
 
 
+class SquaredError(nn.Module):
+    """Mean of the squares, also of classes and of several predictions of the same values."""
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Of outputs (N, d) and values (N, d), or classes (N,): 1 for the class, 0 for the others.
+
+        Of several predictions (N, p, d), the sum of their losses.
+        """
+        if not target.is_floating_point():
+            target = functional.one_hot(target, output.shape[-1]).to(output)
+        if output.ndim == target.ndim:
+            return functional.mse_loss(output, target)
+        return output.shape[1] * functional.mse_loss(output, target.unsqueeze(1).expand_as(output))
+
+
 LOSSES: dict[str, Callable[[], nn.Module]] = {
     "cross_entropy": CrossEntropy,
     "binary_cross_entropy": OneVersusAll,
-    "mse": nn.MSELoss,
+    "mse": SquaredError,
 }
 
 
@@ -125,6 +140,14 @@ def build_model(plan: RunPlan, data: Dataset) -> nn.Module:
     ).to(plan.device)
 
 
+def make_loss(study: StudyConfig) -> nn.Module:
+    """What is minimized."""
+    kind = study.training.loss
+    # the curvature of torch's own is known without derivatives; rays have two predictions
+    plain = not study.data.form.classes and study.model.name != "nerf-rays"
+    return nn.MSELoss() if kind == "mse" and plain else LOSSES[kind]()
+
+
 def check_plan(plan: RunPlan, data: Dataset) -> None:
     """Find what would fail before anything is written.
 
@@ -152,6 +175,10 @@ def check_plan(plan: RunPlan, data: Dataset) -> None:
     method.check_batch(plan.study.training.batch_size)
     method.optimizer(plan.learning_rate, **plan.study.training.optimizer_options)
     samples = len(data.train_targets)
+    training = plan.study.training
+    iterations = training.iterations or (training.epochs or 0) * (samples // training.batch_size)
+    if late := [one for one in plan.study.probe.at if one >= iterations]:
+        raise ConfigError(f"probe.at: there is no step {late[0]} in a run of {iterations} iterations, from 0 on")
     for what, wanted in (
         ("batch size", plan.study.training.batch_size),
         ("probe.train_samples", plan.study.probe.train_samples or 1),
@@ -295,7 +322,7 @@ class Training:
         self.per_epoch = len(data.train_targets) // config.batch_size
         self.iterations = config.iterations or (config.epochs or 0) * self.per_epoch
         self.model = build_model(plan, data)
-        self.loss_fn = LOSSES[config.loss]()
+        self.loss_fn = make_loss(study)
         self.inputs, self.test_inputs = data.train_inputs, data.test_inputs
         if study.model.architecture.kind == "vector":
             self.inputs, self.test_inputs = self.inputs.flatten(1), self.test_inputs.flatten(1)
@@ -418,6 +445,9 @@ class Training:
             # dropout is that of the training pass
             with probing(iteration), random.again():
                 rows = self.prober.batch_rows(inputs, targets, output, check=self.compares(iteration))
+        if iteration in self.plan.study.probe.at:
+            with probing(iteration):
+                rows += self.prober.train_rows(*self.probed_part())
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()

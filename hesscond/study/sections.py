@@ -185,9 +185,11 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     """``[training]``: mini-batches of ``batch_size`` in a new random order every epoch, the remainder dropped.
 
-    ``loss``: for classes ``"cross_entropy"``, or ``"binary_cross_entropy"`` of every class against the others;
-    ``"mse"`` for values; the mean over all of them. ``optimizer``: takes the steps of a method that is no optimizer
-    itself; the coordinates are the method's, and have no M of Adam in them, which those of ``--method adam+NAME`` have.
+    ``loss``: for classes ``"cross_entropy"``, ``"binary_cross_entropy"`` of every class against the others, or
+    ``"mse"``, of outputs that are to be 1 for the class and 0 for the others; ``"mse"`` for values; the mean over all
+    of them, and where a network has several predictions of them, as NeRF's two, the sum of these. ``optimizer``: takes
+    the steps of a method that is no optimizer itself; the coordinates are the method's, and have no M of Adam in them,
+    which those of ``--method adam+NAME`` have.
     ``momentum`` and ``nesterov`` are of SGD: other optimizers refuse them. ``weight_decay``: λ of the λθ that is added
     to the gradient (by AdamW, to the step) of every parameter but those that the method leaves out.
     ``checkpoint_seconds``: how often the state is saved; what a kill loses is computed again, to the same numbers.

@@ -41,16 +41,25 @@ ATTEMPTS = 20
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 #: Of `TABLES` and all else below; a change of theirs is a new version.
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
+#: Columns of the probe table that came with version 9.
+LATER = (
+    "lambda_max_own",
+    "kappa_diagonal_lower",
+    "kappa_diagonal_upper",
+    "kappa_kronecker_lower",
+    "kappa_kronecker_upper",
+)
 #: The versions that can be read, and what their logs lack: columns by table. They are empty, and there as soon as a run
 #: goes on.
 LACKING: dict[int, dict[str, tuple[str, ...]]] = {
     5: {
         "evaluation": ("test_top5", "test_class_accuracy", "test_psnr", "test_bits_per_character"),
-        "probe": ("trace",),
+        "probe": ("trace", *LATER),
     },
-    6: {"evaluation": ("test_bits_per_character",), "probe": ("trace",)},
-    7: {"probe": ("trace",)},
+    6: {"evaluation": ("test_bits_per_character",), "probe": ("trace", *LATER)},
+    7: {"probe": ("trace", *LATER)},
+    8: {"probe": LATER},
     SCHEMA_VERSION: {},
 }
 #: "HESS", in the header of the file.
@@ -102,6 +111,11 @@ TABLES: dict[str, dict[str, str]] = {
         "resolved_preconditioned": "INTEGER",
         "rank_own": "INTEGER",
         "resolved_own": "INTEGER",
+        "lambda_max_own": "REAL",
+        "kappa_diagonal_lower": "REAL",
+        "kappa_diagonal_upper": "REAL",
+        "kappa_kronecker_lower": "REAL",
+        "kappa_kronecker_upper": "REAL",
         "coordinates": "TEXT",
         "solver": "TEXT",
     },
@@ -152,6 +166,7 @@ BESIDE = {
 
 PROBE_MEANING = {
     "iteration": "optimizer steps taken when it was measured",
+    "layer": "as the study names it; network: all parameters together",
     "unit": "of the layer; empty: the Hessian is that of the whole block",
     "data": "samples of the Hessian: batch (the mini-batch about to be trained on) or train (the training set)",
     "kappa": "κ(H) in the plain parameters [b, w]; inf if unresolved",
@@ -162,7 +177,12 @@ PROBE_MEANING = {
     "kappa_D_running": "κ(D) of the method's raw running statistics (empty where it has none)",
     "kappa_D_running_eps": "the same with ε₁, ε₂: the D that the step used",
     "dead": "input features constant over the samples (σ = 0)",
-    "coordinates": "the coordinates of kappa_own",
+    "coordinates": "the coordinates of kappa_own; where they are not defined, the reason",
+    "lambda_max_own": "largest |λ| of the Hessian in the method's own coordinates",
+    "kappa_diagonal_lower": "a bound that no κ(DHD) with a diagonal D is below (see optima in [probe])",
+    "kappa_diagonal_upper": "the smallest κ(DHD) that was found",
+    "kappa_kronecker_lower": "a bound that no κ((L⊗R)ᵀH(L⊗R)) is below",
+    "kappa_kronecker_upper": "the smallest one that was found",
     "trace": "of H in the plain parameters",
     "rank": "rank of H; with nullity it adds up to n_params",
 }
@@ -243,6 +263,10 @@ def check_regular(folder: Path) -> None:
             raise RunError(f"{path} is not a file")
 
 
+#: What a database begins with.
+MAGIC = b"SQLite format 3\0"
+
+
 @contextmanager
 def _connected(path: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection to what SQLite finds in a file and its companions."""
@@ -262,8 +286,14 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
         (size,) = connection.execute("PRAGMA page_size").fetchone()
         if not written and path.stat().st_size % size:
-            raise RunError("it was cut off")
+            raise RunError("it was cut off" if begins_as_sqlite(path) else "it is no SQLite database")
         yield connection
+
+
+def begins_as_sqlite(path: Path) -> bool:
+    """Whether a file begins as a database does."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def _copied(path: Path, folder: Path) -> Path:

@@ -124,7 +124,7 @@ def check_structure(study: StudyConfig) -> None:
         They do not.
     """
     form = study.data.form
-    fitting = ("cross_entropy", "binary_cross_entropy")[: 1 if form.tokens else 2] if form.classes else ("mse",)
+    fitting = ("cross_entropy", "binary_cross_entropy", "mse")[: 1 if form.tokens else 3] if form.classes else ("mse",)
     if study.training.loss not in fitting:
         there = "tokens" if form.tokens else "class labels" if form.classes else "values to predict, no classes"
         raise Misfit(

@@ -621,11 +621,7 @@ def singular(seen: Observation, H: HessianOperator) -> Outcome | None:
         return Outcome("not-applicable", reason="H is singular: inputs of the layer are constant")
     if seen.samples * len(seen.weight) < H.order:
         return Outcome("not-applicable", reason="H is singular: fewer samples than weights of a unit")
-    # the same change of all units, which a softmax does not see
-    change = torch.randn(seen.weight.shape[1], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    rest = torch.ones(H.order - seen.weight.size, dtype=torch.float64)
-    v = torch.cat([change.expand(seen.weight.shape).flatten(), rest]).to(H.device)
-    if float((H @ v).norm()) <= max(ALLOWED, H.rounding) * largest(H) * float(v.norm()):
+    if not sees_common_change(H, seen.weight.shape):
         return Outcome("not-applicable", reason="H is singular: no loss sees what changes all units alike")
     if H.order > FORMED or H.order * seen.samples > PRODUCTS:
         reason = (
@@ -633,6 +629,14 @@ def singular(seen: Observation, H: HessianOperator) -> Outcome | None:
         )
         return Outcome("unresolved", reason=reason)
     return None
+
+
+def sees_common_change(H: HessianOperator, shape: tuple[int, ...]) -> bool:
+    """Whether the loss sees the same change of all units, (units, inputs) and biases: behind a softmax it does not."""
+    change = torch.randn(shape[1], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    rest = torch.ones(H.order - shape[0] * shape[1], dtype=torch.float64)
+    v = torch.cat([change.expand(shape).flatten(), rest]).to(H.device)
+    return float((H @ v).norm()) > max(ALLOWED, H.rounding) * largest(H) * float(v.norm())
 
 
 def observed_kappa(H: HessianOperator) -> ConditionNumber:

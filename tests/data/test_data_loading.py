@@ -49,7 +49,7 @@ def test_options_are_checked():
 
 @pytest.mark.parametrize("function", [load, fetch])
 def test_an_unknown_name_lists_the_known_ones(function):
-    with pytest.raises(ConfigError, match="'cifar': choose one of cifar10, cifar100, digits, fashion-mnist, image"):
+    with pytest.raises(ConfigError, match="'cifar': choose one of cifar10, cifar100, digits, fashion-mnist, "):
         function("cifar")
 
 
@@ -84,12 +84,23 @@ def test_an_explicit_folder_without_the_data_is_not_replaced_by_another(small_ci
         assert str(cache) not in str(caught.value)
 
 
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.write_text("a file")])
-def test_an_explicit_folder_must_exist(tmp_path, requested_urls, make):
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, r"absent does not exist: make it, or give the folder that holds mnist"),
+        (lambda path: path.write_text("a file"), r"absent is a file: give the folder that holds mnist"),
+    ],
+)
+def test_an_explicit_folder_must_exist(tmp_path, requested_urls, make, words):
     make(tmp_path / "absent")
-    with pytest.raises(DataNotFoundError, match=r"absent does not exist: make it, or give the folder"):
+    with pytest.raises(DataNotFoundError, match=words):
         load("mnist", tmp_path / "absent")
     assert requested_urls == []
+
+
+def test_what_can_be_fetched_is_offered_and_nothing_else():
+    with pytest.raises(ConfigError, match=r"choose one of cifar10, cifar100, digits, fashion-mnist, mnist\."):
+        fetch("imagenet")
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion-mnist", "mnist"])

@@ -24,11 +24,11 @@ def status(text, *runs):
 
 
 def status_if_matched(text, run):
-    """Of the one decision; None where the two sides of something belong to different rows."""
+    """Of the one decision; None where the two sides of something belong to different rows, or numbers divide by 0."""
     try:
         return status(text, run)
     except ConfigError as error:
-        if "row" not in str(error):
+        if "row" not in str(error) and "divides by zero" not in str(error):
             raise
         return None
 
@@ -244,6 +244,13 @@ def test_without_width_everything_that_is_no_tie_is_decided(node, seed):
         assert any(mark in written(node) for mark in ("/", "log10", "*", "+", "-", "mean", "quantile", "median"))
     else:
         assert truth is (found == "met"), written(node)
+
+
+@pytest.mark.parametrize("text", ["kappa / 0 < 1", "1 < kappa /(1 - 1)", "kappa / -0.0 < 1"])
+def test_a_division_by_a_zero_that_is_written_is_refused(text):
+    with pytest.raises(ConfigError, match=r"kappa ?/.*' divides by zero"):
+        status(text, MadeUpRun([probe_row(0, "batch", kappa=(2, 2))]))
+    assert status("kappa / (rank - rank) < 1", MadeUpRun([probe_row(0, "batch", kappa=(2, 2))])) == "unresolved"
 
 
 def test_columns_of_a_filter_inside_are_those_that_fulfil_it():

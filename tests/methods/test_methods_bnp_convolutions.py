@@ -298,3 +298,60 @@ def test_layer_level_over_a_stream_of_a_dense_layer():
     found, batch = (hesscond.probe(model, loss, d, ["3"], level="layer", method="bnp")["3"] for d in (stream, (x, y)))
     truth = batch.hessian()
     assert torch.allclose(found.hessian(), truth, rtol=1e-9, atol=1e-11 * float(truth.norm()))
+
+
+def test_of_a_single_sample_a_convolution_can_gain_and_a_dense_layer_cannot():
+    """BNP, the end of section 4: Ĥ of a dense layer has one row, κ = 1 in any coordinates; that of a convolution, many.
+
+    Against the Hessian of each unit by autograd, and P of the running statistics written out.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).double()
+    method, optimizer = BNP(model), torch.optim.SGD(model.parameters(), 0.01)
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(60, 3, 6, 6, generator=g, dtype=torch.float64) * torch.tensor([0.2, 1, 3]).view(-1, 1, 1) + 2
+    y = torch.randint(10, (60,), generator=g)
+    mu, var = np.zeros(3), np.ones(3)
+    for i in range(50):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
+        pixels = x[i].flatten(1).numpy()
+        mu, var = 0.99 * mu + 0.01 * pixels.mean(1), 0.99 * var + 0.01 * pixels.var(1)
+        method.transform_gradients()
+        optimizer.step()
+    sample = x[50:51], y[50:51]
+    gains = {}
+    for name, layer in (("0", model[0]), ("3", model[3])):
+        plain, own = (
+            hesscond.probe(model, nn.CrossEntropyLoss(), sample, [name], method=coordinates)[name]
+            for coordinates in (None, method.coordinates(name))
+        )
+        gains[name] = []
+        for unit in range(4):
+            others = {key: value.detach() for key, value in layer.named_parameters()}
+
+            def loss(stacked, name=name, unit=unit, others=others):
+                bias, weight = others["bias"].clone(), others["weight"].clone()
+                bias[unit], weight[unit] = stacked[0], stacked[1:].view_as(weight[unit])
+                output = torch.func.functional_call(model, {f"{name}.bias": bias, f"{name}.weight": weight}, sample[:1])
+                return nn.functional.cross_entropy(output, sample[1])
+
+            at = torch.cat([others["bias"][unit : unit + 1], others["weight"][unit].flatten()])
+            H = torch.autograd.functional.hessian(loss, at)
+            P = torch.eye(len(at), dtype=H.dtype)
+            if name == "0":
+                tilde = np.repeat(np.sqrt(var + 1e-2 * var.max() + 1e-4), 9)
+                P[1:, 1:] = torch.diag(torch.from_numpy(1 / tilde))
+                P[0, 1:] = torch.from_numpy(-np.repeat(mu, 9) / tilde)
+            else:
+                P = method.coordinates(name).matrix(len(at))
+            truths = []
+            for matrix, found in ((H, plain.kappa[unit]), (P.T @ H @ P, own.kappa[unit])):
+                values = np.linalg.eigvalsh(matrix.numpy())
+                nonzero = values[values > 1e-10 * values[-1]]
+                truths.append(nonzero[-1] / nonzero[0])
+                assert found.rank == len(nonzero)
+                assert float(found) == pytest.approx(truths[-1], rel=1e-4)
+            gains[name].append(truths[0] / truths[1])
+    assert gains["3"] == pytest.approx([1] * 4)
+    assert min(gains["0"]) > 1.3

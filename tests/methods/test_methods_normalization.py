@@ -10,7 +10,7 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
-from hesscond.methods.batchnorm import StopGradientBatchNorm
+from hesscond.methods.batchnorm import OwnBatchNorm, StopGradientBatchNorm
 from hesscond.methods.batchrenorm import BatchRenorm
 from hesscond.methods.four_things import GhostNorm
 from hesscond.methods.normalization import FeaturesLast
@@ -27,7 +27,7 @@ SHAPES = ((12, 6), (12, 6, 5), (12, 6, 3, 2))
 class TestVariants(MethodContract):
     specs = (
         "batchrenorm:position=post,start=2,r_end=6,d_end=5,momentum=0.1",
-        "batchrenorm:clip=false,debias=true",
+        "batchrenorm:clip=false,debias=true,second_average=true",
         "four-things-batchnorm:position=post,ghost=4,groups=2,affine=false",
         "layernorm:position=post,affine=false",
         "groupnorm:position=post,groups=3,indivisible=largest-divisor",
@@ -40,6 +40,7 @@ class TestStatisticsOfTheBatch(MethodContract):
         "batchnorm:position=post",
         "batchnorm:gradient_through_statistics=false",
         "batchnorm:position=post,affine=false,gradient_through_statistics=false",
+        "batchnorm:position=post,running_variance=tensorflow",
         "batchnorm+bnp",
     )
 
@@ -213,6 +214,46 @@ def test_without_gradient_through_its_statistics_the_derivative_is_gamma_over_si
     close(gradient, by_channel(np.linspace(0.5, 2, 6) / sigma, len(shape)) * v.numpy(), 10)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", [OwnBatchNorm, StopGradientBatchNorm])
+def test_a_biased_running_variance_is_the_average_of_those_that_the_batches_are_divided_by(kind, shape):
+    norm, variance = with_affine(kind(6, eps=1e-3, momentum=0.3, biased=True)), np.ones(6)
+    mean = np.zeros(6)
+    over = (0, *range(2, len(shape)))
+    for step in range(4):
+        h = activations(shape, seed=step)
+        norm(h)
+        mean, variance = 0.7 * mean + 0.3 * h.numpy().mean(over), 0.7 * variance + 0.3 * h.numpy().var(over)
+    m, v, g, b = (by_channel(u, len(shape)) for u in (mean, variance, np.linspace(0.5, 2, 6), np.linspace(-1, 1, 6)))
+    close(norm.eval()(h), g * (h.numpy() - m) / np.sqrt(v + 1e-3) + b, 10)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_way_of_its_running_average_changes_nothing_of_batch_normalization_in_training(shape):
+    ours = with_affine(OwnBatchNorm(6, eps=1e-3, biased=True))
+    peer = with_affine({2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)](6, eps=1e-3))
+    h, v = activations(shape), activations(shape, seed=9)
+    found, truth = h.clone().requires_grad_(), h.clone().requires_grad_()
+    assert torch.equal(ours(found), peer(truth))
+    (ours(found) * v).sum().backward()
+    (peer(truth) * v).sum().backward()
+    assert torch.equal(found.grad, truth.grad)
+
+
+def test_tensorflows_running_variance_is_biased_beside_dense_layers_only():
+    model = network("cnn")
+    parse("batchnorm:position=post,running_variance=tensorflow").create(model)
+    x, _ = digits()
+    model(x[:6])
+    convolution, dense = model[3].before, model[6].before.normalization
+    assert type(convolution) is nn.BatchNorm2d
+    seen = []
+    dense.register_forward_pre_hook(lambda m, a: seen.append(a[0].detach().numpy()))
+    before = dense.running_var.numpy().copy()
+    model(x[:6])
+    np.testing.assert_allclose(dense.running_var.numpy(), 0.9 * before + 0.1 * seen[0].var(0), rtol=1e-10)
+
+
 class Renormalized:
     """Algorithm 1 of Ioffe (2017) in numpy."""
 
@@ -238,6 +279,7 @@ class Debiased(Renormalized):
     def __init__(self, channels, r_max, d_max, alpha, eps):
         super().__init__(channels, r_max, d_max, alpha, eps)
         self.sum_mu, self.sum_sigma, self.weight = np.zeros(channels), np.zeros(channels), 0.0
+        self.moving_mean, self.moving_variance = np.zeros(channels), np.ones(channels)
 
     def step(self, h, gamma, beta):
         over = (0, *range(2, h.ndim))
@@ -249,10 +291,12 @@ class Debiased(Renormalized):
         self.sum_sigma += self.alpha * (sigma_B - self.sum_sigma)
         self.weight += self.alpha * (1 - self.weight)
         self.mu, self.sigma = self.sum_mu / self.weight, self.sum_sigma / self.weight
+        self.moving_mean += self.alpha * (self.mu - self.moving_mean)
+        self.moving_variance += self.alpha * (self.sigma**2 - self.eps - self.moving_variance)
         return found
 
 
-def renorm(channels=6, *, r_max=3.0, d_max=5.0, start=0, r_end=0, d_end=0, momentum=0.2, eps=1e-3, debias=False):
+def renorm(channels=6, *, r_max=3.0, d_max=5.0, start=0, r_end=0, d_end=0, momentum=0.2, eps=1e-3, **options):
     return with_affine(
         BatchRenorm(
             channels,
@@ -264,7 +308,7 @@ def renorm(channels=6, *, r_max=3.0, d_max=5.0, start=0, r_end=0, d_end=0, momen
             momentum=momentum,
             eps=eps,
             affine=True,
-            debias=debias,
+            **options,
         )
     )
 
@@ -286,6 +330,19 @@ def test_batch_renormalization_is_algorithm_1(shape, r_max, d_max, reference):
     ours.eval()
     mu, sigma, g, b = (by_channel(v, len(shape)) for v in (truth.mu, truth.sigma, gamma, beta))
     close(ours(h), g * (h.numpy() - mu) / sigma + b, 10)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tensorflow_infers_by_an_average_of_the_debiased_averages(shape):
+    ours = renorm(r_max=np.inf, d_max=np.inf, debias=True, second_average=True)
+    truth = Debiased(6, np.inf, np.inf, 0.2, 1e-3)
+    gamma, beta = np.linspace(0.5, 2, 6), np.linspace(-1, 1, 6)
+    for step in range(5):
+        h = 2**step * activations(shape, seed=step)
+        expected, _, _ = truth.step(h.numpy(), gamma, beta)
+        close(ours(h), expected, 10)
+    m, v, g, b = (by_channel(u, len(shape)) for u in (truth.moving_mean, truth.moving_variance, gamma, beta))
+    close(ours.eval()(h), g * (h.numpy() - m) / np.sqrt(v + 1e-3) + b, 10)
 
 
 def test_debiased_renormalization_starts_as_batch_normalization():

@@ -29,12 +29,14 @@ PUBLISHED = {
     "resnet50": (IMAGENET, 1000, 25_557_032),
     "wrn-28-10": (CIFAR, 10, 36_479_194),  # 36.5 M
     "inception": (CIFAR, 10, 259_338),  # 260 650 with the superfluous biases before its normalizations
+    # torchvision's, without its first layers and its dense layer, and with 5 x 5 weights where that has 3 x 3
+    "googlenet": (CIFAR, 100, 6_624_904 - 124_736 - 1_025_000 + 16 * 23_808 + (192 * 27 + 384) + 102_500),
     "densenet": (CIFAR, 10, 239_146 - 32),  # without the superfluous bias of its first convolution
     "densenet-bc-100-12": (CIFAR, 10, 769_162),  # 0.77 M
     "vit-s16": (IMAGENET, 1000, 22_050_664),
     "vit-b16": (IMAGENET, 1000, 86_567_656),
     "nerf": ((3,), 4, 60 * 256 + 256 + 6 * (256 * 256 + 256) + 316 * 256 + 256 + 256 * 4 + 4),
-    "nerf-rays": ((11,), 3, 595_844),  # of one network in the published code
+    "nerf-rays": ((11,), 3, 2 * 595_844),  # of one network in the published code
     "occupancy-mlp": ((3,), 2, 36 * 256 + 256 + 7 * (256 * 256 + 256) + 256 * 2 + 2),
     "dgcnn": (CLOUD, 40, 1_809_576),  # 1.81 M
     # in each of 4 blocks 12 d² weights, 9 d biases and two normalizations; embeddings, output, the last normalization
@@ -227,9 +229,12 @@ def test_the_smallest_images_fit(name):
         ("nerf-rays", {}, r"this network needs rays of shape \(11,\): origin"),
         (
             "nerf-rays",
-            {"input_shape": (11,), "samples": 1},
-            "samples be 2 at least and jitter 1 at most, got .* 1 and 1",
+            {"input_shape": (11,), "samples": (2, 4)},
+            r"samples must be the points of the coarse network, 3 at least, and how many more .* got \[2, 4\]",
         ),
+        ("nerf-rays", {"input_shape": (11,), "samples": (4, 4, 4)}, r"if there is one, got \[4, 4, 4\]"),
+        ("nerf-rays", {"input_shape": (11,), "jitter": 2.0}, "jitter be 1 at most, got .* and 2"),
+        ("googlenet", {"input_shape": (3, 32, 32), "blocks": (3,)}, r"up to 2, 5 and 2 in the three stages, got \[3\]"),
         ("nerf-rays", {"input_shape": (11,), "norm": "batch"}, "unknown norm 'batch': choose from layer, rms, none"),
         ("dgcnn", {}, r"this network needs point clouds \(points, d\) of at least k = 20 points"),
         ("dgcnn", {"input_shape": (19, 3)}, r"at least k = 20 points, not inputs of shape \(19, 3\)"),

@@ -213,7 +213,7 @@ def test_cells_are_the_medians_of_the_exported_probes(folder: Path, runs: list[S
             low, high = quantile_of(own, quantity, 0.5)
             assert (pictures["vanilla"].lower[place, column], pictures["vanilla"].upper[place, column]) == (low, high)
             shown = high if quantity == "lambda_min" else low
-            expected = shown if quantity in ("rank", "negative") else np.log10(shown) if shown > 0 else np.nan
+            expected = shown if quantity in ("rank", "negative") else np.log10(abs(shown)) if shown else np.nan
             assert colours[place, column] == pytest.approx(expected, rel=1e-12, nan_ok=True)
             hatched += low < high
     boxes = [a for a in figure.findobj() if a.get_gid() == "vanilla-unresolved"]
@@ -329,6 +329,24 @@ def test_an_unresolved_majority_is_a_bound_and_never_a_number(tmp_path: Path) ->
     assert found["vanilla-mlp in-unresolved"].get_marker() == "^"
     down = FIGURES["block-bands"].draw([run], quantity="lambda_min")
     assert {a.get_marker() for a in down.findobj() if a.get_gid() == "vanilla-mlp in-unresolved"} == {"v"}
+
+
+def test_a_negative_median_has_the_colour_of_its_size_and_a_minus(tmp_path: Path) -> None:
+    traces = {"h.0.ln_1": -20.0, "h.1.ln_1": 500.0, "lm_head": -0.3}
+    run = logged(tmp_path / "run", [row(layer, trace=trace) for layer, trace in traces.items()])
+    figure = FIGURES["blocks"].draw([run], quantity="trace")
+    found = {a.get_gid(): a for a in figure.findobj() if a.get_gid()}
+    # of order 10 each
+    np.testing.assert_allclose(found["vanilla-cells"].get_array().ravel(), np.log10([2.0, 50.0, 0.03]))
+    marks = [a for a in figure.findobj() if a.get_gid() == "vanilla-negative"]
+    edges = found["vanilla-cells"].get_coordinates()[:, 0, 1]
+    heights = sorted(y for mark in marks for y in mark.get_ydata())
+    np.testing.assert_allclose(heights, [edges[:2].mean(), edges[2:].mean()])
+    said = [text.get_text() for text in figure.findobj(Text)]
+    assert "negative: its absolute value" in said
+    rows = [row(layer, trace=abs(trace)) for layer, trace in traces.items()]
+    positive = FIGURES["blocks"].draw([logged(tmp_path / "other", rows)], quantity="trace")
+    assert "negative: its absolute value" not in [text.get_text() for text in positive.findobj(Text)]
 
 
 def test_zero_blocks_and_uncounted_negatives(tmp_path: Path) -> None:

@@ -275,6 +275,6 @@ def test_tables_of_sweeps_and_comparisons_fit_80_columns(awkward_runs: list[Stor
     settings = {"model.width": 128, "training.weight_decay": 0.0005}
     frame = sweep_frame([(run, settings, 1234.5) for run in awkward_runs])
     assert_nothing_is_broken(best_table(best_frame(frame, list(settings)), list(settings), "a sweep"))
-    compared = [Compared(run.method, 0.0003, True, run, 12.34, "") for run in awkward_runs[::2]]
-    refused = Compared("batchnorm", math.nan, False, None, math.nan, "every rate diverged")
+    compared = [Compared(run.method, 0.0003, True, (run,), 12.34, "") for run in awkward_runs[::2]]
+    refused = Compared("batchnorm", math.nan, False, (), math.nan, "every rate diverged")
     assert_nothing_is_broken(comparison_table(comparison_frame([*compared, refused]), "a comparison"))

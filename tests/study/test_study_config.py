@@ -145,8 +145,8 @@ def test_a_study_file_is_read(written):
         ("iterations = 3", "iterations = 3\nmomentum = 1.0", ["training.momentum", "less than 1"]),
         (
             "iterations = 3",
-            "iterations = 3\nloss = 'mse'",
-            ["line 14", "training.loss", "class labels", "cross_entropy"],
+            "iterations = 3\nloss = 'hinge'",
+            ["line 14", "training.loss", "cross_entropy"],
         ),
         ("vanilla = 0.1", "vanila = 0.1", ["learning_rates.0.rate", "vanila", "vanilla"]),
         ("vanilla = 0.1", "vanilla = -0.1", ["learning_rates.0.rate.vanilla", "greater than 0", "-0.1"]),

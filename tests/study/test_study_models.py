@@ -211,3 +211,48 @@ def test_a_network_that_diverges_is_recorded(tmp_path):
     with pytest.raises(hesscond.errors.DivergedError):
         run(plan, load_data(study.data))
     assert open_run(tmp_path / "run").status == "diverged"
+
+
+def test_a_study_of_nerfs_two_networks(tmp_path):
+    """The loss is the sum of both, the test loss and the ratio those of the fine network alone; both have κ."""
+    model = {"samples": [5, 4], "jitter": 1.0, "density_noise": 1.0}
+    probe = {"layers": ["coarse.colour", "fine.colour"], "every": 1, "train_every_epochs": 0}
+    path = written(tmp_path / "study", "nerf-rays", probe=probe, model=model)
+    plan, data = trained(path, tmp_path / "run")
+    stored = open_run(tmp_path / "run")
+    inputs, targets = first_batch(plan, data)
+    first = build_model(plan, data)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.seed)
+        both = first(inputs)
+    own = [(both[:, i] - targets).square().mean().item() for i in range(2)]
+    assert stored.table("training")["loss"].iloc[0] == pytest.approx(sum(own), rel=1e-5)
+    with torch.no_grad():
+        fine = (first.eval()(data.test_inputs) - data.test_targets).square().mean().item()
+    evaluation = stored.table("evaluation").iloc[0]
+    assert evaluation["test_loss"] == pytest.approx(fine, rel=1e-5)
+    assert evaluation["test_psnr"] == pytest.approx(-10 * np.log10(fine), rel=1e-5)
+    rows = stored.table("probe")
+    assert set(rows["layer"]) == {"coarse.colour", "fine.colour"}
+    assert (rows["rank"] > 0).all()
+
+
+def test_classes_by_squared_error(tmp_path):
+    """1 for the class and 0 for the others; the Hessian of an output unit is 2/(N c) ĤᵀĤ."""
+    path = written(
+        tmp_path / "study", "mlp", training={"loss": "mse"}, probe={"layers": ["fc3"], "units": [1], "every": 1}
+    )
+    plan, data = trained(path, tmp_path / "run")
+    stored = open_run(tmp_path / "run")
+    inputs, targets = first_batch(plan, data)
+    model, seen = build_model(plan, data), []
+    model.fc3.register_forward_pre_hook(lambda _, own: seen.append(own[0]))
+    wanted = np.zeros((6, 10))
+    wanted[np.arange(6), targets] = 1
+    outputs = model(inputs).detach().double().numpy()
+    first = stored.table("training").iloc[0]
+    assert first["loss"] == pytest.approx(((outputs - wanted) ** 2).mean(), rel=1e-5)
+    h = np.hstack([np.ones((6, 1)), seen[0].detach().double().numpy()])
+    own = stored.table("probe").query("data == 'batch'").iloc[0]
+    assert own["lambda_max"] == pytest.approx(np.linalg.eigvalsh(2 / 60 * h.T @ h)[-1], rel=1e-4)
+    assert stored.table("evaluation")["test_accuracy"].between(0, 1).all()

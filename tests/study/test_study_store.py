@@ -247,11 +247,31 @@ def test_a_damaged_log_is_an_error_of_ours_or_readable(finished):
     assert all(str(log) in sentence for sentence in sentences)
 
 
-@pytest.mark.parametrize("content", [b"", b"no database at all", bytes(4096)])
-def test_a_log_that_is_no_log(finished, content):
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ""),
+        (b"no database at all", "it is no SQLite database"),
+        (bytes(4096), ""),
+        (bytes(4097), "it is no SQLite"),
+    ],
+)
+def test_a_log_that_is_no_log(finished, content, words):
     (finished / "run.sqlite").write_bytes(content)
-    with pytest.raises(RunError, match=r"run\.sqlite cannot be read"):
+    with pytest.raises(RunError, match=rf"run\.sqlite cannot be read: .*{words}"):
         everything(finished)
+
+
+def test_a_log_that_was_cut_off_is_said_to_be(finished):
+    path = finished / "run.sqlite"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(RunError, match=r"run\.sqlite cannot be read: it was cut off"):
+        everything(finished)
+
+
+def test_a_folder_of_runs_is_not_free_and_said_to_be_one(finished):
+    with pytest.raises(ConfigError, match=rf"is a folder of runs \({finished.name}\): give another --out"):
+        check_free(finished.parent)
 
 
 @pytest.mark.parametrize(

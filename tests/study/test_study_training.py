@@ -14,7 +14,7 @@ from torch import nn
 
 import hesscond
 from hesscond.data import load
-from hesscond.errors import ConfigError, DivergedError
+from hesscond.errors import ConfigError, DivergedError, RunError
 from hesscond.methods import BNP
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 from hesscond.study import probing as probing_module
@@ -499,3 +499,26 @@ def test_a_taken_folder_is_refused_and_left_alone(tmp_path, digits):
     with pytest.raises(ConfigError, match="another run"):
         run(plan, digits)
     assert {path: path.read_bytes() for path in files_in(tmp_path / "run")} == before
+
+
+@pytest.mark.parametrize(
+    "probe", [{"layers": ["fc1"]}, {"layers": ["fc1"], "levels": ["layer"], "units": "all"}], ids=["captured", "whole"]
+)
+def test_behind_batch_statistics_the_training_set_is_not_measured_in_parts(tmp_path, digits, monkeypatch, probe):
+    """Each part would be normalized by itself: refused for a layer in front of them, measured behind them."""
+    spec = {"every": 0, "train_samples": 40, "train_every_epochs": 1}
+    monkeypatch.setattr(probing_module, "CHUNK", 20)
+    refused = plan_for(tmp_path / "refused", "batchnorm", iterations=1, probe=spec | probe)
+    with pytest.raises(RunError, match=r"behind layer 'fc1' .* take at most 20 of them, train_samples = 20, or set"):
+        run(refused, digits)
+    assert open_run(refused.folder).status == "failed"
+    assert open_run(refused.folder).table("probe").empty
+    run(
+        plan_for(tmp_path / "behind", "batchnorm", iterations=1, probe=spec | {"layers": ["fc3"], "units": [0]}), digits
+    )
+    monkeypatch.setattr(probing_module, "CHUNK", 40)
+    run(plan_for(tmp_path / "at once", "batchnorm", iterations=1, probe=spec | probe), digits)
+    for name, layer in (("behind", "fc3"), ("at once", "fc1")):
+        rows = open_run(tmp_path / name).table("probe")
+        assert set(rows["layer"]) == {layer}
+        assert set(rows["samples"]) == {40}

@@ -11,6 +11,7 @@ from hesscond.hessians import unit_hessian
 from hesscond.spectra import condition_number
 from hesscond.theorems import LayerNetwork, LayerStatement, Observation, observed_inputs, statement, statements
 from hesscond.theorems.bnp_identities import same_unit
+from hesscond.theorems.matrix_preconditioners import MuonSpectralDescent
 from hesscond.theorems.weight_conditioning import WeightConditioningTheorem2
 from tests.theorems.verdicts import kappa
 
@@ -189,6 +190,51 @@ def test_proposition_11_of_a_unit():
     assert hidden["S ≥ 0, active rows"].status == "holds"
     curved = outcomes("bnp-proposition-11", *regression(), "0")
     assert curved["S indefinite"].status in ("holds", "violated")
+
+
+def test_the_gradient_that_muon_turns():
+    seen = []
+
+    class Watched(MuonSpectralDescent):
+        def direction(self, G):
+            seen.append(G)
+            return super().direction(G)
+
+    model, loss_fn, (x, y) = regression()
+    found = outcomes(Watched(), model, loss_fn, (x, y), "0")
+    (gradient,) = torch.autograd.grad(loss_fn(model(x), y), [model[0].weight])
+    assert np.allclose(seen[0], gradient)
+    expected = {"unique", "only then"} & {name for name, o in found.items() if o.status == "not-applicable"}
+    assert expected == {"only then"}
+    for name in ("Proposition 5", "Shampoo", "Proposition 4"):
+        assert found[name].status == "holds"
+    nn.utils.parametrizations.weight_norm(model[0])
+    found = outcomes("muon-spectral-descent", model, loss_fn, (x, y), "0")
+    assert {outcome.status for outcome in found.values()} == {"not-applicable"}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_row_blocks_of_a_softmax_layer(bias):
+    generator = torch.Generator().manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3, bias=bias)).double()
+    x, labels = torch.randn(30, 4, generator=generator, dtype=torch.float64), torch.arange(30) % 3
+    problem = (model, nn.functional.cross_entropy, (x, labels))
+    found = outcomes("softmax-row-blocks", *problem, "2")
+    assert [found[name].status for name in ("sum", "at least", "at most")] == ["holds"] * 3
+    assert found["(3.6)"].status == "not-applicable"
+    H = layer_hessian(*problem, "2")
+    rows = np.arange(15).reshape(3, 5)
+    if bias:
+        rows = np.hstack([rows, 15 + np.arange(3)[:, None]])
+    squares = np.array([[(H[np.ix_(a, b)] ** 2).sum() for b in rows] for a in rows])
+    own = np.diagonal(squares)
+    shares = (squares.sum(1) - own) / own
+    assert found["at most"].used == pytest.approx(shares.max(), rel=1e-6)
+    assert found["at least"].used == pytest.approx(1 / (2 * shares.min()), rel=1e-6)
+    pairs = (squares - np.diag(own)).max(1) / own
+    assert found["any weights"].used == pytest.approx(pairs.max() ** 0.5 * 3 / 2, rel=1e-6)
+    for other in (outcomes("softmax-row-blocks", *problem, "0"), outcomes("softmax-row-blocks", *regression(), "2")):
+        assert {outcome.status for outcome in other.values()} == {"not-applicable"}
 
 
 def test_statements_that_do_not_speak_of_a_layer_say_why():

@@ -1,0 +1,323 @@
+"""Preconditioners under one instrument: ``python figures/preconditioners.py --out FOLDER [--seeds N] [-j JOBS]``.
+
+Every method on four small networks at its best of five rates: loss, time, κ of layers in plain and own coordinates at
+the start, half-way and at the end, λ_max of the network times half the rate, and the share of the gain that the best
+diagonal and the best Kronecker scaling would bring. Each network is one ``hesscond compare`` of a study that the folder
+keeps; what is there is not repeated, so that the command goes on where it was stopped. The main methods at one seed
+come first, then all of them, then further seeds; the tables (preconditioners.md) are written anew after each. ``--page
+docs/preconditioners.md`` puts those that are there into the page and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import tomli_w
+from scipy.stats import spearmanr
+
+from hesscond.errors import ConfigError
+from hesscond.methods import parse
+from hesscond.report.series import intervals, quantile
+from hesscond.study import load_study
+from hesscond.study.config import merged
+
+#: Between them are the tables of the page.
+BEGIN, END = "<!-- measured: figures/preconditioners.py -->", "<!-- end of what was measured -->"
+ITERATIONS = 200
+#: Before which steps is measured: the first of them when averages over ten steps are there.
+MOMENTS = {"start": 10, "half": 100, "end": 199}
+#: Of every network; products with the whole Hessian bound κ from below, and give λ_max.
+PROBE: dict[str, Any] = {
+    "levels": ["layer", "network"],
+    "units": [0],
+    "every": 0,
+    "train_every_epochs": 0,
+    "at": list(MOMENTS.values()),
+    "products": 60,
+    "optima": 350,
+    "precision": "float64",
+}
+#: The networks: a study and its scale, what is changed of it so that whole layers can be decomposed, and what of it is
+#: measured. Behind root mean square normalization no sums are zero, as they are behind layer normalization.
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cnn-digits": ("paper", {"probe": {"layers": ["conv1", "conv2", "fc1"], "train_samples": 64}}),
+    "vit-digits": (
+        "small",
+        {
+            "model": {"width": 16, "depth": 2, "heads": 2, "hidden": 32, "norm": "rms"},
+            "probe": {
+                "layers": ["patches", "block1.attention.v", "block1.fc1", "block2.attention.out", "fc"],
+                "train_samples": 16,
+            },
+        },
+    ),
+    "chargpt": (
+        "small",
+        {
+            "data": {"context": 16},
+            "model": {"width": 16, "depth": 2, "heads": 2, "norm": "rms:eps=1e-5"},
+            "probe": {
+                "layers": ["block1.attention.v", "block1.attention.out", "block2.attention.v", "fc"],
+                "train_samples": 4,
+            },
+        },
+    ),
+    "fc-cifar10": ("small", {"probe": {"layers": ["fc2", "fc3"], "train_samples": 32}}),
+}
+MAIN = ("vanilla", "bnp", "adam", "kfac", "shampoo", "soap", "muon", "gauss-newton")
+FURTHER = (
+    *(
+        "shampoo:power=half",
+        "ekfac",
+        "psgd",
+        "sophia",
+        "adahessian",
+        "whitening",
+        "equilibration",
+        "adagrad",
+        "rmsprop",
+        "adamw",
+    ),
+    *("batchnorm", "layernorm", "sphere", "weightnorm", "optimal-diagonal", "optimal-kronecker"),
+)
+#: Decompositions of 3,072 × 3,072 matrices take eight seconds: on CIFAR-10 they are made at most three times in a run,
+#: but for Shampoo, which needs them in its first steps.
+SELDOM = {name: f"{name}:update_every=100" for name in ("kfac", "ekfac", "soap", "whitening")}
+#: What takes too long, by network and method.
+IN_CHART = "left out: whole layers in its coordinates take 10,100 products and a decomposition of that order"
+LEFT_OUT = {
+    ("fc-cifar10", "psgd"): "left out: the norm of 3,072 × 3,072 matrices takes 11 s a step",
+    ("fc-cifar10", "sphere"): IN_CHART,
+    ("fc-cifar10", "weightnorm"): IN_CHART,
+}
+
+
+def of_network(network: str, methods: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The methods as they are run on a network, and the reasons why others are not."""
+    known, missing = [], {}
+    for name in methods:
+        text = SELDOM.get(name, name) if network == "fc-cifar10" else name
+        if (network, name) in LEFT_OUT:
+            missing[name] = LEFT_OUT[network, name]
+            continue
+        try:
+            parse(text)
+        except ConfigError:
+            missing[name] = "not in this version"
+        else:
+            known.append(text)
+    return known, missing
+
+
+def described(network: str) -> dict[str, Any]:
+    """The study that is compared on a network."""
+    scale, changes = NETWORKS[network]
+    study = load_study(network, scale).model_dump(mode="json", exclude_none=True)
+    kept = {key: study[key] for key in ("data", "model", "training")}
+    kept["training"] = {key: kept["training"][key] for key in ("batch_size", "loss")} | {"iterations": ITERATIONS}
+    own = merged(kept | {"probe": PROBE}, changes)
+    return {"name": network, "description": f"{study['description']}: for the comparison of preconditioners"} | own
+
+
+def measure(folder: Path, network: str, methods: Sequence[str], seeds: int, jobs: int) -> None:
+    """Run ``hesscond compare`` on one network.
+
+    Raises
+    ------
+    subprocess.CalledProcessError
+        It was refused, or stopped.
+    """
+    path = folder / f"{network}.toml"
+    path.write_text(tomli_w.dumps(described(network)), encoding="utf-8")
+    known, _ = of_network(network, methods)
+    command = [sys.executable, "-m", "hesscond", "compare", str(path), "--rates", "around"]
+    command += ["--iterations", str(ITERATIONS), "--seeds", ",".join(map(str, range(seeds)))]
+    command += ["-j", str(jobs), "--out", str(folder / network), *(part for name in known for part in ("-m", name))]
+    subprocess.run(command, check=True)
+
+
+def read(folder: Path, name: str) -> pd.DataFrame:
+    """A table of all networks that are there."""
+    paths = {network: folder / network / name for network in NETWORKS}
+    return pd.concat(
+        [pd.read_csv(path).assign(network=network) for network, path in paths.items() if path.exists()],
+        ignore_index=True,
+    )
+
+
+def shown(low: float, high: float) -> str:
+    """A median κ, or the bound that it is known to exceed."""
+    if math.isnan(low):
+        return "–"
+    return f"{low:.1e}" if low == high else f"≥ {low:.1e}"
+
+
+def median(cells: pd.DataFrame, name: str) -> tuple[float, float]:
+    """Between which the median of κ lies, over layers and seeds."""
+    return quantile(*intervals(cells.astype({"resolved": "boolean", "resolved_own": "boolean"}), name), 0.5)
+
+
+def gains(cells: pd.DataFrame, moment: int, level: str) -> str:
+    """κ in the plain and in the own coordinates at a moment."""
+    own = cells[(cells["iteration"] == moment) & (cells["level"] == level)]
+    return f"{shown(*median(own, 'kappa'))} → {shown(*median(own, 'kappa_own'))}" if len(own) else "–"
+
+
+def spread(row: dict[str, Any]) -> str:
+    """The median loss over the seeds, with its range."""
+    ends = f" ({row['loss_min']:.3f} … {row['loss_max']:.3f})" if row["seeds"] > 1 else ""
+    return f"{row['loss']:.3f}{ends}"
+
+
+def share(row: dict[str, Any], kind: str) -> str:
+    """The share of the possible gain, between its bounds."""
+    low, high = (row.get(f"share_{kind}_{end}", math.nan) for end in ("lower", "upper"))
+    if math.isnan(low):
+        return "not computed"
+    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} … {high:.2f}"
+
+
+def table(network: str, compared: pd.DataFrame, cells: pd.DataFrame) -> str:
+    """The table of one network."""
+    columns = ["rate", "loss", "time", *(f"κ layers, {name}" for name in MOMENTS), "κ network, end", "λη/2"]
+    columns += ["of diagonal", "of Kronecker"]
+    lines = ["| method | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    for row in compared[compared["network"] == network].to_dict("records"):
+        if isinstance(row["refusal"], str):
+            lines.append(f"| `{row['method']}` | {row['refusal']}" + " |" * len(columns))
+            continue
+        own = cells[(cells["network"] == network) & (cells["method"] == row["method"])]
+        sharp = own.loc[own["level"] == "network"].groupby("iteration")["sharpness"].median()
+        values = [
+            f"{row['learning_rate']:g}{'*' if row['at_edge'] else ''}",
+            spread(row),
+            f"{row['time']:.2f}",
+            *(gains(own, moment, "layer") for moment in MOMENTS.values()),
+            gains(own, MOMENTS["end"], "network"),
+            ", ".join(f"{value:.2g}" for value in sharp) or "–",
+            *(share(row, kind) for kind in ("diagonal", "kronecker")),
+        ]
+        lines.append(f"| `{row['method']}` | " + " | ".join(values) + " |")
+    lines += [
+        f"| `{name}` | {reason}" + " |" * len(columns)
+        for name, reason in of_network(network, MAIN + FURTHER)[1].items()
+    ]
+    return "\n".join(lines)
+
+
+def resolved(cells: pd.DataFrame) -> str:
+    """How many κ were resolved, and how many cells of methods × networks × moments have a median that is."""
+    layers = cells[cells["level"] == "layer"]
+    rows = ["| | κ | resolved | medians by method, network, moment | resolved |", "|---|---|---|---|---|"]
+    for name, words in (("kappa", "plain"), ("kappa_own", "own")):
+        low, high = intervals(layers.astype({"resolved": "boolean", "resolved_own": "boolean"}), name)
+        groups = [median(own, name) for _, own in layers.groupby(["network", "method", "iteration"])]
+        there = [pair for pair in groups if not math.isnan(pair[0])]
+        known = sum(a == b for a, b in there)
+        measured, counted = int((~np.isnan(low)).sum()), int(np.isfinite(high).sum())
+        rows.append(f"| {words} coordinates | {measured} | {counted} | {len(there)} | {known} |")
+    both = layers[layers["resolved"].astype("boolean") & layers["resolved_own"].astype("boolean")]
+    apart = int((both["rank"] != both["rank_own"]).sum())
+    rows.append(f"\nOf {len(both)} κ resolved in both coordinates {apart} count different ranks, and have no share.")
+    return "\n".join(rows)
+
+
+def rankings(compared: pd.DataFrame, cells: pd.DataFrame) -> str:
+    """Spearman's rank correlation over methods of the final loss with what was measured half-way."""
+    half = cells[cells["iteration"] == MOMENTS["half"]]
+    quantities = {
+        "κ own, layers": ("layer", "kappa_own"),
+        "κ(H), layers": ("layer", "kappa"),
+        "λη/2, network": ("network", "sharpness"),
+    }
+    lines = ["| network | " + " | ".join(quantities) + " |", "|---" * (1 + len(quantities)) + "|"]
+    for network in compared["network"].unique():
+        losses = compared[(compared["network"] == network) & compared["loss"].notna()].set_index("method")["loss"]
+        texts = []
+        for level, name in quantities.values():
+            own = half[(half["network"] == network) & (half["level"] == level)]
+            found = {}
+            for method, rows in own.groupby("method"):
+                low, high = (rows[name].median(),) * 2 if name == "sharpness" else median(rows, name)
+                if low == high:
+                    found[method] = low
+            texts.append(correlation(losses, pd.Series(found, dtype=float)))
+        lines.append(f"| {network} | " + " | ".join(texts) + " |")
+    return "\n".join(lines)
+
+
+def correlation(losses: pd.Series, values: pd.Series) -> str:
+    """Spearman's ρ with its 95 % interval over resampled methods."""
+    both = pd.concat([losses, values], axis=1, join="inner").dropna().to_numpy(dtype=float)
+    if len(both) < 5:
+        return f"{len(both)} methods: too few"
+    generator = np.random.default_rng(0)
+    samples = [both[generator.integers(len(both), size=len(both))] for _ in range(2000)]
+    found = [spearmanr(*sample.T).statistic for sample in samples if len(np.unique(sample[:, 1])) > 1]
+    low, high = np.nanquantile(found, [0.025, 0.975])
+    return f"{spearmanr(*both.T).statistic:.2f} ({low:.2f} … {high:.2f}; {len(both)} methods)"
+
+
+def coupling(cells: pd.DataFrame) -> str:
+    """λ_max of the network over the largest of the layers that were measured: 1 where no layer acts on another."""
+    columns = ["λ_max", "λ_max_own"]
+    lines = ["| network | plain coordinates | own coordinates |", "|---|---|---|"]
+    cells = cells.rename(columns={"lambda_max": columns[0], "lambda_max_own": columns[1]})
+    at = ["network", "method", "seed", "iteration"]
+    whole, parts = (
+        own.groupby(at)[columns].max() for own in (cells[cells["level"] == name] for name in ("network", "layer"))
+    )
+    for network, ratios in (whole / parts).groupby("network"):
+        texts = []
+        for column in columns:
+            low, middle, high = ratios[column].dropna().quantile([0.25, 0.5, 0.75])
+            texts.append(f"{middle:.3g} ({low:.3g} … {high:.3g})")
+        lines.append(f"| {network} | " + " | ".join(texts) + " |")
+    return "\n".join(lines)
+
+
+def tables(folder: Path) -> str:
+    """The tables of docs/preconditioners.md."""
+    compared, cells = read(folder, "comparison.csv"), read(folder, "cells.csv")
+    parts = [f"## {network}\n\n{table(network, compared, cells)}" for network in compared["network"].unique()]
+    parts += [f"## λ_max of the network over that of its layers\n\n{coupling(cells)}"]
+    parts += [f"## Resolved\n\n{resolved(cells)}", f"## Rank correlation with the loss\n\n{rankings(compared, cells)}"]
+    return "\n\n".join(parts) + "\n"
+
+
+def fill(page: Path, measured: str) -> None:
+    """Put the tables into the page, between the two comments that say where."""
+    text = page.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{measured}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+def main() -> None:
+    """Measure, and write the tables after each network."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("-j", "--jobs", type=int, default=2)
+    parser.add_argument("--page", type=Path)
+    arguments = parser.parse_args()
+    if arguments.page is not None:
+        fill(arguments.page, tables(arguments.out))
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    passes = [(MAIN, 1), *((MAIN + FURTHER, seeds) for seeds in range(1, arguments.seeds + 1))]
+    for methods, seeds in passes:
+        for network in NETWORKS:
+            measure(arguments.out, network, methods, seeds, arguments.jobs)
+            (arguments.out / "preconditioners.md").write_text(tables(arguments.out), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

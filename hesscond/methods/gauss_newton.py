@@ -1,0 +1,435 @@
+"""The exact Gauss–Newton matrix of every layer on the mini-batch of the step, known by its rows and never formed.
+
+Sources: Schraudolph, *Fast Curvature Matrix-Vector Products for Second-Order Gradient Descent*, Neural Computation 14
+(2002); as a preconditioner layer by layer, Abreu et al., ICLR 2026.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from hesscond.capture import Layer
+from hesscond.capture.statistics import triangular
+from hesscond.errors import ConfigError
+from hesscond.hessians import DensePreconditioner, LinearCoordinates, Preconditioner
+from hesscond.hessians.coordinates import Together
+from hesscond.methods.base import not_shown
+from hesscond.methods.inputs import LayerMethod, WholeState
+from hesscond.methods.learned import refuse_unless
+from hesscond.methods.optimizers.reading import power
+from hesscond.methods.output_curvature import OutputWatch, reaches, root
+from hesscond.methods.registry import register
+
+#: Bytes of rows, or of products with them, that are formed at a time.
+CHUNK = 2**26
+
+
+# -- the rows of F, with FᵀF the Gauss–Newton matrix -------------------------------------------------------------------
+
+
+class Rows(ABC):
+    """F (r, m n̂), each row a matrix (m, n̂) of [b, W]."""
+
+    #: (r, m, n̂)
+    shape: tuple[int, int, int]
+
+    @abstractmethod
+    def images(self, X: torch.Tensor) -> torch.Tensor:
+        """F x (v, r) for each of the rows of X (v, m n̂)."""
+
+    @abstractmethod
+    def combined(self, C: torch.Tensor) -> torch.Tensor:
+        """Fᵀc (v, m n̂) for each of the rows of C (v, r)."""
+
+    @abstractmethod
+    def of_unit(self, unit: int) -> torch.Tensor:
+        """(r, n̂) the columns of F of one unit's parameters."""
+
+    @abstractmethod
+    def gram(self) -> torch.Tensor:
+        """F Fᵀ (r, r)."""
+
+    @property
+    def units(self) -> int:
+        return self.shape[1]
+
+
+class Formed(Rows):
+    """F as a matrix (r, m n̂) of m units."""
+
+    def __init__(self, F: torch.Tensor, units: int) -> None:
+        self.F, self.shape = F, (len(F), units, F.shape[1] // units)
+
+    def images(self, X: torch.Tensor) -> torch.Tensor:
+        return X @ self.F.T
+
+    def combined(self, C: torch.Tensor) -> torch.Tensor:
+        return C @ self.F
+
+    def of_unit(self, unit: int) -> torch.Tensor:
+        n = self.shape[2]
+        return self.F[:, unit * n : (unit + 1) * n]
+
+    def gram(self) -> torch.Tensor:
+        return self.F @ self.F.T
+
+
+class Products(Rows):
+    """Row (k, j) is Σ_t δ_kjt ⊗ ĥ_jt over the positions t of sample j.
+
+    Parameters
+    ----------
+    deltas : (K, N, T, m)
+    H : (N, T, n̂)
+    """
+
+    def __init__(self, deltas: torch.Tensor, H: torch.Tensor) -> None:
+        self.deltas, self.H = deltas, H
+        self.shape = (deltas.shape[0] * deltas.shape[1], deltas.shape[3], H.shape[2])
+
+    def images(self, X: torch.Tensor) -> torch.Tensor:
+        step = max(1, CHUNK // (8 * self.deltas[0].numel()))
+        found = []
+        for part in X.unflatten(1, self.shape[1:]).split(step):
+            moved = torch.einsum("jti,vmi->jtmv", self.H, part)
+            found.append(torch.einsum("kjtm,jtmv->vkj", self.deltas, moved).flatten(1))
+        return torch.cat(found)
+
+    def combined(self, C: torch.Tensor) -> torch.Tensor:
+        K, N = self.deltas.shape[:2]
+        step = max(1, CHUNK // (8 * self.deltas[0].numel()))
+        found = []
+        for part in C.view(-1, K, N).split(step):
+            summed = torch.einsum("vkj,kjtm->vmjt", part, self.deltas)
+            found.append((summed.flatten(2) @ self.H.flatten(0, 1)).flatten(1))
+        return torch.cat(found)
+
+    def of_unit(self, unit: int) -> torch.Tensor:
+        return torch.einsum("kjt,jti->kji", self.deltas[..., unit], self.H).flatten(0, 1)
+
+    def gram(self) -> torch.Tensor:
+        if self.H.shape[1] == 1:
+            # (δ ⊗ ĥ)ᵀ(δ' ⊗ ĥ') = δᵀδ' · ĥᵀĥ'
+            K, (delta, h) = len(self.deltas), (self.deltas.flatten(0, 2), self.H[:, 0])
+            return (delta @ delta.T) * (h @ h.T).repeat(K, K)
+        # formed again and again: all of them may not fit into memory
+        return torch.cat([torch.cat([a.flatten(1) @ b.flatten(1).T for b in self.parts()], 1) for a in self.parts()])
+
+    def parts(self) -> Iterator[torch.Tensor]:
+        """The rows formed, (·, m, n̂), as many at a time as memory allows."""
+        K, N = self.deltas.shape[:2]
+        step = max(1, CHUNK // (8 * self.shape[1] * self.shape[2]))
+        for k in range(K):
+            for start in range(0, N, step):
+                own = slice(start, start + step)
+                yield torch.einsum("jtm,jti->jmi", self.deltas[k, own], self.H[own])
+
+
+def joined(parts: list[Products]) -> Rows:
+    """The rows of several losses together; triangular if there are more than parameters."""
+    r, (_, units, width) = sum(part.shape[0] for part in parts), parts[0].shape
+    if len(parts) == 1 and r <= units * width:
+        return parts[0]
+    F = parts[0].H.new_zeros(0, units * width)
+    for part in parts:
+        for rows in part.parts():
+            F = torch.cat([F, rows.flatten(1)])
+            F = triangular(F[None])[0] if len(F) > 2 * units * width else F
+    return Formed(triangular(F[None])[0], units)
+
+
+# -- the layers and their methods --------------------------------------------------------------------------------------
+
+
+@dataclass
+class CurvedState(WholeState):
+    """A layer, and the rows of its Gauss–Newton matrix.
+
+    Attributes
+    ----------
+    of_call
+        Which loss each call belongs to.
+    """
+
+    of_call: list[int] = field(default_factory=list)
+
+    def products(self) -> list[Products]:
+        """The rows of each loss that was shown since the last step."""
+        found = []
+        for loss in dict.fromkeys(self.of_call):
+            calls = [k for k, own in enumerate(self.of_call) if own == loss]
+            deltas = [torch.stack([self.by_position(g) for g in self.gradients[k]]) for k in calls]
+            H = [self.extended(self.inputs[k], deltas[0].shape[1]) for k in calls]
+            found.append(Products(torch.cat(deltas, 2), torch.cat(H, 1)))
+        return found
+
+
+Curved = TypeVar("Curved", bound=CurvedState)
+
+
+class CurvedMethod(LayerMethod[Curved]):
+    """A `LayerMethod` with the Gauss–Newton matrix of each layer at hand: Σ_j J_jᵀ S_j J_j.
+
+    J_j is the Jacobian of sample j's outputs in [b, W], and S_j = Σ_k b_k b_kᵀ the second derivative of the loss in
+    them, so that the rows are J_jᵀ b_k: as many backward passes as a sample has outputs with curvature.
+    """
+
+    def __init__(self, model: nn.Module, layers: tuple[str, ...] | None) -> None:
+        super().__init__(model, layers)
+        self.output = OutputWatch(self.name, model)
+        self._handles.append(self.output.handle)
+        self._losses = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step needs the matrices."""
+        return True
+
+    def observe(self, loss: torch.Tensor) -> None:
+        """Carry the roots of the curvature back, if the matrices are needed.
+
+        Raises
+        ------
+        ConfigError
+            The loss does not come from the output of the latest pass, couples samples, or is not convex in the outputs;
+            so does the network, as batch normalization makes it.
+        """
+        if not self.due:
+            return
+        z, S = self.output.curvature(loss, whole=True)
+        B = root(S, self.name)
+        # of the first sample alone: nothing may come back to the others
+        alone = torch.zeros_like(B[:1])
+        alone[:, 0] = 1.0
+        self.output.back(z, torch.cat([B, alone]), self.layers.values())
+        self._losses += 1
+        for name, state in self.layers.items():
+            new = state.gradients[len(state.of_call) :]
+            # nothing came back to a call that belongs to another loss
+            state.of_call += [self._losses if own else 0 for own in new]
+            for last in [own.pop() for own in new if own]:
+                if len(last) != len(B[0]) or reaches(last[1:]):
+                    raise ConfigError(
+                        f"{self.name}: the samples of a mini-batch do not pass layer {name!r} one by one (batch "
+                        "normalization in training mode couples them), and its rows cannot be told apart"
+                    )
+
+    def update(self, states: list[Curved]) -> None:
+        """Take over what came back."""
+        for state in states:
+            gradient = state.module.weight.grad
+            assert gradient is not None
+            if self.due and not all(state.gradients):
+                raise not_shown(self.name)
+            if self.due and bool(torch.isfinite(gradient).all()):
+                self.take(state)
+            state.of_call.clear()
+
+    @abstractmethod
+    def take(self, state: Curved) -> None:
+        """Make M of a layer anew."""
+
+
+# -- the method --------------------------------------------------------------------------------------------------------
+
+
+class Resolvent:
+    """(FᵀF + γI)^−1 and its root, by K = FFᵀ.
+
+    These are γ^−1 (I − Fᵀ(K + γI)^−1 F) and γ^−½ (I − FᵀWF), where W = f(K), f(λ) = 1/(λ + γ + √(γ(λ + γ))).
+
+    Raises
+    ------
+    ConfigError
+        γ is below the rounding of K.
+    """
+
+    def __init__(self, rows: Rows, damping: float) -> None:
+        self.rows, self.damping = rows, damping
+        self._K = rows.gram()
+        L, info = torch.linalg.cholesky_ex(self._K + damping * torch.eye(len(self._K)).to(self._K))
+        if int(info):
+            raise ConfigError(
+                f"damping {damping:g} is below the rounding of the Gauss–Newton matrix: choose a larger one"
+            )
+        self.inverse = torch.cholesky_inverse(L)
+
+    @cached_property
+    def W(self) -> torch.Tensor:
+        """W (r, r)."""
+        values, U = torch.linalg.eigh(self._K)
+        shifted = values.clamp_min(0) + self.damping
+        return (U / (shifted + (self.damping * shifted).sqrt())) @ U.T
+
+    def applied(self, G: torch.Tensor) -> torch.Tensor:
+        """M g for G (m, n̂), in its precision."""
+        g = G.reshape(1, -1).to(torch.float64)
+        moved = (g - self.rows.combined(self.rows.images(g) @ self.inverse)) / self.damping
+        return moved.view_as(G).to(G.dtype)
+
+    def block(self, unit: int) -> torch.Tensor:
+        """M_ii (n̂, n̂), the block of one unit."""
+        F = self.rows.of_unit(unit)
+        return (torch.eye(F.shape[1]).to(F) - F.T @ self.inverse @ F) / self.damping
+
+
+@dataclass(frozen=True)
+class ResolventRoot(Preconditioner):
+    """P = M^½ of all parameters of a layer."""
+
+    of: Resolvent
+    name: str
+    cancels = True
+
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (v, m n̂) times P."""
+        own = self.of.rows
+        return (rows - own.combined(own.images(rows) @ self.of.W)) / self.of.damping**0.5
+
+    def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
+        """P times ``vectors`` (m n̂, v): it is symmetric."""
+        return self.right_multiply(vectors.to(torch.float64).T).T
+
+
+class GaussNewtonRoot(Together):
+    """P = (G + γI)^−½ of a layer; of a unit the root of its own block of M."""
+
+    cancels = True
+
+    def __init__(self, resolvent: Resolvent, name: str) -> None:
+        self.of, self.name, self.whole = resolvent, name, ResolventRoot(resolvent, name)
+
+    def of_unit(self, unit: int) -> DensePreconditioner:
+        """P_i with P_i P_iᵀ = M_ii: what moves the unit if it moves alone."""
+        return DensePreconditioner(power(self.of.block(unit), 0.5), self.name)
+
+    def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
+        """A bound of ``rows`` (v, m n̂) times |P|: |(FᵀWF)_ab| ≤ d_a d_b with d² the diagonal of FᵀWF."""
+        F = self.of.rows
+        parts = (F.of_unit(unit) for unit in range(F.units))
+        d = torch.cat([(part * (self.of.W @ part)).sum(0) for part in parts]).clamp_min(0).sqrt().to(rows)
+        return (rows + (rows @ d)[:, None] * d) / self.of.damping**0.5
+
+    def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
+        """‖diag(d) P‖² = Σ d_a² M_aa."""
+        blocks = torch.cat([self.of.block(unit).diagonal() for unit in range(self.of.rows.units)])
+        return float(scales.square() @ blocks.to(scales))
+
+
+@dataclass
+class GaussNewtonState(CurvedState):
+    """A layer, and M of its last step.
+
+    Attributes
+    ----------
+    resolvent
+        None: there was none yet.
+    """
+
+    resolvent: Resolvent | None = None
+
+    def moved(self, gradient: torch.Tensor) -> torch.Tensor:
+        """M times the gradient of [b, W]; as it is where it is not finite."""
+        return gradient if self.resolvent is None else self.resolvent.applied(gradient)
+
+
+@register
+class GaussNewton(CurvedMethod[GaussNewtonState]):
+    """Gauss–Newton, layer by layer: M = (G + γI)^−1 for [b, W] of every layer, G = Σ_j J_jᵀ S_j J_j of the mini-batch.
+
+    J_j is the Jacobian of the outputs of sample j in the layer's parameters, S_j the second derivative of the loss in
+    these outputs. G is exact, with no factorization and no average over steps, and is not formed: with
+    S_j = Σ_k b_k b_kᵀ it is FᵀF for the rows J_jᵀ b_k = δ ⊗ ĥ (over several positions: Σ_t δ_t ⊗ ĥ_t), and
+
+        M = γ^−1 (I − Fᵀ(FFᵀ + γI)^−1 F).
+
+    A step takes one backward pass for every output with curvature, and a decomposition of FFᵀ, whose order is the
+    smaller of samples times outputs and of the layer's parameters. A loop of one's own calls ``method.observe(loss)``
+    before the backward pass. At the unit level the block of M of a unit's own parameters counts. In the coordinates of
+    the data, ``probe(method="gauss-newton")``, M is that of a step on them.
+
+    Source: Schraudolph, Neural Computation 14 (2002), for G; Abreu et al., ICLR 2026, for its use layer by layer.
+
+    Parameters
+    ----------
+    model
+        Any with dense or ungrouped convolutional layers whose output is a tensor, samples first, and in which samples
+        do not influence one another; parameters outside of these layers step along their gradients.
+    damping
+        γ.
+    widest
+        The largest order of FFᵀ; above it a mini-batch is refused, since each step takes time of the order's cube.
+    layers
+        The layers to precondition; None: all.
+
+    Raises
+    ------
+    ConfigError
+        An option out of its range; no such layer, a grouped or transposed convolution.
+    """
+
+    name = "gauss-newton"
+    summary = "the inverse of every layer's exact Gauss–Newton matrix on the mini-batch"
+    source = "Schraudolph, Neural Computation 14 (2002); Abreu et al., ICLR 2026"
+    rate = 0.1
+    of_first_step = True
+    kept = ()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        damping: float = 1e-2,
+        widest: int = 4096,
+        layers: tuple[str, ...] | None = None,
+    ) -> None:
+        refuse_unless(0 < damping < math.inf and widest >= 1, self.name, "damping > 0 and widest ≥ 1", damping, widest)
+        self.damping, self.widest = damping, widest
+        super().__init__(model, layers)
+
+    def state_of(self, layer: Layer) -> GaussNewtonState:
+        """Nothing seen."""
+        return GaussNewtonState(layer)
+
+    def take(self, state: GaussNewtonState) -> None:
+        """M of this mini-batch.
+
+        Raises
+        ------
+        ConfigError
+            It has too many samples times outputs for its layers.
+        """
+        parts = state.products()
+        r, order = sum(part.shape[0] for part in parts), state.geometry.units * state.geometry.n_params
+        if min(r, order) > self.widest:
+            raise ConfigError(
+                f"{self.name}: samples times outputs are {r}, more than widest={self.widest}, and each step takes time "
+                "of order n³: take smaller mini-batches, or set the option widest"
+            )
+        state.resolvent = Resolvent(joined(parts), self.damping)
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a step since the method was made; a state that is loaded brings none."""
+        return any(state.resolvent is not None for state in self.layers.values())
+
+    def preconditioner(self, layer: str) -> LinearCoordinates | None:
+        """P as the last step used it; None: the layer is not preconditioned, or was not yet.
+
+        Raises
+        ------
+        ConfigError
+            No such layer.
+        """
+        state = self.find(layer)
+        if state is None or state.resolvent is None:
+            return None
+        return GaussNewtonRoot(state.resolvent, f"{self.name}, M^1/2")

@@ -1,0 +1,164 @@
+"""The second derivatives of the loss in the network's outputs: what Gauss–Newton and Fisher matrices are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from hesscond.errors import ConfigError
+from hesscond.methods.inputs import LayerState
+
+#: Which losses have targets that can be drawn from the model.
+Likelihood = Literal["softmax", "gaussian"]
+
+#: The curvature of a saturated softmax has so many units of round-off in it.
+SATURATED = 64
+
+
+class OutputWatch:
+    """The output of a network in its latest training pass, and how the loss bends in it.
+
+    Parameters
+    ----------
+    method
+        For whom, in errors.
+    model
+        A forward hook is put on it.
+    """
+
+    def __init__(self, method: str, model: nn.Module) -> None:
+        self.method, self.model = method, model
+        self._output: Any = None
+        self.handle = model.register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, args: Any, output: Any) -> None:
+        # a probe calls the model with other tensors in place of its parameters: not this training
+        own = next(module.parameters(), None)
+        if isinstance(own, nn.Parameter) and torch.is_grad_enabled():
+            self._output = output
+
+    def curvature(self, loss: torch.Tensor, *, whole: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output z, and ∂²loss/∂z² as a block (C, C) for each of B parts of z, in its precision.
+
+        Parameters
+        ----------
+        loss
+            Of this output, with its graph, which is kept.
+        whole
+            Whether a part is all of a sample's output; else its last axis, as the classes of one token.
+
+        Raises
+        ------
+        ConfigError
+            The loss is not one of this output, which must be a tensor; it couples the parts.
+        """
+        z, self._output = self._output, None
+        if not isinstance(z, torch.Tensor):
+            what = "no training pass of the model was seen" if z is None else f"its output is a {type(z).__name__}"
+            raise ConfigError(f"{self.method} needs the model's output as a tensor, and {what}")
+        first = torch.autograd.grad(loss, z, create_graph=True, allow_unused=True)[0] if z.requires_grad else None
+        if first is None:
+            raise ConfigError(f"{self.method}: the loss does not depend on the output of the model's latest pass")
+        g = first.reshape(-1, 1) if z.ndim < 2 else first.flatten(1) if whole else first.flatten(0, -2)
+        if not g.requires_grad:
+            return z, z.new_zeros(*g.shape, g.shape[1])
+
+        def product(v: torch.Tensor) -> torch.Tensor:
+            (found,) = torch.autograd.grad(g, z, v, retain_graph=True, materialize_grads=True)
+            return found.reshape(g.shape)
+
+        columns = torch.eye(g.shape[1], dtype=g.dtype, device=g.device)
+        S = torch.stack([product(column.expand_as(g)) for column in columns], 2)
+        # half of the parts alone: nothing may reach the others
+        some = torch.zeros_like(g)
+        some[torch.randperm(len(g), generator=torch.Generator().manual_seed(0))[: len(g) // 2].to(g.device)] = 1.0
+        if reaches(product(some)[some[:, 0] == 0]):
+            raise ConfigError(f"{self.method} is not defined for a loss in which the samples are coupled")
+        return z, S
+
+    def back(self, z: torch.Tensor, V: torch.Tensor, states: Iterable[LayerState]) -> None:
+        """Carry V (r, B, C), gradients of r numbers in the output z, back through the network: ``states`` keep them."""
+        chosen = [state for state in states if state.module.weight.requires_grad]
+        weights = [state.module.weight for state in chosen]
+        for number, v in enumerate(V, 1):
+            for state in chosen:
+                state.wanted = number
+            torch.autograd.grad(z, weights, v.reshape(z.shape).to(z), retain_graph=True, allow_unused=True)
+        for state in chosen:
+            state.wanted = 0
+
+
+def reaches(gradients: torch.Tensor) -> bool:
+    """Whether there are gradients that are neither zero nor those of a run that diverges."""
+    return bool(((gradients != 0) & gradients.isfinite()).any())
+
+
+def root(S: torch.Tensor, method: str) -> torch.Tensor:
+    """b_1 … b_r (r, B, C) with Σ b bᵀ = S for each block of S (B, C, C), r ≥ 1; zeros if S is not finite.
+
+    Raises
+    ------
+    ConfigError
+        S is indefinite.
+    """
+    eps = torch.finfo(S.dtype).eps
+    S = S.to(torch.float64)
+    S = S.where(torch.isfinite(S).all(), 0.0)
+    values, Q = torch.linalg.eigh((S + S.mT) / 2)
+    if bool((values < -max(eps**0.5 * float(values.abs().amax()), SATURATED * eps)).any()):
+        raise ConfigError(f"{method}: the loss is not convex in the outputs, and its curvature in them indefinite")
+    # what is below is the rounding of zero
+    kept = max(int((values > 16 * S.shape[1] * eps * values[:, -1:]).sum(1).max()), 1)
+    return (Q * values.clamp_min(0).sqrt()[:, None])[..., S.shape[1] - kept :].permute(2, 0, 1)
+
+
+def likelihood(z: torch.Tensor, S: torch.Tensor, method: str) -> Likelihood:
+    """What the loss of output z is the negative logarithm of, seen from S (B, C, C): w (diag p − ppᵀ), or wI.
+
+    Raises
+    ------
+    ConfigError
+        It is neither softmax cross-entropy nor a squared error.
+    """
+    S, noise = S.to(torch.float64), torch.finfo(S.dtype).eps ** 0.5
+    p = z.detach().reshape(S.shape[:2]).to(torch.float64).softmax(1)
+    shapes: dict[Likelihood, torch.Tensor] = {
+        "softmax": p.diag_embed() - p[:, :, None] * p[:, None, :],
+        "gaussian": torch.eye(S.shape[1]).to(S).expand_as(S),
+    }
+    for kind, shape in shapes.items():
+        if (S - weights(S, shape)[:, None, None] * shape).norm() <= noise * S.norm():
+            return kind
+    raise ConfigError(
+        f"{method}: targets=model draws targets for softmax cross-entropy and squared errors, and this loss is "
+        "neither: take targets=data"
+    )
+
+
+def weights(S: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
+    """W (B,) ≥ 0 with tr S = w tr of each block of ``shape``."""
+    own, total = (A.diagonal(dim1=1, dim2=2).sum(1) for A in (S, shape))
+    return (own / total.where(total > 0, 1.0)).clamp_min(0)
+
+
+def drawn(z: torch.Tensor, S: torch.Tensor, kind: Likelihood, generator: torch.Generator) -> torch.Tensor:
+    """Gradients (B, C) in the output z of random targets that the model itself gives, with the covariance S.
+
+    For softmax cross-entropy these are √w (p − e_y) with y ~ p, for a squared error √w ε with Gaussian ε.
+    """
+    S = S.to(torch.float64)
+    p = z.detach().reshape(S.shape[:2]).to(torch.float64).softmax(1)
+    if not bool(torch.isfinite(S).all() and torch.isfinite(p).all()):
+        return torch.zeros_like(p)  # a run that diverges says so by its loss
+    if kind == "gaussian":
+        shape = torch.eye(S.shape[1]).to(S).expand_as(S)
+        found = torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p)
+    else:
+        shape = p.diag_embed() - p[:, :, None] * p[:, None, :]
+        # not on the device: the draws are the same everywhere
+        y = torch.multinomial(p.cpu(), 1, generator=generator).to(p.device)
+        found = p.scatter_add(1, y, -torch.ones_like(p[:, :1]))
+    return weights(S, shape).sqrt()[:, None] * found

@@ -1,0 +1,688 @@
+"""What blocks, depth, width and classes say of κ: of quadratic functions, Gauss–Newton matrices and Hessians."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import hessian, jacrev
+
+from hesscond.scaling import optimal_diagonal_scaling
+from hesscond.spectra import condition_number
+from hesscond.theorems import exact
+from hesscond.theorems.base import (
+    ALLOWED,
+    Claim,
+    Counterexample,
+    LayerStatement,
+    Observation,
+    Outcome,
+    Statement,
+    decided,
+    discrepancy,
+    equal,
+    register,
+)
+from hesscond.theorems.matrices import CLEAR, integer_matrices, kappa, random_matrix, random_size
+from hesscond.theorems.matrix_preconditioners import interval
+from hesscond.theorems.networks import ROUND_OFF, cross_entropy, hessian_kappa
+from hesscond.theorems.rates import not_applicable
+from hesscond.theorems.weight_conditioning import FORMED, PRODUCTS, fractions, sees_common_change, whole
+
+#: Draws of a start, and the standard errors that a share of them may be off.
+DRAWS, ERRORS = 2000, 7.0
+#: What inequalities that are attained allow for round-off.
+SLACK = 1 + 1e-9
+
+
+def random_orthogonal(rng: np.random.Generator, size: int) -> np.ndarray:
+    """A random orthogonal matrix."""
+    found: np.ndarray = np.linalg.qr(rng.standard_normal((size, size)))[0]
+    return found
+
+
+@register
+class AdamDiagonal(Statement):
+    """Adam's preconditioner on a quadratic function: min(d, κ) if its Hessian is diagonal, no help if it is dense."""
+
+    id = "adam-diagonal"
+    title = "Adam's preconditioner on quadratic functions"
+    source = "Das, Agarwal, Sanghavi, Dhillon, 2024, abstract, as we read it"
+    text = (
+        "For quadratic functions of d variables with a diagonal Hessian, what stands for κ in the number of steps of "
+        "Adam without momentum is O(min(d, κ)); for a sufficiently dense Hessian Adam can be worse than gradient "
+        "descent. The abstract was at hand. As we read it, with our own proofs, Adam is gradient descent with M = "
+        "diag(1/(|g_i| + ε)), g = Hx the first gradient. For ε = 0 and a diagonal H, M^½HM^½ is diag(1/|x_i|): κ is "
+        "max|x_i|/min|x_i|, whatever H is. From a Gaussian start it is at most b = (2d/δ) √(2/π) √(2 ln(2d/δ)) with "
+        "probability 1 − δ, for P(|x_i| < t) ≤ t√(2/π) and P(|x_i| > s) ≤ exp(−s²/2). For ε → ∞ it is κ(H). It can be "
+        "more than κ(H) for ε = 0. And no diagonal M helps where H has eigenvectors y, z of λ_max and λ_min with "
+        "|y_i| = |z_i|: yᵀM⁻¹y = zᵀM⁻¹z, so κ(M^½HM^½) ≥ κ(H). Such H there are for every even d and every κ."
+    )
+    hypotheses = ("H is diagonal (first, second and fourth claim)", "x is Gaussian and isotropic (second claim)")
+    claims = (
+        Claim("start", "κ(M^½HM^½) = max|x_i|/min|x_i|, M = diag(1/|g_i|)", True, published=False),
+        Claim("min(d, κ)", "min over ε of κ(M^½HM^½) ≤ min(b, κ(H)) with probability 1 − δ", True),
+        Claim("dense", "κ(M^½HM^½) ≥ κ(H) for all diagonal M if |y_i| = |z_i|", True),
+        Claim("never worse", "κ(M^½HM^½) ≤ κ(H), ε = 0", False, published=False),
+    )
+    trials = 100
+    elsewhere = "speaks of quadratic functions"
+
+    def preconditioner(self, g: np.ndarray) -> np.ndarray:
+        """The diagonal of M."""
+        return 1 / np.abs(g)
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """A diagonal Hessian of up to eight decades, and a dense one."""
+        d, decades = random_size(rng, 60), rng.choice([0.2, 4.0])
+        h, x = 10.0 ** rng.uniform(-decades, decades, d), rng.standard_normal(d)
+        values = h * self.preconditioner(h * x)
+        found, before = values.max() / values.min(), h.max() / h.min()
+        return [
+            equal(found, np.abs(x).max() / np.abs(x).min()),
+            self.from_gaussian(rng, h),
+            self.dense(rng),
+            decided(found / before / SLACK, found / before * SLACK),
+        ]
+
+    def from_gaussian(self, rng: np.random.Generator, h: np.ndarray) -> Outcome:
+        """The share of starts for which the better of ε = 0 and ε → ∞ is above the bound, over δ."""
+        d, delta = len(h), float(rng.uniform(0.02, 0.5))
+        bound = 2 * d / delta * (2 / np.pi) ** 0.5 * (2 * np.log(2 * d / delta)) ** 0.5
+        allowed = min(bound, float(h.max() / h.min())) * SLACK
+        scaled = h * self.preconditioner(h * rng.standard_normal((DRAWS, d)))
+        found = np.minimum(scaled.max(1) / scaled.min(1), h.max() / h.min())
+        share = float((found > allowed).mean())
+        return decided(share, share, delta + ERRORS * (delta / DRAWS) ** 0.5)
+
+    def dense(self, rng: np.random.Generator) -> Outcome:
+        """Signs for y and z, all other eigenvalues between theirs, and the gradient of a random point."""
+        d, most = 2 * int(rng.integers(1, 15)), 10.0 ** rng.uniform(0.1, 4)
+        y = rng.choice([-1.0, 1.0], d)
+        signs = np.stack([y, y * rng.permutation(np.repeat([-1.0, 1.0], d // 2))])
+        V = np.linalg.qr(np.vstack([signs, rng.standard_normal((d - 2, d))]).T)[0]
+        values = np.concatenate([[most, 1.0], most ** rng.uniform(0, 1, d - 2)])
+        F = values[:, None] ** 0.5 * V.T
+        M = self.preconditioner(F.T @ (F @ rng.standard_normal(d)))
+        found = kappa(F) / kappa(F * M**0.5)
+        return decided(found[0] ** 2, found[1] ** 2, SLACK)
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """H = I."""
+        x = sorted(int(i) for i in np.random.default_rng(seed).choice(np.arange(1, 10), 2, replace=False))
+        text = f"κ(M^½HM^½) = {x[1]}/{x[0]}, κ(H) = 1 for H = I: x"
+        yield Counterexample("never worse", [x], text, x[1] / x[0])
+
+
+@register
+class AdamBlocks(Statement):
+    """Adam's first gradient as a preconditioner on a block diagonal quadratic, against gradient descent."""
+
+    id = "adam-blocks"
+    title = "Adam on block diagonal quadratic functions"
+    source = (
+        "Zhang et al., NeurIPS 2024, as Theorem 3.2 of Zhang, On the Principles Behind Neural Network Optimizers, 2026"
+    )
+    text = (
+        "On ½θᵀHθ − hᵀθ, H positive definite with blocks H_l, Adam with β₁ = 0, β₂ = 1 and v₀ from the first gradient "
+        "g has ℓ_(k+1) − ℓ* ≤ (1 − 1/(r max κ_l))(ℓ_k − ℓ*), r a constant of the start. True with our r = max C_l/min "
+        "c_l, c_l and C_l the least and the largest |g_i| of block l over λ_max(H_l), and the step size min c_l: D = "
+        "diag(1/|g|) has D^½HD^½ ≤ 1/min c_l and ≥ min 1/(C_l κ_l), so κ(D^½HD^½) ≤ r max κ_l. For gradient descent "
+        "there are H and a start with ℓ_(k+1) − ℓ* ≥ (1 − 2/(κ + 1))²(ℓ_k − ℓ*) for every step size and k: true for H "
+        "with components along both ends of which λ_max's has the share 1/(κ + 1) of the loss. The first ratio is "
+        "then at least that, with equality at the best step size, and ratios of a sum of geometric sequences do not "
+        "fall. r cannot be left out."
+    )
+    hypotheses = ("H is positive definite", "no entry of the first gradient is zero")
+    claims = (
+        Claim("Adam", "ℓ_(k+1) − ℓ* ≤ (1 − 1/(r max κ_l))(ℓ_k − ℓ*)", True),
+        Claim("κ of D^½HD^½", "κ(D^½HD^½) ≤ r max κ_l", True, published=False),
+        Claim("gradient descent", "ℓ_(k+1) − ℓ* ≥ (1 − 2/(κ + 1))²(ℓ_k − ℓ*), some H and start, every η", True),
+        Claim("r = 1", "ℓ_1 − ℓ* ≤ (1 − 1/max κ_l)(ℓ_0 − ℓ*) at the best step size", False, published=False),
+    )
+    trials = 100
+    elsewhere = "speaks of quadratic functions"
+
+    def constant(self, least: Sequence[float], most: Sequence[float]) -> float:
+        """The constant r from c_l and C_l."""
+        return max(most) / min(least)
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """Two to five blocks of very different scales."""
+        factors = []
+        for size in rng.integers(1, 6, int(rng.integers(2, 6))):
+            spread = 10.0 ** rng.uniform(0, rng.choice([0.05, 1.5]), size)
+            factors.append(10.0 ** rng.uniform(-2, 2) * spread[:, None] * random_orthogonal(rng, size))
+        least, most, worst, g = [], [], 1.0, []
+        theta = [rng.standard_normal(len(F)) for F in factors]
+        for F, own in zip(factors, theta, strict=True):
+            sigma = np.linalg.svd(F, compute_uv=False)
+            g.append(F.T @ (F @ own))
+            least.append(float(np.abs(g[-1]).min() / sigma[0] ** 2))
+            most.append(float(np.abs(g[-1]).max() / sigma[0] ** 2))
+            worst = max(worst, float((sigma[0] / sigma[-1]) ** 2))
+        F, D = np.zeros([sum(map(len, factors))] * 2), 1 / np.abs(np.concatenate(g))
+        start = 0
+        for own in factors:
+            F[start : start + len(own), start : start + len(own)] = own
+            start += len(own)
+        bound = self.constant(least, most) * worst
+        found = kappa(F * D**0.5)
+        return [
+            self.descent(F, D, np.concatenate(theta), min(least), 1 - 1 / bound),
+            decided(found.lower**2, found.upper**2, bound * SLACK),
+            self.gradient_descent(rng),
+            self.first_step(F, D, np.concatenate(theta), worst),
+        ]
+
+    def descent(self, F: np.ndarray, D: np.ndarray, theta: np.ndarray, eta: float, allowed: float) -> Outcome:
+        """The largest ratio of ‖Fθ‖² in some steps."""
+        losses = []
+        for _ in range(20):
+            losses.append(float(np.linalg.norm(F @ theta) ** 2))
+            theta = theta - eta * D * (F.T @ (F @ theta))
+        ratios = [after / before for before, after in pairwise(losses)]
+        # a gradient is off by round-off of the largest block, which losses that small do not show
+        if min(losses) < 1e-14 * losses[0]:
+            return Outcome("unresolved", reason="round-off is reached")
+        return decided(max(ratios), max(ratios), allowed * SLACK)
+
+    def gradient_descent(self, rng: np.random.Generator) -> Outcome:
+        """λ_max and λ_min, any step size, some steps."""
+        most, steps = 10.0 ** rng.uniform(0, 6), int(rng.integers(1, 30))
+        values, shares = np.array([most, 1.0]), np.array([1.0, most]) / (1 + most)
+        eta = float(rng.choice([1.0, 10.0 ** rng.uniform(-3, 0.5)])) * 2 / (most + 1)
+        factors = (1 - eta * values) ** 2
+        losses = [float(shares @ factors**k) for k in (steps - 1, steps)]
+        bound = (1 - 2 / (most + 1)) ** 2
+        if losses[0] == 0 or losses[1] < np.finfo(float).tiny:
+            return Outcome("not-applicable", reason="the loss is zero")
+        return decided(bound * losses[0] / losses[1], bound * losses[0] / losses[1], SLACK)
+
+    def first_step(self, F: np.ndarray, D: np.ndarray, theta: np.ndarray, worst: float) -> Outcome:
+        """What the loss falls by at the best step size, against 1/max κ_l."""
+        g = F.T @ (F @ theta)
+        step = D * g
+        fall = float((g @ step) ** 2 / (np.linalg.norm(F @ step) ** 2 * np.linalg.norm(F @ theta) ** 2))
+        return decided(1 / (worst * fall) / SLACK, SLACK / (worst * fall))
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """H = I, two blocks with one variable: κ_l = 1."""
+        rng = np.random.default_rng(seed)
+        x, y = int(rng.integers(1, 4)), int(rng.integers(5, 10))
+        fall = Fraction((x + y) ** 2, 2 * (x * x + y * y))
+        text = f"the loss falls by {fall} of it at most, not by all of it, for H = I with κ_l = 1: θ"
+        yield Counterexample("r = 1", [[x, y]], text, float(1 / fall))
+
+
+@register
+class LayerwiseGaussNewton(Statement):
+    """The layerwise Gauss–Newton method is the best block diagonal preconditioner up to the number of layers."""
+
+    id = "layerwise-gauss-newton"
+    title = "layerwise Gauss–Newton is nearly the best layerwise preconditioner"
+    source = "our own, after Abreu et al., ICLR 2026"
+    text = (
+        "That preconditioning with the blocks of single layers does nearly as well as with the whole Gauss–Newton "
+        "matrix is what Abreu et al. measure, with no bound (a summary was at hand). Our own, after the known bounds "
+        "for block Jacobi methods: with G = FᵀF positive definite, L blocks, D its block diagonal, κ(D^−½GD^−½) ≤ L ·"
+        " min over block diagonal B of κ(B^−½GB^−½): G ≤ L D, and κ(B^−½GB^−½) ≥ 1/λ_min(D^−½GD^−½), for B^−½GB^−½ "
+        "has a block whose λ_max is that of B⁻¹D, and xᵀGx/xᵀBx ≤ λ_min λ_max(B⁻¹D) at the bottom eigenvector. For "
+        "two layers D is the best of all: D^−½GD^−½ has eigenvectors (u, w) and (u, −w) of 1 ± ρ, ρ the cosine of the"
+        " least angle between what the two layers can do to the outputs, and no B tells them apart. For three it is "
+        "not. Against the whole matrix, for which κ = 1, there is no bound: ρ may be anything."
+    )
+    hypotheses = ("G is positive definite",)
+    claims = (
+        Claim("within L", "κ(D^−½GD^−½) ≤ L · min over block diagonal B of κ(B^−½GB^−½)", True),
+        Claim("two layers", "κ(D^−½GD^−½) = (1 + ρ)/(1 − ρ) ≤ κ(B^−½GB^−½) for all B", True),
+        Claim("three layers", "κ(D^−½GD^−½) ≤ κ(B^−½GB^−½) for all B", False, published=False),
+        Claim("nearly the whole", "κ(D^−½GD^−½) ≤ L", False, published=False),
+    )
+    trials = 80
+    elsewhere = "speaks of several layers together"
+
+    def orthonormal(self, F: np.ndarray) -> np.ndarray:
+        """F_l D_l^−½ up to a rotation of the layer's parameters."""
+        found: np.ndarray = np.linalg.qr(F)[0]
+        return found
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """Layers with up to six parameters each, of two, and of three and more."""
+        two, more = (self.layers(rng, count) for count in (2, int(rng.integers(3, 6))))
+        Q = [np.hstack([self.orthonormal(F) for F in layers]) for layers in (two, more)]
+        own, other = kappa(Q[1]), kappa(Q[0])
+        # the least κ of all is 1/λ_min at least, with D from orthonormal columns
+        sigma = np.linalg.svd(np.hstack([np.linalg.qr(F)[0] for F in more]), compute_uv=False)
+        error = ALLOWED * sigma[0] / sigma[-1]
+        factor = (own.lower**2 * sigma[-1] ** 2 * (1 - error), own.upper**2 * sigma[-1] ** 2 * (1 + error))
+        better = optimal_diagonal_scaling(Q[1], side="column").column
+        rho = float(np.linalg.norm(self.orthonormal(two[0]).T @ self.orthonormal(two[1]), 2))
+        return [
+            decided(*factor, len(more)),
+            self.best_of_two(rng, Q[0], two, (1 + rho) / (1 - rho)),
+            decided(*(bound**2 for bound in own / kappa(Q[1] * better))),
+            decided(other.lower**2, other.upper**2, 2.0),
+        ]
+
+    def layers(self, rng: np.random.Generator, count: int) -> list[np.ndarray]:
+        """Derivatives of the outputs in the parameters of each layer."""
+        sizes = rng.integers(1, 7, count)
+        F = random_matrix(rng, int(sizes.sum() + rng.integers(1, 10)), int(sizes.sum()))
+        # what reaches several layers makes them alike
+        F += 10.0 ** rng.uniform(-1, 1) * rng.standard_normal((len(F), 1)) @ rng.standard_normal((1, F.shape[1]))
+        return np.split(F, np.cumsum(sizes)[:-1], axis=1)
+
+    def best_of_two(
+        self, rng: np.random.Generator, Q: np.ndarray, layers: list[np.ndarray], expected: float
+    ) -> Outcome:
+        """κ is (1 + ρ)/(1 − ρ), and that with random blocks is no smaller."""
+        own = kappa(Q)
+        off = equal(np.array(own.upper**2), np.array(expected), allowed=ALLOWED * expected**2)
+        if off.status != "holds":
+            return off
+        changes = [
+            np.eye(F.shape[1]) + 10.0 ** rng.uniform(-2, 1) * rng.standard_normal([F.shape[1]] * 2) for F in layers
+        ]
+        parts = np.split(Q, [layers[0].shape[1]], axis=1)
+        found = own / kappa(np.hstack([part @ change for part, change in zip(parts, changes, strict=True)]))
+        return decided(found[0] ** 2, found[1] ** 2, SLACK)
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """Layers with one parameter each: integer F with columns scaled by roots of integers."""
+        for F in integer_matrices(seed, 3, 3):
+            weights = whole(1 / optimal_diagonal_scaling(F.astype(float), side="column").column)
+            G, diagonal = exact.gram(F.tolist()), [Fraction(int(square)) for square in (F**2).sum(0)]
+            low, high = exact.kappa_squared(G, metric=diagonal)[0], exact.kappa_squared(G, metric=fractions(weights))[1]
+            if low > Fraction(CLEAR) * high:
+                bounds = f"κ(D^−½GD^−½) ≥ {float(low):.6f} > {float(high):.6f} ≥ κ(B^−½GB^−½)"
+                text = f"{bounds}, B = diag{tuple(weights.tolist())}"
+                yield Counterexample("three layers", F.tolist(), text, float(low / high))
+                break
+        k = int(np.random.default_rng(seed).integers(3, 9))
+        # ρ = 2k(k + 1)/(k² + (k + 1)²), and 1 ∓ ρ are 1 and (2k + 1)² over the same
+        text = f"κ(D^−½GD^−½) = {(2 * k + 1) ** 2} for two layers with one parameter each: F"
+        yield Counterexample("nearly the whole", [[k + 1, k], [k, k + 1]], text, (2 * k + 1) ** 2 / 2)
+
+
+@dataclass(frozen=True)
+class LinearLayers:
+    """W_L … W_1 x with the mean square loss, identities already added where layers are skipped.
+
+    Attributes
+    ----------
+    weights
+        (n_l, n_(l−1)) each.
+    inputs : (N, n_0)
+    """
+
+    weights: tuple[np.ndarray, ...]
+    inputs: np.ndarray
+
+    def products(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """W_L … W_(l+1) and W_(l−1) … W_1 for every layer."""
+        found = []
+        for layer in range(len(self.weights)):
+            above, below = np.eye(len(self.weights[-1])), np.eye(self.inputs.shape[1])
+            for W in self.weights[layer + 1 :][::-1]:
+                above = above @ W
+            for W in self.weights[:layer]:
+                below = W @ below
+            found.append((above, below))
+        return found
+
+    def jacobian(self) -> np.ndarray:
+        """J/√N (outputs N, parameters) by automatic differentiation."""
+        x = torch.from_numpy(self.inputs)
+
+        def output(*weights: Tensor) -> Tensor:
+            h = x
+            for W in weights:
+                h = h @ W.T
+            return h.T.flatten()
+
+        weights = tuple(torch.from_numpy(W) for W in self.weights)
+        parts = jacrev(output, argnums=tuple(range(len(weights))))(*weights)
+        return np.hstack([part.flatten(1).numpy() for part in parts]) / len(x) ** 0.5
+
+
+def smallest(A: np.ndarray) -> float:
+    """The smallest of as many singular values as A has rows."""
+    sigma = np.linalg.svd(A, compute_uv=False)
+    return float(sigma[len(A) - 1]) if len(sigma) >= len(A) else 0.0
+
+
+@register
+class GaussNewtonLinear(Statement):
+    """κ of the Gauss–Newton matrix of a deep linear network is bounded by κ of the data and of products of weights."""
+
+    id = "gauss-newton-linear"
+    title = "κ of the Gauss–Newton matrix of deep linear and residual networks"
+    source = "Zhao, Singh, Lucchi, NeurIPS 2024, abstract, as we read it"
+    text = (
+        "The paper bounds κ of the Gauss–Newton matrix of deep linear networks, with and without skip connections, by "
+        "κ(Σ), Σ = E[xxᵀ], and by the singular values of products of weights, a convex combination of their κ; its "
+        "abstract and a summary were at hand, so what follows is our reading, with our proof. Its nonzero eigenvalues "
+        "are those of (I ⊗ Σ^½) Γ (I ⊗ Σ^½), Γ = Σ_l A_lA_lᵀ ⊗ B_lᵀB_l, A_l = W_L … W_(l+1), B_l = W_(l−1) … W_1: it "
+        "is JᵀJ/N with J_l = A_l ⊗ (B_l x)ᵀ. With Weyl's inequalities κ ≤ κ(Σ) Σ σ²_max(A_l) σ²_max(B_l) / Σ "
+        "σ²_min(A_l) σ²_min(B_l), which is Σ γ_l κ²(A_l) κ²(B_l) with γ_l the shares of the denominator, and at most "
+        "the largest of these terms. With skip connections the same for W_l + βI. With one hidden layer and Σ = I "
+        "both sides are equal. All true. That skip connections lower κ is a matter of the weights, and false in "
+        "general."
+    )
+    hypotheses = (
+        "Σ and Γ are positive definite",
+        "one hidden layer, Σ = I (third claim)",
+        "hidden layers are square (last)",
+    )
+    claims = (
+        Claim("spectrum", "nonzero λ(JᵀJ/N) = λ((I ⊗ Σ^½) Γ (I ⊗ Σ^½))", True, published=False),
+        Claim("bound", "κ ≤ κ(Σ) Σ σ²_max(A_l) σ²_max(B_l) / Σ σ²_min(A_l) σ²_min(B_l)", True),
+        Claim("attained", "equality for one hidden layer, Σ = I", True),
+        Claim("skip connections", "κ with W_l + I is at most κ with W_l", False, published=False),
+    )
+    trials = 100
+    elsewhere = "speaks of linear networks"
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """Up to four layers, some with skip connections; one hidden layer on white data; square layers."""
+        sizes = rng.integers(1, 6, int(rng.integers(2, 6))).tolist()
+        network = self.drawn(rng, sizes, float(rng.choice([0.0, 1.0, 10.0 ** rng.uniform(-1, 1)])))
+        white = self.drawn(rng, rng.integers(1, 6, 3).tolist(), 0.0, white=True)
+        square = self.drawn(rng, [int(rng.integers(2, 5))] * 3, 0.0)
+        skipping = LinearLayers(tuple(W + np.eye(len(W)) for W in square.weights), square.inputs)
+        J, k = network.jacobian(), sizes[-1]
+        root = np.linalg.cholesky(network.inputs.T @ network.inputs / len(network.inputs))
+        # eigenvalues of RᵀBᵀB R with any root R of Σ
+        factor = np.vstack([np.kron(above.T, below @ root) for above, below in network.products()])
+        sigma = np.linalg.svd(J, compute_uv=False)
+        values = np.concatenate([sigma, np.zeros(max(0, k * sizes[0] - len(sigma)))]) ** 2
+        spectrum = equal(np.sort(np.linalg.svd(factor, compute_uv=False) ** 2), np.sort(values)[-min(factor.shape) :])
+        ratio = [self.kappa(one) for one in (skipping, square)]
+        return [
+            spectrum,
+            self.bounded(network),
+            self.attained(white),
+            decided(ratio[0][0] / ratio[1][1], ratio[0][1] / ratio[1][0]),
+        ]
+
+    def drawn(
+        self, rng: np.random.Generator, sizes: Sequence[int], beta: float, *, white: bool = False
+    ) -> LinearLayers:
+        """Weights of one scale or graded, skip connections around square layers; inputs of full rank, graded too."""
+        spread = rng.choice([0.0, 1.0])
+        weights = [
+            rng.standard_normal((m, n)) * 10.0 ** rng.uniform(-spread, spread, n) / n**0.5 for n, m in pairwise(sizes)
+        ]
+        N = sizes[0] + int(rng.integers(0, 10))
+        X = rng.standard_normal((N, sizes[0])) * 10.0 ** rng.uniform(-1, 1, sizes[0])
+        if white:
+            X = N**0.5 * np.linalg.qr(X)[0]
+        return LinearLayers(tuple(W + beta * np.eye(len(W)) if W.shape[0] == W.shape[1] else W for W in weights), X)
+
+    def kappa(self, network: LinearLayers) -> tuple[float, float]:
+        """Bounds of κ⁺ from J, whose rank is at most that of Γ."""
+        J = network.jacobian()
+        rank = len(network.weights[-1]) * network.inputs.shape[1]
+        return interval(condition_number(factor=J, rank_bound=rank, error=ROUND_OFF * float(np.linalg.norm(J))))
+
+    def ends(self, network: LinearLayers) -> tuple[float, float]:
+        """Σ σ²_max σ²_max and Σ σ²_min σ²_min."""
+        most = [np.linalg.norm(above, 2) * np.linalg.norm(below, 2) for above, below in network.products()]
+        least = [smallest(above) * smallest(below.T) for above, below in network.products()]
+        return float(np.square(most).sum()), float(np.square(least).sum())
+
+    def bounded(self, network: LinearLayers) -> Outcome:
+        """κ over the bound."""
+        most, least = self.ends(network)
+        if least <= 1e-8 * most:
+            return Outcome("not-applicable", reason="Γ is not certainly positive definite")
+        bound = kappa(network.inputs).lower ** 2 * most / least
+        return decided(*self.kappa(network), bound * SLACK)
+
+    def attained(self, network: LinearLayers) -> Outcome:
+        """κ against the bound."""
+        most, least = self.ends(network)
+        if least <= 1e-8 * most:
+            return Outcome("not-applicable", reason="Γ is not certainly positive definite")
+        low, high = self.kappa(network)
+        return equal(np.array([low, high]), np.array([most / least] * 2), allowed=10 * ALLOWED * most / least)
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """W_1 = W_2 = diag(k, −k), Σ = I: Γ is W²⊗I + I⊗W²."""
+        k = int(np.random.default_rng(seed).integers(2, 9))
+        G = [[Fraction(0)] * 4 for _ in range(4)]
+        squares = [(k + 1) ** 2, (k - 1) ** 2]
+        for i in range(4):
+            G[i][i] = Fraction(squares[i // 2] + squares[i % 2])
+        low = exact.kappa_squared(G)[0]
+        text = f"κ ≥ {float(low):.6f} with skip connections, 1 without, Σ = I: W_1 = W_2"
+        yield Counterexample("skip connections", [[k, 0], [0, -k]], text, float(low))
+
+
+Unit = Callable[[Tensor, Tensor], Tensor]
+#: What hidden units compute of their pre-activation.
+UNITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "softplus": torch.nn.functional.softplus,
+    "linear": torch.clone,
+}
+
+
+@register
+class WidthCopies(Statement):
+    """Under μP the sharpness does not change with width if every unit is split into equal ones; κ may."""
+
+    id = "width-copies"
+    title = "sharpness under μP does not depend on the width"
+    source = "our own, after Noci et al., NeurIPS 2024"
+    text = (
+        "Under μP the largest eigenvalue of the Hessian is measured to be nearly the same at every width, along "
+        "training. The abstract was at hand, and it has no bound; our own exact version is for widths that compute "
+        "the same function: f = (1/n) Σ v_i σ(w_iᵀx), a unit (v_i, w_i) split into m equal ones, and n∇²L, for the "
+        "rate grows with n. n JJᵀ is then the same, so the Gauss–Newton matrix has the same λ_max, λ_min⁺ and κ. n∇²L "
+        "has the eigenvalues of width n on what is the same for all copies, and on what sums to zero over them those "
+        "of R_i = E[r ∇²(v_i σ(w_iᵀx))], r the loss's slope, m − 1 times each. λ_max is therefore the same, for R_i "
+        "is at most a diagonal block of n∇²L, but R_i may have smaller eigenvalues than n∇²L: λ_min⁺ and κ do not "
+        "share it. From two copies on nothing changes. Without 1/n and n, and v_i/m, λ_max does change."
+    )
+    hypotheses = ("one hidden layer, σ is twice differentiable",)
+    claims = (
+        Claim("Gauss–Newton", "n JJᵀ is the same for m copies", True),
+        Claim("spectrum", "λ(n∇²L) with m copies = λ(n∇²L) and (m − 1) times all λ(R_i)", True),
+        Claim("sharpness", "λ_max(n∇²L) is the same for m copies", True),
+        Claim("κ", "κ(n∇²L) is no larger for m copies", False, published=False),
+        Claim("standard", "λ_max(JᵀJ) is the same for f = Σ v_i σ(w_iᵀx), copies with v_i/m", False, published=False),
+    )
+    trials = 60
+    elsewhere = "speaks of networks of different widths"
+
+    def scale(self, units: int) -> float:
+        """What the sum over units is divided by."""
+        return float(units)
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """One to three units, one or two inputs, two or three copies."""
+        n, d, m, N = (int(rng.integers(*ends)) for ends in ((1, 4), (1, 3), (2, 4), (2, 6)))
+        sigma = UNITS[str(rng.choice(list(UNITS)))]
+        theta, x = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((n, 1 + d), (N, d)))
+        y = self.output(theta, x, sigma) + torch.from_numpy(10.0 ** rng.uniform(-3, 0) * rng.standard_normal(N))
+        copies = theta.repeat(m, 1)
+        J, H = zip(*(self.derivatives(own, x, y, sigma) for own in (theta, copies)), strict=True)
+        r = self.output(theta, x, sigma) - y
+
+        def residual(own: Tensor) -> Tensor:
+            return (r * own[0] * sigma(x @ own[1:])).mean()
+
+        parts = [torch.linalg.eigvalsh(hessian(residual)(own)) for own in theta]
+        values = [torch.linalg.eigvalsh((own + own.T) / 2) for own in H]
+        expected = torch.cat([values[0], *parts * (m - 1)]).sort().values
+        size, before, after = float(values[1].abs().max()), hessian_kappa(H[0]), hessian_kappa(H[1])
+        ends = [interval(found) for found in (after, before)]
+        standard = [self.standard(own, x, sigma) for own in (theta, torch.cat([copies[:, :1] / m, copies[:, 1:]], 1))]
+        return [
+            equal((J[1] @ J[1].T).numpy(), (J[0] @ J[0].T).numpy()),
+            equal(values[1].numpy(), expected.numpy(), size * len(H[1])),
+            equal(values[1][-1:].numpy(), values[0][-1:].numpy(), size * len(H[1])),
+            decided(ends[0][0] / ends[1][1], ends[0][1] / ends[1][0], SLACK),
+            equal(np.array(standard[1]), np.array(standard[0])),
+        ]
+
+    def output(self, theta: Tensor, x: Tensor, sigma: Callable[[Tensor], Tensor]) -> Tensor:
+        """The outputs (N,) of units (n, 1 + d)."""
+        return sigma(x @ theta[:, 1:].T) @ theta[:, 0] / self.scale(len(theta))
+
+    def derivatives(
+        self, theta: Tensor, x: Tensor, y: Tensor, sigma: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """√(n/N) J (N, parameters) and n∇²L, L = ½ E(f − y)²."""
+
+        def loss(flat: Tensor) -> Tensor:
+            return (self.output(flat.view_as(theta), x, sigma) - y).square().mean() / 2
+
+        J = jacrev(lambda flat: self.output(flat.view_as(theta), x, sigma))(theta.flatten())
+        return J * (len(theta) / len(x)) ** 0.5, len(theta) * hessian(loss)(theta.flatten())
+
+    def standard(self, theta: Tensor, x: Tensor, sigma: Callable[[Tensor], Tensor]) -> float:
+        """‖J‖₂² of Σ v_i σ(w_iᵀx)."""
+        J = jacrev(lambda flat: sigma(x @ flat.view_as(theta)[:, 1:].T) @ flat.view_as(theta)[:, 0])(theta.flatten())
+        return float(torch.linalg.matrix_norm(J, 2)) ** 2
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """One unit v(wx + w²x²) with two integer samples, and two copies of it; one linear unit."""
+        rng = np.random.default_rng(seed)
+        while True:
+            v, w = rng.integers(1, 6, 2).tolist()
+            x, r = rng.choice([-3, -2, -1, 1, 2, 3], 2, replace=False).tolist(), rng.choice([-1, 1], 2).tolist()
+            slopes = [[w * a + (w * a) ** 2, v * (a + 2 * w * a * a)] for a in x]
+            G = exact.gram(slopes)
+            mixed = sum(s * (a + 2 * w * a * a) for s, a in zip(r, x, strict=True))
+            R = [[0, mixed], [mixed, sum(s * 2 * v * a * a for s, a in zip(r, x, strict=True))]]
+            one = [[G[i][j] + R[i][j] for j in range(2)] for i in range(2)]
+            # n∇²L of two copies: half of the Gauss–Newton matrix everywhere, R on the diagonal
+            two = [
+                [G[i % 2][j % 2] / 2 + (R[i % 2][j % 2] if i // 2 == j // 2 else 0) for j in range(4)] for i in range(4)
+            ]
+            if exact.below(one, Fraction(0)) or mixed == 0:
+                continue
+            low, high = exact.kappa_absolute(two)[0], exact.kappa_absolute(one)[1]
+            if low > 2 * high:
+                bounds = f"κ ≥ {float(low):.6f} for two copies, ≤ {float(high):.6f} for one"
+                text = f"{bounds}: [v, w], x, f − y of v(wx + (wx)²)"
+                yield Counterexample("κ", [[v, w], x, r], text, float(low / high))
+                break
+        v, w = (int(i) for i in rng.choice(np.arange(1, 9), 2, replace=False))
+        after, before = Fraction(2 * w * w) + Fraction(v * v, 2), Fraction(w * w + v * v)
+        text = f"λ_max is {after} for two copies, {before} for one: [v, w] of vwx, x = 1"
+        yield Counterexample("standard", [[v, w]], text, float(discrepancy([after], [before])))
+
+
+@register
+class SoftmaxRowBlocks(LayerStatement):
+    """The row blocks of a softmax layer's Hessian: those off the diagonal add up to the one on it."""
+
+    id = "softmax-row-blocks"
+    title = "how block diagonal a softmax layer's Hessian is"
+    source = (
+        "Dong, Zhang, Yao, Sun, 2025, as section 3 of Zhang, On the Principles Behind Neural Network Optimizers, 2026"
+    )
+    text = (
+        "The Hessian of a softmax layer in its weights has the blocks H_ii = E[p_i(1 − p_i) ĥĥᵀ] (eq. (3.6)) and H_ij "
+        "= −E[p_ip_j ĥĥᵀ], one for each pair of rows; at random weights it becomes block diagonal as the number C of "
+        "classes grows. True of each pair there; the theorem is about limits, and not checked here. What holds at all "
+        "weights, our own: the blocks off the diagonal are negative semidefinite and add up to −H_ii, for the p_j do "
+        "to 1. So the squares of their norms add up to ‖H_ii‖²/(C − 1) at least and to ‖H_ii‖² at most, their traces "
+        "to −tr H_ii exactly, and the layer's Hessian is singular however large its blocks are: no block diagonal "
+        "preconditioner changes that. That single blocks are small for large C is false where two classes compete."
+    )
+    hypotheses = ("cross-entropy of the softmax of the layer's outputs",)
+    claims = (
+        Claim("(3.6)", "H_ii = E[p_i(1 − p_i) ĥĥᵀ]", True),
+        Claim("sum", "Σ_(j≠i) H_ij = −H_ii", True, published=False),
+        Claim("at least", "Σ_(j≠i) ‖H_ij‖² ≥ ‖H_ii‖²/(C − 1)", True, published=False),
+        Claim("at most", "Σ_(j≠i) ‖H_ij‖² ≤ ‖H_ii‖²", True, published=False),
+        Claim("any weights", "‖H_ij‖ ≤ 2‖H_ii‖/C, j ≠ i", False, published=False),
+    )
+    trials = 100
+    inputs = False
+
+    def on_diagonal(self, p: Tensor) -> Tensor:
+        """p_i(1 − p_i)."""
+        return p * (1 - p)
+
+    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+        """Up to ten classes, logits of any size."""
+        C, n, N = (int(size) for size in rng.integers(2, [11, 6, 20]))
+        h = torch.from_numpy(np.hstack([np.ones((N, 1)), rng.standard_normal((N, n - 1))]))
+        W = torch.from_numpy(10.0 ** rng.uniform(-1, 0.7) * rng.standard_normal((C, n)))
+        target = torch.from_numpy(rng.dirichlet(np.ones(C), N))
+        H = hessian(lambda flat: cross_entropy(h @ flat.view_as(W).T, target).mean())(W.flatten())
+        blocks = H.reshape(C, n, C, n).permute(0, 2, 1, 3).numpy()
+        expected = torch.einsum("kc,ka,kb->cab", self.on_diagonal(torch.softmax(h @ W.T, -1)), h, h) / N
+        found = equal(np.stack([blocks[i, i] for i in range(C)]), expected.numpy())
+        return [found, *self.check(blocks, ROUND_OFF)]
+
+    def observe(self, seen: Observation) -> Sequence[Outcome]:
+        """All blocks of the layer's Hessian, by products."""
+        network = seen.network
+        assert network is not None
+        if network.weight is None:
+            return not_applicable(len(self.claims), "the layer's weight is computed from other parameters")
+        H = network.reweighted(network.weight)
+        if sees_common_change(H, seen.weight.shape):
+            return not_applicable(
+                len(self.claims), "no softmax of the layer's outputs: a change of all rows alike is seen"
+            )
+        if H.order > FORMED or H.order * seen.samples > PRODUCTS:
+            reason = (
+                f"{H.order} weights, {seen.samples} samples: H is formed up to {FORMED} and {PRODUCTS} of both together"
+            )
+            return [Outcome("unresolved", reason=reason)] * len(self.claims)
+        C, n = seen.weight.shape
+        rows = np.arange(C * n).reshape(C, n)
+        if H.order > C * n:
+            rows = np.hstack([rows, C * n + np.arange(C)[:, None]])
+        dense = H.to_dense().cpu().numpy()
+        blocks = dense[rows[:, None, :, None], rows[None, :, None, :]]
+        nothing = Outcome("not-applicable", reason="the probabilities are not looked at in training")
+        return [nothing, *self.check(blocks, max(ROUND_OFF, H.rounding))]
+
+    def check(self, blocks: np.ndarray, rounding: float) -> list[Outcome]:
+        """The claims about norms of blocks (C, C, n, n), which are off by so much of the largest."""
+        C = len(blocks)
+        squares = (blocks**2).sum((2, 3))
+        own, others = np.diagonal(squares).copy(), squares.sum(1) - np.diagonal(squares)
+        error = rounding * float(squares.max()) ** 0.5 * C
+        kept = own > (1e4 * error) ** 2
+        if not kept.any():
+            return not_applicable(4, "the curvature is round-off")
+        rest = np.stack([blocks[i, np.arange(C) != i].sum(0) for i in range(C)])
+        diagonal = np.stack([blocks[i, i] for i in range(C)])
+        # relative to each block on the diagonal, that round-off is known to be far below
+        slack = 4 * error / own[kept] ** 0.5
+        ratio = others[kept] / own[kept]
+        pairs = np.where(np.eye(C, dtype=bool), 0, squares)[kept].max(1) / own[kept]
+
+        def most(used: np.ndarray) -> Outcome:
+            return decided(float((used * (1 - slack)).max()), float((used * (1 + slack)).max()))
+
+        return [
+            equal(rest, -diagonal, allowed=max(ALLOWED, rounding * C)),
+            most(1 / ((C - 1) * ratio)),
+            most(ratio),
+            most(pairs**0.5 * C / 2),
+        ]
+
+    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+        """One sample, one input: two classes that are t times as likely as each of the others."""
+        rng = np.random.default_rng(seed)
+        C, t = int(rng.integers(6, 12)), int(rng.integers(10, 50))
+        p = Fraction(t, 2 * t + C - 2)
+        ratio = p / (1 - p)
+        text = f"|H_12|/|H_11| = {ratio} > 2/{C} for one input: p in proportion"
+        yield Counterexample("any weights", [[t, t] + [1] * (C - 2)], text, float(ratio * C / 2))

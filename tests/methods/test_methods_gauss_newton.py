@@ -1,0 +1,500 @@
+"""Gauss–Newton and the optimal Kronecker pair as methods: G by double backward, M and its root in numpy."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hesscond
+from hesscond.errors import ConfigError
+from hesscond.hessians import UnitCoordinates
+from hesscond.methods import parse
+from hesscond.methods.gauss_newton import Formed, Products
+from tests.methods.contract import MethodContract
+
+
+class TestVariants(MethodContract):
+    specs = ("optimal-kronecker:layers=0,damping=0.1,update_every=20",)
+
+
+@pytest.mark.slow
+class TestSlowVariants(MethodContract):
+    specs = ("gauss-newton:damping=0.1", "optimal-kronecker:layers=fc2/fc3,update_every=40,rtol=0.3")
+
+
+class Twice(nn.Module):
+    """A layer that is called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.outer(self.inner(torch.tanh(self.inner(x))))
+
+
+def dense():
+    return nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True), nn.Linear(4, 3))
+
+
+def convolutional():
+    return nn.Sequential(nn.Conv2d(2, 3, 2, padding=1, bias=False), nn.Tanh(), nn.Flatten(), nn.Linear(48, 3))
+
+
+def tokens():
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Flatten())
+
+
+#: Model, shape of an input, samples (fewer and more rows than parameters), the layer.
+NETWORKS = {
+    "dense": (dense, (5,), 4, "0"),
+    "dense, many samples": (dense, (5,), 40, "0"),
+    "convolution": (convolutional, (2, 3, 3), 3, "0"),
+    "convolution, many samples": (convolutional, (2, 3, 3), 30, "0"),
+    "behind it": (convolutional, (2, 3, 3), 6, "3"),
+    "a layer called twice": (Twice, (4,), 5, "inner"),
+    "several positions": (tokens, (2, 4), 3, "0"),
+}
+WEIGHTS = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
+LOSSES = {
+    "cross-entropy": (nn.CrossEntropyLoss(), lambda z: torch.arange(len(z)) % 3),
+    "weighted": (nn.CrossEntropyLoss(weight=WEIGHTS), lambda z: torch.arange(len(z)) % 3),
+    "squared error": (nn.MSELoss(), lambda z: torch.zeros_like(z)),
+    "logistic": (nn.BCEWithLogitsLoss(), lambda z: (torch.arange(z.numel()).view_as(z) % 2).to(z)),
+    "no curvature": (nn.L1Loss(), lambda z: torch.full_like(z, 5.0)),
+}
+
+
+def made(network, samples=None):
+    make, shape, count, layer = NETWORKS[network]
+    torch.manual_seed(0)
+    model = make().double()
+    return model, torch.randn(samples or count, *shape, dtype=torch.float64), layer
+
+
+def stacked(layer, tensors):
+    """[b, W] (m, n̂) of a pair for weight and bias."""
+    weight = tensors[0].flatten(1)
+    return weight if layer.bias is None else torch.cat([tensors[1][:, None], weight], 1)
+
+
+def gauss_newton(model, name, x, loss):
+    """Σ JᵀSJ (m n̂, m n̂) with S and J of all outputs together, one backward pass each."""
+    layer, z = model.get_submodule(name), model(x)
+    parameters = [p for p in (layer.weight, layer.bias) if p is not None]
+    S = torch.autograd.functional.hessian(lambda v: loss(v.view_as(z)), z.detach().flatten())
+    rows = [
+        stacked(layer, torch.autograd.grad(z, parameters, e.view_as(z), retain_graph=True)).flatten()
+        for e in torch.eye(z.numel(), dtype=z.dtype)
+    ]
+    J = torch.stack(rows)
+    return (J.T @ S @ J).detach().numpy()
+
+
+def stepped(method, model, name, x, loss):
+    """The gradient [b, W] of a layer before the method has seen it and after, flattened."""
+    model.zero_grad()
+    value = loss(model(x))
+    method.observe(value)
+    value.backward()
+    layer = model.get_submodule(name)
+    grads = [p.grad for p in (layer.weight, layer.bias) if p is not None]
+    raw = stacked(layer, grads).flatten().numpy().copy()
+    method.transform_gradients()
+    return raw, stacked(layer, grads).flatten().numpy()
+
+
+def P_of(method, model, name):
+    layer = model.get_submodule(name)
+    units, order = len(layer.weight), layer.weight[0].numel() + (layer.bias is not None)
+    return UnitCoordinates(method.coordinates(name), range(units), order).to_dense().numpy()
+
+
+def inverse_root(A):
+    values, Q = np.linalg.eigh(A)
+    return (Q / np.sqrt(values)) @ Q.T
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_M_is_the_damped_inverse_of_G_and_the_step_along_it(network, loss):
+    model, x, name = made(network)
+    function, targets = LOSSES[loss]
+    with torch.no_grad():
+        y = targets(model(x))
+    if network == "several positions" and loss in ("cross-entropy", "weighted"):
+        y = torch.arange(len(x)) % 6
+        function = nn.CrossEntropyLoss(weight=None if loss == "cross-entropy" else torch.cat([WEIGHTS, WEIGHTS]))
+
+    def value(z):
+        return function(z, y)
+
+    G = gauss_newton(model, name, x, value)
+    damped = G + 0.03 * np.eye(len(G))
+    method = parse("gauss-newton:damping=0.03").create(model)
+    layer = model.get_submodule(name)
+    before = stacked(layer, [p.detach().clone() for p in (layer.weight, layer.bias) if p is not None]).flatten().numpy()
+    optimizer = method.optimizer(0.25)
+    raw, moved = stepped(method, model, name, x, value)
+    truth = np.linalg.solve(damped, raw)
+    assert np.allclose(moved, truth, rtol=1e-9, atol=1e-11 * np.abs(truth).max())
+    P = P_of(method, model, name)
+    assert np.allclose(P, inverse_root(damped), rtol=1e-8, atol=1e-10)
+    unit, width = 1, len(G) // len(layer.weight)
+    own = slice(unit * width, (unit + 1) * width)
+    P_unit = method.coordinates(name).of_unit(unit).matrix(width).numpy()
+    assert np.allclose(P_unit @ P_unit.T, np.linalg.inv(damped)[own, own], rtol=1e-9, atol=1e-10)
+    optimizer.step()
+    after = stacked(layer, [p.detach() for p in (layer.weight, layer.bias) if p is not None]).flatten().numpy()
+    assert np.allclose(after - before, -0.25 * truth, rtol=1e-9, atol=1e-11 * np.abs(truth).max())
+
+
+def test_rows_are_kept_as_products_unless_there_are_more_than_parameters():
+    for network, kind in (("dense", Products), ("dense, many samples", Formed), ("convolution, many samples", Formed)):
+        model, x, name = made(network)
+        method = parse("gauss-newton").create(model)
+        stepped(method, model, name, x, lambda z: z.square().mean())
+        assert isinstance(method.layers[name].resolvent.rows, kind)
+
+
+def test_several_losses_before_a_step_are_one():
+    """As gradients that are accumulated."""
+    model, x, _ = made("dense", 12)
+    y = torch.arange(12) % 3
+    found = []
+    for parts in ([slice(0, 12)], [slice(0, 4), slice(4, 12)]):
+        method = parse("gauss-newton").create(model)
+        model.zero_grad()
+        for part in parts:
+            loss = nn.functional.cross_entropy(model(x[part]), y[part], reduction="sum") / 12
+            method.observe(loss)
+            loss.backward()
+        method.transform_gradients()
+        found.append([p.grad.clone() for p in model.parameters()])
+        method.detach()
+    assert all(torch.allclose(a, b, rtol=1e-10) for a, b in zip(*found, strict=True))
+
+
+def test_a_layer_of_307300_parameters():
+    """(G + γI) M g = g with G by one product forwards and one backwards; no matrix of that order would fit."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3072, 100), nn.ReLU(), nn.Linear(100, 10)).double()
+    x, y = torch.randn(30, 3072, dtype=torch.float64), torch.arange(30) % 10
+    method = parse("gauss-newton:damping=0.01").create(model)
+    raw, moved = stepped(method, model, "0", x, lambda z: nn.functional.cross_entropy(z, y))
+    v = torch.from_numpy(moved).view(100, 3073)
+    point = {name: p.detach() for name, p in model.named_parameters()}
+
+    def output(weight, bias):
+        return torch.func.functional_call(model, point | {"0.weight": weight, "0.bias": bias}, (x,))
+
+    own = (point["0.weight"], point["0.bias"])
+    z, Jv = torch.func.jvp(output, own, (v[:, 1:], v[:, 0]))
+    SJv = torch.func.jvp(torch.func.grad(lambda z: nn.functional.cross_entropy(z, y)), (z,), (Jv,))[1]
+    back = torch.func.vjp(output, *own)[1](SJv)
+    Gv = torch.cat([back[1][:, None], back[0]], 1).flatten().numpy()
+    assert np.allclose(Gv + 0.01 * moved, raw, rtol=1e-8, atol=1e-10 * np.abs(raw).max())
+    P = method.coordinates("0")
+    rows = torch.from_numpy(raw)[None]
+    twice = P.multiplied(P.multiplied(rows, 100), 100)
+    assert np.allclose(twice[0].numpy(), moved, rtol=1e-8, atol=1e-10 * np.abs(moved).max())
+
+
+@pytest.mark.parametrize("network", ["dense", "convolution, many samples"])
+def test_bounds_that_go_with_P(network):
+    model, x, name = made(network)
+    method = parse("gauss-newton:damping=0.1").create(model)
+    stepped(method, model, name, x, lambda z: z.square().mean())
+    P, own = P_of(method, model, name), method.coordinates(name)
+    units, rows = len(model.get_submodule(name).weight), torch.rand(6, len(P), dtype=torch.float64)
+    exact = rows.numpy() @ np.abs(P)
+    carried = own.carried(rows, units).numpy()
+    assert (carried >= exact * (1 - 1e-12)).all()
+    assert (carried <= 30 * exact).all()
+    assert own.scaled_norm(rows[0], units) == pytest.approx(np.sum((rows[0].numpy()[:, None] * P) ** 2), rel=1e-10)
+    with pytest.raises(ConfigError, match="acts across units"):
+        own @ own
+
+
+@pytest.mark.parametrize("level", ["layer", "network"])
+@pytest.mark.parametrize("spec", ["gauss-newton", "optimal-kronecker"])
+def test_kappa_is_that_of_the_dense_matrix(spec, level):
+    model, x, _ = made("dense", 30)
+    y = torch.arange(30) % 3
+    method = parse(spec).create(model)
+    stepped(method, model, "0", x, lambda z: nn.functional.cross_entropy(z, y))
+    problem = (model, nn.CrossEntropyLoss(), (x, y))
+    result = hesscond.probe(*problem, level=level, method=method)
+    plain = hesscond.probe(*problem, level=level, layers=["0", "2"])
+    for name, found in result.items():
+        H = plain[name].hessian().numpy()
+        own = [torch.from_numpy(P_of(method, model, k)) for k in ("0", "2") if name in (k, "network")]
+        P = torch.block_diag(*own).numpy()
+        sizes = np.sort(np.abs(np.linalg.eigvalsh(P.T @ H @ P)))[::-1]
+        assert found.kappa.resolved
+        assert float(found.kappa) == pytest.approx(sizes[0] / sizes[found.kappa.rank - 1], rel=1e-6)
+
+
+def test_behind_relu_the_whole_layer_is_whitened():
+    """There G is the Hessian itself, so that PᵀHP has the eigenvalues λ/(λ + γ)."""
+    model, x, _ = made("dense", 30)
+    problem = (model, nn.CrossEntropyLoss(), (x, torch.arange(30) % 3))
+    values = hesscond.probe(*problem, ["0"], level="layer")["0"].eigenvalues()
+    found = hesscond.probe(*problem, ["0"], level="layer", method="gauss-newton:damping=0.02")["0"].eigenvalues()
+    assert torch.allclose(found, (values / (values + 0.02))[: len(found)], rtol=1e-7)
+
+
+class Batchwise(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "words"),
+    [
+        (nn.Sequential(nn.Linear(3, 3), Batchwise()), lambda z: z.square().mean(), "do not pass layer '0' one by one"),
+        (nn.Linear(3, 2), lambda z: z.mean(0).square().sum(), "samples are coupled"),
+        (nn.Linear(3, 2), lambda z: (z[:2] - z[2:]).square().sum(), "samples are coupled"),
+        (nn.Linear(3, 2), lambda z: -z.square().mean(), "not convex in the outputs"),
+        (nn.Linear(3, 2), lambda z: torch.ones((), requires_grad=True), "does not depend on the output"),
+        (nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 2)), lambda z: z[0].mean(), "its output is a tuple"),
+    ],
+)
+def test_what_has_no_such_rows(model, loss, words):
+    method = parse("gauss-newton").create(model)
+    with pytest.raises(ConfigError, match=words):
+        method.observe(loss(model(torch.randn(4, 3))))
+
+
+@pytest.mark.parametrize("spec", ["gauss-newton", "optimal-kronecker", "kfac:targets=model"])
+def test_a_loss_that_was_not_shown_is_missed(spec):
+    model = nn.Linear(3, 2)
+    method = parse(spec).create(model)
+    model(torch.ones(4, 3)).square().mean().backward()
+    with pytest.raises(ConfigError, match=r"call method\.observe\(loss\) before"):
+        method.transform_gradients()
+    # of two passes that one loss is made of, only the latest is seen
+    first, second = model(torch.ones(4, 3)), model(2 * torch.ones(4, 3))
+    loss = (first + second).square().mean()
+    method.observe(loss)
+    loss.backward()
+    with pytest.raises(ConfigError, match=r"call method\.observe\(loss\) before"):
+        method.transform_gradients()
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("gauss-newton:damping=0", "needs damping > 0"),
+        ("gauss-newton:widest=0", "widest ≥ 1"),
+        ("optimal-kronecker:rtol=1", "rtol < 1"),
+        ("optimal-kronecker:damping=0", "needs damping > 0"),
+        ("optimal-kronecker:widest=7", "'model' has 8 parameters, more than widest=7"),
+        ("kfac:targets=none", "must be one of data, model"),
+    ],
+)
+def test_options_out_of_range_are_refused(spec, words):
+    with pytest.raises(ConfigError, match=words):
+        parse(spec).create(nn.Linear(3, 2))
+
+
+def test_large_batches_are_refused_until_asked_for():
+    model, x, name = made("dense", 40)
+    y = torch.arange(40) % 3
+    for widest, refused in ((23, True), (24, False)):
+        method = parse(f"gauss-newton:widest={widest},layers=0").create(model)
+        if refused:
+            with pytest.raises(ConfigError, match="samples times outputs are 80, more than widest=23"):
+                stepped(method, model, name, x, lambda z: nn.functional.cross_entropy(z, y))
+        else:
+            stepped(method, model, name, x, lambda z: nn.functional.cross_entropy(z, y))
+        method.detach()
+    method = parse("gauss-newton:damping=1e-30").create(model)
+    with pytest.raises(ConfigError, match="below the rounding"):
+        stepped(method, model, name, torch.ones_like(x), lambda z: nn.functional.cross_entropy(z, y))
+    with pytest.raises(ConfigError, match="grouped"):
+        parse("gauss-newton").create(nn.Sequential(nn.Conv2d(2, 2, 2, groups=2)))
+
+
+def test_a_loaded_state_has_no_coordinates_before_its_next_step():
+    model, x, name = made("dense")
+    method = parse("gauss-newton").create(model)
+    stepped(method, model, name, x, lambda z: z.square().mean())
+    other = parse("gauss-newton").create(model)
+    other.load_state_dict(method.state_dict())
+    assert other.steps == 1
+    with pytest.raises(ConfigError, match="it has taken none"):
+        other.probed(name)
+
+
+@pytest.mark.parametrize("network", ["dense", "convolution", "behind it"])
+def test_no_other_pair_is_much_better(network):
+    """λ_max is 1; κ⁺ is within the certified gap, below K-FAC's and that of random changes of the pair."""
+    model, x, name = made(network)
+    y = torch.arange(len(x)) % 3
+
+    def loss(z):
+        return nn.functional.cross_entropy(z, y)
+
+    G = gauss_newton(model, name, x, loss)
+    damped = G + 0.02 * np.eye(len(G))
+    method = parse(f"optimal-kronecker:damping=0.02,rtol=0.02,layers={name}").create(model)
+    raw, moved = stepped(method, model, name, x, loss)
+    P = P_of(method, model, name)
+    assert np.allclose(moved, P @ P.T @ raw, rtol=1e-9, atol=1e-12)
+    values = np.linalg.eigvalsh(P.T @ damped @ P)
+    assert values[-1] == pytest.approx(1, rel=1e-6)
+    reached = np.sqrt(values[-1] / values[0])
+    gap = method.certified_gap(name)
+    assert 1 <= gap <= 1.025
+    kfac = parse("kfac").create(model)
+    stepped(kfac, model, name, x, loss)
+    rng, (m, n) = np.random.default_rng(0), (len(method.layers[name].left), len(method.layers[name].right))
+    others = [P_of(kfac, model, name)]
+    others += [
+        P @ np.kron(np.eye(m) + s * rng.standard_normal((m, m)), np.eye(n) + s * rng.standard_normal((n, n)))
+        for s in (0.001, 0.01, 0.1) * 20
+    ]
+    for other in others:
+        values = np.linalg.eigvalsh(other.T @ damped @ other)
+        assert np.sqrt(values[-1] / values[0]) >= reached / gap * (1 - 1e-9)
+
+
+def test_the_pair_is_searched_for_when_it_is_due():
+    model, x, name = made("dense", 10)
+    method = parse("optimal-kronecker:update_every=20,layers=0").create(model)
+    seen = []
+    for _ in range(22):
+        stepped(method, model, name, torch.randn_like(x), lambda z: z.square().mean())
+        seen.append(method.layers[name].right.clone())
+    changed = [k for k in range(1, 22) if not torch.equal(seen[k], seen[k - 1])]
+    assert changed == [2, 20]
+
+
+# -- K-FAC with targets of the model -----------------------------------------------------------------------------------
+
+
+def fisher(spec, model, x, loss):
+    """G of the last step."""
+    method = parse(spec).create(model)
+    value = loss(model(x))
+    method.observe(value)
+    value.backward()
+    method.transform_gradients()
+    method.detach()
+    return method, method.layers["2"].G.numpy() / float(method.layers["2"].mass)
+
+
+def test_kfac_draws_the_targets_of_cross_entropy_from_the_model():
+    model, x, _ = made("dense", 50)
+    y = torch.zeros(50, dtype=torch.int64)
+    method, G = fisher("kfac:targets=model", model, x, lambda z: nn.functional.cross_entropy(z, y))
+    p = model(x).detach().softmax(1)
+    own = torch.multinomial(p, 1, generator=torch.Generator().manual_seed(0))[:, 0]
+    delta = (p - nn.functional.one_hot(own, 3)).numpy()
+    assert np.allclose(G, delta.T @ delta / 50, rtol=1e-10)
+    assert own.bincount(minlength=3).min() > 0
+    # of the data all targets are the first class
+    given = (p - nn.functional.one_hot(y, 3)).numpy()
+    assert np.allclose(fisher("kfac", model, x, lambda z: nn.functional.cross_entropy(z, y))[1], given.T @ given / 50)
+    assert not np.allclose(G, given.T @ given / 50, rtol=0.1)
+    # A is that of the inputs, whatever the targets
+    h = torch.relu(model[0](x)).detach()
+    H = torch.cat([torch.ones_like(h[:, :1]), h], 1).numpy()
+    state = method.layers["2"]
+    assert np.allclose(state.A.numpy() / float(state.mass), H.T @ H / 50)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("loss", ["cross-entropy", "squared error"])
+def test_on_average_that_is_the_curvature_of_the_loss(loss, dtype):
+    """Of many draws, G of the last layer is the mean of ∂²ℓ/∂z²: to the digits that 4,000 samples give."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).to(dtype)
+    x, (function, targets) = torch.randn(4000, 4, dtype=dtype), LOSSES[loss]
+    z = model(x).detach()
+    y = targets(z)
+    G = fisher("ekfac:targets=model", model, x, lambda z: function(z, y))[1]
+    S = np.zeros((3, 3))
+    for row, target in zip(z[:300].double(), y[:300], strict=True):
+        target = target if target.ndim == 0 else target.double()
+        S += torch.autograd.functional.hessian(lambda v, t=target: function(v[None], t[None]), row).numpy() / 300
+    assert np.allclose(G, S, atol=0.1 * np.abs(S).max())
+
+
+def test_draws_are_reproduced_and_go_on_from_a_state():
+    x = made("dense", 20)[1]
+
+    def step(method):
+        method.model.zero_grad()
+        loss = nn.functional.cross_entropy(method.model(x), torch.arange(20) % 3)
+        method.observe(loss)
+        loss.backward()
+        method.transform_gradients()
+        return method.layers["2"].G.clone()
+
+    first, second, third = (parse("kfac:targets=model").create(made("dense")[0]) for _ in range(3))
+    torch.manual_seed(5)
+    random = torch.get_rng_state()
+    assert torch.equal(step(first), step(second))
+    assert torch.equal(torch.get_rng_state(), random)
+    third.load_state_dict(first.state_dict())
+    assert torch.equal(step(first), step(third))
+
+
+@pytest.mark.parametrize("spec", ["kfac:targets=model", "gauss-newton", "optimal-kronecker"])
+def test_a_saturated_softmax_is_none_of_these(spec):
+    """In float32 its curvature is rounding: a run that has learnt everything goes on."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 3), torch.randn(20, 3)
+    method = parse(spec).create(model)
+    for scale in (1.0, 200.0, 1e38):
+        model.zero_grad()
+        with torch.no_grad():
+            model.weight.copy_(scale * torch.eye(3))
+        loss = nn.functional.cross_entropy(model(x), x.argmax(1))
+        method.observe(loss)
+        loss.backward()
+        method.transform_gradients()
+        assert torch.isfinite(model.weight.grad).all()
+
+
+def test_other_losses_have_no_targets_to_draw():
+    model, x, _ = made("dense")
+    with pytest.raises(ConfigError, match="this loss is neither: take targets=data"):
+        fisher("kfac:targets=model", model, x, lambda z: z.pow(4).mean())
+
+
+# -- by name in a probe ------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_by_name_has_the_factors_of_its_batch():
+    """κ(PᵀHP) with P written out in numpy from the samples' own gradients; also of a float32 model, in float64."""
+    model, x, _ = made("dense", 30)
+    y = torch.arange(30) % 3
+    h = torch.relu(model[0](x)).detach()
+    delta = (model(x).detach().softmax(1) - nn.functional.one_hot(y, 3)).numpy()
+    H_hat = torch.cat([torch.ones_like(h[:, :1]), h], 1).numpy()
+    A, G = H_hat.T @ H_hat / 30, delta.T @ delta / 30
+    pi = np.sqrt(np.trace(A) / 5 / (np.trace(G) / 3))
+    P = np.kron(inverse_root(G + 0.3 / pi * np.eye(3)), inverse_root(A + 0.3 * pi * np.eye(5)))
+    problem = (model, nn.CrossEntropyLoss(), (x, y))
+    H = hesscond.probe(*problem, ["2"], level="layer")["2"].hessian().numpy()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = hesscond.probe(*problem, ["2"], level="layer", method="kfac:damping=0.09")
+    assert np.allclose(found["2"].hessian().numpy(), P.T @ H @ P, rtol=1e-9, atol=1e-12)
+    assert found.coordinates == "coordinates: kfac, M^1/2, of a first step on the data"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+    narrow = model.float()
+    exact = hesscond.probe(narrow.double(), *problem[1:], ["2"], level="layer", method="kfac")["2"].kappa
+    found = hesscond.probe(narrow.float(), nn.CrossEntropyLoss(), (x.float(), y), ["2"], level="layer", method="kfac")
+    assert float(found["2"].kappa) == pytest.approx(float(exact), rel=1e-5)
+
+
+def test_a_stream_has_no_first_step():
+    model, x, _ = made("dense", 8)
+    y = torch.arange(8) % 3
+    with pytest.raises(ConfigError, match="first step on one batch"):
+        hesscond.probe(model, nn.CrossEntropyLoss(), [(x[:4], y[:4]), (x[4:], y[4:])], method="ekfac")

@@ -1,0 +1,274 @@
+"""Shampoo, SOAP, K-FAC and Muon, against scipy, mpmath and automatic differentiation."""
+
+import mpmath
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from scipy.optimize import minimize
+
+from hesscond.theorems import statement, verify
+from hesscond.theorems.matrix_preconditioners import (
+    DeepLinear,
+    KfacLinear,
+    MuonRowBlocks,
+    MuonSpectralDescent,
+    ShampooPowerStep,
+    SoapAdafactor,
+    covariance,
+    kronecker_factors,
+    random_gradients,
+    rearranged,
+)
+from tests.theorems.verdicts import check_broken, check_known, example_of, tallies
+
+
+def test_shampoo_is_a_power_step():
+    verdict = check_known("shampoo-power-step", trials=60, seldom=("close",))
+    (cosine,) = verdict.readings
+    assert 0.5 < cosine.least <= cosine.median <= cosine.most < 1 + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_nearest_kronecker_product_is_what_an_optimizer_finds(seed):
+    rng = np.random.default_rng(seed)
+    G = rng.standard_normal((3, 2, 3))
+    H = covariance(G)
+    sigma = np.linalg.svd(rearranged(H, 2, 3), compute_uv=False)
+
+    def distance(z):
+        return ((H - np.kron(z[:4].reshape(2, 2), z[4:].reshape(3, 3))) ** 2).sum()
+
+    start = np.concatenate([factor.ravel() for factor in kronecker_factors(G)])
+    found = minimize(distance, start / 2, method="BFGS", options={"gtol": 1e-10}).fun
+    assert found == pytest.approx((H**2).sum() - sigma[0] ** 2, rel=1e-6)
+
+
+def test_the_counterexample_to_the_nearest():
+    example = example_of(verify("shampoo-power-step", trials=1), "nearest")
+    G = np.array(example.matrix, dtype=float).reshape(2, 2, 2)
+    H = sum(np.outer(g.ravel(), g.ravel()) for g in G) / 2
+    L, R = sum(g @ g.T for g in G) / 2, sum(g.T @ g for g in G) / 2
+    own = np.linalg.norm(H - np.kron(L, R) / np.trace(L))
+    least = ((H**2).sum() - np.linalg.norm(rearranged(H, 2, 2), 2) ** 2) ** 0.5
+    # the product of integers is next to the nearest one
+    assert 1 < example.factor <= own / least * (1 + 1e-9)
+    assert example.factor == pytest.approx(own / least, rel=1e-2)
+
+
+def test_gradients_of_which_the_nearest_product_sees_one_entry():
+    k, a = example_of(verify("shampoo-power-step", trials=1), "close").matrix[0]
+    # smaller, with all gradients written out
+    k, a = k // 15, a / 3
+    G = np.zeros((k * k + 1, k + 1, k + 1))
+    G[0, 0, 0] = a
+    for number in range(k * k):
+        G[1 + number, 1 + number // k, 1 + number % k] = 1
+    H, (L, R) = covariance(G), kronecker_factors(G)
+    cosine = np.vdot(H, np.kron(L, R)) / np.linalg.norm(np.kron(L, R)) / np.linalg.norm(rearranged(H, k + 1, k + 1), 2)
+    assert ShampooPowerStep().apart(k, a).used == pytest.approx(0.5 / cosine, rel=1e-9)
+    assert cosine == pytest.approx((a**6 + k**4) / (a**4 + k**3) / a**2)
+
+
+def test_other_factors():
+    class Centred(ShampooPowerStep):
+        """Of what is left without the mean."""
+
+        def factors(self, G):
+            return super().factors(G - G.mean(0)) if len(G) > 1 else super().factors(2 * G)
+
+    class Transposed(ShampooPowerStep):
+        def factors(self, G):
+            L, R = super().factors(G)
+            return (R, L) if len(L) == len(R) else (L, 2 * R)
+
+    class Small(ShampooPowerStep):
+        def factors(self, G):
+            L, R = super().factors(G)
+            return L / 9, R / 9
+
+    check_broken(Centred(), "power step")
+    check_broken(Transposed(), "power step")
+    check_broken(Small(), "Kronecker")
+    check_broken(Small(), "upper bound")
+
+
+def test_soap():
+    check_known("soap-adafactor", trials=60)
+
+
+def test_claim_1_of_soap_with_forty_digits():
+    G = random_gradients(np.random.default_rng(2), samples=3)
+    L, R = kronecker_factors(G)
+    g = np.random.default_rng(3).standard_normal(G.shape[1:])
+    shampoo, adafactor, *_ = SoapAdafactor().steps(G, g)
+    with mpmath.workdps(40):
+
+        def root(S):
+            values, V = mpmath.eigsy(mpmath.matrix(S.tolist()))
+            return V * mpmath.diag([1 / mpmath.sqrt(value) for value in values]) * V.T
+
+        expected = root(L) * mpmath.matrix(g.tolist()) * root(R) * mpmath.sqrt(mpmath.fsum(np.diagonal(L).tolist()))
+        expected = np.array(expected.tolist(), dtype=float)
+    assert np.allclose(shampoo, expected, rtol=1e-9)
+    assert np.allclose(adafactor, expected, rtol=1e-9)
+
+
+def test_shampoo_without_the_scale_is_another_step():
+    class Unscaled(SoapAdafactor):
+        def shampoo(self, G, L, R):
+            return super().shampoo(G, L, R) / np.trace(L) ** 0.5
+
+    check_broken(Unscaled(), "Claim 1")
+    check_broken(Unscaled(), "Kronecker")
+
+
+def test_kfac():
+    check_known("kfac-linear", trials=20)
+
+
+def test_kfac_of_an_output_layer_is_its_hessian():
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((8, 3), (8, 2), (3, 4), (2, 4))
+    inputs, targets, first, last = (torch.randn(*s, generator=generator, dtype=torch.float64) for s in shapes)
+    network = DeepLinear(inputs, targets, (first, last), "", "squared error")
+    hidden = torch.cat([torch.ones(8, 1), torch.cat([torch.ones(8, 1), inputs], 1) @ first.T], 1)
+
+    def loss(flat):
+        return ((hidden @ flat.view_as(last).T - targets) ** 2).sum(1).mean() / 2
+
+    H = torch.autograd.functional.hessian(loss, last.flatten())
+    assert torch.allclose(KfacLinear().product(torch.eye(2).double().expand(8, 2, 2), network.features(1)), H)
+    assert KfacLinear().gauss_newton(network, 1).status == "holds"
+
+
+def test_kfac_without_the_mean():
+    class Summed(KfacLinear):
+        def product(self, curvatures, features):
+            return len(features) * super().product(curvatures, features)
+
+    class Swapped(KfacLinear):
+        """The other order of what is flattened."""
+
+        def product(self, curvatures, features):
+            return torch.kron(features.T @ features / len(features), curvatures.mean(0))
+
+    check_broken(Summed(), "deep linear", trials=5)
+    check_broken(Swapped(), "one sample", trials=15)
+
+
+def test_the_counterexamples_to_kfac():
+    verdict = verify("kfac-linear", trials=1)
+    x, r = np.array(example_of(verdict, "empirical Fisher").matrix, dtype=float)
+    found, expected = (r**2).mean() * (x**2).mean(), (r**2 * x**2).mean()
+    factor = example_of(verdict, "empirical Fisher").factor
+    assert factor == pytest.approx(1 + abs(found - expected) / expected)
+
+
+def test_muon():
+    check_known("muon-spectral-descent", trials=100, least=0.2)
+
+
+@pytest.mark.parametrize(("seed", "shape"), [(0, (2, 2)), (1, (1, 3)), (2, (3, 1))])
+def test_the_steepest_step_is_what_an_optimizer_finds(seed, shape):
+    rng = np.random.default_rng(seed)
+    G, sharpness = rng.standard_normal(shape), 0.7
+
+    def value(flat):
+        step = flat.reshape(shape)
+        return np.vdot(G, step) + sharpness / 2 * np.linalg.norm(step, 2) ** 2
+
+    options = {"maxiter": 40_000, "maxfev": 40_000, "xatol": 1e-10, "fatol": 1e-12}
+    found = min(
+        (minimize(value, rng.standard_normal(G.size), method="Nelder-Mead", options=options) for _ in range(3)),
+        key=lambda one: one.fun,
+    )
+    # for full rank scipy's polar decomposition has the same factor
+    orthogonal = scipy.linalg.polar(G)[0]
+    assert found.fun == pytest.approx(-(np.linalg.norm(G, "nuc") ** 2) / (2 * sharpness), rel=1e-3)
+    assert found.fun >= -(np.linalg.norm(G, "nuc") ** 2) / (2 * sharpness) * (1 + 1e-12)
+    assert np.allclose(MuonSpectralDescent().direction(G), orthogonal)
+
+
+def test_other_directions():
+    class Sign(MuonSpectralDescent):
+        def direction(self, G):
+            return np.sign(G)
+
+    class Normalized(MuonSpectralDescent):
+        def direction(self, G):
+            return G / np.linalg.norm(G, 2)
+
+    for claim in ("Proposition 5", "unique", "Proposition 4", "Shampoo"):
+        check_broken(Normalized(), claim)
+    check_broken(Sign(), "Proposition 5")
+
+
+def test_five_newton_schulz_steps_are_those_of_the_example():
+    example = example_of(verify("muon-spectral-descent", trials=1), "Newton–Schulz")
+    x = 1.0
+    for _ in range(5):
+        x = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
+    assert example.factor == pytest.approx(1 + abs(x - 1))
+
+
+def test_muon_by_rows():
+    check_known("muon-row-blocks", trials=100, least=0.4, seldom=("improves",))
+
+
+def test_kappa_by_rows_is_that_of_a_pencil():
+    example = example_of(verify("muon-row-blocks", trials=1), "rows or columns")
+    *sigma, diagonal = np.array(example.matrix, dtype=float)
+    sigma, M = np.array(sigma), np.diag(diagonal)
+    H = np.kron(np.eye(2), sigma)
+    kappas = []
+    for P in (np.kron(np.eye(2), scipy.linalg.inv(M)), np.kron(scipy.linalg.inv(M), np.eye(2))):
+        values = scipy.linalg.eigh(H, scipy.linalg.inv(P), eigvals_only=True)
+        kappas.append(values[-1] / values[0])
+    assert example.factor == pytest.approx(kappas[1] / kappas[0], rel=1e-6)
+
+
+def test_other_powers_of_the_gradient():
+    class Whole(MuonRowBlocks):
+        def exponent(self):
+            return -1.0
+
+    class Quarter(MuonRowBlocks):
+        def exponent(self):
+            return -0.25
+
+    for broken in (Whole(), Quarter()):
+        check_broken(broken, "rows")
+        check_broken(broken, "κ(E)")
+
+
+def test_gradients_without_full_column_rank_are_none():
+    verdict = verify("muon-row-blocks", trials=60, counterexamples=False)
+    assert tallies(verdict)["rows"].reasons.keys() <= {
+        "M is not certainly of full column rank",
+        "round-off is as large as what is compared",
+    }
+
+
+@pytest.mark.parametrize("id", ["shampoo-power-step", "soap-adafactor", "kfac-linear", "muon-row-blocks"])
+def test_counterexamples_from_any_seed(id):
+    false = {claim.name for claim in statement(id).claims if not claim.true}
+    for seed in range(20):
+        found = list(statement(id).counterexamples(seed))
+        assert {example.claim for example in found} == false
+        assert all(example.factor > 1 for example in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("id", "trials"),
+    [
+        ("shampoo-power-step", 3000),
+        ("soap-adafactor", 3000),
+        ("kfac-linear", 600),
+        ("muon-spectral-descent", 3000),
+        ("muon-row-blocks", 3000),
+    ],
+)
+def test_many_trials(id, trials):
+    assert verify(id, trials=trials, seed=11, counterexamples=False).ok
