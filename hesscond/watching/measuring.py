@@ -141,19 +141,33 @@ class Measuring:
         """
         notes: list[str] = []
         own = self._at_work(notes)
+        # where M = c I, κ is the same in both coordinates, and one probe has all
+        c = None if own is None else own.multiple_of_identity()
         with self.apart():
-            found = self._probe(own)
-            plain: Mapping[str, LayerResult] = found
-            if own is not None:
-                whole = self.level == "network"
-                plain = self._probe(None) if whole else {name: result.plain for name, result in found.items()}
+            found: ProbeResult | None = None
+            plain: Mapping[str, LayerResult]
+            if own is not None and c is None:
+                try:
+                    found = self._probe(own)
+                except ConfigError as error:
+                    # the plain numbers may exist all the same, as those of a network with tied weights
+                    notes.append(f"nothing is measured in the optimizer's coordinates: {error}")
+                    own = None
+            if found is None:
+                found = plain = self._probe(None)
+            elif self.level == "network":
+                plain = self._probe(None)
+            else:
+                plain = {name: result.plain for name, result in found.items()}
             rows = []
             for name, result in found.items():
                 self.seen_units = list(result.units)
                 conditions = zip(units_of(result), plain[name].conditions, result.conditions, strict=True)
                 for unit, kappa, kappa_own in conditions:
                     row = self._row(plain[name], unit, kappa)
-                    rows.append(row if own is None else row | own_columns(result, unit, kappa_own, own.rate))
+                    if own is not None:
+                        row |= own_columns(result, unit, kappa_own, own, 1.0 if c is None else c)
+                    rows.append(row)
         notes += [f"{name} is not measured: {why}" for name, why in found.skipped.items()]
         return rows, notes
 
@@ -222,17 +236,17 @@ class Measuring:
         }
 
 
-def own_columns(result: LayerResult, unit: int | None, kappa: ConditionNumber, rate: float) -> Row:
-    """The columns in the optimizer's coordinates; ``rate``: its learning rate."""
-    P = result.block(unit).P
+def own_columns(result: LayerResult, unit: int | None, kappa: ConditionNumber, own: AtWork, c: float) -> Row:
+    """The columns in the optimizer's coordinates, in which the Hessian is c times that of ``result``."""
     value, error = largest(result, unit, kappa)
+    rate = own.rate * c
     return {
         "kappa_own": kappa.value,
         "kappa_own_lower": kappa.lower,
         "kappa_own_upper": kappa.upper,
         "rank_own": kappa.rank,
         "resolved_own": int(kappa.resolved),
-        "coordinates": "the optimizer's" if P is None else P.name,
+        "coordinates": own.name,
         "sharpness_times_rate": value * rate,
         "sharpness_times_rate_lower": max(0.0, value - error) * rate,
     }

@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
+from hesscond.methods.optimizers import AtWork
 from hesscond.schedules import linear, logarithmic, per_epoch
+from hesscond.watching import measuring
 from hesscond.watching.alarms import EVENTS, rule_of
 
 BATCH = (torch.randn(20, 5, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3)
@@ -55,6 +57,19 @@ def block_hessian(model, layer):
 
     flat = torch.cat([values[name].reshape(-1) for name in names])
     return torch.autograd.functional.hessian(loss, flat), sizes
+
+
+def network_hessian(model):
+    """Of all parameters, a shared one once, by torch alone."""
+    values = {name: p.detach().double() for name, p in model.named_parameters()}
+    sizes = [value.numel() for value in values.values()]
+
+    def loss(flat):
+        parts = flat.split(sizes)
+        given = {name: part.reshape(value.shape) for part, (name, value) in zip(parts, values.items(), strict=True)}
+        return F.cross_entropy(torch.func.functional_call(model, given, BATCH[0].double()), BATCH[1])
+
+    return torch.autograd.functional.hessian(loss, torch.cat([value.reshape(-1) for value in values.values()]))
 
 
 def kappa_of(H):
@@ -100,6 +115,64 @@ def test_a_network_has_one_block_and_its_sharpness_is_that_of_the_step():
     row = train(model, optimizer, own, 2)[-1]
     assert row["hesscond/network/lambda_max"] * 0.5 == pytest.approx(row["hesscond/sharpness_times_rate"], rel=1e-4)
     assert row["hesscond/network/kappa_own"] == pytest.approx(row["hesscond/network/kappa"], rel=1e-4)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_one_probe_has_both_coordinates_where_they_differ_by_a_number(level, momentum, monkeypatch):
+    def rows(short):
+        with monkeypatch.context() as patch:
+            if not short:
+                patch.setattr(AtWork, "multiple_of_identity", lambda self: None)
+            counted = []
+            patch.setattr(measuring, "probe", lambda *a, **k: counted.append(a[5]) or hesscond.probe(*a, **k))
+            model = model_of()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=momentum)
+            own = hesscond.watch(model, F.cross_entropy, BATCH, optimizer, every=2, level=level, strict=True)
+            train(model, optimizer, own, 2)
+            return own.to_frame(), counted
+
+    (quick, plain), (explicit, moved) = rows(True), rows(False)
+    assert not any(plain) and any(moved)
+    assert list(quick["layer"]) == list(explicit["layer"])
+    for column in ("kappa", "kappa_own", "lambda_max", "sharpness_times_rate"):
+        assert np.allclose(quick[column], explicit[column], rtol=1e-5), column
+    for column in ("rank", "rank_own", "resolved_own"):
+        assert list(quick[column]) == list(explicit[column])
+
+
+def test_one_network_with_tied_weights():
+    """hesscond.probe measures it in plain coordinates; there is no P of one parameter that two layers have."""
+    for kind, says in ((torch.optim.SGD, False), (torch.optim.Adam, True)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
+        model[2].weight = model[0].weight
+        optimizer = kind(model.parameters(), lr=0.01)
+        own = hesscond.watch(model, F.cross_entropy, BATCH, optimizer, every=2, level="network", strict=True)
+        row = train(model, optimizer, own, 2)[-1]
+        values = torch.linalg.eigvalsh(network_hessian(model))
+        assert row["hesscond/network/lambda_max"] == pytest.approx(float(values.abs().max()), rel=1e-5)
+        assert ("hesscond/sharpness_times_rate" in row) is not says
+        if not says:
+            assert row["hesscond/sharpness_times_rate"] == pytest.approx(0.01 * float(values.max()), rel=1e-5)
+
+
+@pytest.mark.parametrize("level", ["layer", "network"])
+def test_the_sharpness_has_the_rate_of_each_parameter_group(level):
+    model = model_of()
+    rates = {"0.weight": 0.5, "0.bias": 0.5, "2.weight": 0.02, "2.bias": 0.1}
+    named = dict(model.named_parameters())
+    optimizer = torch.optim.SGD([{"params": [named[name]], "lr": rate} for name, rate in rates.items()], lr=1.0)
+    own = hesscond.watch(model, F.cross_entropy, BATCH, optimizer, every=2, level=level, strict=True)
+    row = train(model, optimizer, own, 2)[-1]
+    H = network_hessian(model)
+    root = torch.cat([torch.full((named[name].numel(),), rate).double() for name, rate in rates.items()]).sqrt()
+    moved = root[:, None] * H * root
+    first = 5 * 4 + 4
+    parts = [moved] if level == "network" else [moved[:first, :first], moved[first:, first:]]
+    sharpest = max(float(torch.linalg.eigvalsh(part).max()) for part in parts)
+    assert row["hesscond/sharpness_times_rate"] == pytest.approx(sharpest, rel=1e-5)
+    assert sharpest < 0.99 * 0.5 * float(torch.linalg.eigvalsh(H).max())
 
 
 def test_units_are_named_by_layer_and_unit():
@@ -300,6 +373,7 @@ def test_weights_and_biases_has_the_row(tmp_path, monkeypatch):
     assert [one["hesscond/step"] for one in found] == [2, 4]
 
 
+@pytest.mark.filterwarnings("ignore")  # those of its own packages
 def test_mlflow_has_the_row(tmp_path):
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'hesscond[watch]'")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")

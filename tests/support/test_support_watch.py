@@ -127,6 +127,8 @@ def test_trainer_on_a_small_gpt2(tmp_path):
     assert [row["step"] for row in rows] == [2, 4]
     # the linear schedule ends with a rate of 0
     assert rows[0]["hesscond/sharpness_times_rate"] > 0
+    # the watch draws dropout with its seed, 0
+    torch.manual_seed(0)
     found = hesscond.probe(
         beside, lambda output, _: output.loss, batch, layers=["transformer.h.0.mlp.c_fc"], level="layer", rtol=1e-6
     )
