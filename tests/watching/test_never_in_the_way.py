@@ -2,6 +2,7 @@
 
 import copy
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -282,3 +283,67 @@ def test_a_watched_training_is_the_same_bit_for_bit(loop, level):
     assert (frame["kappa_lower"] >= 1).all()
     if loop is not closures:
         assert frame["kappa_own"].notna().any()
+
+
+def replica(rank, watching, folder):
+    """A process of two that train together."""
+    store = torch.distributed.FileStore(f"{folder}/store-{watching}", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    try:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        model = nn.parallel.DistributedDataParallel(dense(nn.BatchNorm1d(5)))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        own = None
+        if watching:
+            group = torch.distributed.group.WORLD if watching == "all" else None
+            x, y = next(batches(seed=7 + rank))
+            own = hesscond.watch(model, F.cross_entropy, (x, y), optimizer, every=2, strict=True, group=group)
+        rows = []
+        for x, y in batches(seed=3 + rank):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            rows.append(own.step() if own else None)
+        torch.save((state(model, optimizer), rows), f"{folder}/{watching}-{rank}")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("watching", ["first", "all"])
+def test_two_processes_train_as_without_a_watch(watching, tmp_path):
+    for kind in ("", watching):
+        torch.multiprocessing.spawn(replica, (kind, str(tmp_path)), nprocs=2)
+    for rank in range(2):
+        alone, _ = torch.load(tmp_path / f"-{rank}", weights_only=False)
+        beside, rows = torch.load(tmp_path / f"{watching}-{rank}", weights_only=False)
+        assert same(alone, beside)
+        measured = [row is not None for row in rows]
+        assert measured == [(watching == "all" or rank == 0) and step % 2 == 0 for step in range(1, STEPS + 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_model_trains_as_without_a_watch():
+    def train(watching):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        model = dense()
+        compiled = torch.compile(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        own = None
+        if watching:
+            own = hesscond.watch(compiled, F.cross_entropy, next(batches(seed=7)), optimizer, every=2, strict=True)
+        for x, y in batches():
+            optimizer.zero_grad()
+            F.cross_entropy(compiled(x), y).backward()
+            optimizer.step()
+            if own is not None:
+                own.step()
+        return state(model, optimizer), own
+
+    (alone, _), (beside, own) = train(False), train(True)
+    assert same(alone, beside)
+    assert list(own.to_frame()["step"].unique()) == [2, 4, 6]

@@ -80,7 +80,7 @@ class AtWork(ByParameter):
         return None if found is None else found.scaled(rate_of(known, group) / self.rate)
 
     def multiple_of_identity(self) -> float | None:
-        """c of M = c I, the same for all parameters of the model; None: M is no such matrix."""
+        """The c of M = c I, the same for all parameters of the model; None: M is no such matrix."""
         found: float | None = None
         for parameter in self.model.parameters():
             own = self.map_of(parameter)
