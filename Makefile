@@ -67,8 +67,8 @@ $(VENV)-support/.installed: pyproject.toml $(CONSTRAINTS)
 	$(VENV)-support/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[support]'
 	@touch $@
 
-support: $(VENV)-support/.installed ## the support table's tests, with the models of other libraries
-	OMP_NUM_THREADS=1 $(VENV)-support/bin/python -m pytest -m '' -n auto --maxprocesses 4 tests/support
+support: $(VENV)-support/.installed ## the support table's tests, and those of loggers and trainers, with the libraries
+	OMP_NUM_THREADS=1 $(VENV)-support/bin/python -m pytest -m '' -n auto --maxprocesses 4 tests/support tests/watching/test_watch.py
 
 support-page: $(VENV)-support/.installed ## write the support table (docs/support.md)
 	OMP_NUM_THREADS=1 $(VENV)-support/bin/python tests/support/page.py

@@ -35,12 +35,14 @@ if TYPE_CHECKING:
     )
     from hesscond.structure import BlockStructure, block_structure
     from hesscond.theorems import Verdict, verify
+    from hesscond.watching import Alarm, Watch, watch
 else:
     __getattr__, __dir__ = attach(__name__)
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alarm",
     "BlockStructure",
     "ConditionNumber",
     "Density",
@@ -56,6 +58,7 @@ __all__ = [
     "Rank",
     "SphereTangentOperator",
     "Verdict",
+    "Watch",
     "block_structure",
     "condition_number",
     "density",
@@ -68,4 +71,5 @@ __all__ = [
     "register",
     "smallest_nonzero",
     "verify",
+    "watch",
 ]

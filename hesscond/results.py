@@ -92,15 +92,33 @@ class LayerResult:
             found = [self.block(unit).condition_number(rtol=self._rtol) for unit in blocks]
         if self.uncertainty == 0:
             return tuple(found)
-        return tuple(kappa.widened(self._error(unit)) for unit, kappa in zip(blocks, found, strict=True))
+        return tuple(kappa.widened(self.error(unit)) for unit, kappa in zip(blocks, found, strict=True))
 
-    def _error(self, unit: int | None) -> float:
+    def error(self, unit: int | None = None) -> float:
         """The bound of the error in the 2-norm that `uncertainty` is for a Hessian, ε ‖DP‖²."""
+        if self.uncertainty == 0:
+            return 0.0
         block = self.block(unit)
         scales = block.plain.scales()
         if block.P is None:
             return self.uncertainty * float(scales.max()) ** 2
         return self.uncertainty * block.P.scaled_norm(scales, block.units)
+
+    @property
+    def plain(self) -> LayerResult:
+        """The same Hessians in the plain parameters, if they are PᵀHP here."""
+        result = LayerResult(
+            self.name,
+            self.level,
+            self.units,
+            lambda unit: self.block(unit).plain,
+            parameters=self.parameters,
+            n_params=self.n_params,
+            route=self.route,
+            rtol=self._rtol,
+        )
+        result.check, result.uncertainty = self.check, self.uncertainty
+        return result
 
     @property
     def kappa(self) -> Any:

@@ -38,7 +38,7 @@ ORDER = [
     "testing",
     "report",
 ]
-ORDER += ["export", "progress", "commands", "cli"]
+ORDER += ["export", "schedules", "watching", "integrations", "progress", "commands", "cli"]
 #: spectra is numbers only, models and data know nothing of Hessians, targets only what a batch is
 FORBIDDEN = {
     "operators": set(ORDER) - {"errors", "operators"},

@@ -79,6 +79,19 @@ class AtWork(ByParameter):
         found = known.read(Look(optimizer, group, parameter, state))
         return None if found is None else found.scaled(rate_of(known, group) / self.rate)
 
+    def multiple_of_identity(self) -> float | None:
+        """The c of M = c I, the same for all parameters of the model; None: M is no such matrix."""
+        found: float | None = None
+        for parameter in self.model.parameters():
+            own = self.map_of(parameter)
+            if own is None or not own.diagonal or not own.v.numel():
+                return None
+            low, high = map(float, own.v.aminmax())
+            if not low == high > 0 or found not in (None, low):
+                return None
+            found = low
+        return None if found is None else found**2
+
     def refuse_no_step(self) -> None:
         if all(self.map_of(parameter) is None for parameter in self.model.parameters()):
             raise ConfigError(

@@ -1,0 +1,103 @@
+"""A watch as a callback of Lightning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hesscond.capture import Batch, LossFunction
+from hesscond.errors import ConfigError
+from hesscond.target import moved
+from hesscond.watching import Alarm, watch
+from hesscond.watching import Watch as LoopWatch
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError:
+    raise ConfigError("Lightning is not installed: pip install 'hesscond[lightning]'") from None
+
+__all__ = ["Alarm", "Watch"]
+
+
+class Watch(Callback):
+    """`hesscond.watch` of a ``LightningModule``, whose ``forward`` is measured.
+
+    It counts optimizer steps: those of accumulated batches once. Only the process of rank 0 measures.
+
+    Parameters
+    ----------
+    loss_fn, probe_batch
+        As `hesscond.watch` takes them; the batch is moved to the module's device.
+    log
+        As there; None: the loggers of the ``Trainer``.
+    events
+        Alarms: keyword arguments of `hesscond.watching.Watch.on` by event.
+    options
+        What else `hesscond.watch` takes. The optimizers are those of the ``Trainer``.
+
+    Attributes
+    ----------
+    watch
+        The watch of the training; None before it begins.
+    """
+
+    def __init__(
+        self,
+        loss_fn: LossFunction,
+        probe_batch: Batch,
+        *,
+        log: Any = None,
+        events: dict[str, dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        self.loss_fn, self.probe_batch, self.events, self.options = loss_fn, probe_batch, events, options
+        # Lightning gives callbacks an attribute ``log`` of its own
+        self._log = log
+        self.watch: LoopWatch | None = None
+        self._seen = 0
+        self._state: dict[str, Any] | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to watch."""
+        to_loggers = [lambda row, one=one: one.log_metrics(plain(row), step=self._seen) for one in trainer.loggers]
+        self.watch = watch(
+            pl_module,
+            self.loss_fn,
+            moved(self.probe_batch, pl_module.device),
+            list(trainer.optimizers) or None,
+            log=to_loggers if self._log is None else self._log,
+            **self.options,
+        )
+        for event, values in (self.events or {}).items():
+            self.watch.on(event, **values)
+        self._seen = trainer.global_step
+        if self._state is not None:
+            self.watch.load_state_dict(self._state)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Count a step, if there was one."""
+        if self.watch is not None and trainer.global_step != self._seen:
+            self._seen = trainer.global_step
+            self.watch.step(outputs["loss"] if isinstance(outputs, dict) and "loss" in outputs else None)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The end."""
+        if self.watch is not None:
+            self.watch.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The end, as a context manager would see it."""
+        if self.watch is not None:
+            self.watch.__exit__(type(exception), exception, exception.__traceback__)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For Lightning's checkpoints."""
+        return {} if self.watch is None else self.watch.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From Lightning's checkpoints, before the training begins."""
+        self._state = state_dict or None
+
+
+def plain(row: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a row: Lightning's loggers take no text."""
+    return {name: value for name, value in row.items() if not isinstance(value, str)}

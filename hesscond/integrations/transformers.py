@@ -1,0 +1,89 @@
+"""A watch as a callback of Hugging Face's ``Trainer``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hesscond.capture import Batch, LossFunction
+from hesscond.errors import ConfigError
+from hesscond.target import moved
+from hesscond.watching import Alarm, watch
+from hesscond.watching import Watch as LoopWatch
+
+try:
+    from transformers import TrainerCallback
+except ImportError:
+    raise ConfigError("transformers is not installed: pip install 'hesscond[transformers]'") from None
+
+__all__ = ["Alarm", "Watch"]
+
+
+def own_loss(output: Any, target: Any) -> Any:
+    """The loss that a model of transformers returns if its inputs have labels."""
+    return output.loss
+
+
+class Watch(TrainerCallback):
+    """`hesscond.watch` of the model of a ``Trainer``.
+
+    It counts optimizer steps: those of accumulated batches once. Only the process of rank 0 measures. Rows are added to
+    the ``log_history`` of the trainer's state, which its checkpoints hold.
+
+    Parameters
+    ----------
+    probe_batch
+        As `hesscond.watch` takes it, usually the mapping that a collator makes, with ``"labels"``; it is moved to the
+        model's device.
+    loss_fn
+        As there; None: the loss that the model returns.
+    log
+        As there: ``"wandb"`` and ``"mlflow"`` add to the run that ``report_to`` has opened.
+    events
+        Alarms: keyword arguments of `hesscond.watching.Watch.on` by event.
+    options
+        What else `hesscond.watch` takes. GPT-2's dense layers are ``Conv1D``, which have to be named in ``layers``.
+
+    Attributes
+    ----------
+    watch
+        The watch of the training; None before it begins.
+    """
+
+    def __init__(
+        self,
+        probe_batch: Batch,
+        loss_fn: LossFunction | None = None,
+        *,
+        log: Any = None,
+        events: dict[str, dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        self.loss_fn, self.probe_batch, self.log, self.events, self.options = loss_fn, probe_batch, log, events, options
+        self.watch: LoopWatch | None = None
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
+    ) -> None:
+        """Begin to watch; a training that goes on is counted from where it stands."""
+        self.watch = watch(
+            model,
+            self.loss_fn or own_loss,
+            moved(self.probe_batch, model.device),
+            optimizer,
+            log=self.log,
+            **self.options,
+        )
+        for event, values in (self.events or {}).items():
+            self.watch.on(event, **values)
+        if state.global_step:
+            self.watch.load_state_dict({**self.watch.state_dict(), "steps": state.global_step})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count a step."""
+        if self.watch is not None and (row := self.watch.step()) is not None:
+            state.log_history.append({**row, "step": state.global_step})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The end."""
+        if self.watch is not None:
+            self.watch.close()

@@ -1,0 +1,494 @@
+"""The watch of a training loop: when it measures, what it says, and that it is never in the way."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hesscond.capture import Batch, LossFunction
+from hesscond.errors import ConfigError, HesscondError
+from hesscond.schedules import Schedule, schedule_of
+from hesscond.study.store import place_name
+from hesscond.target import one_line
+from hesscond.watching.alarms import Alarm, Rule, rule_of
+from hesscond.watching.destinations import Destination, destinations, run_config
+from hesscond.watching.measuring import Measuring, Row, groups_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch.distributed import ProcessGroup
+
+logger = logging.getLogger("hesscond")
+
+#: Columns of a block that are given out under its name.
+SHOWN = ("kappa", "kappa_lower", "kappa_upper", "rank", "negative", "lambda_max", "lambda_min", "kappa_own")
+#: Beyond so many times ``every`` a budget leaves blocks out rather than lengthen it further.
+LONGEST = 10
+
+
+def watch(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    probe_batch: Batch | Iterable[Batch],
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    every: int | Schedule = 200,
+    layers: Iterable[str] | str | None = None,
+    level: str = "layer",
+    log: Any = None,
+    budget: float | None = None,
+    strict: bool = False,
+    *,
+    units: Sequence[int] | None = None,
+    rtol: float = 1e-6,
+    memory: float | None = None,
+    seed: int = 0,
+    group: ProcessGroup | None = None,
+    name: str = "watch",
+) -> Watch:
+    """Measure κ, the ends of the spectrum and the preconditioned sharpness while a loop of your own trains.
+
+    Training with and without the watch is the same, bit for bit: weights, optimizer, buffers and random state.
+
+    Parameters
+    ----------
+    model, loss_fn, probe_batch
+        As `hesscond.probe` takes them. The batch, or small stream of batches, is copied and stays the same. The model
+        is measured in the mode that it is in, dropout with the same draws at each probe.
+    optimizer
+        Whose coordinates are measured too: P with M = P Pᵀ of its last step −η M g, see
+        `hesscond.methods.optimizers`. Several may be given.
+    every
+        After how many optimizer steps; or a schedule of `hesscond.schedules`, or a function of the number of steps
+        that says whether to measure.
+    layers, level, units, rtol, memory
+        As `hesscond.probe` takes them.
+    log
+        Where the numbers go: a function of the dict that `Watch.step` returns, ``"tensorboard:DIR"``, ``"wandb"``,
+        ``"mlflow"``, the folder of a run as studies write it, or a list of these.
+    budget
+        The largest share of the time that measuring may take, 0.05 say. A probe waits until enough time has passed
+        since the last one; where that would be ten times ``every``, layers (or units of the one layer) are left out,
+        chosen by ``seed``. Both are logged.
+    strict
+        Whether an error inside the watch is raised. Otherwise it is logged once as a warning, and the row says it.
+    seed
+        Of what dropout draws while it is measured, and of what a budget leaves out.
+    group
+        Processes that all call the watch, each with its share of the probe batch. None: in a distributed training the
+        process of rank 0 alone measures, on its own batch, and in the others `Watch.step` returns None.
+    name
+        Of the training, in a run folder.
+
+    Returns
+    -------
+    Watch
+
+    Raises
+    ------
+    ConfigError
+        An argument that makes no sense; an optimizer of another model, or one whose M is not known (leave it out); a
+        batch that the model does not run on; a package that a destination needs; a folder that is not free.
+
+    Examples
+    --------
+    >>> import hesscond
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    >>> batch = torch.randn(20, 5), torch.randint(0, 3, (20,))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with hesscond.watch(model, nn.CrossEntropyLoss(), batch, optimizer, every=2) as watching:
+    ...     for _ in range(4):
+    ...         optimizer.zero_grad()
+    ...         nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    ...         optimizer.step()
+    ...         row = watching.step()
+    >>> row["hesscond/step"], row["hesscond/0/rank"]
+    (4, 24)
+    >>> list(watching.to_frame()["step"])
+    [2, 2, 4, 4]
+    """
+    return Watch(
+        model,
+        loss_fn,
+        probe_batch,
+        optimizer,
+        every,
+        layers,
+        level,
+        log,
+        budget,
+        strict,
+        units=units,
+        rtol=rtol,
+        memory=memory,
+        seed=seed,
+        group=group,
+        name=name,
+    )
+
+
+class Watch:
+    """See `watch`, which makes it. A context manager that closes it.
+
+    Attributes
+    ----------
+    steps
+        Optimizer steps counted.
+    left_out
+        What is no longer measured for the sake of the budget.
+    seconds
+        What all probes took.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        probe_batch: Batch | Iterable[Batch],
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        every: int | Schedule,
+        layers: Iterable[str] | str | None,
+        level: str,
+        log: Any,
+        budget: float | None,
+        strict: bool,
+        *,
+        units: Sequence[int] | None,
+        rtol: float,
+        memory: float | None,
+        seed: int,
+        group: ProcessGroup | None,
+        name: str,
+    ) -> None:
+        self._due, self._every = schedule_of(every), every if isinstance(every, int) else None
+        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float))):
+            raise ConfigError(f"budget must be a share of the time between 0 and 1, not {budget!r}")
+        if budget is not None and not 0 < budget < 1:
+            raise ConfigError(f"budget must be a share of the time between 0 and 1, not {budget}")
+        self.budget, self.strict, self._seed = budget, strict, seed
+        self.steps, self.seconds = 0, 0.0
+        self.left_out: tuple[str, ...] = ()
+        self._rows: list[Row] = []
+        self._rules: list[Rule] = []
+        self._said: set[str] = set()
+        self._closed = False
+        self._began = self._free_since = time.perf_counter()
+        self._last_step, self._last_cost = 0, 0.0
+        #: Processes of a distributed training that only train.
+        self._idle = group is None and distributed_rank() != 0
+        self._writes = not self._idle and (group is None or group.rank() == 0)
+        self._optimizer = optimizer
+        self._destinations: list[Destination] = []
+        if self._idle:
+            return
+        self._measuring = Measuring(
+            model, loss_fn, probe_batch, optimizer, layers, level, units, rtol, memory, seed, group
+        )
+        if self._writes:
+            self._destinations = destinations(log, lambda: self._config(model, loss_fn, name))
+
+    def _config(self, model: nn.Module, loss_fn: LossFunction, name: str) -> dict[str, Any]:
+        """The ``config.toml`` of a run folder."""
+        return run_config(
+            name,
+            type(self._measuring.optimizer).__name__ if isinstance(self._optimizer, Optimizer) else "watched",
+            self._rate or 0.0,
+            self._measuring.samples,
+            self._measuring.blocks,
+            self._measuring.level,
+            type(loss_fn).__name__ if isinstance(loss_fn, nn.Module) else getattr(loss_fn, "__name__", "loss"),
+        )
+
+    @property
+    def _rate(self) -> float | None:
+        """The largest learning rate."""
+        if self._optimizer is None:
+            return None
+        return max(float(group["lr"]) for group in groups_of(self._measuring.optimizer))
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self._close("interrupted", "stopped by the user")
+        elif error is not None:
+            self._close("failed", one_line(error))
+        else:
+            self.close()
+
+    def on(
+        self,
+        event: str,
+        callback: Callable[[Alarm], object] | None = None,
+        *,
+        factor: float = 10.0,
+        probes: int = 3,
+    ) -> Watch:
+        """Tell of an event: a line in the log ``hesscond`` (a warning), and a callback.
+
+        Parameters
+        ----------
+        event
+            ``"kappa_grew"`` or ``"lambda_max_grew"``: the lower bound exceeds ``factor`` times the smallest upper bound
+            before. ``"rank_fell"``: both ranks are decided. ``"sharpness"``: the lower bound of λ_max·η in the
+            optimizer's coordinates is above 2 in ``probes`` probes in a row. ``"dead_units"``: units whose Hessian has
+            become exactly zero, at levels "unit" and "layer"; it takes a further pass over the probe batch.
+        callback
+            Called with an `Alarm`.
+        factor, probes
+            See above.
+
+        Returns
+        -------
+        Watch
+            The same.
+
+        Raises
+        ------
+        ConfigError
+            No such event, or it cannot be seen with this watch; values that make no sense.
+        """
+        rule = rule_of(event, callback, factor, probes)
+        if event == "sharpness" and self._optimizer is None:
+            raise ConfigError("the sharpness λ_max·η is that of an optimizer: give the watch optimizer=")
+        if event == "dead_units" and not self._idle and self._measuring.level == "network":
+            raise ConfigError("dead units are those of layers: watch with level='layer' or level='unit'")
+        self._rules.append(rule)
+        return self
+
+    def step(self, loss: torch.Tensor | float | None = None) -> dict[str, Any] | None:
+        """Count an optimizer step, and measure if it is due: call it after every ``optimizer.step()``.
+
+        Parameters
+        ----------
+        loss
+            That of the step, for a run folder.
+
+        Returns
+        -------
+        dict or None
+            None: nothing was due. Else ``hesscond/step``, ``hesscond/seconds`` and for each block, LAYER or LAYER.UNIT,
+            ``hesscond/LAYER/kappa``, ``kappa_lower``, ``kappa_upper``, ``rank``, ``negative`` (missing where they were
+            not all counted), ``lambda_max``, ``lambda_min``, and with an optimizer ``kappa_own``, in its coordinates;
+            and ``hesscond/sharpness_times_rate``: λ_max(PᵀHP) η, of layers the largest, which bounds that of the
+            network from below. Of a probe that failed ``hesscond/error`` instead.
+
+        Raises
+        ------
+        ConfigError
+            The watch is closed; its run folder holds an earlier training.
+        """
+        if self._closed:
+            raise ConfigError("the watch is closed: it takes no more steps")
+        self.steps += 1
+        if self._idle:
+            return None
+        self._training(loss)
+        if not self._due(self.steps) or not self._affordable():
+            return None
+        return self._guarded(self._probed) or None
+
+    def _training(self, loss: torch.Tensor | float | None) -> None:
+        for one in self._destinations:
+            one.check()
+        if loss is not None and self._destinations:
+            value, rate = float(torch.as_tensor(loss).detach()), self._rate
+            self._guarded(lambda: self._each(lambda one: one.training(self.steps, value, rate)))
+
+    def _each(self, act: Callable[[Destination], None]) -> dict[str, Any]:
+        """Let every destination act."""
+        for one in self._destinations:
+            act(one)
+        return {}
+
+    def _affordable(self) -> bool:
+        """Whether a probe now keeps the budget; all processes of a group must agree."""
+        if self.budget is None or self._last_step == 0:
+            return True
+        free = time.perf_counter() - self._free_since
+        wanted = self._last_cost * (1 - self.budget) / self.budget
+        answer = free >= wanted
+        if not answer:
+            done = self.steps - self._last_step
+            step = max(free / done, 1e-9)
+            needed = math.ceil(wanted / step)
+            self._say(
+                "budget",
+                f"a probe takes {self._last_cost:.3g} s, as long as {self._last_cost / step:.3g} steps: "
+                f"to keep budget={self.budget:g} it is made about every {needed} steps",
+            )
+            if self._every is not None and needed > LONGEST * self._every:
+                self._leave_out(LONGEST * self._every / needed)
+        return self._measuring.agreed(answer)
+
+    def _leave_out(self, share: float) -> None:
+        """Measure only so many of the blocks, or of the units of the one block that is left."""
+        own = self._measuring
+        draw = random.Random(self._seed)
+        kept: list[Any]
+        if own.level == "network" or (len(own.blocks) == 1 and own.level != "unit"):
+            return
+        if len(own.blocks) > 1:
+            kept = sorted(draw.sample(range(len(own.blocks)), max(1, int(share * len(own.blocks)))))
+            names = [own.blocks[k] for k in kept]
+            out = [name for name in own.blocks if name not in names]
+            own.names, own.blocks = tuple(names), names
+        else:
+            there = own.seen_units
+            if len(there) < 2:
+                return
+            kept = sorted(draw.sample(there, max(1, int(share * len(there)))))
+            out = [place_name(own.blocks[0], unit) for unit in there if unit not in kept]
+            own.names, own.units, own.seen_units = tuple(own.blocks), kept, kept
+        self.left_out += tuple(out)
+        self._last_cost *= share
+        self._say(
+            f"left out {len(self.left_out)}",
+            f"budget={self.budget:g} does not allow for all blocks: from step {self.steps} on left out, chosen "
+            f"by seed {self._seed}: {', '.join(out)}",
+        )
+
+    def _guarded(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What ``act`` returns; what it raises becomes one warning and a row that says so, unless strict."""
+        try:
+            return act()
+        except Exception as error:
+            if self.strict:
+                raise
+            sentence = str(error) if isinstance(error, HesscondError) else one_line(error)
+            full = out_of_memory(error)
+        # the frames of the exception are gone now, and with them what they held
+        if full:
+            sentence = f"out of memory, the probe is skipped: {sentence}"
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+        self._say(sentence, f"step {self.steps}: {sentence}")
+        metrics = {"hesscond/step": self.steps, "hesscond/error": sentence}
+        self._rows.append({"step": self.steps, "error": sentence})
+        for one in self._destinations:
+            try:
+                one.write(self.steps, metrics, [])
+            except Exception as error:
+                self._say(type(one).__name__, f"step {self.steps}: {one_line(error)}")
+        return metrics
+
+    def _say(self, key: str, sentence: str) -> None:
+        """A warning, once."""
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning("hesscond.watch: %s", sentence)
+
+    def _probed(self) -> dict[str, Any]:
+        """A probe."""
+        began = time.perf_counter()
+        try:
+            rows, notes = self._measuring.rows()
+            if any(rule.event == "dead_units" for rule in self._rules):
+                dead = self._measuring.dead_units()
+                for row in rows:
+                    own = dead.get(row["layer"], [])
+                    row["dead_units"] = own if row["unit"] is None else [unit for unit in own if unit == row["unit"]]
+        finally:
+            self._free_since = time.perf_counter()
+            self._last_step, self._last_cost = self.steps, self._free_since - began
+            self.seconds += self._last_cost
+        for note in notes:
+            self._say(note, note)
+        metrics = self._metrics(rows)
+        self._rows += [{"step": self.steps, **row} for row in rows]
+        self._each(lambda one: one.write(self.steps, metrics, rows))
+        for row in rows:
+            for rule in self._rules:
+                if (alarm := rule.look(self.steps, row)) is not None:
+                    logger.warning("hesscond.watch: step %d: %s", self.steps, alarm.sentence)
+                    if rule.callback is not None:
+                        rule.callback(alarm)
+        return metrics
+
+    def _metrics(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The rows under names."""
+        metrics: dict[str, Any] = {"hesscond/step": self.steps, "hesscond/seconds": self._last_cost}
+        for row in rows:
+            place = place_name(row["layer"], row["unit"])
+            metrics |= {f"hesscond/{place}/{key}": row[key] for key in SHOWN if row.get(key) is not None}
+        sharp = [row["sharpness_times_rate"] for row in rows if "sharpness_times_rate" in row]
+        if sharp:
+            metrics["hesscond/sharpness_times_rate"] = max(sharp)
+        return metrics
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each block at each probe: step, layer, unit and the columns of `hesscond.ProbeResult.to_frame`;
+        with an optimizer also those in its coordinates; ``error`` for a probe that failed.
+        """
+        import pandas as pd
+
+        first = ["step", "layer", "unit", "kappa", "kappa_lower", "kappa_upper"]
+        frame = pd.DataFrame(self._rows)
+        return frame.reindex(columns=[*first, *(name for name in frame.columns if name not in first)])
+
+    def close(self) -> None:
+        """End it: destinations are closed. Closing twice does nothing."""
+        self._close("finished", "")
+
+    def _close(self, status: str, message: str) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._guarded(lambda: self._each(lambda one: one.close(status, message)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a training that goes on needs, beside the arguments: `torch.save` takes it."""
+        return {
+            "steps": self.steps,
+            "left_out": list(self.left_out),
+            "names": None if self._idle or self._measuring.names is None else list(self._measuring.names),
+            "units": None if self._idle or self._measuring.units is None else list(self._measuring.units),
+            "rules": [{"event": rule.event, "memory": rule.memory} for rule in self._rules],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a watch with the same arguments, and the same calls of `on`, stood.
+
+        Raises
+        ------
+        ConfigError
+            It is not the state of a watch, or other alarms are on.
+        """
+        try:
+            steps, rules = int(state["steps"]), list(state["rules"])
+            names, units, left_out = state["names"], state["units"], tuple(state["left_out"])
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError("this is not the state of a watch: give what watch.state_dict() returned") from None
+        if [rule["event"] for rule in rules] != [rule.event for rule in self._rules]:
+            raise ConfigError("the state is that of a watch with other alarms: call watch.on as there, then load it")
+        for rule, own in zip(rules, self._rules, strict=True):
+            own.memory = dict(rule["memory"])
+        self.steps = steps
+        if left_out:
+            self.left_out, self._measuring.names, self._measuring.units = left_out, tuple(names), units
+            self._measuring.blocks = list(names)
+        for one in self._destinations:
+            one.resume()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception is of too little memory, of the GPU or the host."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def distributed_rank() -> int:
+    """The rank of this process; 0 where there is one."""
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if there else 0

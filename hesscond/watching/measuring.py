@@ -1,0 +1,296 @@
+"""What a watch measures at one moment of a training: rows of κ in plain coordinates and in those of the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hesscond.applied import at_work
+from hesscond.capture import Batch, LossFunction
+from hesscond.capture.batches import is_batch
+from hesscond.capture.evaluation import converted, leading_dimension
+from hesscond.capture.randomness import generators_of, gpus_of, untouched_randomness
+from hesscond.capture.wrappers import measurable, unwrapped
+from hesscond.errors import ConfigError, HesscondError
+from hesscond.hessians import Choice
+from hesscond.methods.optimizers import AtWork
+from hesscond.probing import LEVELS, probe
+from hesscond.results import LayerResult, NetworkResult, ProbeResult
+from hesscond.spectra import ConditionNumber, lanczos
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+#: One measured block: columns of the probe table, and further ones.
+Row = dict[str, Any]
+
+
+class Measuring:
+    """A model, its loss and a batch that stays the same, measured again and again.
+
+    Parameters
+    ----------
+    model, loss_fn, data
+        As `hesscond.probe` takes them; of the data a copy is kept.
+    optimizer
+        Whose coordinates are measured too; one, or several that train the model together.
+    layers, level, units, rtol, memory, group
+        As `hesscond.probe` takes them; without ``group`` this process measures alone, also a replicated model.
+    seed
+        What dropout draws while it is measured, the same every time.
+
+    Attributes
+    ----------
+    samples
+        Of the data.
+    names
+        The blocks that are measured; None: all that the data reach.
+    left_out
+        The blocks that are no longer measured.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        data: Batch | Iterable[Batch],
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        layers: Iterable[str] | str | None,
+        level: str,
+        units: Sequence[int] | None,
+        rtol: float,
+        memory: float | None,
+        seed: int,
+        group: ProcessGroup | None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+        if not callable(loss_fn):
+            raise ConfigError(f"the loss must be a function of (output, target), not {type(loss_fn).__name__}")
+        if level not in LEVELS:
+            raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
+        # a replica of DistributedDataParallel would wait for the others
+        self.model = model if group is not None else unwrapped(model)
+        self.loss_fn, self.optimizer, self.group = loss_fn, inner(optimizer), group
+        self.level, self.units, self.rtol, self.memory, self.seed = level, units, rtol, memory, seed
+        self.names: tuple[str, ...] | None = None
+        if layers is not None:
+            self.names = (layers,) if isinstance(layers, str) else tuple(layers)
+        self.gpus = gpus_of([*model.parameters(), *model.buffers()])
+        Choice.of(measurable(model), self.names, None, level)
+        # a schedule that begins with a warm-up may begin with a rate of 0
+        if self.optimizer is not None and any(group["lr"] != 0 for group in groups_of(self.optimizer)):
+            at_work(measurable(model), self.optimizer)
+        with untouched_randomness(self.gpus, generators_of(data)):
+            batches = [data] if is_batch(data) else list(data)
+        if not batches:
+            raise ConfigError("the data are an empty stream: they need at least one batch")
+        copies = [converted(batch, None, copy=True) for batch in batches]
+        self.data: Any = copies[0] if is_batch(data) else copies
+        self.samples = sum(leading_dimension(batch if isinstance(batch, Mapping) else batch[0]) for batch in copies)
+        self.seen_units: list[int] = []
+        self._try()
+
+    def _try(self) -> None:
+        """Find out now what would fail every time: nothing is decomposed yet.
+
+        Raises
+        ------
+        ConfigError
+            The model and its loss do not run on the data.
+        """
+        try:
+            with self.apart():
+                self.blocks = list(self._probe(None))
+        except (HesscondError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [""])[0]
+            raise ConfigError(
+                f"the model and its loss do not run on the probe batch ({type(error).__name__}: {reason}): give one "
+                "like those that it is trained on, on the model's device"
+            ) from error
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within, nothing of the loop around applies, and what is drawn is the same each time."""
+        with ExitStack() as stack:
+            # a random state of its own, so that two probes differ by the weights alone
+            stack.enter_context(untouched_randomness(self.gpus))
+            torch.default_generator.manual_seed(self.seed)
+            for gpu in self.gpus:
+                torch.cuda.default_generators[gpu].manual_seed(self.seed)
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            for kind in {"cpu", *(p.device.type for p in self.model.parameters())}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
+
+    def rows(self) -> tuple[list[Row], list[str]]:
+        """A row for each block, or unit of it, and what has to be said of what is missing.
+
+        Raises
+        ------
+        HesscondError
+            As `hesscond.probe`.
+        """
+        notes: list[str] = []
+        own = self._at_work(notes)
+        # where M = c I, κ is the same in both coordinates, and one probe has all
+        c = None if own is None else own.multiple_of_identity()
+        with self.apart():
+            found: ProbeResult | None = None
+            plain: Mapping[str, LayerResult]
+            if own is not None and c is None:
+                try:
+                    found = self._probe(own)
+                except ConfigError as error:
+                    # the plain numbers may exist all the same, as those of a network with tied weights
+                    notes.append(f"nothing is measured in the optimizer's coordinates: {error}")
+                    own = None
+            if found is None:
+                found = plain = self._probe(None)
+            elif self.level == "network":
+                plain = self._probe(None)
+            else:
+                plain = {name: result.plain for name, result in found.items()}
+            rows = []
+            for name, result in found.items():
+                self.seen_units = list(result.units)
+                conditions = zip(units_of(result), plain[name].conditions, result.conditions, strict=True)
+                for unit, kappa, kappa_own in conditions:
+                    row = self._row(plain[name], unit, kappa)
+                    if own is not None:
+                        row |= own_columns(result, unit, kappa_own, own, 1.0 if c is None else c)
+                    rows.append(row)
+        notes += [f"{name} is not measured: {why}" for name, why in found.skipped.items()]
+        return rows, notes
+
+    def agreed(self, answer: bool) -> bool:
+        """What the first process of the group answers."""
+        if self.group is None:
+            return answer
+        box = [answer]
+        torch.distributed.broadcast_object_list(box, group=self.group, group_src=0)
+        return box[0]
+
+    def dead_units(self) -> dict[str, list[int]]:
+        """The units of each layer whose Hessian is exactly zero."""
+        with self.apart():
+            found = probe(self.model, self.loss_fn, self.data, self.names, memory=self.memory, group=self.group)
+            return {
+                name: [unit for unit in layer.units if not bool(layer.block(unit).diagonal().any())]
+                for name, layer in found.items()
+            }
+
+    def _at_work(self, notes: list[str]) -> AtWork | None:
+        """The optimizer's coordinates; None: it has none, or none yet, and that is said."""
+        if self.optimizer is None:
+            return None
+        try:
+            own = at_work(measurable(self.model), self.optimizer)
+            own.refuse_no_step()
+        except ConfigError as error:
+            notes.append(f"nothing is measured in the optimizer's coordinates: {error}")
+            return None
+        return own
+
+    def _probe(self, own: AtWork | None) -> ProbeResult:
+        return probe(
+            self.model,
+            self.loss_fn,
+            self.data,
+            self.names,
+            self.level,
+            own,
+            units=self.units,
+            rtol=self.rtol,
+            memory=self.memory,
+            group=self.group,
+        )
+
+    def _row(self, result: LayerResult, unit: int | None, kappa: ConditionNumber) -> Row:
+        """The columns in plain coordinates."""
+        return {
+            "layer": result.name,
+            "unit": unit,
+            "samples": self.samples,
+            "n_params": kappa.rank + kappa.nullity,
+            "kappa": kappa.value,
+            "kappa_lower": kappa.lower,
+            "kappa_upper": kappa.upper,
+            "rank": kappa.rank,
+            "nullity": kappa.nullity,
+            "negative": kappa.counted_negative,
+            "resolved": int(kappa.resolved),
+            "lambda_max": kappa.lambda_max,
+            "lambda_max_error": self.rtol * kappa.lambda_max + result.error(unit),
+            "lambda_min": kappa.lambda_min,
+            "coordinates": "plain",
+            "solver": kappa.solver,
+        }
+
+
+def own_columns(result: LayerResult, unit: int | None, kappa: ConditionNumber, own: AtWork, c: float) -> Row:
+    """The columns in the optimizer's coordinates, in which the Hessian is c times that of ``result``."""
+    value, error = largest(result, unit, kappa)
+    rate = own.rate * c
+    return {
+        "kappa_own": kappa.value,
+        "kappa_own_lower": kappa.lower,
+        "kappa_own_upper": kappa.upper,
+        "rank_own": kappa.rank,
+        "resolved_own": int(kappa.resolved),
+        "coordinates": own.name,
+        "sharpness_times_rate": value * rate,
+        "sharpness_times_rate_lower": max(0.0, value - error) * rate,
+    }
+
+
+def largest(result: LayerResult, unit: int | None, kappa: ConditionNumber) -> tuple[float, float]:
+    """The largest eigenvalue, which curves upwards (0 if none does), and the bound of its error."""
+    if isinstance(result, NetworkResult):
+        top = lanczos(result.operator, 1, "top", tol=1e-6)
+        value = float(top.eigenvalues[0])
+        return max(0.0, value), value - float(top.lower[0]) + result.uncertainty
+    value = kappa.lambda_max
+    if kappa.counted_negative != 0:
+        value = float(next(iter(result.block(unit).eigenvalues()), 0.0))
+    value = max(0.0, value)
+    return value, 1e-8 * kappa.lambda_max + result.error(unit)
+
+
+def units_of(result: LayerResult) -> Sequence[int | None]:
+    """What its conditions belong to: units, or None, the whole."""
+    return result.units if result.level == "unit" else (None,)
+
+
+def inner(optimizer: Any) -> Any:
+    """The optimizers that wrappers, as those of accelerate, hold."""
+    if isinstance(optimizer, (list, tuple)):
+        return [inner(one) for one in optimizer]
+    while isinstance(held := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = held
+    return optimizer
+
+
+def groups_of(optimizer: Any) -> list[dict[str, Any]]:
+    """The parameter groups of one or several optimizers.
+
+    Raises
+    ------
+    ConfigError
+        Something else among them.
+    """
+    several = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if not several:
+        raise ConfigError("no optimizer was given: leave optimizer= out, or name those that train the model")
+    for one in several:
+        if not isinstance(one, Optimizer):
+            raise ConfigError(f"the optimizer must be one of torch.optim.Optimizer, not {type(one).__name__}")
+    return [group for one in several for group in one.param_groups]

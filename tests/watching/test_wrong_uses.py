@@ -1,0 +1,195 @@
+"""Wrong uses of a watch: each is one sentence that says what to do."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hesscond
+from hesscond.errors import HesscondError
+from hesscond.schedules import linear, logarithmic, per_epoch
+
+X, Y = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
+
+
+def made():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def start(model=None, loss=F.cross_entropy, batch=(X, Y), **options):
+    return hesscond.watch(made() if model is None else model, loss, batch, **options)
+
+
+class Strange(torch.optim.Optimizer):
+    """An optimizer that nobody knows."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+
+def of(kind, model, **options):
+    return kind(model.parameters(), **{"lr": 0.1, **options})
+
+
+def with_optimizer(kind, **options):
+    model = made()
+    return start(model, optimizer=of(kind, model, **options))
+
+
+SGD = torch.optim.SGD
+
+AT_THE_START = {
+    "no module": (lambda: start(model=lambda x: x), "must be a torch.nn.Module"),
+    "a class for a model": (lambda: start(model=nn.Linear), "must be a torch.nn.Module"),
+    "a string for a loss": (lambda: start(loss="mse"), "the loss must be a function"),
+    "no loss": (lambda: start(loss=None), "the loss must be a function"),
+    "a loss of one argument": (lambda: start(loss=lambda output: output.sum()), "do not run on the probe batch"),
+    "a loss that is no scalar": (lambda: start(loss=lambda o, t: o), ""),
+    "too many features": (lambda: start(batch=(torch.randn(12, 6), Y)), "do not run on the probe batch"),
+    "targets of another number": (lambda: start(batch=(X, Y[:5])), "do not run on the probe batch"),
+    "classes that are not there": (lambda: start(batch=(X, Y + 3)), ""),
+    "integers for numbers": (lambda: start(batch=(Y, Y)), ""),
+    "a batch of nothing": (lambda: start(batch=(X[:0], Y[:0])), ""),
+    "inputs alone": (lambda: start(batch=X), "must be a pair"),
+    "a triple": (lambda: start(batch=(X, Y, Y)), "a tuple of 3 is no batch"),
+    "an empty tuple": (lambda: start(batch=()), "empty tuple"),
+    "an empty stream": (lambda: start(batch=[]), "empty stream"),
+    "no batch": (lambda: start(batch=None), "must be a pair"),
+    "a batch on another device": (lambda: start(batch=(X.to("meta"), Y)), ""),
+    "NaN in the batch": (lambda: start(batch=(X * float("nan"), Y)), ""),
+    "an unknown layer": (lambda: start(layers=["fc9"]), "fc9"),
+    "an unknown layer, as a string": (lambda: start(layers="fc9"), "fc9"),
+    "a glob of nothing": (lambda: start(layers="*.mlp.*"), "mlp"),
+    "no layers": (lambda: start(layers=[]), ""),
+    "an unknown level": (lambda: start(level="block"), "unknown level 'block'"),
+    "a level that is no name": (lambda: start(level=2), "unknown level 2"),
+    "units without layers": (lambda: start(level="unit", units=[0]), "name the layers"),
+    "units of a layer": (lambda: start(layers="0", units=[0]), "use level='unit'"),
+    "a unit that is not there": (lambda: start(layers="0", level="unit", units=[9]), "9"),
+    "every 0": (lambda: start(every=0), "every must be"),
+    "every −1": (lambda: start(every=-1), "every must be"),
+    "every half": (lambda: start(every=0.5), "every must be"),
+    "every of a word": (lambda: start(every="epoch"), "every must be"),
+    "every True": (lambda: start(every=True), "every must be"),
+    "every None": (lambda: start(every=None), "every must be"),
+    "linear 0": (lambda: linear(0), "every must be"),
+    "logarithmic 0": (lambda: logarithmic(0), "per_decade must be"),
+    "logarithmic from 0": (lambda: logarithmic(3, first=0), "first must be"),
+    "more times than steps": (lambda: per_epoch(10, steps=5), "at most times=5"),
+    "a loader for steps": (lambda: per_epoch(10, steps=[1, 2]), "steps must be"),
+    "budget 0": (lambda: start(budget=0), "between 0 and 1"),
+    "budget 1": (lambda: start(budget=1), "between 0 and 1"),
+    "budget of percents": (lambda: start(budget=5), "between 0 and 1"),
+    "budget NaN": (lambda: start(budget=float("nan")), "between 0 and 1"),
+    "budget of a word": (lambda: start(budget="5%"), "between 0 and 1"),
+    "budget True": (lambda: start(budget=True), "between 0 and 1"),
+    "rtol 0": (lambda: start(rtol=0), "rtol"),
+    "rtol 2": (lambda: start(rtol=2), "rtol"),
+    "no memory": (lambda: start(memory=0), "memory"),
+    "too little memory": (lambda: start(memory=10), ""),
+    "log of a number": (lambda: start(log=3), "log must be"),
+    "log of nothing": (lambda: start(log=""), "log must be"),
+    "log True": (lambda: start(log=True), "log must be"),
+    "log in a list": (lambda: start(log=[print, 3]), "log must be"),
+    "tensorboard nowhere": (lambda: start(log="tensorboard:"), "needs a folder"),
+    "tensorboard without a colon": (lambda: start(log="tensorboard"), "needs a folder"),
+    "an optimizer's name": (lambda: start(optimizer="adam"), "must be one of torch.optim.Optimizer"),
+    "an optimizer's class": (lambda: start(optimizer=SGD), "must be one of torch.optim.Optimizer"),
+    "a schedule for an optimizer": (
+        lambda: start(optimizer=torch.optim.lr_scheduler.StepLR(of(SGD, made()), 1)),
+        "",
+    ),
+    "parameters for an optimizer": (lambda: start(optimizer=list(made().parameters())), "torch.optim.Optimizer"),
+    "no optimizer in the list": (lambda: start(optimizer=[]), "no optimizer was given"),
+    "an optimizer of another model": (lambda: start(optimizer=of(SGD, made())), "another model"),
+    "an unknown optimizer": (lambda: with_optimizer(Strange), "Strange"),
+    "L-BFGS": (lambda: with_optimizer(torch.optim.LBFGS), "LBFGS"),
+    "an optimizer that ascends": (lambda: with_optimizer(SGD, maximize=True), "maximizes"),
+    "a model on meta": (lambda: start(model=made().to("meta")), ""),
+    "a lazy model": (lambda: start(model=nn.LazyLinear(3)), ""),
+    "a scripted model": (lambda: start(model=torch.jit.trace(made(), X)), "torch.jit"),
+    "a model without parameters": (lambda: start(model=nn.Sequential(nn.Tanh())), ""),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_START)
+def test_what_can_never_work_is_refused_at_the_start(name):
+    use, words = AT_THE_START[name]
+    with pytest.raises(HesscondError) as refused:
+        use()
+    sentence = str(refused.value)
+    assert words in sentence
+    assert sentence
+    assert "\n" not in sentence
+    assert "Traceback" not in sentence
+
+
+def closed():
+    own = start()
+    own.close()
+    own.close()
+    own.step()
+
+
+def state_of(other):
+    own = start()
+    own.on("rank_fell")
+    own.load_state_dict(other)
+
+
+LATER = {
+    "a step after the end": (closed, "the watch is closed"),
+    "an unknown event": (lambda: start().on("kappa"), "unknown event 'kappa'"),
+    "an event of no name": (lambda: start().on(None), "unknown event None"),
+    "a callback that is none": (lambda: start().on("rank_fell", "print"), "must be a function"),
+    "a factor of 1": (lambda: start().on("kappa_grew", factor=1), "above 1"),
+    "a factor of a word": (lambda: start().on("kappa_grew", factor="10x"), "above 1"),
+    "no probes": (lambda: start().on("sharpness", probes=0), "probes must be"),
+    "sharpness of nothing": (lambda: start().on("sharpness"), "optimizer="),
+    "dead units of a network": (lambda: start(level="network").on("dead_units"), "level='layer'"),
+    "a state of something else": (lambda: state_of({"step": 3}), "not the state of a watch"),
+    "no state": (lambda: state_of(None), "not the state of a watch"),
+    "a state of other alarms": (lambda: state_of(start().state_dict()), "other alarms"),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_makes_no_sense_later_is_refused(name):
+    use, words = LATER[name]
+    with pytest.raises(HesscondError) as refused:
+        use()
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def removed(model):
+    del model[2]
+
+
+def wider(model):
+    model[0] = nn.Linear(7, 4)
+
+
+def not_finite(model):
+    with torch.no_grad():
+        model[0].weight.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("change", [removed, wider, not_finite])
+def test_a_model_that_is_changed_under_the_watch_is_a_row_that_says_so(change):
+    model = made()
+    own = start(model, layers=["0", "2"], every=1)
+    change(model)
+    row = own.step()
+    assert row["hesscond/error"]
+    assert "\n" not in row["hesscond/error"]
+
+
+def test_before_the_optimizers_first_step_there_are_plain_coordinates_only(caplog):
+    model = made()
+    own = start(model, optimizer=torch.optim.Adam(model.parameters()), every=1)
+    row = own.step()
+    assert "hesscond/0/kappa" in row
+    assert "hesscond/0/kappa_own" not in row
+    assert "probe after the first one" in caplog.text
