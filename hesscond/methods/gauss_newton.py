@@ -379,7 +379,7 @@ class GaussNewton(CurvedMethod[GaussNewtonState]):
     name = "gauss-newton"
     summary = "the inverse of every layer's exact Gauss–Newton matrix on the mini-batch"
     source = "Schraudolph, Neural Computation 14 (2002); Abreu et al., ICLR 2026"
-    rate = 0.1
+    rate = 0.03
     of_first_step = True
     kept = ()
 

@@ -71,13 +71,16 @@ class FisherState(WholeState):
             for call, (first, *_) in zip(self.inputs, self.gradients, strict=True)
         ]
 
-    def take(self, rho: float) -> None:
-        """Move the averages towards the samples seen."""
+    def take(self, rho: float) -> bool:
+        """Move the averages towards the samples seen; not where their products overflow, and False then."""
         calls = self.samples()
         H, delta = (torch.cat([call[k].flatten(0, 1) for call in calls]) for k in (0, 1))
         A, G = H.T @ H / sum(len(call[0]) for call in calls), delta.T @ delta / len(delta)
+        if not bool(torch.isfinite(A).all() and torch.isfinite(G).all()):
+            return False
         self.A, self.G = torch.lerp(self.A, A, 1 - rho), torch.lerp(self.G, G, 1 - rho)
         self.mass = rho * self.mass + (1 - rho)
+        return True
 
     def eigenbasis_squares(self, rho: float) -> None:
         """Move s towards the squares of the samples' gradients in the eigenvectors."""
@@ -183,7 +186,8 @@ class KFAC(LayerMethod[FisherState]):
                 continue  # a run that diverges says so by its loss
             if not all(state.gradients):
                 raise not_shown(self.name)
-            state.take(self.rho)
+            if not state.take(self.rho):
+                continue
             if self.steps % self.update_every == 0:
                 self.decompose(state)
             self.finish(state)

@@ -334,6 +334,9 @@ def test_the_output_layer_at_the_published_size(name):
     if MODELS[name].kind == "tokens":
         tokens = (outputs * data[0]).long()
         data = tokens, tokens.roll(-1, 1)
+    if name == "nerf-rays":
+        # colours of the coarse network and of the fine one
+        data = data[0], data[1][:, None].expand(-1, 2)
     layer = list(eligible_layers(model))[-1]
     kappa = hesscond.probe(model, CrossEntropy(), data, [layer], units=[0])[layer].kappa[0]
     assert 1 <= kappa.lower <= kappa.upper
