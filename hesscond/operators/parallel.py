@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import io
+import time
 import traceback
 import weakref
 from collections.abc import Callable
@@ -20,6 +22,15 @@ Result = TypeVar("Result")
 STOP = -1
 
 
+def leave_the_lock() -> None:
+    """Time for gloo's threads to free the last tensors before the interpreter ends.
+
+    A thread that asks for the interpreter's lock after that aborts the process (torch 2.13), and where
+    `torch.distributed.nn` was imported after the group was made, its default arguments keep the threads alive.
+    """
+    time.sleep(0.1)
+
+
 class Team:
     """The processes of a `torch.distributed` group: one leads a computation, the others serve it with products.
 
@@ -29,7 +40,7 @@ class Team:
     Attributes
     ----------
     group
-        The group.
+        The group. Raises CaptureError where it was destroyed.
     rank, size
         Of this process; of the group.
     leading
@@ -37,7 +48,10 @@ class Team:
     """
 
     def __init__(self, group: distributed.ProcessGroup) -> None:
-        self.group = group
+        # not held: destroy_process_group() shall end gloo's threads
+        self._group = weakref.ref(group)
+        atexit.unregister(leave_the_lock)
+        atexit.register(leave_the_lock)
         self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
         self.leading = False
         self._members: weakref.WeakValueDictionary[int, DataParallel] = weakref.WeakValueDictionary()
@@ -46,6 +60,13 @@ class Team:
         # nccl moves tensors of the GPU only
         on_gpu = distributed.get_backend(group) == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+    @property
+    def group(self) -> distributed.ProcessGroup:
+        group = self._group()
+        if group is None:
+            raise CaptureError("the process group was destroyed: ask for what all processes compute before that")
+        return group
 
     def join(self, member: DataParallel) -> int:
         """A number for an operator; every process makes its operators in the same order."""

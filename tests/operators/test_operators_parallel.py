@@ -50,5 +50,9 @@ def test_what_does_not_fit_together_is_refused(found):
     assert "no process has data" in found["no data"]
 
 
+def test_a_destroyed_group_is_not_kept_alive(found):
+    assert found["destroyed"].startswith("CaptureError: the process group was destroyed")
+
+
 def test_positive_semidefinite_only_if_every_share_is(found):
     assert found["psd"] is False
