@@ -168,7 +168,12 @@ class LayerHessian(BlockHessian):
             signs=self._signs,
             noise=noise_of(self._spread, P, self.units),
             least_rank=self.rank_bound if self.captured.vanishing else None,
+            # F, its product with P and what a decomposition takes
+            factor=partial(self._factored, P) if 4 * 8 * self.count * self.order <= self.memory else None,
         )
+
+    def _factored(self, P: LinearCoordinates | None) -> FactorForm:
+        return self.dense().form(P)
 
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         if P is not None and not P.alike:

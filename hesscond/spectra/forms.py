@@ -181,6 +181,9 @@ class DualForm(Form):
     noise
         What a relative change eps of what H was made from changes it by, divided by eps, in the 2-norm. Only with
         ``signs``.
+    factor
+        Forms F itself, for a κ that the dual does not resolve: its errors are bounded column by column, however far
+        the scales of the columns are apart. None: there is no room for it.
     """
 
     gram: Callable[[], tuple[torch.Tensor, float]]
@@ -190,8 +193,16 @@ class DualForm(Form):
     signs: torch.Tensor | None = None
     noise: float = 0.0
     least_rank: RankBound | None = None
+    factor: Callable[[], FactorForm] | None = None
 
     def _measured(self, rtol: float) -> ConditionNumber:
+        found = self._dual(rtol)
+        if found.resolved or self.factor is None:
+            return found
+        finer = self.factor().condition(rtol=rtol)
+        return finer if finer.resolved else found
+
+    def _dual(self, rtol: float) -> ConditionNumber:
         if self.signs is None:
             return dual_condition(self.gram, self.triangular, order=self.order, rank_bound=self.rank_bound, rtol=rtol)
         return dual_signed_condition(

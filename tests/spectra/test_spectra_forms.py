@@ -1,5 +1,8 @@
 """`conditions`: every form against the dense truth, and several at once against one by one."""
 
+from dataclasses import replace
+
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -38,6 +41,23 @@ def test_every_form_of_one_matrix_has_its_condition_number(F):
     assert [kappa.rank for kappa in found] == [4] * 6
     assert [kappa.negative for kappa in found] == [0, 1, 0, 0, 0, 0]
     assert found == [conditions([form], rtol=1e-6)[0] for form in forms]
+
+
+def test_the_factor_resolves_what_its_dual_cannot(F):
+    F = np.ldexp(np.round(8 * F) + np.eye(4, 7), -7 * np.arange(7))
+    with mpmath.workdps(60):
+        rows = mpmath.matrix(F.tolist())
+        values = sorted(mpmath.eigsy(rows * rows.T, eigvals_only=True))
+        kappa = float(values[-1] / values[0])
+    R = torch.linalg.qr(torch.from_numpy(F.T.copy()), mode="r").R
+    # errors as a whole far above the smallest column, and each column known to the last digits
+    dual = DualForm(lambda: (R.T @ R, 1e-2), lambda: (R, np.full(4, 1e-2)), 7, lambda: 4)
+    assert not conditions([dual], rtol=1e-6)[0].resolved
+    whole = replace(dual, factor=lambda: FactorForm(F, rank_bound=lambda: 4))
+    found = conditions([whole], rtol=1e-6)[0]
+    assert (found.resolved, found.rank, found.negative) == (True, 4, 0)
+    assert found.lower <= kappa <= found.upper
+    assert found.value == pytest.approx(kappa, rel=1e-6)
 
 
 @pytest.mark.parametrize("rtol", [1e-6, 1e-12])
