@@ -143,9 +143,11 @@ def build_model(plan: RunPlan, data: Dataset) -> nn.Module:
 def make_loss(study: StudyConfig) -> nn.Module:
     """What is minimized."""
     kind = study.training.loss
+    form = study.data.form
     # the curvature of torch's own is known without derivatives; rays have two predictions
-    plain = not study.data.form.classes and study.model.name != "nerf-rays"
-    return nn.MSELoss() if kind == "mse" and plain else LOSSES[kind]()
+    if kind == "mse" and not form.classes and study.model.name != "nerf-rays":
+        return nn.MSELoss()
+    return nn.CrossEntropyLoss() if kind == "cross_entropy" and not form.tokens else LOSSES[kind]()
 
 
 def check_plan(plan: RunPlan, data: Dataset) -> None:

@@ -168,6 +168,20 @@ def probe_table(stored):
     return stored.table("probe")
 
 
+@pytest.mark.parametrize("method", ["vanilla", "bnp"])
+def test_a_probe_of_the_output_layer_takes_no_forward_pass(tmp_path, digits, method):
+    plan = plan_for(tmp_path / "run", method, probe={"precision": "as-trained", "layers": ["fc3"], "every": 1})
+    training = Training(plan, digits, RunLog(plan.folder, plan.config(digits)), None)
+    passes = []
+    training.model.register_forward_hook(lambda *_: passes.append(1))
+    # of the first iteration of an epoch the capture is compared with the model, which takes passes
+    for iteration in (1, 2, 3):
+        _, rows = training.step(iteration, training.inputs[:60], training.targets[:60])
+        assert len(rows) == 1
+    training.log.close("finished")
+    assert len(passes) == 3
+
+
 # --- the logged numbers ----------------------------------------------------------------------------------------------
 
 
