@@ -196,7 +196,7 @@ def table(network: str, compared: pd.DataFrame, cells: pd.DataFrame) -> str:
             lines.append(f"| `{row['method']}` | {row['refusal']}" + " |" * len(columns))
             continue
         own = cells[(cells["network"] == network) & (cells["method"] == row["method"])]
-        sharp = own.loc[own["level"] == "network"].groupby("iteration")["sharpness"].median()
+        sharp = own.loc[own["level"] == "network"].groupby("iteration")["sharpness"].median().dropna()
         values = [
             f"{row['learning_rate']:g}{'*' if row['at_edge'] else ''}",
             spread(row),
