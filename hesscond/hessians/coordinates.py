@@ -425,8 +425,22 @@ class DensePreconditioner(Preconditioner):
         return rows @ self.P.to(rows)
 
 
+class Diagonal:
+    """What needs no matrix where P is diagonal, with ``d`` (n̂,) or (m, n̂)."""
+
+    d: torch.Tensor
+
+    def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
+        """``rows`` (r, m n̂) times |P|."""
+        return (rows.unflatten(1, (units, -1)) * self.d.to(rows).abs()).flatten(1)
+
+    def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
+        """‖diag(s) P‖² in the Frobenius norm, for s (m n̂,)."""
+        return float((scales.view(units, -1) * self.d.to(scales)).square().sum())
+
+
 @dataclass(frozen=True)
-class Scaling(Preconditioner):
+class Scaling(Diagonal, Preconditioner):
     """P = diag(d).
 
     Attributes
@@ -474,7 +488,7 @@ class UnitProduct(UnitPreconditioner):
 
 
 @dataclass(frozen=True)
-class UnitScaling(UnitPreconditioner):
+class UnitScaling(Diagonal, UnitPreconditioner):
     """P_i = diag(d_i).
 
     Attributes

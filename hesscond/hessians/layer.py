@@ -115,16 +115,23 @@ class LayerHessian(BlockHessian):
 
     def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
         """H V or PᵀHP V (k, c), without F where there is one position a sample."""
-        if P is not None and not P.alike:
+        if not has_dual(P):
             return self.dense().product(vectors, P)
         B = self._factor.B
         signs = None if self.sign is None else self.sign.view(B.shape[:2])[..., None]
         by_unit = vectors.unflatten(0, (self.units, -1))
         if self._one_position:
-            rows, b = self._rows(P), B[..., 0]
-            images = torch.einsum("rju,juc->rjc", b, torch.einsum("jk,ukc->juc", rows, by_unit))
+            b = B[..., 0]
+            images = sum(
+                torch.einsum("rju,juc->rjc", b[:, :, units], torch.einsum("jk,ukc->juc", rows, by_unit[units]))
+                for rows, units in self._rows(P)
+            )
             images = images if signs is None else images * signs
-            return torch.einsum("juc,jk->ukc", torch.einsum("rju,rjc->juc", b, images), rows).flatten(0, 1)
+            found = [
+                torch.einsum("juc,jk->ukc", torch.einsum("rju,rjc->juc", b[:, :, units], images), rows)
+                for rows, units in self._rows(P)
+            ]
+            return torch.cat(found).flatten(0, 1)
         images, start = vectors.new_zeros(self.count, vectors.shape[1]), 0
         for panel in self._unit_panels(P):
             images += (panel @ by_unit[start : start + len(panel)]).sum(0)
@@ -136,7 +143,7 @@ class LayerHessian(BlockHessian):
     def scales(self) -> torch.Tensor:
         """(k,) the norms of the columns of F, as far as they are known."""
         if self._one_position:
-            found = (self._factor.B[..., 0].square().sum(0).T @ self._rows(None).square()).sqrt().flatten()
+            found = (self._factor.B[..., 0].square().sum(0).T @ self.captured.H_hat.square()).sqrt().flatten()
         else:
             found = torch.cat([torch.linalg.vector_norm(panel, dim=1).flatten() for panel in self._unit_panels(None)])
         if self._spread is not None:
@@ -150,15 +157,13 @@ class LayerHessian(BlockHessian):
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
         return [
-            self.dense().condition_number(P, rtol=rtol)
-            if P is not None and not P.alike
-            else conditions([self.form(P)], rtol=rtol)[0]
+            conditions([self.form(P)], rtol=rtol)[0] if has_dual(P) else self.dense().condition_number(P, rtol=rtol)
             for P in coordinates
         ]
 
     def form(self, P: LinearCoordinates | None = None) -> DualForm | FactorForm:
-        """What is known of H or PᵀHP: the dual where P is one for all units, else F."""
-        if P is not None and not P.alike:
+        """What is known of H or PᵀHP: the dual, or F where P mixes units or parameters that differ by unit."""
+        if not has_dual(P):
             return self.dense().form(P)
         return DualForm(
             partial(self.gram, P),
@@ -176,7 +181,7 @@ class LayerHessian(BlockHessian):
         return self.dense().form(P)
 
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        if P is not None and not P.alike:
+        if not has_dual(P):
             return self.dense().eigenvalues(P)
         R, _ = self.triangular(P)
         condition = self.condition_number(P)
@@ -196,10 +201,12 @@ class LayerHessian(BlockHessian):
         """
         B = self._factor.B
         if self._one_position:
-            rows, passes = self._rows(P), B.shape[0]
-            flat = B.flatten(0, 1)[:, :, 0]
-            K = (flat @ flat.T) * (rows @ rows.T).repeat(passes, passes)
-            growth = B.shape[2] ** 0.5 + rows.shape[1] ** 0.5
+            passes, flat = B.shape[0], B.flatten(0, 1)[:, :, 0]
+            K = flat.new_zeros(self.count, self.count)
+            for rows, units in self._rows(P):
+                b = flat[:, units]
+                K += (b @ b.T) * (rows @ rows.T).repeat(passes, passes)
+            growth = B.shape[2] ** 0.5 + self.captured.H_hat.shape[1] ** 0.5
         else:
             K = B.new_zeros(self.count, self.count)
             for panel in self._unit_panels(P):
@@ -238,16 +245,21 @@ class LayerHessian(BlockHessian):
             if P is None:
                 total += bounds.squared_rows()
             else:
-                total += (bounds.entries() @ P.dense(1, bounds.lengths.shape[1], total.device).abs()).square().sum(1)
+                total += P.of_unit(unit).carried(bounds.entries(), 1).square().sum(1)
         return total.sqrt()
 
     @property
     def _one_position(self) -> bool:
         return self._factor.B.shape[3] == 1 and self.captured.inputs.geometry.groups == 1
 
-    def _rows(self, P: LinearCoordinates | None) -> torch.Tensor:
-        """ĤP (J, k)."""
-        return self.captured.H_hat if P is None else P.multiplied(self.captured.H_hat, 1)
+    def _rows(self, P: LinearCoordinates | None) -> Iterator[tuple[torch.Tensor, slice]]:
+        """ĤP_i (J, k) of units that have one P_i, and these units."""
+        if P is None:
+            yield self.captured.H_hat, slice(None)
+            return
+        own = P.by_unit(range(self.units))
+        for unit, one in enumerate(own):
+            yield one.right_multiply(self.captured.H_hat), slice(None) if len(own) == 1 else slice(unit, unit + 1)
 
     def _panels(self, P: LinearCoordinates | None) -> Iterator[torch.Tensor]:
         """Fᵀ in panels (·, R J); with one position a sample in the basis of Ĥ's row space, of N columns at most."""
@@ -255,14 +267,20 @@ class LayerHessian(BlockHessian):
             for panel in self._unit_panels(P):
                 yield panel.permute(0, 2, 1).flatten(0, 1)
             return
-        rows, B = self._rows(P), self._factor.B
-        if rows.shape[1] > len(rows):
-            rows = torch.linalg.qr(rows.T, mode="r").R.T
-        passes, blocks, units = B.shape[:3]
-        step = max(1, self._panel_rows(units * rows.shape[1]) // rows.shape[1])
-        for start in range(0, units, step):
-            b = B[:, :, start : start + step, 0].permute(2, 0, 1)
-            yield (b[:, None] * rows.T[None, :, None, :]).reshape(-1, passes * blocks)
+        B, parts, length = self._factor.B, [], 0
+        wanted = self._panel_rows(self.units * min(self.captured.H_hat.shape))
+        for rows, units in self._rows(P):
+            if rows.shape[1] > len(rows):
+                rows = torch.linalg.qr(rows.T, mode="r").R.T
+            own = B[:, :, units, 0].permute(2, 0, 1)
+            for b in own.split(max(1, wanted // rows.shape[1])):
+                parts.append((b[:, None] * rows.T[None, :, None, :]).reshape(-1, self.count))
+                length += len(parts[-1])
+                if length >= wanted:
+                    yield torch.cat(parts)
+                    parts, length = [], 0
+        if parts:
+            yield torch.cat(parts)
 
     def _unit_panels(self, P: LinearCoordinates | None) -> Iterator[torch.Tensor]:
         """F_iP of some units at a time, (u, R J, k)."""
@@ -274,7 +292,11 @@ class LayerHessian(BlockHessian):
             for start in range(first, first + per_group, step):
                 chosen = range(start, min(start + step, first + per_group))
                 rows = self.captured.unit_rows(chosen, self.memory // 8)
-                yield rows if P is None else P.multiplied(rows.flatten(0, 1), 1).unflatten(0, rows.shape[:2])
+                if P is not None:
+                    own = P.by_unit(chosen)
+                    pairs = zip(own * len(rows) if len(own) == 1 else own, rows, strict=True)
+                    rows = torch.stack([one.right_multiply(each) for one, each in pairs])
+                yield rows
 
     def _panel_rows(self, rows: int) -> int:
         """Rows of a panel: shares for every thread, as long as they are at least as long as wide and fit."""
@@ -296,6 +318,11 @@ class LayerHessian(BlockHessian):
         # a sample without features adds nothing
         seen = (self.captured.H_hat != 0).any(1)
         return min(known, int((torch.minimum(terms, active.flatten(1).sum(1)) * seen).sum()))
+
+
+def has_dual(P: LinearCoordinates | None) -> bool:
+    """Whether the rows of FP are known as well as those of F: a P_i for all units, or one of its own for each."""
+    return P is None or P.alike or (P.left is None and not P.cancels)
 
 
 def sums_to_zero(captured: LayerCapture) -> bool:

@@ -8,7 +8,7 @@ from torch import nn
 import hesscond
 from hesscond.capture import MEMORY, capture
 from hesscond.errors import CaptureError
-from hesscond.hessians import DensePreconditioner, LayerHessian, layer_hessian
+from hesscond.hessians import DensePreconditioner, LayerHessian, UnitScaling, layer_hessian
 from hesscond.spectra import condition_number
 
 
@@ -45,19 +45,45 @@ def layer_of(name):
     return hessian
 
 
+def scaling(hessian, scaled):
+    """P, and its diagonal (m, n̂)."""
+    n = hessian.order // hessian.units
+    d = torch.ones(hessian.units, n, dtype=torch.float64)
+    if scaled == "plain":
+        return None, d
+    if scaled == "alike":
+        own = torch.logspace(0, 2, n, dtype=torch.float64)
+        return DensePreconditioner(torch.diag(own)), d * own
+    d = 10.0 ** torch.rand(d.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return UnitScaling(d), d
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("scaled", ["plain", "alike", "by unit"])
+def test_products_and_eigenvalues_are_those_of_the_matrix(name, scaled):
+    hessian = layer_of(name)
+    P, d = scaling(hessian, scaled)
+    F = hessian.dense().factor() * d.flatten()
+    H = F.T @ (F if hessian.sign is None else hessian.sign[:, None] * F)
+    v = torch.randn(len(H), 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    assert torch.allclose(hessian.product(v, P), H @ v, rtol=1e-12, atol=1e-12 * float(H.abs().max()))
+    found = hessian.eigenvalues(P)
+    truth = np.linalg.eigvalsh(H.numpy())
+    truth = truth[np.argsort(-np.abs(truth))][: len(found)]
+    assert np.sort(found.numpy()) == pytest.approx(np.sort(truth), abs=1e-11 * np.abs(truth).max())
+
+
 @pytest.mark.parametrize("name", ["dense", "graded", "convolution"])
 @pytest.mark.parametrize("rtol", [1e-6, 1e-8, 1e-12])
-@pytest.mark.parametrize("transformed", [False, True])
-def test_kappa_of_the_dual_is_that_of_the_factor(name, rtol, transformed):
+@pytest.mark.parametrize("scaled", ["plain", "alike", "by unit"])
+def test_kappa_of_the_dual_is_that_of_the_factor(name, rtol, scaled):
     hessian = layer_of(name)
-    P = None
-    if transformed:
-        n = hessian.order // hessian.captured.inputs.geometry.units
-        P = DensePreconditioner(torch.diag(torch.logspace(0, 2, n, dtype=torch.float64)))
-    F = hessian.dense().factor(P)
+    P, d = scaling(hessian, scaled)
+    F = hessian.dense().factor() * d.flatten()
     truth = condition_number(factor=F)
     found = hessian.condition_number(P, rtol=rtol)
     assert truth.resolved
+    assert found.solver.startswith("dual")
     assert found.resolved
     assert (found.rank, found.nullity) == (truth.rank, truth.nullity)
     assert found.value == pytest.approx(truth.value, rel=max(1e-11, 1e-14 * truth.value**0.5))
