@@ -31,6 +31,8 @@ logger = logging.getLogger("hesscond")
 
 #: Columns of a block that are given out under its name.
 SHOWN = ("kappa", "kappa_lower", "kappa_upper", "rank", "negative", "lambda_max", "lambda_min", "kappa_own")
+#: The share of the time that measuring may take where nothing is said of when to measure.
+DEFAULT_BUDGET = 0.05
 #: Beyond so many times ``every`` a budget leaves blocks out rather than lengthen it further.
 LONGEST = 10
 
@@ -40,7 +42,7 @@ def watch(
     loss_fn: LossFunction,
     probe_batch: Batch | Iterable[Batch],
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
-    every: int | Schedule = 200,
+    every: int | Schedule | None = None,
     layers: Iterable[str] | str | None = None,
     level: str = "layer",
     log: Any = None,
@@ -48,7 +50,7 @@ def watch(
     strict: bool = False,
     *,
     units: Sequence[int] | None = None,
-    rtol: float = 1e-6,
+    rtol: float = 1e-4,
     memory: float | None = None,
     seed: int = 0,
     group: ProcessGroup | None = None,
@@ -68,7 +70,7 @@ def watch(
         `hesscond.methods.optimizers`. Several may be given.
     every
         After how many optimizer steps; or a schedule of `hesscond.schedules`, or a function of the number of steps
-        that says whether to measure.
+        that says whether to measure. None: 200, and, unless one is given, a budget of 0.05.
     layers, level, units, rtol, memory
         As `hesscond.probe` takes them.
     log
@@ -116,6 +118,8 @@ def watch(
     >>> list(watching.to_frame()["step"])
     [2, 2, 4, 4]
     """
+    if every is None:
+        every, budget = 200, DEFAULT_BUDGET if budget is None else budget
     return Watch(
         model,
         loss_fn,

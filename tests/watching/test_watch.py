@@ -222,6 +222,17 @@ def test_a_schedule_says_when(every, steps):
     assert [k for k, row in enumerate(rows, 1) if row is not None] == steps
 
 
+@pytest.mark.parametrize(
+    ("options", "budget"),
+    [({}, 0.05), ({"budget": 0.2}, 0.2), ({"every": 3}, None), ({"every": 3, "budget": 0.1}, 0.1)],
+)
+def test_a_budget_holds_unless_steps_are_named(options, budget):
+    model, loss = nn.Linear(4, 3), nn.CrossEntropyLoss()
+    batch = torch.randn(6, 4), torch.randint(0, 3, (6,))
+    with hesscond.watch(model, loss, batch, **options) as own:
+        assert own.budget == budget
+
+
 def test_a_budget_makes_probes_rarer_and_says_so(monkeypatch, caplog):
     clock = {"now": 0.0}
     monkeypatch.setattr("hesscond.watching.loop.time.perf_counter", lambda: clock["now"])

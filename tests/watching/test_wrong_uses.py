@@ -72,7 +72,7 @@ AT_THE_START = {
     "every half": (lambda: start(every=0.5), "every must be"),
     "every of a word": (lambda: start(every="epoch"), "every must be"),
     "every True": (lambda: start(every=True), "every must be"),
-    "every None": (lambda: start(every=None), "every must be"),
+    "every a word": (lambda: start(every="often"), "every must be"),
     "linear 0": (lambda: linear(0), "every must be"),
     "logarithmic 0": (lambda: logarithmic(0), "per_decade must be"),
     "logarithmic from 0": (lambda: logarithmic(3, first=0), "first must be"),
