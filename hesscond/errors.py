@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class HesscondError(Exception):
     """Bad use or bad input. The command line prints the sentence and exits with code 2."""
@@ -37,3 +40,18 @@ class RunError(HesscondError):
 
 class DivergedError(Exception):
     """The loss became NaN or infinite. The log is kept; the command line exits with code 1."""
+
+
+def did_you_mean(given: str, known: Iterable[str], *, otherwise: str | None = None) -> str:
+    """A suggestion for a misspelt name; ``otherwise``: what to say without one, else all names.
+
+    Examples
+    --------
+    >>> did_you_mean("vanila", ["bnp", "vanilla"]), did_you_mean("x", ["bnp", "vanilla"])
+    ('did you mean vanilla?', 'choose from bnp, vanilla')
+    """
+    names = list(known)
+    close = get_close_matches(given, names, 1, 0.65) or [name for name in names if name.lower() == given.lower()]
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"choose from {', '.join(names)}" if otherwise is None else otherwise

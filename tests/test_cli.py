@@ -217,7 +217,7 @@ def test_ctrl_c_while_loading(run_cli, folder, monkeypatch):
         (("study", f"{LONG}.toml", "-m", "bnp"), ["too long"]),
         (TINY[:2], ["--method", "bnp", "vanilla"]),
         ((*TINY, "--frob", "1"), ["--frob"]),
-        ((*TINY, "-m", "adamant"), ["unknown method 'adamant'", "bnp", "vanilla"]),
+        ((*TINY, "-m", "adamant"), ["unknown method 'adamant'", "did you mean adam?"]),
         ((*TINY, "-m", ""), ["unknown method ''"]),
         ((*TINY, "-m", "bnp"), ["twice"]),
         ((*TINY, "--seed", "0,0"), ["twice"]),
@@ -314,14 +314,16 @@ def test_study_files_that_are_something_else(refused, folder):
 
 def test_an_out_that_holds_another_run(refused, stored):
     for more in ((), ("-m", "vanilla")):
-        refused((*TINY[:-1], "done", *more), "done holds another run")
+        refused((*TINY[:-1], "done", *more), "done holds a run: add --resume")
     refused((*TINY[:-1], stored.folder.parent), "is a folder of runs (done)")
 
 
 def test_one_of_several_folders_is_taken(refused, folder, stored):
     stored.folder.rename(folder / "bnp-seed1")
     (folder / "tiny.toml").replace(folder.parent / "tiny.toml")
-    refused(("study", "../tiny.toml", "-m", "bnp", "--seed", "0,1", "--out", "."), "bnp-seed1 holds another run")
+    refused(
+        ("study", "../tiny.toml", "-m", "bnp", "--seed", "0,1", "--out", "."), "bnp-seed1 holds a run: add --resume"
+    )
 
 
 def test_data_that_are_not_the_published_ones(refused, folder):

@@ -301,7 +301,7 @@ def test_finished_runs_are_not_repeated_and_others_refused(folder):
     before = log.stat().st_mtime_ns
     call(study)
     assert log.stat().st_mtime_ns == before
-    changed = study.model_copy(update={"training": study.training.model_copy(update={"iterations": 13})})
+    changed = study.model_copy(update={"training": study.training.model_copy(update={"momentum": 0.5})})
     with pytest.raises(ConfigError, match="another configuration"):
         call(changed)
 

@@ -322,7 +322,7 @@ TARGET = ("probe", "net.py:make")
         ((*TARGET, "-l", "0", "--units", "a"), ["--units"]),
         ((*TARGET, "-l", "0", "--units", ""), ["--units"]),
         ((*TARGET, "-l", "0", "--units", "0-99999999"), ["--units", "million"]),
-        ((*TARGET, "-m", "adamant"), ["adamant", "bnp"]),
+        ((*TARGET, "-m", "adamant"), ["adamant", "did you mean adam?"]),
         ((*TARGET, "--dtype", "float16"), ["--dtype", "as-is"]),
         ((*TARGET, "--rtol", "0"), ["--rtol"]),
         ((*TARGET, "--rtol", "nan"), ["--rtol"]),

@@ -11,7 +11,7 @@ import typer
 from hesscond.commands import completion
 from hesscond.commands.options import check_file, collect
 from hesscond.commands.printing import print_table, sign_of_life, stdout
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, did_you_mean
 from hesscond.report.page import COLUMN, METADATA, Page, save_figure, venue_page
 from hesscond.report.registry import FIGURES, QUANTITIES, RATED, TABLES, UNIT
 from hesscond.report.tables import FORMATS
@@ -52,7 +52,7 @@ def figure(
     Example: hesscond figure conditioning runs/fc-digits-1 -o conditioning.pdf --preset icml2024
     """
     if kind not in KINDS:
-        raise ConfigError(f"unknown figure {kind!r}: choose from {', '.join(KINDS)}")
+        raise ConfigError(f"unknown figure {kind!r}: {did_you_mean(kind, KINDS)}")
     if width != "column" and preset is None:
         raise ConfigError("--width needs a --preset: it is that of a template")
     page = COLUMN if preset is None else venue_page(preset, width)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def table(
     Example: hesscond table seeds runs/fc-digits-1 --format latex
     """
     if kind not in TABLES:
-        raise ConfigError(f"unknown table {kind!r}: choose from {', '.join(TABLES)}")
+        raise ConfigError(f"unknown table {kind!r}: {did_you_mean(kind, TABLES)}")
     if format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
     chosen = TABLES[kind]

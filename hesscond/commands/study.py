@@ -63,7 +63,10 @@ def study(
         typer.Option(help="Check a published statement wherever a unit is probed (hesscond statements); repeatable."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the runs in --out that were broken off, to the same numbers.")
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the runs in --out that were broken off, or that have fewer iterations."
+        ),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     data_dir: Annotated[
@@ -166,7 +169,7 @@ def interruptible(where: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        stderr.print(f"interrupted: the log up to here is in {where}", soft_wrap=True)
+        stderr.print(f"interrupted: the log up to here is in {where}; --resume goes on", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, did_you_mean
 from hesscond.expectations.evaluation import Evaluation, Log, RowValues, keys
 from hesscond.expectations.intervals import Interval, Truth, shown
-from hesscond.expectations.parser import Call, Node, Operation, did_you_mean, methods_of, parse_expectation
+from hesscond.expectations.parser import Call, Node, Operation, methods_of, parse_expectation
 from hesscond.study.store import OVER, StoredRun
 
 Status = Literal["met", "failed", "unresolved"]

@@ -23,10 +23,9 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import NoReturn
 
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, did_you_mean
 from hesscond.expectations.intervals import COMPARISONS
 from hesscond.study.store import TABLES
 
@@ -110,12 +109,6 @@ def excerpt(text: str, start: int = 0) -> str:
     low, high = (0, len(text)) if len(text) <= 100 else (max(0, start - 40), start + 40)
     shown = "".join(c if c.isprintable() else "�" for c in text[low:high])
     return f'"{"…" if low else ""}{shown}{"…" if high < len(text) else ""}"'
-
-
-def did_you_mean(given: str, known: list[str] | tuple[str, ...], *, otherwise: str) -> str:
-    """A suggestion for a misspelt name."""
-    close = get_close_matches(given, known, 1, 0.6) or [k for k in known if k.lower() == given.lower()]
-    return f"did you mean {close[0]}?" if close else otherwise
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from hesscond.spectra import ConditionNumber, DualForm, FactorForm, conditions
 from hesscond.spectra.factored import EPS, error_factor
 from hesscond.spectra.threads import side_by_side, threads_for
 
+#: Entries of an F that is decomposed where its dual does not resolve κ: a few seconds.
+FACTORED = 2**21
 #: Columns of F that are brought to triangular form at a time.
 PANEL = 8192
 
@@ -173,8 +175,7 @@ class LayerHessian(BlockHessian):
             signs=self._signs,
             noise=noise_of(self._spread, P, self.units),
             least_rank=self.rank_bound if self.captured.vanishing else None,
-            # F, its product with P and what a decomposition takes
-            factor=partial(self._factored, P) if 4 * 8 * self.count * self.order <= self.memory else None,
+            factor=partial(self._factored, P) if self.count * self.order <= FACTORED else None,
         )
 
     def _factored(self, P: LinearCoordinates | None) -> FactorForm:

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import TypeVar
 
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, did_you_mean
 from hesscond.methods.base import Method
 
 #: Packages that bring methods name modules that register them here.
@@ -61,7 +61,7 @@ def method_class(name: str) -> type[Method]:
     if name not in _REGISTRY:
         load_installed()
     if name not in _REGISTRY:
-        raise ConfigError(f"unknown method {name!r}: choose from {', '.join(sorted(_REGISTRY))}")
+        raise ConfigError(f"unknown method {name!r}: {did_you_mean(name, sorted(_REGISTRY))}")
     return _REGISTRY[name]
 
 

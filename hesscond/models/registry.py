@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, did_you_mean
 from hesscond.models.convnet import ConvNet
 from hesscond.models.densenet import DenseNet
 from hesscond.models.dgcnn import DGCNN
@@ -210,7 +210,7 @@ def build(
     269722
     """
     if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}: choose from {', '.join(MODELS)}")
+        raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, MODELS)}")
     try:
         return MODELS[name](input_shape=input_shape, outputs=outputs, generator=generator, **options)
     except ConfigError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, did_you_mean
 from hesscond.study.config import StudyConfig, merged
 from hesscond.study.layout import FileTable
 from hesscond.study.listing import aliases, studies_folder
@@ -113,9 +112,9 @@ class StudyFile:
             return cls.read(path)
         known = sorted(p.stem for p in studies_folder().glob("*.toml"))
         if name not in known:
-            near = difflib.get_close_matches(name, [*known, *aliases()], 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ConfigError(f"unknown study {name!r}: {hint}choose from {', '.join(known)}, or give a .toml file")
+            otherwise = f"choose from {', '.join(known)}, or give a .toml file"
+            hint = did_you_mean(name, [*known, *aliases()], otherwise=otherwise)
+            raise ConfigError(f"unknown study {name!r}: {hint}")
         return cls.read(studies_folder() / f"{name}.toml")
 
     @classmethod

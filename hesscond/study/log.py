@@ -6,10 +6,10 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 
@@ -32,6 +32,12 @@ from hesscond.study.store import (
 COMMIT_INTERVAL = 1.0
 
 SET_FACT = "INSERT OR REPLACE INTO run (key, value) VALUES (?, ?)"
+
+#: Keys of [training] that say how long a run is, and schedules whose learning rates depend on it.
+LENGTH = ("iterations", "epochs")
+UNTIL_THE_END = ("cosine", "linear")
+#: Differences between two configurations that a message names.
+SHOWN = 3
 
 #: What a start that was killed before its log was there can leave behind.
 LEFTOVERS = ("config.toml", "config.toml.partial", f"{LOG}.partial", f"{LOG}.partial-journal")
@@ -63,9 +69,7 @@ class RunLog:
             folder.mkdir(parents=True, exist_ok=True)
             for name in LEFTOVERS:
                 (folder / name).unlink(missing_ok=True)
-            partial = folder / "config.toml.partial"
-            partial.write_text(tomli_w.dumps(config), encoding="utf-8")
-            partial.replace(folder / "config.toml")
+            write_config(folder, config)
             # the log gets its name when all tables are in it: a kill leaves no half of one
             partial = folder / f"{LOG}.partial"
             with closing(sqlite3.connect(partial, isolation_level=None)) as connection:
@@ -81,8 +85,11 @@ class RunLog:
         self._open(folder)
 
     @classmethod
-    def reopened(cls, folder: Path) -> RunLog:
+    def reopened(cls, folder: Path, longer: Mapping[str, Any] | None = None) -> RunLog:
         """The log of a run that was broken off, to go on with; rows that are there already are not written again.
+
+        ``longer``: the configuration that it gets with more iterations. What was measured at its end is left out then,
+        as a run that did not end there does not measure it.
 
         Raises
         ------
@@ -94,7 +101,17 @@ class RunLog:
         log = cls.__new__(cls)
         log._open(folder)
         log.mark(**running(), message="", ended="", resumed=now())
+        if longer is not None:
+            log._lengthen(longer)
         return log
+
+    def _lengthen(self, config: Mapping[str, Any]) -> None:
+        with self._transaction() as connection:
+            (total,) = connection.execute("SELECT value FROM run WHERE key = 'total'").fetchone()
+            connection.execute("DELETE FROM evaluation WHERE iteration = ?", [int(total)])
+            for table in ("probe", "readings", "statements"):
+                connection.execute(f"DELETE FROM {table} WHERE iteration = ? AND data = 'train'", [int(total)])
+        write_config(self.folder, config)
 
     def _open(self, folder: Path) -> None:
         self.folder = folder
@@ -189,6 +206,13 @@ class RunLog:
         self._connection.close()
 
 
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """The run's ``config.toml``, whole or not at all."""
+    partial = folder / "config.toml.partial"
+    partial.write_text(tomli_w.dumps(config), encoding="utf-8")
+    partial.replace(folder / "config.toml")
+
+
 def create(connection: sqlite3.Connection) -> None:
     """Make the tables of this version in an empty database, inside the transaction that is open."""
     for table, columns in (TABLES | BESIDE).items():
@@ -232,13 +256,13 @@ def check_no_run(folder: Path) -> None:
         It is.
     """
     if os.path.lexists(folder / LOG):
-        raise ConfigError(f"{folder} holds another run: give another --out")
+        raise ConfigError(f"{folder} holds a run: add --resume to go on with it, or give another --out")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: give a folder as --out")
 
 
-def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the folder holds a run of this configuration, broken off or over.
+def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> Literal["no", "same", "longer"]:
+    """Whether the folder holds a run of this configuration, broken off or over, or one with fewer iterations.
 
     Raises
     ------
@@ -248,15 +272,38 @@ def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> bool:
         It holds a damaged one.
     """
     if not os.path.lexists(folder / LOG):
-        return False
+        return "no"
     there, wanted = completed(open_run(folder).config), completed({**config})
     # other versions go on too: they are not part of what is run
     for one in (there, wanted):
         one["run"] = {key: value for key, value in one["run"].items() if key not in ("versions", "data_source")}
-    if there != wanted:
-        differing = ", ".join(sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key)))
-        raise ConfigError(f"{folder} holds a run of another configuration ({differing}): give another --out")
-    return True
+    if there == wanted:
+        return "same"
+    if others := differences(there, wanted, but=LENGTH):
+        raise ConfigError(f"{folder} holds a run of another configuration ({others}): give another --out")
+    length = differences(there, wanted)
+    if wanted.get("schedule", {}).get("kind") in UNTIL_THE_END:
+        raise ConfigError(
+            f"{folder} holds a run of another length ({length}), whose learning rates depend on it: give another --out"
+        )
+    own, asked = ({key: one["training"].get(key) for key in LENGTH} for one in (there, wanted))
+    if not any(own[key] and asked[key] and asked[key] > own[key] for key in LENGTH):
+        raise ConfigError(f"{folder} holds a run of another length ({length}), and can only be made longer")
+    return "longer"
+
+
+def differences(there: Mapping[str, Any], wanted: Mapping[str, Any], *, but: Sequence[str] = ()) -> str:
+    """In which keys two configurations differ, a few of them with both values; ``but``: those of the training."""
+    found = []
+    for table in sorted({*there, *wanted}):
+        own, asked = there.get(table), wanted.get(table)
+        if isinstance(own, dict) and isinstance(asked, dict):
+            for key in sorted({*own, *asked}):
+                if own.get(key) != asked.get(key) and not (table == "training" and key in but):
+                    found.append(f"{table}.{key}: {own.get(key)!r} there, {asked.get(key)!r} here")
+        elif own != asked:
+            found.append(table)
+    return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
 
 
 def check_free(folder: Path, *, begun: bool = False) -> None:

@@ -215,7 +215,8 @@ def run(
         Called after every iteration.
     resume
         Whether to go on with the run in the folder, if there is one, from its last checkpoint: to the same weights
-        and the same log as without the break, bit for bit on one device. One that is over is left as it is.
+        and the same log as without the break, bit for bit on one device. One that is over is left as it is, unless
+        the plan has more iterations and learning rates that do not depend on how many.
 
     Raises
     ------
@@ -235,13 +236,18 @@ def run(
         now = standing(plan, config, resume=resume)
         if now == "over":
             return
-        log = RunLog.reopened(plan.folder) if now == "begun" else RunLog(plan.folder, config, begun=resume)
+        if now == "new":
+            log = RunLog(plan.folder, config, begun=resume)
+        else:
+            log = RunLog.reopened(plan.folder, config if now == "longer" else None)
         with closed_at_end(log):
             Training(plan, data, log, on_progress).run(checkpoints)
 
 
-def standing(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal["new", "begun", "over"]:
-    """How the run of a plan stands in its folder; "over" and "begun" can be if it is to be resumed.
+def standing(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal["new", "begun", "longer", "over"]:
+    """How the run of a plan stands in its folder; all but "new" can be if it is to be resumed.
+
+    "longer": it is over, or broken off, with fewer iterations than the plan has.
 
     Raises
     ------
@@ -250,7 +256,11 @@ def standing(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal[
     RunError
         It holds a damaged run.
     """
-    if resume and can_be_resumed(plan.folder, config):
+    there = can_be_resumed(plan.folder, config) if resume else "no"
+    if there == "longer":
+        # what diverged cannot go on
+        return "over" if open_run(plan.folder).status == "diverged" else "longer"
+    if there == "same":
         return "over" if open_run(plan.folder).status in OVER else "begun"
     check_free(plan.folder, begun=resume)
     return "new"

@@ -14,7 +14,7 @@ from hesscond.data import AUGMENTATIONS, Form
 from hesscond.data import form as data_form
 from hesscond.data import names as data_names
 from hesscond.data import options as data_options
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, did_you_mean
 from hesscond.methods.base import OptimizerName
 from hesscond.models import MODELS, Architecture, OptionError, checked_option
 
@@ -95,7 +95,7 @@ class DataConfig(Section):
     def known(cls, value: str) -> str:
         """Refuse a data set that does not exist."""
         if value not in data_names():
-            raise ValueError(f"unknown data set {value!r}, choose from {', '.join(data_names())}")
+            raise ValueError(f"there is none of this name: {did_you_mean(value, data_names())}")
         return value
 
     @model_validator(mode="after")
@@ -157,7 +157,7 @@ class ModelConfig(Section):
     def known(cls, value: str) -> str:
         """Refuse a network that does not exist."""
         if value not in MODELS:
-            raise ValueError(f"unknown model {value!r}, choose from {', '.join(MODELS)}")
+            raise ValueError(f"there is none of this name: {did_you_mean(value, MODELS)}")
         return value
 
     @model_validator(mode="after")
@@ -264,21 +264,63 @@ class ScheduleConfig(Section):
         return self
 
 
+#: What pydantic's kinds of errors mean.
+EXPECTED = {
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be finite",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "too_short": "must have at least {min_length} entries",
+    "string_too_short": "must not be empty",
+}
+
+
+def named(key: tuple[str | int, ...]) -> str:
+    """A key as it is in the file: those of an array of tables by its name and number, from 1."""
+    numbered = [place for place, part in enumerate(key) if isinstance(part, int)]
+    if not numbered:
+        return ".".join(map(str, key))
+    place = numbered[0]
+    before, number, after = ".".join(map(str, key[:place])), int(key[place]) + 1, key[place + 1 :]
+    if after:
+        return f"{named(after)} in [[{before}]] number {number}"
+    return f"entry {number} of {before}"
+
+
 def first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     """The key of the first thing wrong, and the sentence about it."""
     first = error.errors()[0]
     # pydantic names the one of several types that a value was taken for
-    key = tuple(part for part in first["loc"] if not str(part).startswith("list["))
-    below: tuple[str | int, ...] = first["ctx"]["key"] if first["type"] == "misfit" else ()
-    dotted, message = ".".join(map(str, (*key, *below))), first["msg"].removeprefix("Value error, ")
+    key = tuple(
+        part for part in first["loc"] if not str(part).startswith(("list[", "literal[", "constrained-", "function-"))
+    )
+    context = first.get("ctx", {})
+    below: tuple[str | int, ...] = context["key"] if first["type"] == "misfit" else ()
+    place, message = named((*key, *below)), first["msg"].removeprefix("Value error, ")
     if message.startswith(UNKNOWN):
-        table = f" in [{'.'.join(map(str, key))}]" if key else ""
+        table = f" in [{named(key)}]" if key else ""
         return (*key, *below), f"unknown key {below[-1]!r}{table}: {message.removeprefix(UNKNOWN)}"
     if first["type"] == "missing":
-        return key, f"key {dotted!r} is missing"
+        own, within, table = place.partition(" in ")
+        return key, f"key {own!r} is missing{within}{table}"
+    if first["type"] in EXPECTED:
+        message = EXPECTED[first["type"]].format(**context)
     got = first["input"]
     shown = f" (got {got!r})" if isinstance(got, (str, int, float, bool)) else ""
-    return (*key, *below), f"{dotted}: {message}{shown}" if dotted else message
+    return (*key, *below), f"{place}: {message}{shown}" if place else message
 
 
 def sentence(error: ValidationError) -> str:

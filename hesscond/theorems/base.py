@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, did_you_mean
 from hesscond.hessians import BlockHessian
 from hesscond.spectra import ConditionNumber
 from hesscond.theorems.networks import LayerNetwork
@@ -337,7 +337,7 @@ def statement(id: str) -> Statement:
     """
     known = ids()
     if id not in known:
-        raise ConfigError(f"unknown statement {id!r}: choose from {', '.join(known)}")
+        raise ConfigError(f"unknown statement {id!r}: {did_you_mean(id, known)}")
     return known[id]()
 
 

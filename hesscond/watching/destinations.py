@@ -156,7 +156,7 @@ class ToRunFolder:
         self.folder = folder
         self._log: RunLog | None = None
         try:
-            if not can_be_resumed(folder, config):
+            if can_be_resumed(folder, config) == "no":
                 check_free(folder)
                 self._log = RunLog(folder, config)
         except ConfigError as error:

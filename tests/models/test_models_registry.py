@@ -164,7 +164,8 @@ def test_the_smallest_images_fit(name):
 @pytest.mark.parametrize(
     ("name", "change", "sentence"),
     [
-        ("resnet21", {}, "unknown model 'resnet21': choose from mlp, cnn5"),
+        ("resnet21", {}, "unknown model 'resnet21': did you mean resnet20?"),
+        ("a network", {}, "unknown model 'a network': choose from mlp, cnn5"),
         (
             "cnn5",
             {"width": 3},

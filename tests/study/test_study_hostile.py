@@ -285,7 +285,7 @@ def test_a_configuration_with_another_value(tmp_path_factory, place, value):
     sentence = refusal(folder)
     assert sentence is None or str(folder) in sentence
     with suppress(HesscondError):
-        assert can_be_resumed(folder, CONFIG)
+        assert can_be_resumed(folder, CONFIG) == "same"
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

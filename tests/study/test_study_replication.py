@@ -186,7 +186,7 @@ def test_a_run_says_which_method_it_was(figure, tmp_path, call_cli):
     ("old", "new", "words"),
     [
         ('name = "right"', 'name = "left"', "panel 'left' is there twice"),
-        ('name = "right"', 'title = "right"', "line 44: key 'panels.1.name' is missing"),
+        ('name = "right"', 'title = "right"', r"line 44: key 'name' is missing in \[\[panels\]\] number 2"),
         ('methods = ["wide BNP", {', 'methods = ["narrow", {', "panel 'right' names a method 'narrow'"),
         ("hidden = [12]", "width = 12", "method 'wide BNP' .* unknown key 'width'"),
         ("hidden = [12]", "hidden = [0]", "hidden"),

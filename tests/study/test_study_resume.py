@@ -29,7 +29,7 @@ def digits():
     return load("digits")
 
 
-def plan_for(folder, method="vanilla", *, seed=0, iterations=ITERATIONS, seconds=0.0, statements=()):
+def plan_for(folder, method="vanilla", *, seed=0, iterations=ITERATIONS, seconds=0.0, statements=(), **others):
     """Two epochs and a half; a checkpoint after every iteration."""
     study = load_study("fc-digits")
     training = dict(study.training) | {"iterations": iterations, "epochs": None, "checkpoint_seconds": seconds}
@@ -38,7 +38,7 @@ def plan_for(folder, method="vanilla", *, seed=0, iterations=ITERATIONS, seconds
         "training": training | {"momentum": 0.0 if "adam" in method else 0.9},
         "probe": dict(study.probe) | {"every": 3, "train_every_epochs": 1},
         "statements": [{"id": id} for id in statements],
-    }
+    } | others
     study = StudyConfig.model_validate(dict(study) | sections)
     return RunPlan(study, method, seed, 0.01, folder, torch.device("cpu"))
 
@@ -143,10 +143,33 @@ def test_a_run_that_is_over_is_left_as_it_is(tmp_path, digits):
 def test_another_configuration_is_refused(tmp_path, digits):
     plan = plan_for(tmp_path / "run", iterations=3)
     run(plan, digits)
-    with pytest.raises(ConfigError, match=r"another configuration \(run\)"):
+    with pytest.raises(ConfigError, match=r"another configuration \(run.learning_rate: [\d.]+ there, 0.5 here\)"):
         run(replace(plan, learning_rate=0.5), digits, resume=True)
-    with pytest.raises(ConfigError, match=r"another configuration \(training\)"):
-        run(plan_for(plan.folder, iterations=4), digits, resume=True)
+    with pytest.raises(ConfigError, match=r"training.iterations: 3 there, 2 here\), and can only be made longer"):
+        run(plan_for(plan.folder, iterations=2), digits, resume=True)
+
+
+@pytest.mark.parametrize("first", [23, 30])
+def test_a_run_that_is_made_longer_is_the_run_of_that_length(tmp_path, digits, first):
+    """After one epoch of 23 iterations, and within the next."""
+    short, whole = (plan_for(tmp_path / name, "bnp", iterations=n) for name, n in (("a", first), ("b", 40)))
+    run(short, digits)
+    longer = plan_for(short.folder, "bnp", iterations=40)
+    run(longer, digits, resume=True)
+    run(whole, digits)
+    one, other = open_run(short.folder), open_run(whole.folder)
+    assert one.config["training"] == other.config["training"]
+    for table in ("training", "evaluation", "probe"):
+        pd.testing.assert_frame_equal(one.table(table), other.table(table))
+    with pytest.raises(ConfigError, match="only be made longer"):
+        run(short, digits, resume=True)
+
+
+def test_a_schedule_until_the_end_cannot_be_made_longer(tmp_path, digits):
+    plans = [plan_for(tmp_path / "run", iterations=n, schedule={"kind": "cosine"}) for n in (3, 5)]
+    run(plans[0], digits)
+    with pytest.raises(ConfigError, match="whose learning rates depend on it"):
+        run(plans[1], digits, resume=True)
 
 
 def test_a_start_that_came_to_nothing_is_no_obstacle(tmp_path, digits):

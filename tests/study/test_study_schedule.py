@@ -87,7 +87,7 @@ def test_a_warm_up_begins_where_it_is_told_to():
         ({"kind": "constant", "end": 0.1}, "end: belongs to kind = 'cosine' or 'linear'"),
         ({"kind": "steps", "milestones": [3.0, 2.0], "factor": 0.1}, "milestones: must ascend"),
         ({"warmup_epochs": 1.0, "warmup_iterations": 2}, "either warmup_epochs or warmup_iterations"),
-        ({"kind": "sawtooth"}, "kind: Input should be 'constant', 'steps', 'cosine', 'linear' or 'exponential'"),
+        ({"kind": "sawtooth"}, "kind: must be 'constant', 'steps', 'cosine', 'linear' or 'exponential'"),
         ({"warmups": 3}, "unknown key 'warmups': did you mean 'warmup'? allowed: kind"),
         ({"warmup_start": 0.1}, "warmup_start: needs the length of the warm-up"),
         ({"warmup": "constant", "warmup_epochs": 1.0}, "warmup: a constant warm-up needs warmup_start"),

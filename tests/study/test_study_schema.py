@@ -33,7 +33,7 @@ def test_reading_changes_nothing(tmp_path):
 def test_a_run_goes_on_where_it_was_broken_off(tmp_path):
     """Rows that are there already are not written again."""
     folder = written_run(tmp_path / "run", iterations=6)
-    assert can_be_resumed(folder, CONFIG)
+    assert can_be_resumed(folder, CONFIG) == "same"
     log = RunLog.reopened(folder)
     for k in range(4, 8):
         log.training(k, 0, 1 / (k + 1))
@@ -77,7 +77,7 @@ def test_a_log_of_an_older_version_is_read_and_goes_on(tmp_path, version):
         for table, columns in LACKING[version].items()
     )
     assert content(folder) == before
-    assert can_be_resumed(folder, CONFIG)
+    assert can_be_resumed(folder, CONFIG) == "same"
     log = RunLog.reopened(folder)
     log.commit(evaluation=[{"iteration": 9, "epoch": 1, "test_loss": 0.5, "test_psnr": 7.0}])
     log.close("finished")
@@ -217,7 +217,7 @@ def test_a_start_that_was_killed_is_begun_again(tmp_path, monkeypatch):
     assert not (folder / "run.sqlite").exists()
     assert any(folder.iterdir())
     assert list(find_runs(folder)) == []
-    assert not can_be_resumed(folder, CONFIG)
+    assert can_be_resumed(folder, CONFIG) == "no"
     with pytest.raises(ConfigError, match="not empty"):
         RunLog(folder, CONFIG)
     RunLog(folder, CONFIG, begun=True).close("finished")

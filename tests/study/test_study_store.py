@@ -171,7 +171,7 @@ def test_folders_that_are_taken(tmp_path, finished):
     (tmp_path / "file").write_text("x")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("x")
-    for folder, word in ((finished, "another run"), (tmp_path / "file", "file"), (tmp_path / "full", "not empty")):
+    for folder, word in ((finished, "holds a run"), (tmp_path / "file", "file"), (tmp_path / "full", "not empty")):
         with pytest.raises(ConfigError, match=word):
             check_free(folder)
     with pytest.raises(ConfigError, match="cannot be written: Not a directory"):

@@ -90,7 +90,9 @@ def test_no_run_goes_on_with_another_text(tmp_path, monkeypatch):
     monkeypatch.setattr(texts, "TOPICS_SHA256", {})
     with pytest.raises(CorruptDataError, match=r"pydoc_data.topics of Python .* is not the text that is meant"):
         load_data(again.data)
-    with pytest.raises(ConfigError, match=r"holds a run of another configuration \(data\): give another --out"):
+    with pytest.raises(
+        ConfigError, match=r"holds a run of another configuration \(data.sha256: .*\): give another --out"
+    ):
         trained(study_of(tmp_path), tmp_path / "run", resume=True)
 
 

@@ -510,7 +510,7 @@ def test_a_taken_folder_is_refused_and_left_alone(tmp_path, digits):
     plan = plan_for(tmp_path / "run", iterations=1)
     run(plan, digits)
     before = {path: path.read_bytes() for path in files_in(tmp_path / "run")}
-    with pytest.raises(ConfigError, match="another run"):
+    with pytest.raises(ConfigError, match="holds a run: add --resume"):
         run(plan, digits)
     assert {path: path.read_bytes() for path in files_in(tmp_path / "run")} == before
 
@@ -527,11 +527,10 @@ def test_behind_batch_statistics_the_training_set_is_not_measured_in_parts(tmp_p
         run(refused, digits)
     assert open_run(refused.folder).status == "failed"
     assert open_run(refused.folder).table("probe").empty
-    run(
-        plan_for(tmp_path / "behind", "batchnorm", iterations=1, probe=spec | {"layers": ["fc3"], "units": [0]}), digits
-    )
+    output = spec | {"layers": ["fc3"], "units": [0]}
+    run(plan_for(tmp_path / "behind", "batchnorm", iterations=1, probe=output, hidden=[12, 10]), digits)
     monkeypatch.setattr(probing_module, "CHUNK", 40)
-    run(plan_for(tmp_path / "at once", "batchnorm", iterations=1, probe=spec | probe), digits)
+    run(plan_for(tmp_path / "at once", "batchnorm", iterations=1, probe=spec | probe, hidden=[12, 10]), digits)
     for name, layer in (("behind", "fc3"), ("at once", "fc1")):
         rows = open_run(tmp_path / name).table("probe")
         assert set(rows["layer"]) == {layer}

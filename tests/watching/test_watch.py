@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -355,6 +356,8 @@ def leveldb_records(data, block=2**15):
             position += block - position % block
             continue
         size, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        if position + 7 + size > len(data):
+            return
         parts += data[position + 7 : position + 7 + size]
         position += 7 + size
         if kind in (1, 4):  # whole, or the last part
@@ -373,13 +376,17 @@ def test_weights_and_biases_has_the_row(tmp_path, monkeypatch):
     from wandb.proto import wandb_internal_pb2
 
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    found = []
-    for data in leveldb_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.HasField("history"):
-            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            found.append(items)
+    deadline, found = time.monotonic() + 60, []
+    # a process of wandb's own writes it, and may still be at it
+    while len(found) < len(rows) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        found = []
+        for data in leveldb_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.HasField("history"):
+                items = record.history.item
+                found.append({one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in items})
     assert wandb.run is None
     assert [one["hesscond/0/kappa"] for one in found] == [row["hesscond/0/kappa"] for row in rows]
     assert [one["hesscond/step"] for one in found] == [2, 4]
