@@ -11,7 +11,7 @@ from torch import nn
 from hesscond.applied import ProbeMethod, applied
 from hesscond.capture import MEMORY, Batch, LossFunction
 from hesscond.capture.weighting import BatchWeight, check_weighting
-from hesscond.capture.wrappers import measurable
+from hesscond.capture.wrappers import check_problem, measurable
 from hesscond.errors import ConfigError
 from hesscond.hessians import Choice
 from hesscond.layer_probe import LayerProbe
@@ -157,6 +157,7 @@ def probe(
     >>> biases["biases"].kappa.nullity
     1
     """
+    check_problem(model, loss_fn)
     team = team_of(model, group)
     model = measurable(model)
     if level not in LEVELS:

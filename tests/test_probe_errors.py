@@ -84,6 +84,8 @@ MLP = mlp(nn.ReLU())
         ({"data": 2 * [(X, torch.full_like(Y, -100))]}, "no target in the stream counts"),
         ({"data": (X, torch.full_like(Y, -100)), "loss_fn": wrapped}, "no target of the batch counts"),
         ({"layers": []}, "no layer was named|no parameter"),
+        ({"loss_fn": None}, "the loss must be a function .*not NoneType; .*output.loss"),
+        ({"loss_fn": "mse"}, "the loss must be a function"),
     ],
 )
 def test_data_that_are_none_are_refused_at_every_level(arguments, words, level):
@@ -98,6 +100,7 @@ def test_data_that_are_none_are_refused_at_every_level(arguments, words, level):
         (MLP, {"layers": ["1"]}, ConfigError, "'1'"),
         (MLP, {"method": "nope"}, ConfigError, "unknown method"),
         (MLP, {"method": 3}, ConfigError, "Preconditioner"),
+        (F.relu, {}, ConfigError, "the model must be a torch.nn.Module, not function"),
         (nn.Sequential(nn.ReLU()), {}, ConfigError, "no .*layer"),
         (nn.Sequential(nn.Embedding(6, 3), nn.Flatten()), {"data": (Y, Y)}, ConfigError, "no .*layer"),
         (MLP, {"data": (X[:0], Y[:0])}, ConfigError, "empty"),

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint
 
-from hesscond.errors import CaptureError
+from hesscond.errors import CaptureError, ConfigError
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -34,6 +34,23 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def compiled_modules() -> tuple[type, ...]:
     """The class of compiled modules, if anything was compiled: torch's compiler takes seconds to import."""
     return (sys.modules["torch._dynamo"].OptimizedModule,) if "torch._dynamo" in sys.modules else ()
+
+
+def check_problem(model: object, loss_fn: object) -> None:
+    """Refuse what is no model, or no loss.
+
+    Raises
+    ------
+    ConfigError
+        One of them is something else.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    if not callable(loss_fn):
+        raise ConfigError(
+            f"the loss must be a function of (output, target), not {type(loss_fn).__name__}; for a model that returns "
+            "its own loss, lambda output, target: output.loss"
+        )
 
 
 def measurable(model: nn.Module) -> nn.Module:

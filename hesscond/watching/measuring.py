@@ -15,7 +15,7 @@ from hesscond.capture import Batch, LossFunction
 from hesscond.capture.batches import is_batch
 from hesscond.capture.evaluation import converted, leading_dimension
 from hesscond.capture.randomness import generators_of, gpus_of, untouched_randomness
-from hesscond.capture.wrappers import measurable, unwrapped
+from hesscond.capture.wrappers import check_problem, measurable, unwrapped
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import Choice
 from hesscond.methods.optimizers import AtWork
@@ -68,10 +68,7 @@ class Measuring:
         seed: int,
         group: ProcessGroup | None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-        if not callable(loss_fn):
-            raise ConfigError(f"the loss must be a function of (output, target), not {type(loss_fn).__name__}")
+        check_problem(model, loss_fn)
         if level not in LEVELS:
             raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
         # a replica of DistributedDataParallel would wait for the others
