@@ -13,6 +13,7 @@ from torch import nn
 
 from hesscond.applied import coordinates_at
 from hesscond.capture import (
+    STOPPED,
     Batch,
     Captures,
     Geometry,
@@ -273,6 +274,7 @@ class LayerProbe(Measurement):
             # a direction in a whole layer is one in all its units
             slopes=self.check and self.level == "unit",
             lift_casts=self.lift_casts,
+            pace=self.pace,
         )
 
     def block(self, own: LayerCapture, unit: int | None) -> BlockHessian:
@@ -625,7 +627,13 @@ class Capturing:
             failed = self._failed(batch, captures, new)
             for name, verdict in failed.items():
                 self._refuse_dear(name, captures, verdict)
-            if failed:
+            if failed and captures.stopped:
+                # there is no time to do it again
+                for name in failed:
+                    del captures[name], new[name]
+                    captures.stopped.append(name)
+                self._left_out(captures)
+            elif failed:
                 self.in_parameters |= frozenset(failed)
                 captures = probe.capture(names, batch, None, self.in_parameters)
                 again = {name: own for name, own in captures.items() if name in failed}
@@ -633,15 +641,24 @@ class Capturing:
                     refuse_failed(name, verdict, self._reason(captures, verdict))
             for name in new:
                 self.directions[name].count(weight)
-        for name, (slopes, sizes) in captures.slopes.items():
-            self.directions[name].add_slopes(slopes, sizes, weight)
+        for name in captures.keys() & captures.slopes:
+            self.directions[name].add_slopes(*captures.slopes[name], weight)
         return captures, weight
 
     def _parameters(self, name: str) -> list[str]:
         return [parameter for parameter, _ in parameters_of(self.probe.model, name, self.layers[name])]
 
     def _left_out(self, captures: Captures) -> None:
-        """Note what a batch does not reach; an error if it was asked for, and the batch is all there is."""
+        """Note what a batch does not reach; an error if it was asked for, and the batch is all there is.
+
+        Raises
+        ------
+        CaptureError
+            Also if a stream was stopped: it is measured when it is over.
+        """
+        if captures.stopped and not is_batch(self.probe.data):
+            raise CaptureError("stopped before all batches were read: a stream is measured as a whole")
+        self.probe.skipped.update(dict.fromkeys(captures.stopped, STOPPED))
         for name, reason in captures.skipped.items():
             if self.probe._named(name) and is_batch(self.probe.data):
                 raise CaptureError(f"layer {name!r} cannot be probed: {reason}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import nn
 
 from hesscond.applied import Measured
-from hesscond.capture import Batch, LossFunction
+from hesscond.capture import Batch, LossFunction, Pace
 from hesscond.capture.weighting import BatchWeight
 from hesscond.hessians import BlockHessian, BlockSource, Choice, HessianOperator
 from hesscond.operators.parallel import Team
@@ -34,6 +34,8 @@ class Measurement(ABC):
         The processes that measure together; None: this one alone.
     products
         Products with a whole network that may be taken; None: as many as it takes.
+    pace
+        Is told what is planned and done.
     """
 
     model: nn.Module
@@ -52,6 +54,7 @@ class Measurement(ABC):
     lift_casts: bool
     team: Team | None
     products: int | None
+    pace: Pace = field(default_factory=Pace)
 
     @abstractmethod
     def result(self) -> ProbeResult:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from hesscond.applied import ProbeMethod, applied
-from hesscond.capture import MEMORY, Batch, LossFunction
+from hesscond.capture import MEMORY, Batch, LossFunction, Pace, Progress
 from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.capture.wrappers import check_problem, measurable
 from hesscond.errors import ConfigError
@@ -46,6 +46,7 @@ def probe(
     check: bool = True,
     lift_casts: bool = True,
     products: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> ProbeResult:
     """Exact Hessians Ĥᵀ S Ĥ of layers or of their output units, and their condition numbers.
 
@@ -125,6 +126,11 @@ def probe(
         that many products form the matrix; ``result["network"].top`` is λ_max. With ``dtype=None`` the products are
         those of a float32 model and the last two are made in float64, so that their rounding is measured, not
         estimated. ``result["network"].memory`` says beforehand what that takes; what exceeds ``memory`` is refused.
+    progress
+        Is told how far the second derivatives of layers have come, first when all are planned: an object with
+        ``layer``, ``share``, ``elapsed`` and ``left`` (s), ``seconds`` for each layer, and ``stop()``, after which the
+        layers that are complete are the result and ``skipped`` names the others. Not of what products or one backward
+        pass for all layers measure.
 
     Returns
     -------
@@ -204,6 +210,7 @@ def probe(
         lift_casts,
         team,
         products,
+        Pace(progress),
     )
     return work.renamed(asked.result())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,10 @@ from hesscond.spectra import Bounded, ConditionNumber, EigenResult, lanczos
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+#: Products that are timed, and seconds of a core for the eigenvalues of H, in two scalings, over n³.
+TRIED, DECOMPOSITION = 8, 1.2e-10
 
 
 class LayerResult:
@@ -274,6 +279,16 @@ class NetworkResult(LayerResult):
         found = lanczos(self.operator, 1, which, tol=self._rtol**0.5, memory=self._block.effort.memory)
         return replace(found, lower=found.lower - self.uncertainty, upper=found.upper + self.uncertainty)
 
+    def seconds(self) -> float | None:
+        """About how long κ takes where the matrix is formed; None: by an iteration, of which one cannot tell."""
+        order, effort = self.operator.order, self._block.effort
+        if self.bounded is not None or order > effort.dense_order or not effort.holds(order):
+            return None
+        few = torch.ones(order, TRIED, dtype=self.operator.dtype, device=self.operator.device)
+        began = time.perf_counter()
+        _ = self.operator @ few
+        return (time.perf_counter() - began) * order / TRIED + DECOMPOSITION * order**3
+
     @property
     def null_directions(self) -> Sequence[NullDirections]:
         """What is known of the null space beforehand, each with its reason."""
@@ -326,6 +341,14 @@ class ProbeResult(Mapping[str, LayerResult]):
             layer.rename(name_of)
         self._layers = {layer.name: layer for layer in self._layers.values()}
         self.skipped = {name_of(name): why for name, why in self.skipped.items()}
+
+    def first(self, count: int, reason: str) -> ProbeResult:
+        """The first so many layers; the others are skipped for a reason."""
+        kept = dict(list(self._layers.items())[:count])
+        left_out = dict.fromkeys([name for name in self._layers if name not in kept], reason)
+        result = ProbeResult(kept, self.skipped | left_out, self.precision)
+        result.coordinates = self.coordinates
+        return result
 
     def __getitem__(self, layer: str) -> LayerResult:
         if layer not in self._layers:

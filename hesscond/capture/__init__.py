@@ -8,6 +8,7 @@ from hesscond.capture.captured import Diagonal, EntryBounds, Factor, Formed, Lay
 from hesscond.capture.capturing import MEMORY, Captures, capture
 from hesscond.capture.evaluation import Batch, LossFunction, checked_batch, converted
 from hesscond.capture.layers import Geometry, Layer, checked_units, chosen_layers, dense_layers, eligible_layers
+from hesscond.capture.pace import STOPPED, Pace, Progress
 from hesscond.capture.recorder import Recorder
 from hesscond.capture.statistics import (
     FeatureStatistics,
@@ -20,6 +21,7 @@ from hesscond.capture.statistics import (
 
 __all__ = [
     "MEMORY",
+    "STOPPED",
     "Batch",
     "Captures",
     "Diagonal",
@@ -32,6 +34,8 @@ __all__ = [
     "LayerCapture",
     "LayerInputs",
     "LossFunction",
+    "Pace",
+    "Progress",
     "Recorder",
     "RowFactor",
     "capture",

@@ -13,6 +13,7 @@ from hesscond.capture.curvature import Differentiator, Request
 from hesscond.capture.evaluation import Batch, LossFunction
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
+from hesscond.capture.pace import Pace
 from hesscond.capture.weighting import Weights, refuse_nothing
 from hesscond.capture.wrappers import measurable
 
@@ -37,6 +38,8 @@ class Captures(dict[str, LayerCapture]):
         Its value.
     in_parameters
         The layers that were differentiated in their parameters.
+    stopped
+        The layers that are missing because somebody asked to stop.
     """
 
     skipped: dict[str, str]
@@ -44,6 +47,7 @@ class Captures(dict[str, LayerCapture]):
     slopes: dict[str, tuple[torch.Tensor, torch.Tensor]]
     loss: float
     in_parameters: set[str]
+    stopped: list[str]
 
 
 @torch.enable_grad()
@@ -62,6 +66,7 @@ def capture(
     in_parameters: Set[str] = frozenset(),
     slopes: bool = False,
     lift_casts: bool = True,
+    pace: Pace | None = None,
 ) -> Captures:
     """Ĥ and S of layers on a batch. The model is left as it was: mode, grads, buffers, RNG state.
 
@@ -100,6 +105,8 @@ def capture(
         Whether to give the gradients that go with what was captured.
     lift_casts
         Whether what the model casts to float32 stays in float64, if that is ``dtype``.
+    pace
+        Is told what is planned and done.
 
     Raises
     ------
@@ -124,7 +131,7 @@ def capture(
         forward = run(in_parameters=in_parameters | forward.entangled, keep_inputs=forward.overwritten)
     result = Captures()
     result.skipped, result.loss, result.slopes = forward.bypassed, float(forward.loss.detach()), {}
-    result.in_parameters = set(forward.parameters)
+    result.in_parameters, result.stopped = set(forward.parameters), []
     result.mass = None if weights is None else weights.add(batch, forward)
     if result.mass == 0 or not forward.calls:
         return result
@@ -135,8 +142,9 @@ def capture(
     ]
     if slopes:
         result.slopes = slopes_of(forward, [request for request in requests if request.parameters is None])
-    found = Differentiator(forward, requests, memory).capture()
-    result.update({request.name: found[request.name] for request in requests})
+    found = Differentiator(forward, requests, memory, pace or Pace()).capture()
+    result.update({request.name: found[request.name] for request in requests if request.name in found})
+    result.stopped = [request.name for request in requests if request.name not in found]
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -21,10 +22,11 @@ from hesscond.capture.backward import (
 )
 from hesscond.capture.captured import Diagonal, LayerCapture
 from hesscond.capture.curved import CurvedNode, curved_nodes
-from hesscond.capture.double_backward import SecondDerivatives
+from hesscond.capture.double_backward import Plan, SecondDerivatives
 from hesscond.capture.forward import ForwardPass
 from hesscond.capture.graph import consumers, dependent, is_piecewise_linear, keeps_rows, nodes, shape_of
 from hesscond.capture.layers import Geometry, by_position
+from hesscond.capture.pace import Pace, Stopped
 from hesscond.capture.request import Request
 from hesscond.capture.second_derivatives import saturates, underflows
 
@@ -52,10 +54,12 @@ class Differentiator:
         What is wanted.
     memory
         Bytes that everything captured, and the work in progress, may take.
+    pace
+        Is told what is planned and done.
     """
 
-    def __init__(self, forward: ForwardPass, requests: Sequence[Request], memory: int) -> None:
-        self.loss, self.samples = forward.loss, forward.samples
+    def __init__(self, forward: ForwardPass, requests: Sequence[Request], memory: int, pace: Pace) -> None:
+        self.loss, self.samples, self.pace = forward.loss, forward.samples, pace
         self.requests = requests
         self.curved = curved_nodes(self.loss)
         self.start = [] if self.curved is None else [node.edge.node for node in self.curved]
@@ -64,7 +68,7 @@ class Differentiator:
         self.budget = Budget(memory, self.samples, largest, self.loss.device)
 
     def capture(self) -> dict[str, LayerCapture]:
-        """Ĥ and S of every layer requested.
+        """Ĥ and S of every layer requested, or of those that were complete when it was stopped.
 
         Raises
         ------
@@ -90,10 +94,23 @@ class Differentiator:
             captured = {name: replace(own, vanishing=True) for name, own in captured.items()}
         if curved:
             vanishing = saturates(nodes([self.loss.grad_fn]))
-            twice = SecondDerivatives(self.loss, curved, self.samples, self.budget, self.proved_apart)
-            for request in curved:
-                captured[request.name] = replace(twice.capture(request), vanishing=vanishing)
+            twice = SecondDerivatives(self.loss, curved, self.samples, self.budget, self.proved_apart, self.pace)
+            # what is asked to stop keeps what is complete
+            with suppress(Stopped):
+                plans = self.planned(twice, curved)
+                for request in curved:
+                    captured[request.name] = replace(twice.capture(request, plans[request.name]), vanishing=vanishing)
+                    self.pace.finish(request.name)
         return captured
+
+    def planned(self, twice: SecondDerivatives, requests: Sequence[Request]) -> dict[str, Plan]:
+        """The plan for every layer, with what it takes where somebody wants to know."""
+        plans = {request.name: twice.planned(request) for request in requests}
+        if self.pace.tell is not None:
+            for request in requests:
+                twice.told(request, plans[request.name])
+            self.pace.begin()
+        return plans
 
     # what the graph says
 

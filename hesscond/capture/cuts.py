@@ -385,21 +385,34 @@ class Cuts:
         per_block
             The entries of a block of one position that are wanted.
         """
-        path = self.dominators(request)
-        between = dependent([self.loss.grad_fn], request.leaves) - request.leaves
-        if 2.0 * directions * sum(map(numbers_of, between)) < WORTHWHILE:
+        chain = self.worth(request, directions)
+        if chain is None:
             return None
-        site = site_of(request)
-        chain = self.chain(request, site, path, between)
         for _ in range(ATTEMPTS):
-            if request.name not in self.behind and not self.plan(request, chain, directions, per_block):
+            if request.name not in self.behind and self.plan(request, chain, directions, per_block) is None:
                 return None
             cut = self.cut(self.behind[request.name])
             if cut is not None:
-                return Way(site, cut, self.budget)
+                return Way(site_of(request), cut, self.budget)
             # it is not planned for again
             del self.behind[request.name]
         return None
+
+    def worth(self, request: Target, directions: int) -> Chain | None:
+        """The candidates for a layer; None: without a cut it takes no time either."""
+        between = dependent([self.loss.grad_fn], request.leaves) - request.leaves
+        if 2.0 * directions * sum(map(numbers_of, between)) < WORTHWHILE:
+            return None
+        return self.chain(request, site_of(request), self.dominators(request), between)
+
+    def share(self, request: Target, directions: int, per_block: int) -> float:
+        """What a layer takes with its cut, in proportion to what it takes without; nothing is decided."""
+        chain, plans = self.worth(request, directions), (dict(self.behind), dict(self.blocks))
+        try:
+            found = None if chain is None else self.plan(request, chain, directions, per_block)
+        finally:
+            self.behind, self.blocks = plans
+        return 1.0 if found is None else found
 
     def release(self, request: Target) -> None:
         """Forget the cuts that no layer after this one has use for."""
@@ -534,8 +547,8 @@ class Cuts:
 
     # the plan
 
-    def plan(self, request: Target, chain: Chain, directions: int, per_block: int) -> bool:
-        """Choose the cuts for a layer; False: it is better off without.
+    def plan(self, request: Target, chain: Chain, directions: int, per_block: int) -> float | None:
+        """Choose the cuts for a layer, which takes that share of the time then; None: it is better off without.
 
         Parameters
         ----------
@@ -547,7 +560,7 @@ class Cuts:
         end = len(chain.nodes)
         direct = 2.0 * directions * chain.numbers[end]
         if not end:
-            return False
+            return None
         best: list[tuple[float, int | None]] = []
         for lower in range(end + 1):
             last = lower == end
@@ -570,14 +583,14 @@ class Cuts:
             best.append(min(options, key=lambda option: option[0]))
         cost, place = best[end]
         if cost * GAIN > direct or place is None:
-            return False
+            return None
         self.behind[request.name] = chain.nodes[place]
         while place is not None and chain.nodes[place] not in self.behind:
             behind = best[place][1]
             self.behind[chain.nodes[place]] = None if behind is None else chain.nodes[behind]
             self.blocks[chain.nodes[place]] = self.planned_blocks(chain, place)
             place = behind
-        return True
+        return cost / direct
 
     def cost_from_loss(self, chain: Chain, lower: int) -> float:
         """Of forming the curvature in a tensor of the chain by two backward passes."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.cuts import Cuts
 from hesscond.capture.graph import refuse_dead_ends, refuse_wrong_derivatives
 from hesscond.capture.layers import Geometry, from_unit_weights, unit_weights
+from hesscond.capture.pace import Pace
 from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
 
@@ -31,6 +34,26 @@ WEIGHT_ROUTE = "double backward in the parameters, used in several ways"
 
 #: Two ways to a product may differ by their round-off in these units.
 ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the curvature of a layer is found.
+
+    Attributes
+    ----------
+    blocks, positions
+        J and q of S.
+    in_parameters
+        Whether the Hessian comes in place of S.
+    directions
+        Products with S that it takes, without a cut.
+    """
+
+    blocks: int
+    positions: int
+    in_parameters: bool
+    directions: int
 
 
 class SecondDerivatives:
@@ -48,6 +71,8 @@ class SecondDerivatives:
         Memory.
     proved_apart
         Whether the samples are known not to influence each other behind a layer.
+    pace
+        Is told what is planned and done.
     """
 
     def __init__(
@@ -57,8 +82,9 @@ class SecondDerivatives:
         samples: int,
         budget: Budget,
         proved_apart: Callable[[Request], bool],
+        pace: Pace,
     ) -> None:
-        self.samples, self.budget, self.proved_apart = samples, budget, proved_apart
+        self.samples, self.budget, self.proved_apart, self.pace = samples, budget, proved_apart, pace
         self.cuts = Cuts(loss, requests, samples, budget)
         self.variables = {request.name: variables(request) for request in requests}
         self.lost = self.cancellation(loss)
@@ -116,18 +142,38 @@ class SecondDerivatives:
                 return False
         return True
 
-    def capture(self, request: Request) -> LayerCapture:
+    def planned(self, request: Request) -> Plan:
         """S, or the Hessian in the parameters where that takes fewer derivatives."""
         geometry = Geometry.of(request.layer)
+        n, units = geometry.n_params, geometry.units if request.whole else len(request.units)
         if request.parameters is not None:
-            return request.finished(self.in_weights(request), WEIGHT_ROUTE, self.samples)
+            return Plan(1, 0, True, len(request.units) * n)
         blocks, finest = self.samples if request.splits(self.samples) else 1, request.positions_apart()
         positions = request.inputs(blocks).positions
         if finest > blocks and self.is_apart(request, finest):
             blocks, positions = finest, request.inputs(finest).positions
-        elif positions < geometry.n_params and not self.is_apart(request, self.samples):
+        elif positions < n and not self.is_apart(request, self.samples):
             blocks, positions = 1, positions * blocks
-        if positions >= geometry.n_params or not self.has_room(request, blocks, positions):
+        if positions >= n or not self.has_room(request, blocks, positions):
+            return Plan(blocks, positions, True, len(request.units) * n)
+        return Plan(blocks, positions, False, units * positions)
+
+    def told(self, request: Request, plan: Plan) -> None:
+        """Tell what a plan will take, from one derivative and what a cut saves."""
+        seeds = [torch.ones_like(variable)[None] for variable in self.variables[request.name]]
+        began = time.perf_counter()
+        self.derivatives(request, seeds)
+        each, steps = time.perf_counter() - began, float(plan.directions)
+        if not plan.in_parameters and plan.blocks in (self.samples, request.positions_apart()):
+            steps *= self.cuts.share(request, plan.directions, plan.directions // plan.positions)
+        self.pace.plan(request.name, steps, each)
+
+    def capture(self, request: Request, plan: Plan) -> LayerCapture:
+        """What was planned for a layer."""
+        blocks, positions = plan.blocks, plan.positions
+        if request.parameters is not None:
+            return request.finished(self.in_weights(request), WEIGHT_ROUTE, self.samples)
+        if plan.in_parameters:
             return request.finished(self.in_parameters(request, blocks), PARAMETER_ROUTE, self.samples)
         curvature = self.behind_cut(request, blocks, positions)
         if curvature is not None:
@@ -164,6 +210,7 @@ class SecondDerivatives:
             rows = slice(start, min(start + size, count))
             shape = (rows.stop - start, blocks, units, positions)
             yield rows, torch.zeros(shape, dtype=torch.float64, device=like.device)
+            self.pace.did(request.name, len(range(count)[rows]))
 
     def size(self, request: Request, blocks: int, positions: int) -> float:
         """Of S in the whole layer: that of the sums for one entry before anything in them cancels."""
@@ -323,6 +370,7 @@ class SecondDerivatives:
                 matrices[0, index] = products.flatten(1).to(torch.float64)
             else:
                 matrices[number, parameter] = products[torch.arange(len(index)), own].to(torch.float64)
+            self.pace.did(request.name, len(index))
         spread = matrices.abs().max().clamp_min(self.lost[request.name]).sqrt().expand(order)
         return Formed((matrices + matrices.mT) / 2, spread, max(1, sum(call.delta.numel() for call in request.calls)))
 

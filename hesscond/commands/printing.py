@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Timer
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from hesscond.report.tables import TextTable
+from hesscond.report.tables import TextTable, duration
 from hesscond.study.store import printable
 
 # no markup: a path or a name from a file may contain square brackets
@@ -24,6 +24,9 @@ WIDE = 240
 
 #: Seconds before `sign_of_life` shows anything.
 PATIENCE = 1.0
+
+#: Columns of its bar.
+BAR = 12
 
 
 def print_table(table: RenderableType) -> None:
@@ -38,17 +41,34 @@ def print_table(table: RenderableType) -> None:
         typer.echo(line.rstrip())
 
 
+class Say(Protocol):
+    """Says what is being done, and how much of it: the share that is over and the seconds to go."""
+
+    def __call__(self, text: str, share: float | None = None, left: float | None = None) -> None: ...
+
+
 @contextmanager
-def sign_of_life(label: str) -> Iterator[Callable[[str], None]]:
+def sign_of_life(label: str) -> Iterator[Say]:
     """A function that says on stderr what is being done; seen only in a terminal, and only if it takes long."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.fields[bar]}{task.fields[left]}", markup=False),
+        TimeElapsedColumn(),
+    )
     shown = Progress(*columns, console=stderr, transient=True)
-    task = shown.add_task(label, total=None)
+    task = shown.add_task(label, total=None, bar="", left="")
     timer = Timer(PATIENCE, shown.start)
     if stderr.is_terminal:
         timer.start()
+
+    def say(text: str, share: float | None = None, left: float | None = None) -> None:
+        full = "" if share is None else "━" * round(BAR * share)
+        bar = "" if share is None else f"{full:╌<{BAR}} {100 * share:.0f} %"
+        shown.update(task, description=text, bar=bar, left="" if left is None else f", {duration(left)} left")
+
     try:
-        yield lambda text: shown.update(task, description=text)
+        yield say
     finally:
         timer.cancel()
         if timer.is_alive():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -17,8 +20,10 @@ from rich.text import Text
 from torch import nn
 
 import hesscond
+from hesscond.capture import STOPPED, Progress
 from hesscond.capture.wrappers import measurable
 from hesscond.commands import completion
+from hesscond.commands.exits import INTERRUPTED
 from hesscond.commands.options import (
     check_file,
     choice,
@@ -26,7 +31,7 @@ from hesscond.commands.options import (
     names_of,
     parse_size,
 )
-from hesscond.commands.printing import sign_of_life, stdout
+from hesscond.commands.printing import Say, sign_of_life, stderr, stdout
 from hesscond.commands.processes import own_device, own_share, processes
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.export import json_rows
@@ -34,6 +39,7 @@ from hesscond.hessians.blocks import PART, Catalogue
 from hesscond.methods import parse
 from hesscond.report.page import METADATA, save_figure
 from hesscond.report.probed import layer_table, network_table, notes, probe_figure, unit_table
+from hesscond.report.tables import duration
 from hesscond.results import NetworkResult
 from hesscond.roles import NETWORK
 from hesscond.spectra.bounded import refuse_few
@@ -44,6 +50,9 @@ from hesscond.target import Target, causes_shown, load_target, one_sentence
 if TYPE_CHECKING:
     import pandas as pd
     from torch.distributed import ProcessGroup
+
+#: Seconds from which on one wants to know beforehand.
+LONG = 10.0
 
 LEVELS = {
     "unit": "every output unit by itself",
@@ -126,7 +135,9 @@ def probe(
         # what the user's code prints is no part of the rows
         with redirect_stdout(sys.stderr), causes_shown(show_traceback), sign_of_life(f"running {target}") as say:
             found = load_target(target, seed=seed).to(place)
-            result, frame = run_probe(found, request, target, say, group)
+            watched = Watched(say)
+            with watched.interrupts():
+                result, frame = run_probe(found, request, target, watched, group)
         if group is not None and group.rank() > 0:
             return
         write(frame)
@@ -136,6 +147,86 @@ def probe(
             save_figure(probe_figure(frame), figure)
             if not (as_json or as_csv):
                 stdout.print(f"figure: {figure}", soft_wrap=True)
+    if watched.stopped:
+        stderr.print("interrupted: the rows are those that were complete")
+        raise typer.Exit(INTERRUPTED)
+
+
+class Watched:
+    """Shows how far a probe has come, and lets Ctrl-C end it with what is complete.
+
+    Parameters
+    ----------
+    say
+        Says it.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self.say = say
+        self.stopped = False
+        self._latest: Progress | None = None
+
+    def tell(self, progress: Progress) -> None:
+        """What `hesscond.probe` tells."""
+        if self._latest is None and progress.left > LONG:
+            self._announce(progress)
+        self._latest = progress
+        if self.stopped:
+            progress.stop()
+        self.say(f"second derivatives of {progress.layer}", progress.share, progress.left)
+
+    def _announce(self, progress: Progress) -> None:
+        """What it will take, and what less would."""
+        longest, seconds = max(progress.seconds.items(), key=lambda pair: pair[1])
+        others = "" if len(progress.seconds) == 1 else f" ({duration(seconds)} of it for {longest})"
+        stderr.print(
+            f"about {duration(progress.left)} for second derivatives{others}: --layers and --units of a part take a "
+            "part of the time, Ctrl-C keeps the layers that are complete",
+            soft_wrap=True,
+        )
+
+    def kappas(self, result: hesscond.ProbeResult) -> hesscond.ProbeResult:
+        """κ of all layers, computed and kept in the result; or of those that came before Ctrl-C."""
+        self._latest = None
+        for number, (name, layer) in enumerate(result.items(), 1):
+            if len(result) > 1:
+                self.say(f"κ of {name} ({number} of {len(result)})", (number - 1) / len(result))
+            else:
+                self.say(f"κ of {name}")
+            seconds = layer.seconds() if isinstance(layer, NetworkResult) else None
+            if seconds is not None and seconds > LONG:
+                stderr.print(
+                    f"about {duration(seconds)} for κ of {layer.n_params:,} parameters: as many products, and the "
+                    "eigenvalues of their matrix; --products 60 gives λ_max and a bound of κ",
+                    soft_wrap=True,
+                )
+            try:
+                _ = layer.kappa
+            except KeyboardInterrupt:
+                self.stopped = True
+                if number == 1:
+                    raise
+                return result.first(number - 1, STOPPED)
+        return result
+
+    @contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """Ctrl-C while second derivatives are taken ends them soon; at other times, or twice, at once."""
+
+        def asked(number: int, frame: FrameType | None) -> None:
+            if self._latest is None or self.stopped:
+                raise KeyboardInterrupt
+            self.stopped = True
+            stderr.print("stopping after the derivatives at work; Ctrl-C again: at once")
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, asked)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 #: What `hesscond.probe` takes as it is.
@@ -175,16 +266,16 @@ class Request:
 
 
 def run_probe(
-    target: Target, request: Request, spec: str, say: Callable[[str], None], group: ProcessGroup | None
+    target: Target, request: Request, spec: str, watched: Watched, group: ProcessGroup | None
 ) -> tuple[hesscond.ProbeResult, pd.DataFrame]:
     """Probe, layer by layer, and turn what the user's code raises into one sentence."""
     with one_sentence(spec):
-        say(f"probing {spec}")
+        watched.say(f"probing {spec}")
         data, weight = own_share(target, group)
-        result = hesscond.probe(target.model, target.loss_fn, data, **request.options(), weight=weight, group=group)
-        for number, (name, layer) in enumerate(result.items(), 1):
-            say(f"κ of {name} ({number} of {len(result)})")
-            _ = layer.kappa  # computed here and kept
+        result = hesscond.probe(
+            target.model, target.loss_fn, data, **request.options(), weight=weight, group=group, progress=watched.tell
+        )
+        result = watched.kappas(result)
         if not result:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in result.skipped.items())
             raise ConfigError(f"no layer of {spec} could be probed: {reasons or 'it has none'}")
@@ -196,7 +287,7 @@ def run_probe(
             top = whole.top
             frame = frame.assign(top_lower=float(top.lower[0]), top_upper=float(top.upper[0]))
         elif request.level == NETWORK:
-            frame = with_layers(result, frame, target, request, say, group)
+            frame = with_layers(result, frame, target, request, watched, group)
     return result, frame
 
 
@@ -205,7 +296,7 @@ def with_layers(
     network: pd.DataFrame,
     target: Target,
     request: Request,
-    say: Callable[[str], None],
+    watched: Watched,
     group: ProcessGroup | None,
 ) -> pd.DataFrame:
     """The rows of the layers by themselves above that of the network, with their shares of its extreme eigenvectors.
@@ -221,13 +312,18 @@ def with_layers(
     if group is None:
         own = replace(request, level="layer")
         try:
-            layers = hesscond.probe(target.model, target.loss_fn, target.data, **own.options(), weight=target.weight)
+            layers = hesscond.probe(
+                target.model,
+                target.loss_fn,
+                target.data,
+                **own.options(),
+                weight=target.weight,
+                progress=watched.tell,
+            )
         except CaptureError as error:
             result.skipped["the layers by themselves"] = str(error)
         else:
-            for number, (name, layer) in enumerate(layers.items(), 1):
-                say(f"κ of {name} ({number} of {len(layers)})")
-                _ = layer.kappa
+            layers = watched.kappas(layers)
             frame = pd.concat([layers.to_frame(), network], ignore_index=True)
             result.skipped.update(layers.skipped)
     return frame.merge(shares.drop(columns="n_params"), on="layer", how="left")
@@ -259,8 +355,19 @@ def print_summary(
             stdout.print(f"memory: {memory}", soft_wrap=True)
     for line in notes(frame, {name: getattr(layer, "route", "") for name, layer in result.items()}):
         stdout.print(Text(line))
-    for name, reason in getattr(result, "skipped", {}).items():
-        stdout.print(Text(f"skipped {name}: {reason}"))
+    for reason, skipped in by_reason(result.skipped).items():
+        stdout.print(Text(f"skipped {', '.join(skipped)}: {reason}"))
+
+
+def by_reason(skipped: Mapping[str, str]) -> dict[str, list[str]]:
+    """Names by why they were skipped, in the words of the command."""
+    found: dict[str, list[str]] = {}
+    for name, reason in skipped.items():
+        words = reason.replace(f"name it, layers=[{name!r}],", "name it with --layers").replace(
+            "level='network'", "--level network"
+        )
+        found.setdefault(words, []).append(name)
+    return found
 
 
 def kind(model: nn.Module, name: str) -> str:

@@ -37,6 +37,7 @@ from hesscond.report.findings import (
 from hesscond.report.registry import FIGURES, TABLES
 from hesscond.report.selection import select
 from hesscond.report.series import SHOWN
+from hesscond.report.tables import duration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -189,22 +190,6 @@ def download(toml: str) -> Markup:
 def number(value: float, form: str = ".3g") -> str:
     """A number; a dash if there is none."""
     return "–" if math.isnan(value) else format(value, form)
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words.
-
-    Examples
-    --------
-    >>> duration(42.0), duration(130.0), duration(4000.0)
-    ('42 s', '2 min 10 s', '1 h 6 min')
-    """
-    if math.isnan(seconds):
-        return "–"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 #: A figure whose SVG is larger than this (bytes), as scatters are, is embedded as PNG.

@@ -479,3 +479,19 @@ def text_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str) -> 
     for row in frame.to_dict("records"):
         table.add_row(*(column.cell(row).text for column in columns))
     return table
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    Examples
+    --------
+    >>> duration(42.0), duration(130.0), duration(4000.0)
+    ('42 s', '2 min 10 s', '1 h 6 min')
+    """
+    if math.isnan(seconds):
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"

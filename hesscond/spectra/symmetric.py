@@ -7,7 +7,6 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import lapack
 
 from hesscond.spectra.condition import NOISE, ConditionNumber, Values, resolve, zero_matrix
 from hesscond.spectra.factored import (
@@ -103,9 +102,8 @@ def eigenvalue_values(core: np.ndarray, error: float, floor: float = 0.0) -> Val
 
     ``error`` and ``floor``: bound and typical size of the error already in the matrix.
     """
-    eigenvalues, _, info = lapack.dsyevd(core, compute_v=0)
-    if info != 0:
-        raise np.linalg.LinAlgError("dsyevd did not converge")
+    # scipy's dsyevd takes the least workspace, with which large matrices are not reduced in blocks
+    eigenvalues = np.linalg.eigvalsh(core)
     eigenvalues = eigenvalues[np.argsort(-np.abs(eigenvalues), kind="stable")]
     magnitudes = np.abs(eigenvalues)
     spread = uniform(magnitudes, core.shape, EPS * float(magnitudes[0]), error)

@@ -1,0 +1,141 @@
+"""What is told while a probe takes second derivatives, and what is left of one that was stopped."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import hesscond
+from hesscond.errors import CaptureError
+
+NET = """
+import torch
+from torch import nn
+
+def make(width=6, size=8):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.Tanh(),
+        nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.Tanh(),
+        nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.Tanh(),
+        nn.Flatten(), nn.Linear(width * size * size, 4),
+    )
+    return model, nn.CrossEntropyLoss(), (torch.randn(12, 1, size, size), torch.randint(0, 4, (12,)))
+
+def long():
+    return make(16, 16)
+"""
+make = {}
+exec(NET, make)
+CONVOLUTIONS = ("0", "3", "6")
+
+
+def told(**options):
+    model, loss, batch = make["make"]()
+    seen = []
+    result = hesscond.probe(model, loss, batch, progress=seen.append, **options)
+    return result, seen
+
+
+def test_steps_are_told_from_the_plan_to_the_end():
+    result, seen = told()
+    first, last = seen[0], seen[-1]
+    assert (first.layer, first.elapsed, first.share) == ("", 0.0, 0.0)
+    assert set(first.seconds) == set(CONVOLUTIONS)
+    assert first.left == pytest.approx(sum(first.seconds.values()))
+    assert (last.share, last.left) == (1.0, 0.0)
+    assert all(a.elapsed <= b.elapsed for a, b in itertools.pairwise(seen))
+    assert [layer for layer, _ in itertools.groupby(p.layer for p in seen[1:])] == list(CONVOLUTIONS)
+    # more than one for each unit of every layer
+    assert len(seen) > 3 * 6
+    assert set(result) == {*CONVOLUTIONS, "10"}
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_telling_changes_no_number(level):
+    model, loss, batch = make["make"]()
+    silent = hesscond.probe(model, loss, batch, level=level)
+    result, _ = told(level=level)
+    assert result.to_frame().equals(silent.to_frame())
+
+
+def test_telling_changes_no_number_behind_cuts():
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = nn.Sequential(nn.Linear(5, 8), encoder, nn.Flatten(), nn.Linear(48, 3))
+    batch = torch.randn(40, 6, 5), torch.randint(0, 3, (40,))
+    seen = []
+    frames = [
+        hesscond.probe(model, nn.CrossEntropyLoss(), batch, layers="*", progress=progress).to_frame()
+        for progress in (None, seen.append)
+    ]
+    assert frames[0].equals(frames[1])
+    assert seen[-1].left == 0
+
+
+def test_what_is_complete_is_kept_after_stop():
+    whole, _ = told()
+    model, loss, batch = make["make"]()
+
+    def tell(progress):
+        if progress.layer == "3":
+            progress.stop()
+
+    result = hesscond.probe(model, loss, batch, progress=tell)
+    assert list(result) == ["0", "10"]
+    assert {name for name, why in result.skipped.items() if why == "stopped before it was measured"} == {"3", "6"}
+    for name, layer in result.items():
+        assert [k.value for k in layer.kappa] == [k.value for k in whole[name].kappa]
+
+
+def test_nothing_is_kept_of_a_first_layer_or_a_stream():
+    model, loss, batch = make["make"]()
+    # not the output layer, whose curvature takes no derivatives
+    with pytest.raises(CaptureError, match="stopped before it was measured"):
+        hesscond.probe(model, loss, batch, layers=["0"], progress=lambda p: p.stop())
+    with pytest.raises(CaptureError, match="stopped before all batches were read"):
+        hesscond.probe(model, loss, [batch, batch], layers=["0"], progress=lambda p: p.stop())
+
+
+def interrupted(folder, after, arguments=()):
+    (folder / "net.py").write_text(NET)
+    command = [sys.executable, "-m", "hesscond", "probe", "net.py:long", *arguments]
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "80"}
+    )
+    err = ""
+    while after not in err:
+        err += process.stderr.readline()
+    return process, err
+
+
+@pytest.mark.slow
+def test_ctrl_c_prints_the_layers_that_are_complete(tmp_path):
+    process, err = interrupted(tmp_path, "second derivatives")
+    assert err.startswith("about ")
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    out, rest = process.communicate(timeout=120)
+    assert process.returncode == 130, rest
+    assert "stopping after the derivatives at work" in rest
+    assert rest.endswith("interrupted: the rows are those that were complete\n")
+    assert "\n10     Linear" in out
+    assert ": stopped before it was measured\n" in out
+
+
+@pytest.mark.slow
+def test_the_second_ctrl_c_ends_at_once(tmp_path):
+    process, _ = interrupted(tmp_path, "second derivatives")
+    process.send_signal(signal.SIGINT)
+    while "Ctrl-C again" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    out, rest = process.communicate(timeout=60)
+    assert (process.returncode, out) in [(130, ""), (130, out)]
+    assert "interrupted" in rest
