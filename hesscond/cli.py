@@ -103,6 +103,14 @@ class SectionedGroup(TyperGroup):
         super().__init__(**attributes)
         self.commands = {name: Imported(name, place) for own in SECTIONS.values() for name, place in own.items()}
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; typer would end one that was interrupted without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            stderr.print("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write all sections."""
         longest = max(map(len, self.commands))
@@ -139,7 +147,7 @@ def main() -> None:
             typer.echo(message, err=True)
             sys.exit(BAD_USE)
         fail(message)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort):  # before a command runs, or at the end of input
         stderr.print("interrupted")
         sys.exit(INTERRUPTED)
     except BrokenPipeError:

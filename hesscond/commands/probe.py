@@ -168,9 +168,9 @@ class Watched:
 
     def tell(self, progress: Progress) -> None:
         """What `hesscond.probe` tells."""
-        if self._latest is None and progress.left > LONG:
+        first, self._latest = self._latest is None, progress
+        if first and progress.left > LONG:
             self._announce(progress)
-        self._latest = progress
         if self.stopped:
             progress.stop()
         self.say(f"second derivatives of {progress.layer}", progress.share, progress.left)
