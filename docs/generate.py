@@ -1,10 +1,10 @@
-"""Write the pages of methods and statements from what the command line shows: ``python docs/generate.py [FOLDER]``.
+"""Write the pages of methods, statements and papers from what the program knows: ``python docs/generate.py [FOLDER]``.
 
 `conf.py` does it where they are missing or older than the program.
 
 One page for each method (its docstring), one for each statement (its text, claims, verdicts and counterexamples with a
-figure of the margins), and the two lists. Everything comes from seed 0, so that the same version writes the same pages
-up to the last digits of a figure.
+figure of the margins), the two lists, and the papers, a page that is kept with the sources. Everything comes from seed
+0, so that the same version writes the same pages up to the last digits of a figure.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from functools import cache
+from itertools import groupby
 from pathlib import Path
 
+from hesscond.commands.printing import FOR_PROGRAMS, SECTION
 from hesscond.commands.verify import known, ranged, status_of
 from hesscond.methods import Method, registered
 from hesscond.methods.spec import shown_options
+from hesscond.papers import Paper, citations, papers
 from hesscond.report import margin_figure, save_figure
 from hesscond.theorems import Statement, Verdict, statements, verify
 
 HERE = Path(__file__).parent
 #: What the pages are made of.
-SOURCES = [HERE / "generate.py", HERE / "papers.md", *(HERE.parent / "hesscond").rglob("*.py")]
-#: A paper of papers.md: its heading, and the words in code with which it is cited.
-PAPER = re.compile(r"^### (.+)\n\n((?:.+\n)+)", re.MULTILINE)
-#: A word that is underlined, as numpydoc has its sections.
-SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
+SOURCES = [HERE / "generate.py", *(HERE.parent / "hesscond").rglob("*.py"), HERE.parent / "hesscond" / "papers.toml"]
 #: A name on a line of its own, with an indented text below.
 ENTRY = re.compile(r"^(\S[^\n]*)\n((?:    [^\n]*\n|\n(?=    ))+)", re.MULTILINE)
 
@@ -41,28 +39,43 @@ def method_page(method: type[Method]) -> str:
     parts.append(f"**Learning rate** where none is given: {method.rate:g}\n")
     parts.append(prose(head))
     for title, body in zip(rest[::2], rest[1::2], strict=True):
-        if title not in ("Raises", "Examples"):
+        if title not in FOR_PROGRAMS:
             parts.append(f"## {title}\n\n{entries(body) if title in ('Parameters', 'Attributes') else prose(body)}")
     return "\n".join(parts).rstrip() + "\n"
 
 
 def linked(source: str) -> str:
     """A source whose papers are links to papers.md."""
-    for words, anchor in sorted(cited().items(), key=lambda item: -len(item[0])):
-        if re.search(rf"(?<!\[)\b{re.escape(words)}(?!\w|\])", source):
-            source = source.replace(words, f"[{words}](../papers.md#{anchor})", 1)
+    for words, paper in citations(source):
+        link = f"[{words}](../papers.md#{slug(paper.title)})"
+        source = re.sub(rf"\b{re.escape(words)}(?!\w|\])", link, source, count=1)
     return source
 
 
-@cache
-def cited() -> dict[str, str]:
-    """The words with which each paper is cited, and its anchor in papers.md."""
-    papers = PAPER.findall((HERE / "papers.md").read_text(encoding="utf-8"))
-    return {
-        words: heading.lower().replace(" ", "-")
-        for heading, text in papers
-        for words in re.findall(r"`([^`/]+)`(?!\])", text.replace("\n", " "))
-    }
+def slug(title: str) -> str:
+    """The anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def papers_page() -> str:
+    """Every paper in full, and the methods and statements that cite it."""
+    lines = ["# The papers\n", "Methods, statements and solvers cite them by the words in `code`."]
+    for group, those in groupby(papers(), key=lambda paper: paper.group):
+        lines.append(f"\n## {group}")
+        for paper in those:
+            lines.append(f"\n### {paper.title}\n")
+            lines.append(f"{paper.authors}. {paper.venue}" + (f", <{paper.url}>." if paper.url else "."))
+            uses = [f"[`{one.name}`](methods/{one.name}.md)" for one in registered() if cites(one.source, paper)]
+            uses += [f"[`{one.id}`](statements/{one.id}.md)" for one in statements() if cites(one.source, paper)]
+            said = f" {paper.about}" if paper.about else ""
+            behind = f" Behind {', '.join(uses)}." if uses else ""
+            lines.append(f"Cited as {' or '.join(f'`{words}`' for words in paper.cited)}.{said}{behind}")
+    return "\n".join(lines) + "\n"
+
+
+def cites(source: str, paper: Paper) -> bool:
+    """Whether a source names a paper."""
+    return any(named == paper for _, named in citations(source))
 
 
 def prose(text: str) -> str:
@@ -125,6 +138,7 @@ def outdated() -> bool:
 
 def write(folder: Path, trials: int | None = None) -> None:
     """All pages, in place of those that are there."""
+    (folder / "papers.md").write_text(papers_page(), encoding="utf-8")
     for name in ("methods", "statements"):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for page in (folder / name).glob("*.*"):

@@ -14,6 +14,7 @@ PACKAGE = Path(hesscond.__file__).parent
 ORDER = [
     "lazy",
     "errors",
+    "papers",
     "roles",
     "operators",
     "capture",

@@ -87,7 +87,7 @@ def test_other_ids_of_a_statement(call_cli):
     listed = {s["id"]: s["aliases"] for s in json.loads(call_cli("statements", "--json").out)}
     assert listed["van-der-sluis"] == {"prec-theorem-2": "rows", "bnp-lemma-a1": "columns"}
     assert call_cli("statements").out.count("prec-theorem-2") == 1
-    assert "also called bnp-lemma-a1: columns" in call_cli("statements", "--long").out
+    assert "also:    bnp-lemma-a1, columns" in call_cli("statements", "--long").out
     assert "bnp-lemma-a1" in completion.statement_ids("bnp-l")
 
 

@@ -54,7 +54,14 @@ def test_the_page_of_a_statement_has_its_claims(generate, one):
 
 @pytest.mark.parametrize("one", [*registered(), *statements()], ids=lambda one: getattr(one, "id", None) or one.name)
 def test_every_source_is_a_paper(generate, one):
-    assert one.source == "-" or "](../papers.md#" in generate.linked(one.source), "name it in docs/papers.md"
+    assert one.source == "-" or "](../papers.md#" in generate.linked(one.source), "name it in hesscond/papers.toml"
+
+
+def test_the_page_of_the_papers_is_that_of_the_program(generate):
+    page = (DOCS / "papers.md").read_text(encoding="utf-8")
+    assert page == generate.papers_page(), "python docs/generate.py writes it"
+    headings = re.findall(r"^### (.+)$", page, re.MULTILINE)
+    assert len({generate.slug(title) for title in headings}) == len(headings)
 
 
 def test_all_pages_are_written_and_none_is_left_over(generate, tmp_path, monkeypatch):

@@ -6,9 +6,10 @@ import inspect
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from hesscond.commands import completion
-from hesscond.commands.printing import AsJson, listing, stdout
+from hesscond.commands.printing import AsJson, listing, print_docstring, print_prose, print_source, stdout
 from hesscond.errors import ConfigError
 from hesscond.study.listing import described, panels_of
 
@@ -52,11 +53,11 @@ def methods(
     if as_json:
         listing([method_row(chosen) | {"text": inspect.getdoc(chosen)}], as_json)
         return
-    stdout.print(f"{chosen.name}: {chosen.summary}", soft_wrap=True)
-    stdout.print(f"source:  {chosen.source}", soft_wrap=True)
-    stdout.print(f"options: {shown_options(chosen) or 'none'}", soft_wrap=True)
+    stdout.print(Text(f"{chosen.name}: {chosen.summary}", style="bold"), soft_wrap=True)
+    print_source(chosen.source)
+    print_prose(shown_options(chosen) or "none", "options: ", " " * 9)
     stdout.print(f"rate:    {chosen.rate:g}\n", soft_wrap=True)
-    stdout.print(inspect.getdoc(chosen) or "", soft_wrap=True)
+    print_docstring(inspect.getdoc(chosen) or "")
 
 
 def method_row(method: type[Method]) -> dict[str, str | float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Timer
@@ -11,7 +13,9 @@ from typing import Annotated, Any, Protocol
 import typer
 from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
+from hesscond.papers import citations
 from hesscond.report.tables import TextTable, duration
 from hesscond.study.store import printable
 
@@ -28,6 +32,15 @@ PATIENCE = 1.0
 #: Columns of its bar.
 BAR = 12
 
+#: The longest line of prose.
+LINE = 100
+
+#: A word that is underlined, as numpydoc has its sections.
+SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
+
+#: Sections of a method's docstring that speak to programs only.
+FOR_PROGRAMS = ("Raises", "Examples")
+
 
 def print_table(table: RenderableType) -> None:
     """A table; a pipe has no width, and rich would take 80 columns and fold what a script looks for."""
@@ -39,6 +52,67 @@ def print_table(table: RenderableType) -> None:
         piped.print(table)
     for line in drawn.get().splitlines():
         typer.echo(line.rstrip())
+
+
+def print_source(source: str) -> None:
+    """A source, and each of its papers in full."""
+    print_prose(source, "source:  ", " " * 9)
+    for _, paper in citations(source):
+        print_prose(str(paper), " " * 9, " " * 11)
+
+
+def print_prose(text: str, first: str = "", rest: str | None = None) -> None:
+    """A paragraph, broken at the width of the terminal, its first and its further lines indented."""
+    width = min(LINE, stdout.width)
+    stdout.print(
+        textwrap.fill(text, width, initial_indent=first, subsequent_indent=first if rest is None else rest, **UNBROKEN),
+        soft_wrap=True,
+    )
+
+
+#: A name, a path or an address is copied whole.
+UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+
+
+def print_docstring(docstring: str) -> None:
+    """A docstring without its markup and without what speaks to programs only."""
+    head, *sections = SECTION.split(docstring)
+    print_paragraphs(head)
+    for title, body in zip(sections[::2], sections[1::2], strict=True):
+        if title not in FOR_PROGRAMS:
+            stdout.print(Text(f"\n{title}", style="bold"))
+            print_paragraphs(body)
+
+
+def print_paragraphs(text: str) -> None:
+    """Paragraphs of reStructuredText without its marks, as wide as the terminal; literal blocks as they are."""
+    part: list[str] = []
+    indent = hanging = 0
+    literal: int | None = None
+
+    def end() -> None:
+        nonlocal literal
+        if part:
+            words = re.sub(r"``?([^`]+)``?", r"\1", " ".join(part))
+            print_prose(re.sub(r"::$", ":", words), " " * indent, " " * hanging)
+            literal = indent if words.endswith("::") else None
+            part.clear()
+
+    for line in text.strip("\n").splitlines():
+        own = len(line) - len(line.lstrip())
+        if not line.strip():
+            end()
+            stdout.print()
+        elif literal is not None and own > literal:
+            stdout.print(line, soft_wrap=True)
+        else:
+            item = line.lstrip().startswith("- ")
+            if item or own != hanging:
+                end()
+                indent, hanging = own, own + 2 * item
+            literal = None
+            part.append(line.strip())
+    end()
 
 
 class Say(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,16 @@ from hesscond.commands import completion
 from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
 from hesscond.commands.options import check_file
-from hesscond.commands.printing import listing, print_table, sign_of_life, stderr, stdout
+from hesscond.commands.printing import (
+    AsJson,
+    listing,
+    print_prose,
+    print_source,
+    print_table,
+    sign_of_life,
+    stderr,
+    stdout,
+)
 from hesscond.errors import ConfigError
 from hesscond.report.margins import margin_figure
 from hesscond.report.page import METADATA, save_figure
@@ -44,7 +52,7 @@ def verify_statements(
     worst: Annotated[
         bool, typer.Option("--worst", help="Search for the largest factor by which a false claim is exceeded, by size.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False,
+    as_json: AsJson = False,
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit report to this file.")] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Draw how much each trial of one statement used: a .pdf, .png or .svg file.")
@@ -52,7 +60,7 @@ def verify_statements(
 ) -> None:
     """Check published statements on random cases; false ones get a counterexample, certified in exact arithmetic.
 
-    Exit code 1 if a claim that is known to hold was violated.
+    Exit code 1 if a claim that is known to be true was violated.
 
     Example: hesscond verify bnp-theorem-4 wc-theorem-1
     """
@@ -119,40 +127,53 @@ def largest(one: Statement, seed: int) -> list[dict[str, Any]]:
 
 
 def list_statements(
-    as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="Show all about this one.", autocompletion=completion.statement_ids)
+    ] = None,
+    as_json: AsJson = False,
     long: Annotated[bool, typer.Option("--long", help="With the whole text of each.")] = False,
 ) -> None:
-    """List the statements that can be verified.
+    """List the statements that can be verified, with what is known of them, or show one.
 
-    Example: hesscond statements --long
+    Example: hesscond statements prec-theorem-2
     """
+    chosen = list(statements()) if name is None else [statement(name)]
     if as_json:
-        typer.echo(json.dumps([described(s) for s in statements()], indent=1))
+        typer.echo(json.dumps([described(s) for s in chosen], indent=1))
         return
-    if not long:
-        rows = []
-        for one in statements():
-            rows.append({"id": one.id, "known to": expectation(one), "title": one.title})
-            rows += [{"id": alias, "known to": "", "title": f"another name of {one.id}"} for alias in one.aliases]
-        listing(rows, as_json=False)
+    if name is not None or long:
+        for one in chosen:
+            show(one)
         return
-    for one in statements():
-        stdout.print(Text(f"{one.id}  ({one.source})", style="bold"))
-        width = min(100, stdout.width)
-        stdout.print(textwrap.fill(one.text, width, initial_indent="  ", subsequent_indent="  "), soft_wrap=True)
-        for claim in one.claims:
-            stdout.print(f"  {known(claim)}:  {claim.name}: {claim.text}", soft_wrap=True)
-        for reading in one.reports:
-            stdout.print(f"  reported:  {reading.name}: {reading.text}", soft_wrap=True)
-        for alias, part in one.aliases.items():
-            stdout.print(f"  also called {alias}: {part}", soft_wrap=True)
-        stdout.print(f"  if {'; '.join(one.hypotheses) or 'always'}\n", soft_wrap=True)
+    rows = []
+    for one in chosen:
+        rows.append({"id": one.id, "known": expectation(one), "title": one.title})
+        rows += [{"id": alias, "known": "", "title": f"another name of {one.id}"} for alias in one.aliases]
+    listing(rows, as_json=False)
+
+
+def show(one: Statement) -> None:
+    """All about a statement."""
+    stdout.print(Text(f"{one.id}: {one.title}", style="bold"), soft_wrap=True)
+    print_source(one.source)
+    for alias, part in one.aliases.items():
+        print_prose(f"{alias}, {part}", "also:    ", " " * 9)
+    stdout.print()
+    print_prose(one.text)
+    if one.hypotheses:
+        print_prose(f"If {'; '.join(one.hypotheses)}.")
+    stdout.print()
+    for claim in one.claims:
+        print_prose(f"{claim.name}: {claim.text}", f"{known(claim)}:  ", "  ")
+    for reading in one.reports:
+        print_prose(f"{reading.name}: {reading.text}", "reported:  ", "  ")
+    stdout.print()
 
 
 def expectation(one: Statement) -> str:
     """Whether its claims are known to be true."""
     true = [claim.true for claim in one.claims if claim.published]
-    return "hold" if all(true) else "hold in part" if any(true) else "be false"
+    return "true" if all(true) else "in part" if any(true) else "false"
 
 
 def known(claim: Claim) -> str:
@@ -287,7 +308,7 @@ def number(value: float) -> float | None:
 
 
 def junit_cases(verdicts: list[Verdict]) -> Iterator[Case]:
-    """One for each claim; a failure is a claim known to hold that was violated."""
+    """One for each claim; a failure is a claim known to be true that was violated."""
     for verdict in verdicts:
         for tally in verdict.tallies:
             case = Case(verdict.id, tally.claim.name, verdict.seconds / len(verdict.tallies))

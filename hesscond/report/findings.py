@@ -188,9 +188,9 @@ class StatementVerdict:
         refuted = [row for row in self.rows if not row.known and row.violated]
         parts = [f"{count(checked, 'check')} of {count(len({row.name for row in self.rows}), 'claim')}"]
         if surprising:
-            parts.append(f"{count(sum(r.violated for r in surprising), 'violation')} of what is known to hold")
+            parts.append(f"{count(sum(r.violated for r in surprising), 'violation')} of what is known to be true")
         elif any(row.holds for row in self.rows):
-            parts.append("no violation of what is known to hold")
+            parts.append("no violation of what is known to be true")
         if refuted:
             parts.append(f"{count(sum(r.violated for r in refuted), 'violation')} of what is known to be false")
         if not any(row.holds or row.violated for row in self.rows):
@@ -308,7 +308,7 @@ def findings(runs: Sequence[NamedRun], checked: Sequence[StatementVerdict]) -> l
         for row in one.rows:
             if row.known and row.violated:
                 text = f"{one.id}, {row.name}: {count(row.violated, 'violation')}, the first in {row.first}"
-                found.append(Finding("A statement that is known to hold was violated.", text))
+                found.append(Finding("A statement that is known to be true was violated.", text))
     probes = {one.name: one.run.table("probe") for one in runs}
     found.extend(unprobed(probes))
     found.extend(deficient(probes))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hesscond.study.store import StoredRun
     from hesscond.theorems import Tally, Verdict
 
-#: Claims that are known to hold, and to be false.
+#: Claims that are known to be true, and known to be false.
 TRUE, FALSE = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"]
 #: Shares of what is allowed that are drawn; others are at the ends.
 SMALLEST, LARGEST = 1e-6, 1e6
@@ -158,7 +158,7 @@ def rate_trials(
     Returns
     -------
     pandas.DataFrame
-        One row per trial and claim: trial, claim, true (whether it is known to hold), status, predicted and measured:
+        One row per trial and claim: trial, claim, true (whether that is known), status, predicted and measured:
         decays −ln(rate) of an iteration.
 
     Raises

@@ -28,7 +28,7 @@ def statement_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        run (METHOD-seedS), data, layer, unit, statement, claim, known (whether it is known to hold), checked (how
+        run (METHOD-seedS), data, layer, unit, statement, claim, known (whether it is known to be true), checked (how
         often), applicable, held, violated, unresolved, worst (the most of what is allowed that was used),
         first_violation (its iteration, missing if there is none).
     """

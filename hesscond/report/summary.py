@@ -35,7 +35,7 @@ QUANTILES = {"kappa_own_q10": 0.1, "kappa_own_median": 0.5, "kappa_own_q90": 0.9
 SUMMARY_CAPTION = (
     "loss: training, mean of the last iterations; κ(H), κ(PᵀHP) with P from the raw statistics of the samples: medians "
     "of the resolved ones over the probed mini-batches; κ own: 10 %, 50 % and 90 % quantiles in the method's own "
-    "coordinates, ≥: a lower bound; held: checks of statements that are known to hold, of those that apply"
+    "coordinates, ≥: a lower bound; held: checks of statements that are known to be true, of those that apply"
 )
 
 
@@ -84,7 +84,7 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         One row per run, in the order given. method, seed, status, learning_rate, batch_size, iterations;
         training_loss_tail_mean: mean mini-batch loss of the last tail_iterations = min(100, 10 %) iterations;
         test_loss, test_accuracy, …: the last of each column of the log's evaluations; seconds that the run worked;
-        statements_applicable and statements_held: how many checks of claims that are known to hold applied, and held.
+        statements_applicable and statements_held: how many checks of claims known to be true applied, and held.
         Then the columns below with ``batch_`` in front for the mini-batches (medians over the probed iterations), and
         with ``train_`` for the last probe of the whole training set:
 

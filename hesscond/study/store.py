@@ -422,8 +422,8 @@ class StoredRun:
         """A table of the log: ``"training"``, ``"probe"``, ``"evaluation"``, ``"statements"`` or ``"readings"``.
 
         Readings are κ's in further coordinates that the method has, one row each; statements are the published ones
-        that were checked, a row for each claim (``known``: whether it is known to hold; ``used``: how much of what is
-        allowed was used).
+        that were checked, a row for each claim (``known``: whether it is known to be true; ``used``: how much of what
+        is allowed was used).
 
         Raises
         ------

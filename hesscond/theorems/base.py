@@ -32,7 +32,7 @@ class Claim:
     text
         What is claimed, as a formula.
     true
-        Whether it is known to hold; one that is known to be false is expected to be violated.
+        Whether it is known to be true; one that is known to be false is expected to be violated.
     published
         Whether the source claims it; others are nearby readings, which say where the claim ends.
     """
@@ -242,7 +242,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether no claim that is known to hold was violated."""
+        """Whether no claim that is known to be true was violated."""
         return all(tally.as_expected for tally in self.tallies)
 
     @property

@@ -135,10 +135,10 @@ def test_verdicts_say_what_the_statement_says(make):
     assert centring.status == "not-applicable"
     assert centring.reasons == (("Ĥ has no full column rank", 1),)
     assert (together.status, together.known) == ("unresolved", False)
-    assert found.sentence == "4 checks of 3 claims; 1 violation of what is known to hold."
+    assert found.sentence == "4 checks of 3 claims; 1 violation of what is known to be true."
     text = next(claim.text for claim in known.claims if claim.name == "scaling")
     assert scaling.text == text
-    assert "A statement that is known to hold was violated." in kinds([one.run for one in named])
+    assert "A statement that is known to be true was violated." in kinds([one.run for one in named])
 
 
 def test_a_statement_of_a_later_version_is_shown_by_its_name(make):
