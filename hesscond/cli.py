@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import hesscond
 from hesscond.commands.exits import BAD_USE, INTERRUPTED
-from hesscond.commands.printing import complain, stderr
+from hesscond.commands.printing import complain, stderr, write_everywhere
 from hesscond.errors import HesscondError
 
 HELP = """Exact per-layer Hessian condition numbers of neural networks, and studies of the methods that claim to improve
@@ -137,6 +137,7 @@ ParserError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c._
 
 def main() -> None:
     """Entry point: one sentence on stderr and exit code 2 for bad use, never a traceback."""
+    write_everywhere()
     try:
         code = app(standalone_mode=False)
     except HesscondError as error:

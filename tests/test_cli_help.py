@@ -1,5 +1,6 @@
 """The command line as a manual: examples that parse, listings as JSON, completion, colours only where they are seen."""
 
+import codecs
 import io
 import json
 import os
@@ -14,8 +15,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hesscond.cli import SECTIONS, app
-from hesscond.commands import completion, doctor
+from hesscond.commands import completion, doctor, printing
 from hesscond.commands.doctor import Check
+from hesscond.methods import method_class, registered
+from hesscond.papers import citations
 
 ROOT = typer.main.get_command(app)
 LISTINGS = ("studies", "methods", "statements", "runs", "doctor")
@@ -196,3 +199,54 @@ def test_colours_are_off_where_nobody_wants_them(terminal, no_color, seen, monke
     doctor.show([Check("warning", "found", "advice", "group", "name")], 0.1)
     assert bool(COLOUR.search(written.getvalue())) is seen
     assert ("\x1b" in written.getvalue()) is terminal
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+@pytest.mark.parametrize("command", ["statements --long", "methods sphere", "verify van-der-sluis --trials 3"])
+def test_a_stream_that_is_not_utf_8_gets_what_it_can_encode(command, encoding):
+    done = subprocess.run(
+        [sys.executable, "-m", "hesscond", *command.split()],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    text = done.stdout.decode(encoding)
+    assert "\\u" not in text
+    assert "\ufffd" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("κ(PᵀHP) ≥ 3·10⁻⁸", "k(P^THP) >= 3*10^-^8"),
+        ("σ̃₁² ≤ ½Ĥ", "sigma_1^2 <= 1/2H"),
+        ("║ Σ λ", "\\u2551 Sigma lambda"),
+    ],
+)
+def test_characters_that_a_stream_has_not(text, said):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    codecs.register_error("hesscond-test", printing.plain)
+    stream.reconfigure(errors="hesscond-test")
+    stream.write(text)
+    stream.flush()
+    assert stream.buffer.getvalue().decode("ascii") == said
+
+
+@pytest.mark.parametrize("method", [m.name for m in registered()])
+def test_methods_are_told_without_markup_and_with_their_papers(method, call_cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = call_cli("methods", method).out
+    assert "``" not in text
+    assert "---" not in text
+    source = method_class(method).source
+    for _, paper in citations(source):
+        assert " ".join(str(paper).split()) in " ".join(text.split())
+
+
+def test_one_statement_is_told_by_any_of_its_names(call_cli):
+    told = call_cli("statements", "van-der-sluis").out
+    assert told == call_cli("statements", "prec-theorem-2").out
+    assert "Numerische Mathematik 14 (1969)" in told
+    assert [s["id"] for s in json.loads(call_cli("statements", "bnp-lemma-a1", "--json").out)] == ["van-der-sluis"]
+    unknown = call_cli("statements", "van-der-slus")
+    assert (unknown.code, "did you mean van-der-sluis" in unknown.err) == (2, True)

@@ -103,7 +103,7 @@ class Lines:
             state = (watched.iterations, watched.run.status)
             if self.printed.get(watched.run.folder) != state:
                 self.printed[watched.run.folder] = state
-                typer.echo(line(watched))
+                stdout.out(line(watched))
 
 
 @contextmanager

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import re
+import sys
 import textwrap
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Timer
@@ -51,7 +55,48 @@ def print_table(table: RenderableType) -> None:
     with piped.capture() as drawn:
         piped.print(table)
     for line in drawn.get().splitlines():
-        typer.echo(line.rstrip())
+        stdout.out(line.rstrip())
+
+
+#: What characters become that a stream has not, unless Unicode says what they are made of.
+INSTEAD = {
+    "κ": "k", "λ": "lambda", "≥": ">=", "≤": "<=", "≠": "!=", "≈": "~", "±": "+-", "∓": "-+", "−": "-", "–": "-",
+    "—": "-", "…": "...", "·": "*", "×": "x", "÷": "/", "‖": "||", "√": "sqrt ", "∇": "grad ", "∂": "d", "∞": "inf",
+    "→": "->", "←": "<-", "↦": "->", "⊗": "(x)", "⟨": "<", "⟩": ">", "∘": "o", "′": "'", "⊥": "_|_", "∝": "~",
+    "≼": "<=", "⪰": ">=", "∫": "int ", "⌊": "floor(", "⌋": ")", "█": "#", "━": "-", "╌": " ", "“": '"', "”": '"',
+    "’": "'", "⁄": "/", "ᵗ": "^t",
+}  # fmt: skip
+
+
+def plain(error: UnicodeError) -> tuple[str, int]:
+    """What is written in place of characters that a stream cannot encode: k for κ, >= for ≥, ^2 for ²."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(in_ascii, error.object[error.start : error.end])), error.end
+
+
+def in_ascii(character: str) -> str:
+    """A character by such that every terminal has."""
+    if character in INSTEAD:
+        return INSTEAD[character]
+    if unicodedata.combining(character):
+        return ""
+    kind, _, parts = unicodedata.decomposition(character).rpartition("> ")
+    if parts:
+        mark = {"<super": "^", "<sub": "_"}.get(kind, "")
+        return mark + "".join(c if c.isascii() else in_ascii(c) for c in (chr(int(p, 16)) for p in parts.split()))
+    if match := re.match(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(character, "")):
+        return match[2].lower() if match[1] == "SMALL" else match[2].capitalize()
+    return ascii(character)[1:-1]
+
+
+def write_everywhere() -> None:
+    """Let the standard streams take all that is printed, whatever they encode."""
+    codecs.register_error("hesscond", plain)
+    for stream in (sys.stdout, sys.stderr):
+        # others stand in for them in tests and notebooks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="hesscond")
 
 
 def print_source(source: str) -> None:
