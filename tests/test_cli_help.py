@@ -195,7 +195,8 @@ def test_colours_are_off_where_nobody_wants_them(terminal, no_color, seen, monke
     monkeypatch.setenv("TERM", "xterm-256color")
     written = io.StringIO()
     console = Console(file=written, force_terminal=terminal or None, markup=False, highlight=False)
-    monkeypatch.setattr(doctor, "stdout", console)
+    for module in (doctor, printing):
+        monkeypatch.setattr(module, "stdout", console)
     doctor.show([Check("warning", "found", "advice", "group", "name")], 0.1)
     assert bool(COLOUR.search(written.getvalue())) is seen
     assert ("\x1b" in written.getvalue()) is terminal

@@ -17,12 +17,13 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
+from rich.table import Table
 from rich.text import Text
 from scipy.linalg import hadamard
 
 import hesscond
 from hesscond.commands.exits import UNMET
-from hesscond.commands.printing import sign_of_life, stdout
+from hesscond.commands.printing import print_table, sign_of_life, stdout
 from hesscond.spectra import condition_number
 
 STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
@@ -187,17 +188,17 @@ def known_condition_number() -> Check:
 
 
 def show(checks: list[Check], seconds: float) -> None:
-    """By groups, one line each; advice below."""
-    widest = max(len(check.name) for check in checks)
+    """By groups, each with its advice below."""
+    grid = Table.grid(padding=(0, 2))
     group = ""
     for check in checks:
         if check.group != group:
             group = check.group
-            stdout.print(Text(group, style="bold"))
-        line = Text("  ").append(f"{check.status:8}", STYLES[check.status]).append(f"{check.name:{widest}}  ")
-        stdout.print(line.append(check.found), soft_wrap=True)
+            grid.add_row(Text(group, style="bold"))
+        grid.add_row(Text(f"  {check.status}", STYLES[check.status]), check.name, check.found)
         if check.advice:
-            stdout.print(f"{'':10}{'':{widest}}  → {check.advice}", soft_wrap=True)
+            grid.add_row("", "", f"→ {check.advice}")
+    print_table(grid)
     counts = {status: sum(check.status == status for check in checks) for status in STYLES}
     text = f"{counts['ok']} ok, {counts['warning']} warnings, {counts['failed']} failed, in {seconds:.1f} s"
     stdout.print(Text(text, style="bold"))

@@ -59,7 +59,7 @@ def replicate(
 
     Example: hesscond replicate bnp-figure-3 --scale small --seeds 2
 
-    What is over is not repeated and what was broken off goes on: give the same command.
+    Interrupted? Give the same command again: it goes on, and repeats no finished run.
     """
     if list_:
         list_replications(data_dir, as_json)

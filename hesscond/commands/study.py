@@ -65,7 +65,7 @@ def study(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Go on with the runs in --out that were broken off, or that have fewer iterations."
+            "--resume", help="Go on with the runs in --out that were interrupted, or that have fewer iterations."
         ),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",

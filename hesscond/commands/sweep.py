@@ -1,4 +1,4 @@
-"""``hesscond sweep``: a grid of runs, many at once, that goes on where it was broken off."""
+"""``hesscond sweep``: a grid of runs, many at once, that can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def sweep(
 
     Example: hesscond sweep fc-digits -m vanilla -m bnp --seed 0:3 --lr 0.01,0.1,1 --iterations 500 --jobs 2
 
-    What is over is not repeated and what was broken off goes on: give the same command, or the sweep's folder. A larger
+    Interrupted? Give the same command again, or the sweep's folder: it goes on, and repeats no finished run. A larger
     grid adds runs. Several sweeps may work on one folder, from several machines too.
     """
     place = place_of(jobs, device, dask)

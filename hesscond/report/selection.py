@@ -226,7 +226,7 @@ class Group:
 
     @property
     def unfinished(self) -> int:
-        """How many of the runs go on, or were broken off."""
+        """How many of the runs go on, or were interrupted."""
         return len(self.runs) - len(self.finished) - self.diverged
 
 

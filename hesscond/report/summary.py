@@ -242,7 +242,7 @@ def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int
     -------
     pandas.DataFrame
         One row per method, learning rate and batch size: method, learning_rate, batch_size, seeds, diverged,
-        unfinished (they go on, or were broken off); of those that finished loss, accuracy (from 0 to 1) and kappa_own
+        unfinished (they go on, or were interrupted); of those that finished loss, accuracy (from 0 to 1) and kappa_own
         with ``_mean``, ``_min`` and ``_max``; kappa_own_open: whether the median of a seed is unresolved, so that mean,
         least and largest are lower bounds.
 
@@ -313,8 +313,8 @@ def rate_grid_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     -------
     pandas.DataFrame
         One row per method, batch size and learning rate: method, batch_size, learning_rate, seeds, diverged, unfinished
-        (they go on, or were broken off), loss (mean over the seeds that finished; infinite if one diverged, NaN if none
-        finished), best (whether it is the smallest of its method and batch size).
+        (they go on, or were interrupted), loss (mean over the seeds that finished; infinite if one diverged, NaN if
+        none finished), best (whether it is the smallest of its method and batch size).
 
     Raises
     ------
