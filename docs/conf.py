@@ -4,6 +4,9 @@ import re
 import sys
 from pathlib import Path
 
+from docutils.nodes import SkipNode
+from latex2mathml.converter import convert
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
@@ -20,6 +23,9 @@ version = release = hesscond.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]
+# browsers draw MathML themselves: no script, no network
+html_math_renderer = "mathml"
 # `like this` in a docstring is a name: a link where it is documented, code where it is not
 default_role = "py:obj"
 napoleon_google_docstring = False
@@ -65,7 +71,20 @@ def escape_bars(app, what, name, obj, options, lines):
             literal = indent if line.rstrip().endswith("::") else None
 
 
+def write_inline(translator, node):
+    """A formula within a line."""
+    translator.body.append(convert(node.astext()))
+    raise SkipNode
+
+
+def write_display(translator, node):
+    """A formula on a line of its own."""
+    translator.body.append(f"<p>{convert(node.astext(), display='block')}</p>\n")
+    raise SkipNode
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.add_html_math_renderer("mathml", (write_inline, None), (write_display, None))
     app.connect("source-read", complete)
     app.connect("autodoc-process-docstring", escape_bars)
