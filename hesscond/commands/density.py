@@ -95,7 +95,7 @@ def density(
         else:
             print_summary(found, request, loaded, target)
         if figure is not None:
-            save_figure(density_figure(found.density), figure)
+            save_figure(density_figure(found.density, target), figure)
             if not as_json:
                 stdout.print(f"figure: {figure}", soft_wrap=True)
 

@@ -64,7 +64,7 @@ def figure(
         path = one_of(names, "probe takes one file: what hesscond probe wrote with -o rows.json")
         from hesscond.report.probed import probe_figure, read_rows
 
-        drawn = probe_figure(read_rows(path), page=page)
+        drawn = probe_figure(read_rows(path), Path(path).stem, page=page)
     else:
         if not names:
             raise ConfigError(f"figure {kind} takes {FIGURES[kind].needs}: name at least one run folder")

@@ -144,7 +144,7 @@ def probe(
         if not (as_json or as_csv):
             print_summary(result, frame, request, found, target)
         if figure is not None:
-            save_figure(probe_figure(frame), figure)
+            save_figure(probe_figure(frame, target), figure)
             if not (as_json or as_csv):
                 stdout.print(f"figure: {figure}", soft_wrap=True)
     if watched.stopped:

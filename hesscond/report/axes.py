@@ -37,7 +37,7 @@ def label_figure(figure: Figure, page: Page, title: str | None, remark: str) -> 
     """A title above the panels and a remark below them, in lines that fit the page; either may be empty."""
     size = float(page.style["font.size"])
     if title:
-        figure.suptitle(page.wrapped(title, size), fontsize=size)
+        figure.suptitle(page.wrapped(title, size), x=0.01, ha="left", fontsize=size)
     if remark:
         small = page.style["legend.fontsize"]
         figure.supxlabel(page.wrapped(remark), fontsize=small, color=NEUTRAL)
@@ -236,6 +236,9 @@ def method_legend(ax: Axes, runs: Sequence[StoredRun], **options: object) -> Leg
     return ax.legend(handles=[method_handle(group.label, looks[group.label]) for group in groups], **options)
 
 
+#: What the samples of a probe are called.
+SAMPLES = {"batch": "mini-batch", "train": "training set"}
+
 #: Size in points of the open triangle of an unresolved κ.
 UNRESOLVED_SIZE = {"batch": 2.8, "train": 5.0}
 
@@ -287,12 +290,12 @@ class Look:
 
     def unresolved_handle(self, data: str) -> Line2D:
         """Legend entry of its unresolved values."""
-        label = f"{self.label} unresolved (lower bound), {data}"
+        label = f"{self.label} unresolved (lower bound), {SAMPLES[data]}"
         return Line2D([], [], color=NEUTRAL, ls="none", label=label, **unresolved_style(self, data))
 
     def named(self, data: str) -> str:
-        """The label, with the data if there are several kinds."""
-        return f"{self.label}, {data}" if data else self.label
+        """The label, with the samples if there are several kinds."""
+        return f"{self.label}, {SAMPLES[data]}" if data else self.label
 
 
 def marker_style(look: Look) -> dict[str, Any]:

@@ -65,6 +65,8 @@ def comparison_figure(
         axes[0].set_ylabel("final training loss")
         if accurate:
             axes[1].set_ylabel("test accuracy (%)")
+            low, high = axes[1].get_ylim()
+            axes[1].set_ylim(max(low, -1.0), min(high, 101.0))
             axes[1].yaxis.set_major_locator(MaxNLocator(5))
         for ax in axes if page.wide else axes[-1:]:
             ax.set_xlabel(r"median $\kappa$, own coordinates")
@@ -158,7 +160,7 @@ COMPARISON = "comparison.csv"
 #: Longest name of a method that is not shortened.
 LONGEST = 26
 RELATIVE = "time of an iteration, vanilla = 1"
-ABSOLUTE = "milliseconds an iteration, probes and evaluations included"
+ABSOLUTE = "ms an iteration, with probes and evaluations"
 
 
 def timing_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:

@@ -39,6 +39,9 @@ DODGE = 12.0
 #: Rows of methods in a column of the legend.
 ROWS = 4
 
+#: Most methods whose κ(H) and κ(PᵀHP) are told apart in one panel.
+TOGETHER = 2
+
 LOSS = Look("training loss")
 ACCURACY = Look("test accuracy", marker="D")
 KAPPA = {
@@ -46,8 +49,12 @@ KAPPA = {
     "kappa_preconditioned": Look(r"$\kappa(P^{\top}HP)$", dash=(0, (3.2, 1.4)), marker="s", barred=True),
     "expected": Look(r"$\kappa(H)/\kappa(D)^2$", dash=(0, (0.8, 1.2)), marker="x", width=0.9, raw=False),
 }
+#: What the dotted lines are.
+CLAIM = r"dotted: what BNP expects of $\kappa(P^{\top}HP)$"
+#: Each in a panel of its own.
+SEPARATE = {name: Look(KAPPA[name].label) for name in ("kappa", "kappa_preconditioned")}
 KAPPA_D = Look(r"$\kappa(D)$")
-RUNNING = Look(r"$\kappa(D)$", dash=(0, (5, 1.2, 1, 1.2)), raw=False)
+RUNNING = Look(r"$\kappa(D)$ of running averages, with $\varepsilon$", dash=(0, (5, 1.2, 1, 1.2)), raw=False)
 
 
 def conditioning_figure(
@@ -56,34 +63,56 @@ def conditioning_figure(
     """Training loss and test accuracy, κ(H) and κ(PᵀHP), and κ(D) of one unit over the iterations.
 
     P is that of the raw statistics of the same samples and D its scaling, whatever the method: κ in a method's own
-    coordinates is in the figures of layers and of methods side by side. Three panels at the width of a journal column.
-    Colours tell methods apart. In the lower two, lines are the mini-batches (``data == "batch"``) and markers the whole
-    training set (``data == "train"``); κ(H) is solid and round, κ(PᵀHP) dashed and square, the κ(H)/κ(D)² that the
-    paper expects of it dotted and crossed. An
-    unresolved κ is an open triangle at its lower bound and no part of any line. Lines are running medians, over
-    faint single values for one run of a method, in a band from the lowest to the highest for several seeds.
+    coordinates is in the figures of layers and of methods side by side. One panel below the other at the width of a
+    journal column, side by side across a page. Colours tell methods apart. Below the loss, lines are the mini-batches
+    (``data == "batch"``) and markers the whole training set (``data == "train"``); κ(H) is solid and round, κ(PᵀHP)
+    dashed and square, the κ(H)/κ(D)² that the paper expects of it dotted and crossed. With more than two methods κ(H)
+    and κ(PᵀHP) have a panel each, of the same scale, without what is expected (`gain_figure` has it). An unresolved κ
+    is an open triangle at its lower bound and no part of any line. Lines are running medians, over faint single values
+    for one run of a method, in a band from the lowest to the highest for several seeds.
     """
     selection = select(runs, layer, unit)
     groups = selection.by_method()
     losses = {method: [loss_of(run) for run in members] for method, members in groups.items()}
     window = window_of(last_iteration(selection, losses))
+    apart = len(groups) > TOGETHER
     with page.styled():
-        figure = page.figure(6.4, hspace=0.0)
-        top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(1.0, 1.45, 1.0))
-        draw_training(top, groups, losses, window)
-        draw_kappa(middle, selection, groups, window)
-        draw_kappa_d(bottom, selection, groups, window)
-        for ax, letter in zip((top, middle, bottom), "abc", strict=True):
+        figure, axes = panels(page, apart)
+        draw_training(axes["a"], groups, losses, window)
+        claim = ""
+        if apart:
+            for letter, (quantity, look) in zip("bc", SEPARATE.items(), strict=True):
+                draw_kappa(axes[letter], selection, groups, window, {quantity: look})
+            axes["b"].sharey(axes["c"])
+        elif draw_kappa(axes["b"], selection, groups, window, KAPPA):
+            claim = CLAIM
+        draw_kappa_d(axes["d" if apart else "c"], selection, groups, window)
+        for letter, ax in axes.items():
             ax.text(-0.02, 1.03, f"({letter})", transform=ax.transAxes, ha="right", weight="bold")
-            ax.margins(x=0.035)
+            ax.margins(x=0.05)
             ax.set_axisbelow(True)
             ax.grid(axis="y", color="0.92", lw=0.4)
-        bottom.set_xlabel("iteration")
-        bottom.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=True))
-        parts = [remark(groups, window), *out_of_view([top, middle, bottom])]
+            ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=True))
+            place = ax.get_subplotspec()
+            assert place is not None
+            if place.is_last_row():
+                ax.set_xlabel("iteration")
+            else:
+                ax.tick_params(labelbottom=False)
+        parts = [remark(groups, window), claim, *out_of_view(axes.values())]
         label_figure(figure, page, selection.title, "; ".join(filter(None, parts)))
-        figure.align_ylabels([top, middle, bottom])
+        figure.align_ylabels(list(axes.values()))
     return figure
+
+
+def panels(page: Page, apart: bool) -> tuple[Figure, dict[str, Axes]]:
+    """A figure, and its panels by their letters: below one another, or two beside two on a wide page."""
+    if page.wide:
+        figure = page.figure(4.6, hspace=0.0)
+        return figure, dict(sorted(figure.subplot_mosaic("ab;cd" if apart else "ab;cb", sharex=True).items()))
+    heights = (1.0, 1.2, 1.2, 1.0) if apart else (1.0, 1.45, 1.0)
+    figure = page.figure(7.8 if apart else 6.4, hspace=0.0)
+    return figure, dict(zip("abcd", figure.subplots(len(heights), 1, sharex=True, height_ratios=heights), strict=False))
 
 
 def loss_of(run: StoredRun) -> pd.Series:
@@ -158,11 +187,16 @@ def loss_label(groups: dict[str, list[StoredRun]]) -> str:
     return "squared error" if loss == "mse" else "loss (nats)"
 
 
-def draw_kappa(ax: Axes, selection: Selection, groups: dict[str, list[StoredRun]], window: int) -> None:
-    """Panel (b): κ(H), κ(PᵀHP) and the expected κ(H)/κ(D)², over batches and over the training set."""
+def draw_kappa(
+    ax: Axes, selection: Selection, groups: dict[str, list[StoredRun]], window: int, looks: dict[str, Look]
+) -> bool:
+    """A panel of κ(H), of κ(PᵀHP), or of both and of the expected κ(H)/κ(D)², over batches and the training set.
+
+    Whether anything was expected of a mini-batch.
+    """
     colors = method_colors(groups)
     ax.set_yscale("log", nonpositive="mask")
-    ax.set_ylabel("condition number")
+    ax.set_ylabel("condition number" if len(looks) > 1 else next(iter(looks.values())).label)
     lines: dict[str, Line2D] = {}
     markers: dict[str, Line2D] = {}
     triangles: dict[str, Line2D] = {}
@@ -170,7 +204,7 @@ def draw_kappa(ax: Axes, selection: Selection, groups: dict[str, list[StoredRun]
         for place, (method, members) in enumerate(groups.items()):
             shift = dodge(place, groups) if data == "train" else 0.0
             probes = [selection.probe(run, data) for run in members]
-            for quantity, look in KAPPA.items():
+            for quantity, look in looks.items():
                 name, color = f"{method}-{quantity}-{data}", colors[method]
                 curves = [values_of(probe, quantity) for probe in probes]
                 if data == "batch" and draw_curve(ax, curves, look, color, window, name):
@@ -181,7 +215,8 @@ def draw_kappa(ax: Axes, selection: Selection, groups: dict[str, list[StoredRun]
                     bounds = [lower_bounds(probe, quantity) for probe in probes]
                     if draw_unresolved(ax, bounds, look, data, color, name, shift):
                         triangles[quantity + data] = look.unresolved_handle(data)
-    finish(ax, [(lines.get(quantity), markers.get(quantity)) for quantity in KAPPA], list(triangles.values()))
+    finish(ax, [(lines.get(quantity), markers.get(quantity)) for quantity in looks], list(triangles.values()))
+    return "expected" in lines
 
 
 def values_of(probe: pd.DataFrame, quantity: str) -> pd.Series:
@@ -203,11 +238,11 @@ def draw_kappa_d(ax: Axes, selection: Selection, groups: dict[str, list[StoredRu
             batch = KAPPA_D.line_handle("batch")
         curves = [finite(p["kappa_D_running_eps"]) for p in probes]
         if draw_curve(ax, curves, RUNNING, color, window, f"{name}-running"):
-            running = RUNNING.line_handle(r"running, with $\varepsilon$")
+            running = RUNNING.line_handle()
         probes = [selection.probe(run, "train") for run in members]
         if draw_points(ax, [finite(p["kappa_D"]) for p in probes], KAPPA_D, color, f"{name}-train", shift):
             train = KAPPA_D.marker_handle("train")
-    finish(ax, [(batch, train), (running, None)], [])
+    finish(ax, [(batch, train)], present([running]))
 
 
 def finish(ax: Axes, pairs: Sequence[tuple[Line2D | None, Line2D | None]], below: Sequence[Line2D]) -> None:

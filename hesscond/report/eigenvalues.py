@@ -46,39 +46,47 @@ def eigenvalue_figure(
 
     Of |λ| in the plain parameters, over mini-batches (over the training set where only that was probed). Where the
     rank is not resolved there is no smallest nonzero eigenvalue, and none is drawn. Lines are running medians, the
-    median over seeds in a band from the lowest to the highest.
+    median over seeds in a band from the lowest to the highest. A rank that never changes is told below, in place of a
+    panel.
     """
     selection = eigenvalues_logged(runs, layer=layer, unit=unit)
     groups = [group for group in probed_groups(runs) if any(len(selection.rows_of(run)) for run in group.runs)]
     looks = looks_of(groups)
     data, window = data_of(selection), window_of(max(int(p["iteration"].max()) for p in selection.probes if len(p)))
+    ranks = {float(r) for group in groups for run in group.runs for r in selection.probe(run, data)["rank"].dropna()}
+    changing = len(ranks) > 1
     with page.styled():
-        rows, columns = (1, 2) if page.wide else (2, 1)
+        rows, columns = (1, 1 + changing) if page.wide else (1 + changing, 1)
         labels = [*(group.label for group in groups), *NAMES.values()]
         figure = page.figure(0.5 + 1.5 * rows + heading_height(labels, page))
-        top, bottom = figure.subplots(rows, columns, sharex=True).ravel()
+        axes = figure.subplots(rows, columns, sharex=True, squeeze=False).ravel()
+        top, bottom = axes[0], axes[-1]
         top.set_yscale("log", nonpositive="mask")
         for group in groups:
             probes = [selection.probe(run, data) for run in group.runs]
             for column, dash in ENDS.items():
                 draw(top, group, [end_of(probe, column) for probe in probes], looks, dash, window, column)
-            draw(bottom, group, [probe["rank"].astype(float) for probe in probes], looks, "-", 1, "rank")
+            if changing:
+                draw(bottom, group, [probe["rank"].astype(float) for probe in probes], looks, "-", 1, "rank")
         keep_in_view(top, drawn_values(top))
         logarithmic(top)
         top.set_ylabel(r"$|\lambda|$ of $\nabla^2 L$")
-        bottom.set_ylabel("rank")
-        bottom.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        for ax in (top, bottom):
+        if changing:
+            bottom.set_ylabel("rank")
+            bottom.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        for ax in axes:
             ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
             ax.set_axisbelow(True)
             ax.grid(axis="y", color="0.92", lw=0.4)
-        for ax in (top, bottom) if page.wide else (bottom,):
+        for ax in axes if page.wide else axes[-1:]:
             ax.set_xlabel("iteration")
         handles = [method_handle(group.label, looks[group.label]) for group in groups]
         handles += [Line2D([], [], color=NEUTRAL, ls=dash, label=NAMES[name]) for name, dash in ENDS.items()]
         add_heading(figure, page, selection.title, handles)
         where = {"batch": "mini-batches", "train": "training set"}[data]
-        parts = [where, *([f"running median of {window}"] if window > 1 else []), *out_of_view([top])]
+        constant = [f"rank {next(iter(ranks)):.0f} throughout"] if len(ranks) == 1 else []
+        median = [f"running median of {window}"] if window > 1 else []
+        parts = [where, *constant, *median, *out_of_view([top])]
         label_figure(figure, page, None, "; ".join(parts))
     return figure
 

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter
 
-from hesscond.report.axes import say_empty
+from hesscond.report.axes import SAMPLES, add_heading, say_empty
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import method_colors
 from hesscond.report.registry import PROBED, UNIT, FigureKind
-from hesscond.report.selection import Selection, select
+from hesscond.report.selection import Selection, first_start, select
 from hesscond.report.series import finite, gain
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 #: Marker, size and opacity of a mini-batch, of which there are many, and of the training set.
 LOOKS = {"batch": (".", 3.0, 0.35), "train": ("D", 4.0, 0.95)}
 EXPECTED, GAIN = r"$\kappa(D)^2$", r"gain $\kappa(H)\,/\,\kappa(P^{\top}HP)$"
-NAMES = {"batch": "mini-batch", "train": "training set"}
 
 
 def gain_figure(
@@ -36,7 +35,8 @@ def gain_figure(
     A probe of which a κ is unresolved has no gain and is left out; how many were is said in the corner.
     """
     selection = select(runs, layer, unit)
-    methods = list(dict.fromkeys(run.method for run in selection.runs))
+    ordered = sorted(selection.runs, key=lambda run: (first_start([run]), run.method != "vanilla"))
+    methods = list(dict.fromkeys(run.method for run in ordered))
     colors = method_colors(methods)
     with page.styled():
         figure = page.figure(2.84)
@@ -46,11 +46,11 @@ def gain_figure(
         ax.set_ylabel(GAIN)
         handles = [Line2D([], [], ls="", marker="o", ms=4, color=colors[m], label=m) for m in methods]
         handles += [
-            Line2D([], [], ls="", marker=marker, ms=size, color="0.3", label=NAMES[data])
+            Line2D([], [], ls="", marker=marker, ms=size, color="0.3", label=SAMPLES[data])
             for data, (marker, size, _) in LOOKS.items()
         ]
         handles.append(Line2D([], [], color="0.3", lw=0.8, label=r"gain $=\kappa(D)^2$"))
-        figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, handletextpad=0.4)
+        add_heading(figure, page, selection.title, handles)
         if left_out:
             ax.text(0.98, 0.02, f"{left_out} unresolved", transform=ax.transAxes, ha="right", color="0.3")
     return figure

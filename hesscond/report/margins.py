@@ -95,7 +95,7 @@ def tally_figure(tallies: tuple[Tally, ...], title: str, page: Page) -> Figure:
         logarithmic_x(axes[-1])
         axes[-1].set_xlim(edges[0], edges[-1])
         size = float(page.style["font.size"])
-        figure.suptitle(page.wrapped(title, size), x=0.02, ha="left", fontsize=size, weight="bold")
+        figure.suptitle(page.wrapped(title, size), x=0.01, ha="left", fontsize=size)
     return figure
 
 
@@ -128,10 +128,16 @@ def draw(ax: Axes, tally: Tally, edges: np.ndarray) -> None:
         ax.hist(clipped(tally), bins=edges.tolist(), color=color, lw=0)
     else:
         ax.text(0.5, 0.4, "no trial applied", transform=ax.transAxes, ha="center", color="0.4")
+    ax.set_title(told(tally), loc="left", fontsize=matplotlib.rcParams["legend.fontsize"], pad=2.0)
+
+
+def told(tally: Tally) -> str:
+    """A claim, what is known of it, and how often it held."""
     decided = tally.holds + tally.violated
-    known = "true" if tally.claim.true else "false"
-    label = f"{tally.claim.name} ({known}): {tally.violated} of {decided} violated"
-    ax.set_title(label, loc="left", fontsize=matplotlib.rcParams["legend.fontsize"], pad=2.0)
+    if not decided:
+        return tally.claim.name
+    held = f"holds in {tally.holds} of {decided}" if tally.violated else f"holds in all {decided}"
+    return f"{tally.claim.name}: {held if tally.claim.true else f'false, {held}'}"
 
 
 #: Of published claims in the order of a statement, then of readings nearby that are not true.

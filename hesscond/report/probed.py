@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from hesscond.errors import ConfigError
-from hesscond.report.axes import logarithmic_x, say_empty, shortened
+from hesscond.report.axes import add_heading, logarithmic_x, say_empty, shortened
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
 from hesscond.report.tables import TextTable
@@ -335,19 +335,10 @@ SPREAD = 0.66
 LONGEST = 18
 #: With more dots than this they become an image inside a PDF or SVG.
 MANY_DOTS = 3000
-LEGEND: dict[str, Any] = {
-    "frameon": False,
-    "handlelength": 1.2,
-    "handletextpad": 0.4,
-    "columnspacing": 1.2,
-    "labelspacing": 0.25,
-    "borderaxespad": 0.0,
-    "borderpad": 0.2,
-}
 GOLDEN = (5**0.5 - 1) / 2
 
 
-def probe_figure(found: ProbeResult | pd.DataFrame, *, page: Page = COLUMN) -> Figure:
+def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Page = COLUMN) -> Figure:
     """κ of every layer on a logarithmic axis, layers from the top in network order.
 
     At level ``"unit"`` a layer's row holds a dot for every output unit, spread over the height of the row, and a
@@ -359,6 +350,8 @@ def probe_figure(found: ProbeResult | pd.DataFrame, *, page: Page = COLUMN) -> F
     ----------
     found
         A `ProbeResult`, or its ``to_frame()``.
+    title
+        Above it.
     page
         What it is drawn for.
 
@@ -385,9 +378,9 @@ def probe_figure(found: ProbeResult | pd.DataFrame, *, page: Page = COLUMN) -> F
         handles = draw_blocks(ax, frame, layers, whole)
         if handles:
             logarithmic_x(ax)
-            figure.legend(handles=handles, loc="outside upper left", ncols=2, **LEGEND)
         else:
             say_empty_row(ax, count)
+        add_heading(figure, page, title, handles)
         ax.set_xlabel(r"$\kappa$ of the whole layer" if whole else r"$\kappa$ of the output units")
         label_ranks(ax, layers)
         ax.tick_params(axis="y", length=0)

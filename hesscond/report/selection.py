@@ -82,7 +82,12 @@ class Selection:
                     f"the runs of method {method!r} have different learning rates ({shown}): draw one figure for each"
                 )
             groups[method] = one_of_each_seed(runs)
-        return dict(sorted(groups.items(), key=lambda item: (item[0] != "vanilla", item[0])))
+        return dict(sorted(groups.items(), key=lambda item: (first_start(item[1]), item[0] != "vanilla", item[0])))
+
+
+def first_start(runs: Sequence[StoredRun]) -> str:
+    """When the first of the runs was started: methods come in the order in which they were asked for."""
+    return min(run.facts.get("started", "") for run in runs)
 
 
 def one_of_each_seed(runs: Sequence[StoredRun]) -> list[StoredRun]:
@@ -231,7 +236,7 @@ class Group:
 
 
 def groups_of(runs: Sequence[StoredRun]) -> list[Group]:
-    """The runs of one study in groups, vanilla first, then by name.
+    """The runs of one study in groups: methods in the order in which they were started, vanilla first if at once.
 
     Raises
     ------
@@ -244,7 +249,12 @@ def groups_of(runs: Sequence[StoredRun]) -> list[Group]:
     for run in runs:
         found.setdefault(setting_of(run), []).append(run)
     result = []
-    for (method, rate, size), members in sorted(found.items(), key=lambda item: (item[0][0] != "vanilla", item[0])):
+    starts: dict[str, str] = {}
+    for (method, _, _), members in found.items():
+        starts[method] = min(first_start(members), starts.get(method, "~"))
+    order = sorted(found, key=lambda key: (starts[key[0]], key[0] != "vanilla", key))
+    for method, rate, size in order:
+        members = found[method, rate, size]
         same = [key for key in found if key[0] == method]
         label = method
         label += f" · lr {rate:g}" if len({key[1] for key in same}) > 1 else ""

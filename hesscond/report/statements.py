@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from hesscond.errors import ConfigError
 from hesscond.report.registry import TableKind
-from hesscond.report.tables import Column, Number, Words, text_table, words
+from hesscond.report.tables import Column, Number, TextTable, Words, words
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.report.tables import TextTable
     from hesscond.study.store import StoredRun
 
 
@@ -139,28 +138,26 @@ CLAIMS_CAPTION = (
 )
 
 
-def claim_columns() -> list[Column]:
-    """`claim_frame` as it is written."""
-
-    def held(data: str) -> Column:
-        return Column(data, lambda row: Number(row[data], "d", "{0} / {1}"))
-
-    return [
-        words("statement", "statement", code=True),
-        words("claim", "claim"),
-        Column("known", lambda row: Words("true" if row["known"] else "false"), left=True),
-        held("batch"),
-        held("train"),
-        Column("unres.", lambda row: Number((row["unresolved"],), "d")),
-        Column("worst", lambda row: Number((row["worst"],), ".3g")),
-        Column("first", lambda row: Number((row["first_violation"],), "d")),
-        words("undecided because", "reason"),
-    ]
-
-
 def statement_table(runs: Sequence[StoredRun]) -> TextTable:
-    """`claim_frame` for the terminal: as many rows as there are claims."""
-    return text_table(claim_frame(runs), claim_columns(), CLAIMS_CAPTION)
+    """`claim_frame` for the terminal: the claims of each statement below its name, in 80 columns."""
+    frame = claim_frame(runs)
+    rows = frame.to_dict("records")
+    undecided = [f"{row['statement']}, {row['claim']}: not decided, {row['reason']}" for row in rows if row["reason"]]
+    caption = "\n".join([*undecided, CLAIMS_CAPTION])
+    table = TextTable(["claim", "known", ">batch", ">train", ">unres.", ">worst", ">first"], caption=caption)
+    for row, above in zip(rows, [None, *rows], strict=False):
+        if above is None or row["statement"] != above["statement"]:
+            table.add_row(str(row["statement"]), *[""] * 6)
+        table.add_row(
+            f"  {row['claim']}",
+            "true" if row["known"] else "false",
+            "{} / {}".format(*row["batch"]),
+            "{} / {}".format(*row["train"]),
+            str(row["unresolved"]),
+            Number((row["worst"],), ".3g").text,
+            Number((row["first_violation"],), "d").text,
+        )
+    return table
 
 
 STATEMENTS_TABLE = TableKind(

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 STRETCHES = 50
 #: Markers along a curve.
 MARKS = 8
+#: As many evaluations or fewer are points: a line would tell of what lies between.
+FEW = 3
 LOSSES = {"train": DASHED, "test": "-"}
 
 
@@ -154,7 +156,8 @@ def draw_seeds(ax: Axes, group: Group, curves: Sequence[pd.Series], look: Method
         mean = thinned(together["mean"])
         every = max(1, len(mean) // MARKS)
         style: dict[str, Any] = {"marker": look.marker, "markevery": every, "ms": 3.0, "mew": 0.4, "mec": "white"}
-        ax.plot(mean.index, mean, color=look.color, ls=dash, lw=1.0, zorder=3, gid=f"{name}-mean", **style)
+        line = dash if len(mean) > FEW else "none"
+        ax.plot(mean.index, mean, color=look.color, ls=line, lw=1.0, zorder=3, gid=f"{name}-mean", **style)
     for number, curve in enumerate(broken):
         there = thinned(curve.dropna())
         ax.plot(there.index, there, color=look.color, ls=dash, lw=0.5, zorder=3, gid=f"{name}-diverged-{number}")
