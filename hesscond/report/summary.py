@@ -176,10 +176,11 @@ def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         As for `summary_frame`.
     """
     frame = summary_frame(runs, layer=layer, unit=unit)
+    unresolved = any(frame[f"batch_{name}_unresolved"].any() for name in RESOLVED)
     caption = (
-        "batch: medians over the probed iterations, of the resolved κ only; unres.: how many were not; train: last "
-        "probe of the training set; κ(PᵀHP): P from the raw statistics of the samples; κ own: in the method's own "
-        "coordinates; loss: mean of the last min(100, 10 %) iterations"
+        f"batch: medians over the probed iterations{', of the resolved κ; unres.: how many were not' * unresolved}; "
+        "train: last probe of the training set; κ(PᵀHP): P from the raw statistics of the samples; κ own: in the "
+        "method's own coordinates; loss: mean of the last 100 iterations, or of the last tenth of a shorter run"
     )
     titles = ("method", ">loss\nacc.%", "data", ">κ(H)", ">κ(PᵀHP)", ">κ(D)²", ">κ own", ">dead")
     table = TextTable(titles, title=select(runs, layer, unit).title, caption=caption)

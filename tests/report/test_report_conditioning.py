@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from hesscond.errors import ConfigError
-from hesscond.report import conditioning_figure, method_colors
+from hesscond.report import conditioning_figure, method_colors, venue_page
 from hesscond.study.store import StoredRun
 
 MakeRun = Callable[..., StoredRun]
@@ -145,8 +145,8 @@ def test_unresolved_are_open_triangles_at_the_lower_bound_and_in_no_line(make_ru
             x, y = data_of(figure, f"bnp-{column}-{data}-{line}")
             assert not set(x[np.isfinite(y)]) & set(lost["iteration"])
     texts = legend_texts(panels(figure)[1])
-    assert sum("unresolved (lower bound), batch" in text for text in texts) == 2
-    assert sum("unresolved (lower bound), train" in text for text in texts) == 2
+    assert sum("unresolved (lower bound), mini-batch" in text for text in texts) == 2
+    assert sum("unresolved (lower bound), training set" in text for text in texts) == 2
 
 
 def test_nothing_resolved(make_run: MakeRun) -> None:
@@ -168,7 +168,7 @@ def test_seeds_are_a_median_in_a_band(make_run: MakeRun) -> None:
     vertices = artists(figure)["bnp-kappa-batch-band"].get_paths()[0].vertices
     assert vertices[:, 1].min() == pytest.approx(np.min(alone))
     assert vertices[:, 1].max() == pytest.approx(np.max(alone))
-    assert "3 seeds" in figure.get_supxlabel()
+    assert "3 seeds" in " ".join(figure.get_supxlabel().split())
 
 
 def test_a_long_run_is_thinned_but_keeps_its_extremes(make_run: MakeRun) -> None:
@@ -239,3 +239,37 @@ def test_probes_every_few_iterations_and_very_short_runs(make_run: MakeRun) -> N
     np.testing.assert_array_equal(x, np.arange(0, 300, 10))
     for iterations in (1, 2, 5):
         assert "bnp-loss-median" in artists(conditioning_figure([make_run(iterations=iterations, epochs=1)]))
+
+
+def test_more_methods_than_two_have_kappa_and_preconditioned_kappa_apart(make_run: MakeRun) -> None:
+    methods = ["vanilla", "bnp", "batchnorm"]
+    figure = conditioning_figure([make_run(method) for method in methods])
+    b, c = figure.axes[1:3]
+    assert [ax.get_ylabel() for ax in (b, c)] == [r"$\kappa(H)$", r"$\kappa(P^{\top}HP)$"]
+    assert b.get_ylim() == c.get_ylim()
+    for ax, quantity in ((b, "kappa"), (c, "kappa_preconditioned")):
+        drawn = {line.get_gid() for line in ax.lines}
+        assert {f"{method}-{quantity}-batch-median" for method in methods} <= drawn
+        assert not any("expected" in (name or "") for name in drawn)
+    assert "expects" not in figure.get_supxlabel()
+    together = conditioning_figure([make_run(method) for method in methods[:2]])
+    assert "what BNP expects" in " ".join(together.get_supxlabel().split())
+
+
+def test_panels_go_two_beside_two_on_a_wide_page(make_run: MakeRun) -> None:
+    runs = [make_run(method) for method in ("vanilla", "bnp", "batchnorm")]
+    figure = conditioning_figure(runs, page=venue_page("icml2024", "full"))
+    figure.draw_without_rendering()
+    left = [ax.get_position() for ax in figure.axes[:4]]
+    assert left[0].y0 == pytest.approx(left[1].y0)
+    assert left[0].x1 < left[1].x0
+    assert left[2].y1 < left[0].y0
+    assert [ax.get_xlabel() for ax in figure.axes[:4]] == ["", "", "iteration", "iteration"]
+
+
+def test_methods_come_in_the_order_in_which_they_were_started(make_run: MakeRun) -> None:
+    runs = [make_run(method) for method in ("adam", "bnp", "vanilla")]
+    for run, hour in zip(runs, (9, 8, 10), strict=True):
+        run.facts["started"] = f"2026-11-22T{hour:02}:00:00+0000"
+    texts = [text.get_text() for text in conditioning_figure(runs).axes[0].get_legend().get_texts()]
+    assert [text for text in texts if text in ("adam", "bnp", "vanilla")] == ["bnp", "adam", "vanilla"]
