@@ -16,7 +16,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, LogFormatterMathtext, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import Formatter, LogFormatterMathtext, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from hesscond.report.page import Page
@@ -89,14 +89,28 @@ def out_of_view(axes: Iterable[Axes]) -> list[str]:
     return found
 
 
-def label_number(value: float, position: int | None = None) -> str:
-    """A tick label: plain up to four digits, else as a power of ten."""
+class OneFormat(Formatter):
+    """Tick labels of one format: plain if none needs more than four digits, else all as powers of ten."""
+
+    def __call__(self, value: float, position: int | None = None) -> str:
+        """The label of one value."""
+        return self.format_ticks([value])[0]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """The labels of all values."""
+        exponents = [int(np.floor(np.log10(value) + 1e-9)) for value in values if value > 0]
+        if all(-3 <= exponent <= 3 for exponent in exponents):
+            return [f"{value:g}" if value > 0 else "" for value in values]
+        return [in_powers(value) for value in values]
+
+
+def in_powers(value: float) -> str:
+    """A value as a power of ten."""
     if value <= 0:
         return ""
     exponent = int(np.floor(np.log10(value) + 1e-9))
-    if -3 <= exponent <= 3:
-        return f"{value:g}"
-    return rf"${value / 10.0**exponent:.3g}\times10^{{{exponent}}}$"
+    digits = f"{value / 10.0**exponent:.3g}"
+    return rf"$10^{{{exponent}}}$" if digits == "1" else rf"${digits}\times10^{{{exponent}}}$"
 
 
 def logarithmic(ax: Axes) -> None:
@@ -113,7 +127,7 @@ def logarithmic(ax: Axes) -> None:
     else:
         wide = high / low > 4
         axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9) if wide else MaxNLocator(5, steps=[1, 2, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(label_number))
+        axis.set_major_formatter(OneFormat())
         axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
 

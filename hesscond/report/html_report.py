@@ -12,6 +12,7 @@ import math
 import re
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -141,7 +142,7 @@ def render_report(
             sheets=sheets(runs, options),
             verdicts=checked,
             meaning=MEANING,
-            unresolved=unresolved(named),
+            unresolved=[row for row in unresolved(named) if row.unresolved],
         )
     )
 
@@ -208,26 +209,23 @@ class Picture:
     name, summary
         Of its kind.
     source
-        A data URL; empty if it cannot be drawn.
+        A data URL.
     words
         What it shows, in numbers.
     width, height
         In CSS pixels.
-    reason
-        Why it cannot be drawn from these runs.
     """
 
     name: str
     summary: str
-    source: str = ""
-    words: str = ""
-    width: int = 0
-    height: int = 0
-    reason: str = ""
+    source: str
+    words: str
+    width: int
+    height: int
 
 
 def pictures(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[Picture]:
-    """Every kind of figure, those that cannot be drawn from these runs with the reason.
+    """Every kind of figure that can be drawn from these runs.
 
     Parameters
     ----------
@@ -240,10 +238,8 @@ def pictures(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[Picture
     found = []
     for kind in FIGURES.values():
         own = {key: value for key, value in options.items() if key in kind.options}
-        try:
+        with suppress(ConfigError):
             found.append(drawn(kind, runs, own, words))
-        except ConfigError as error:
-            found.append(Picture(kind.name, kind.summary, reason=str(error)))
     return found
 
 
@@ -333,21 +329,18 @@ def in_numbers(runs: Sequence[StoredRun], options: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of the page as HTML, or the reason why there is none."""
+    """A table of the page as HTML."""
 
     name: str
     summary: str
-    table: str = ""
-    reason: str = ""
+    table: str
 
 
 def sheets(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[Sheet]:
-    """Every kind of table, those that these runs have nothing for with the reason."""
+    """Every kind of table that these runs have something for."""
     found = []
     for kind in TABLES.values():
         own = {key: value for key, value in options.items() if key in kind.options}
-        try:
+        with suppress(ConfigError):
             found.append(Sheet(kind.name, kind.summary, Markup(kind.write(runs, "html", **own))))
-        except ConfigError as error:
-            found.append(Sheet(kind.name, kind.summary, reason=str(error)))
     return found

@@ -89,7 +89,7 @@ class TableKind:
     columns
         ``columns(frame)``: what is shown of it, and how: see `hesscond.report.tables`.
     caption
-        Below the table: what the columns are.
+        Below the table: what the columns are; of the frame, where they depend on it.
     rows
         ``rows(frame)``: the rows that are shown, where they are not those of the frame.
     terminal
@@ -103,7 +103,7 @@ class TableKind:
     needs: str
     frame: Callable[..., pd.DataFrame]
     columns: Callable[[pd.DataFrame], Sequence[Column]]
-    caption: str
+    caption: str | Callable[[pd.DataFrame], str]
     options: tuple[str, ...] = ()
     rows: Callable[[pd.DataFrame], pd.DataFrame] | None = None
     terminal: Callable[..., TextTable] | None = None
@@ -118,7 +118,7 @@ class TableKind:
         """
         frame = self.frame(runs, **options)
         shown = frame if format == "csv" else self.shown(frame)
-        return write_table(shown, self.columns(frame), self.caption, format)
+        return write_table(shown, self.columns(frame), self.explained(frame), format)
 
     def print(self, runs: Sequence[StoredRun], **options: Any) -> TextTable:
         """The table for the terminal.
@@ -131,7 +131,11 @@ class TableKind:
         if self.terminal is not None:
             return self.terminal(runs, **options)
         frame = self.frame(runs, **options)
-        return text_table(self.shown(frame), self.columns(frame), self.caption)
+        return text_table(self.shown(frame), self.columns(frame), self.explained(frame))
+
+    def explained(self, frame: pd.DataFrame) -> str:
+        """The caption of a frame."""
+        return self.caption if isinstance(self.caption, str) else self.caption(frame)
 
     def shown(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows that are shown of the frame."""

@@ -32,11 +32,20 @@ if TYPE_CHECKING:
 
 #: Quantiles of κ in the method's own coordinates.
 QUANTILES = {"kappa_own_q10": 0.1, "kappa_own_median": 0.5, "kappa_own_q90": 0.9}
-SUMMARY_CAPTION = (
-    "loss: training, mean of the last iterations; κ(H), κ(PᵀHP) with P from the raw statistics of the samples: medians "
-    "of the resolved ones over the probed mini-batches; κ own: 10 %, 50 % and 90 % quantiles in the method's own "
-    "coordinates, ≥: a lower bound; held: checks of statements that are known to be true, of those that apply"
-)
+
+
+def summary_caption(frame: pd.DataFrame) -> str:
+    """What the columns of `summary_columns` are."""
+    parts = ["loss: training, mean of the last 100 iterations, or of the last tenth of a shorter run"]
+    if frame["batch_probes"].any():
+        parts += [
+            "κ(H), κ(PᵀHP) with P from the raw statistics of the samples: medians of the resolved ones over the probed "
+            "mini-batches",
+            "κ own: 10 %, 50 % and 90 % quantiles in the method's own coordinates, ≥: a lower bound",
+        ]
+    if frame["statements_applicable"].any():
+        parts.append("held: checks of statements that are known to be true, of those that apply")
+    return "; ".join(parts)
 
 
 def summary_columns(frame: pd.DataFrame) -> list[Column]:
@@ -378,7 +387,7 @@ SUMMARY_TABLE = TableKind(
     STUDY,
     summary_frame,
     summary_columns,
-    SUMMARY_CAPTION,
+    summary_caption,
     UNIT,
     terminal=summary_table,
 )

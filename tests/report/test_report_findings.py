@@ -79,7 +79,7 @@ def test_a_sound_run_has_no_warnings(make, monkeypatch):
     run = make.run("bnp", probes=[make.probe(samples=1437)] * 3)
     assert kinds([run]) == {}
     monkeypatch.setattr(html_report, "FIGURES", {})
-    assert "None: every run finished" in Page(render_report([run])).words
+    assert "Nothing unusual: every run finished" in Page(render_report([run])).words
 
 
 def test_what_the_probes_show_is_a_warning(make):
