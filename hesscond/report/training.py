@@ -83,7 +83,10 @@ def trained_groups(runs: Sequence[StoredRun]) -> list[Group]:
     """
     groups = groups_of(runs)
     if not any(run.iterations or len(run.table("evaluation")) for run in runs):
-        raise ConfigError("none of the runs has a training loss yet: draw it when they have trained")
+        raise ConfigError(
+            "none of the runs has a training loss: draw it when they have trained (a watch logs the loss that "
+            "watch.step(loss) is given)"
+        )
     return groups
 
 
