@@ -158,6 +158,23 @@ of a long run. `make gallery` draws all others again.
 """
 
 
+#: Pictures of a browser, which no command draws.
+REPORT = """
+## The report
+
+One HTML file for a desktop and a phone, that loads nothing from anywhere.
+
+```sh
+hesscond study fc-digits --method vanilla --method bnp --method batchnorm --out runs
+hesscond report runs -o report.html
+```
+
+![the report on a desktop: results first](report.png)
+
+![the same on a phone](report-phone.png)
+"""
+
+
 def hesscond(*command: str | Path) -> None:
     """Run a command line of hesscond."""
     subprocess.run([sys.executable, "-m", "hesscond", *map(str, command)], check=True, stdout=subprocess.DEVNULL)
@@ -195,7 +212,7 @@ def main(names: list[str]) -> None:
             hesscond("figure", name, *([small_runs(Path(folder), entry)] if entry.small else []), "-o", path)
             shrink(path)
             print(path)
-    page = HEAD + "".join(section(name, entry) for name, entry in ENTRIES.items())
+    page = HEAD + "".join(section(name, entry) for name, entry in ENTRIES.items()) + REPORT
     (GALLERY / "README.md").write_text(page, encoding="utf-8")
 
 

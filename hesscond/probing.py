@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from numbers import Real
+from operator import index
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -168,13 +171,15 @@ def probe(
     model = measurable(model)
     if level not in LEVELS:
         raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
-    if not 0 < rtol < 1:
-        raise ConfigError(f"rtol must lie between 0 and 1, not {rtol}")
+    if not is_number(rtol) or not 0 < rtol < 1:
+        raise ConfigError(f"rtol must lie between 0 and 1, not {rtol!r}")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigError(f"dtype must be a floating-point type of torch or None, not {dtype!r}")
     check_weighting(reduction, weight)
-    if memory is not None and not memory > 0:
-        raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
+    if memory is not None and not (is_number(memory) and 0 < memory < math.inf):
+        raise ConfigError(f"memory must be a positive number of bytes, not {memory!r}")
+    if progress is not None and not callable(progress):
+        raise ConfigError(f"progress must be a function of a hesscond.capture.Progress, not {progress!r}")
     choice = Choice.of(model, layers, blocks, level)
     if units is not None and (layers is None or level != "unit"):
         raise ConfigError(
@@ -182,6 +187,8 @@ def probe(
             if layers is None
             else f"units were given at level {level!r}, which takes all of them: use level='unit'"
         )
+    if units is not None:
+        units = whole_numbers(units)
     if products is not None:
         if level != "network":
             raise ConfigError(f"products are those with a whole network: leave them out at level {level!r}")
@@ -215,11 +222,43 @@ def probe(
     return work.renamed(asked.result())
 
 
+def whole_numbers(units: Any) -> tuple[int, ...]:
+    """Units as integers, those of numpy and torch too.
+
+    Raises
+    ------
+    ConfigError
+        They are something else.
+    """
+    try:
+        return tuple(map(index, units))
+    except TypeError:
+        raise ConfigError(f"units must be whole numbers, as units=[0, 3], not {units!r}") from None
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number, and no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:
     """The processes that measure together: those of ``group``, or of a model that is replicated over several."""
+    check_group(group)
     if group is None and isinstance(model, nn.parallel.DistributedDataParallel):
         group = model.process_group
     return None if group is None or group.size() == 1 else Team(group)
+
+
+def check_group(group: object) -> None:
+    """Refuse what is no group of processes.
+
+    Raises
+    ------
+    ConfigError
+        It is none, nor None.
+    """
+    if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
+        raise ConfigError(f"group must be a process group of torch.distributed, not {group!r}")
 
 
 def refuse_sharded(model: nn.Module) -> None:

@@ -22,11 +22,12 @@ from hesscond.capture.backward import (
 from hesscond.capture.captured import Curvature, Diagonal, Factor, Formed, LayerCapture
 from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.cuts import Cuts
+from hesscond.capture.evaluation import is_finite
 from hesscond.capture.graph import refuse_dead_ends, refuse_wrong_derivatives
 from hesscond.capture.layers import Geometry, from_unit_weights, unit_weights
 from hesscond.capture.pace import Pace
 from hesscond.capture.request import Request
-from hesscond.errors import CaptureError
+from hesscond.errors import CaptureError, NotFiniteError
 
 DOUBLE_ROUTE = "double backward"
 PARAMETER_ROUTE = "double backward in the parameters"
@@ -377,6 +378,8 @@ class SecondDerivatives:
 
 def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows b_r (q, J, q) and signs (q, J) with S_j = Σ_r s_r b_r b_rᵀ, of symmetric S (J, q, q), and norms (J,)."""
+    if not is_finite(S):
+        raise NotFiniteError("the second derivatives of the loss are NaN or infinite")
     values, vectors = torch.linalg.eigh((S + S.mT) / 2)
     rows = (vectors * values.abs().sqrt()[:, None, :]).permute(2, 0, 1)
     return rows, torch.where(values < 0, -1.0, 1.0).T.to(rows), values.abs().amax(1)

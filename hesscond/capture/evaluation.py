@@ -374,7 +374,8 @@ def kind(value: Any) -> str:
     """What a thing is, for an error sentence."""
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def leading_dimension(inputs: Any) -> int:

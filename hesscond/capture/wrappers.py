@@ -46,6 +46,9 @@ def check_problem(model: object, loss_fn: object) -> None:
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(loss_fn, type):
+        name = loss_fn.__name__
+        raise ConfigError(f"the loss must be a function, and {name} is a class: give one made of it, as {name}()")
     if not callable(loss_fn):
         raise ConfigError(
             f"the loss must be a function of (output, target), not {type(loss_fn).__name__}; for a model that returns "

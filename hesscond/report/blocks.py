@@ -675,7 +675,7 @@ def moment_column(name: str, moment: str) -> Column:
 
 BLOCKS_FIGURE = FigureKind(
     "blocks",
-    "a heat map of κ (or of another --quantity) by type of block and depth at every probed iteration, a panel a method",
+    "a heat map of κ, or of another quantity, by type of block and depth at every probed iteration, a panel a method",
     f"{PROBED} at several layers",
     blocks_figure,
     pictures_of,
@@ -684,7 +684,7 @@ BLOCKS_FIGURE = FigureKind(
 
 BANDS_FIGURE = FigureKind(
     "block-bands",
-    "the median and quartiles of κ (or of another --quantity) along training, a panel for each type of block",
+    "the median and quartiles of κ, or of another quantity, along training, a panel for each type of block",
     f"{PROBED} at several layers",
     bands_figure,
     bands_of,
@@ -693,8 +693,8 @@ BANDS_FIGURE = FigureKind(
 
 BLOCKS_TABLE = TableKind(
     "blocks",
-    "a row for each type of block and moment of the training: κ, both ends of the spectrum, rank and inertia; with "
-    "--quantity a row for each depth, and the moments side by side",
+    "a row for each type of block and moment of the training: κ, both ends of the spectrum, rank and inertia; of one "
+    "quantity a row for each depth, and the moments side by side",
     f"{PROBED} at several layers",
     block_frame,
     block_columns,

@@ -36,7 +36,7 @@ from hesscond.report.findings import (
     visible,
 )
 from hesscond.report.registry import FIGURES, TABLES
-from hesscond.report.selection import select
+from hesscond.report.selection import in_order, select
 from hesscond.report.series import SHOWN
 from hesscond.report.tables import duration
 
@@ -114,6 +114,7 @@ def render_report(
         The runs are of different studies; the unit was not probed.
     """
     selection = select(runs, layer, unit)
+    runs = in_order(runs)
     named = named_runs(runs)
     first = runs[0].config
     methods = list(dict.fromkeys(run.method for run in runs))
@@ -327,20 +328,28 @@ def in_numbers(runs: Sequence[StoredRun], options: dict[str, Any]) -> str:
     return "; ".join(parts) + "."
 
 
+#: A table of more rows is folded up.
+MOST_ROWS = 25
+
+
 @dataclass(frozen=True)
 class Sheet:
-    """A table of the page as HTML."""
+    """A table of the page as HTML, and whether it is so long that it is folded up."""
 
     name: str
     summary: str
     table: str
+    long: bool
 
 
 def sheets(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[Sheet]:
-    """Every kind of table that these runs have something for."""
+    """Every kind of table that these runs have something for; statements have a section of their own."""
     found = []
     for kind in TABLES.values():
+        if kind.name == "statements":
+            continue
         own = {key: value for key, value in options.items() if key in kind.options}
         with suppress(ConfigError):
-            found.append(Sheet(kind.name, kind.summary, Markup(kind.write(runs, "html", **own))))
+            table = Markup(kind.write(runs, "html", **own))
+            found.append(Sheet(kind.name, kind.summary, table, table.count("<tr>") > MOST_ROWS))
     return found

@@ -90,6 +90,14 @@ def first_start(runs: Sequence[StoredRun]) -> str:
     return min(run.facts.get("started", "") for run in runs)
 
 
+def in_order(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """The runs by method in the order in which these were started, vanilla first if at once, then by seed."""
+    starts: dict[str, str] = {}
+    for run in runs:
+        starts[run.legend] = min(first_start([run]), starts.get(run.legend, "~"))
+    return sorted(runs, key=lambda run: (starts[run.legend], run.legend != "vanilla", run.legend, run.seed))
+
+
 def one_of_each_seed(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """The runs by seed.
 

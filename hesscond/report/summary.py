@@ -10,7 +10,7 @@ import numpy as np
 
 from hesscond.errors import ConfigError
 from hesscond.report.registry import STUDY, UNIT, TableKind
-from hesscond.report.selection import groups_of, select
+from hesscond.report.selection import groups_of, in_order, select
 from hesscond.report.series import (
     RESOLVED,
     finite,
@@ -117,7 +117,7 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
 
     selection = select(runs, layer, unit)
     rows = []
-    for run in selection.runs:
+    for run in in_order(selection.runs):
         row = training_summary(run)
         train = selection.probe(run, "train")
         for data, probe in (("batch", selection.probe(run, "batch")), ("train", train.tail(1))):

@@ -258,7 +258,7 @@ def check_no_run(folder: Path) -> None:
     if os.path.lexists(folder / LOG):
         raise ConfigError(f"{folder} holds a run: add --resume to go on with it, or give another --out")
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file: give a folder as --out")
+        raise ConfigError(f"{folder} is a file: give a folder for the run")
 
 
 def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> Literal["no", "same", "longer"]:

@@ -145,11 +145,11 @@ def rule_of(event: str, callback: Callable[[Alarm], object] | None, factor: floa
     ConfigError
         No such event, nothing that can be called, a factor of at most 1, or less than one probe.
     """
-    if event not in EVENTS:
+    if not isinstance(event, str) or event not in EVENTS:
         raise ConfigError(f"unknown event {event!r}: choose from {', '.join(EVENTS)}")
     if callback is not None and not callable(callback):
         raise ConfigError(f"the callback of {event!r} must be a function of an Alarm, not {type(callback).__name__}")
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not factor > 1:
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 1 < factor < math.inf:
         raise ConfigError(f"factor must be a number above 1, not {factor!r}")
     if isinstance(probes, bool) or not isinstance(probes, int) or probes < 1:
         raise ConfigError(f"probes must be a positive whole number, not {probes!r}")

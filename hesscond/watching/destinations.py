@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -215,6 +216,10 @@ def destinations(log: Any, config: Callable[[], Mapping[str, Any]]) -> list[Dest
         return [ToMLflow()]
     if isinstance(log, str) and log.startswith("tensorboard"):
         return [ToTensorBoard(log.removeprefix("tensorboard").removeprefix(":"))]
+    if isinstance(log, str) and (scheme := re.match(r"(\w\w+):", log)):
+        raise ConfigError(
+            f"log={log!r}: {scheme[1]!r} takes nothing behind a colon; a folder of that name is a pathlib.Path"
+        )
     if isinstance(log, (str, os.PathLike)) and str(log):
         return [ToRunFolder(Path(log), config())]
     raise ConfigError(

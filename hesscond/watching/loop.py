@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 
 from hesscond.capture import Batch, LossFunction
 from hesscond.errors import ConfigError, HesscondError
+from hesscond.probing import check_group
 from hesscond.schedules import Schedule, schedule_of
 from hesscond.study.store import place_name
 from hesscond.target import one_line
@@ -178,6 +180,13 @@ class Watch:
             raise ConfigError(f"budget must be a share of the time between 0 and 1, not {budget!r}")
         if budget is not None and not 0 < budget < 1:
             raise ConfigError(f"budget must be a share of the time between 0 and 1, not {budget}")
+        check_group(group)
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise ConfigError(f"seed must be a whole number from 0 on, not {seed!r}")
+        if not isinstance(strict, bool):
+            raise ConfigError(f"strict must be True or False, not {strict!r}")
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise ConfigError(f"name must be a name of the training, not {name!r}")
         self.budget, self.strict, self._seed = budget, strict, seed
         self.steps, self.seconds = 0, 0.0
         self.left_out: tuple[str, ...] = ()
@@ -262,8 +271,9 @@ class Watch:
         Raises
         ------
         ConfigError
-            No such event, or it cannot be seen with this watch; values that make no sense.
+            No such event, or it cannot be seen with this watch; values that make no sense; the watch is closed.
         """
+        self._open("it tells of nothing more")
         rule = rule_of(event, callback, factor, probes)
         if event == "sharpness" and self._optimizer is None:
             raise ConfigError("the sharpness λ_max·η is that of an optimizer: give the watch optimizer=")
@@ -292,23 +302,30 @@ class Watch:
         Raises
         ------
         ConfigError
-            The watch is closed; its run folder holds an earlier training.
+            The watch is closed; the loss is no number; its run folder holds an earlier training.
         """
-        if self._closed:
-            raise ConfigError("the watch is closed: it takes no more steps")
+        self._open("it takes no more steps")
+        value = None if loss is None else loss_value(loss)
         self.steps += 1
         if self._idle:
             return None
-        self._training(loss)
-        if not self._due(self.steps) or not self._affordable():
-            return None
-        return self._guarded(self._probed) or None
+        self._training(value)
+        return self._guarded(self._if_due) or None
 
-    def _training(self, loss: torch.Tensor | float | None) -> None:
+    def _if_due(self) -> dict[str, Any]:
+        """A probe, if it is time for one."""
+        return self._probed() if self._due(self.steps) and self._affordable() else {}
+
+    def _open(self, consequence: str) -> None:
+        """Refuse what comes after the end."""
+        if self._closed:
+            raise ConfigError(f"the watch is closed: {consequence}")
+
+    def _training(self, value: float | None) -> None:
         for one in self._destinations:
             one.check()
-        if loss is not None and self._destinations:
-            value, rate = float(torch.as_tensor(loss).detach()), self._rate
+        if value is not None and self._destinations:
+            rate = self._rate
             self._guarded(lambda: self._each(lambda one: one.training(self.steps, value, rate)))
 
     def _each(self, act: Callable[[Destination], None]) -> dict[str, Any]:
@@ -468,13 +485,16 @@ class Watch:
         Raises
         ------
         ConfigError
-            It is not the state of a watch, or other alarms are on.
+            It is not the state of a watch, or other alarms are on; the watch is closed.
         """
+        self._open("it goes on with nothing")
         try:
             steps, rules = int(state["steps"]), list(state["rules"])
             names, units, left_out = state["names"], state["units"], tuple(state["left_out"])
         except (KeyError, TypeError, ValueError):
             raise ConfigError("this is not the state of a watch: give what watch.state_dict() returned") from None
+        if steps < 0:
+            raise ConfigError(f"this is not the state of a watch: it has {steps} steps")
         if [rule["event"] for rule in rules] != [rule.event for rule in self._rules]:
             raise ConfigError("the state is that of a watch with other alarms: call watch.on as there, then load it")
         for rule, own in zip(rules, self._rules, strict=True):
@@ -485,6 +505,22 @@ class Watch:
             self._measuring.blocks = list(names)
         for one in self._destinations:
             one.resume()
+
+
+def loss_value(loss: object) -> float:
+    """A loss as a number.
+
+    Raises
+    ------
+    ConfigError
+        It is none.
+    """
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
+        return float(loss.detach())
+    if isinstance(loss, Real) and not isinstance(loss, bool):
+        return float(loss)
+    told = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
+    raise ConfigError(f"watch.step takes the loss of the step, a number, not {told}")
 
 
 def out_of_memory(error: BaseException) -> bool:

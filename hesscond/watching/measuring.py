@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hesscond.applied import at_work
 from hesscond.capture import Batch, LossFunction
 from hesscond.capture.batches import is_batch
-from hesscond.capture.evaluation import converted, leading_dimension
+from hesscond.capture.evaluation import checked_batch, converted, leading_dimension
 from hesscond.capture.randomness import generators_of, gpus_of, untouched_randomness
 from hesscond.capture.wrappers import check_problem, measurable, unwrapped
 from hesscond.errors import ConfigError, HesscondError
@@ -69,17 +69,17 @@ class Measuring:
         group: ProcessGroup | None,
     ) -> None:
         check_problem(model, loss_fn)
-        if level not in LEVELS:
+        if not isinstance(level, str) or level not in LEVELS:
             raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
         # a replica of DistributedDataParallel would wait for the others
         self.model = model if group is not None else unwrapped(model)
         self.loss_fn, self.optimizer, self.group = loss_fn, inner(optimizer), group
         self.level, self.units, self.rtol, self.memory, self.seed = level, units, rtol, memory, seed
-        self.names: tuple[str, ...] | None = None
-        if layers is not None:
-            self.names = (layers,) if isinstance(layers, str) else tuple(layers)
+        if layers is not None and not isinstance(layers, str):
+            layers = tuple(layers) if isinstance(layers, Iterable) else layers
+        Choice.of(measurable(model), layers, None, level)
+        self.names: tuple[str, ...] | None = (layers,) if isinstance(layers, str) else layers
         self.gpus = gpus_of([*model.parameters(), *model.buffers()])
-        Choice.of(measurable(model), self.names, None, level)
         # a schedule that begins with a warm-up may begin with a rate of 0
         if self.optimizer is not None and any(group["lr"] != 0 for group in groups_of(self.optimizer)):
             at_work(measurable(model), self.optimizer)
@@ -89,7 +89,7 @@ class Measuring:
             raise ConfigError("the data are an empty stream: they need at least one batch")
         copies = [converted(batch, None, copy=True) for batch in batches]
         self.data: Any = copies[0] if is_batch(data) else copies
-        self.samples = sum(leading_dimension(batch if isinstance(batch, Mapping) else batch[0]) for batch in copies)
+        self.samples = sum(leading_dimension(checked_batch(batch)[0]) for batch in copies)
         self.seen_units: list[int] = []
         self._try()
 

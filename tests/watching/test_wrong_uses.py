@@ -125,11 +125,145 @@ def test_what_can_never_work_is_refused_at_the_start(name):
     assert "Traceback" not in sentence
 
 
+NAN = float("nan")
+
+OPTIONS = {
+    "seed": (["x", 1.5, None, -1, True, NAN, 2**70], "seed must be a whole number"),
+    "rtol": (["1e-3", None, NAN, -1, True, [1e-3], 1], "rtol must lie between 0 and 1"),
+    "memory": (["2GB", -1, NAN, True, [1], float("inf")], "memory must be a positive number of bytes"),
+    "strict": (["yes", None, 2], "strict must be True or False"),
+    "name": ([None, 3, "", " ", "a\nb", "\0"], "name must be a name"),
+    "layers": ([3, True, [3], [None], [["0"]]], "layers must be names"),
+    "level": ([None, "units", "Layer", ["layer"], True], "unknown level"),
+    "group": (["world", 3, True], "group must be a process group"),
+    "every": ([[1, 2], float("inf"), {}, b"10", torch.tensor(5)], "every must be"),
+    "budget": ([-0.1, [0.1], float("inf"), torch.tensor(0.1)], "between 0 and 1"),
+    "log": ([b"x", {}, {"a": 1}, object(), [[3]]], "log must be a function"),
+    "optimizer": ([0, "", {}, True, print, torch.optim.Adam, nn.Linear(2, 2)], "must be one of torch.optim.Optimizer"),
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [(key, value) for key, (values, _) in OPTIONS.items() for value in values], ids=repr
+)
+def test_an_option_of_another_kind_is_named(option, value):
+    with pytest.raises(HesscondError) as refused:
+        start(**{option: value})
+    assert OPTIONS[option][1] in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("log", ["wandb:offline", "mlflow:x", "csv:rows.csv"])
+def test_a_destination_that_is_unknown_is_no_folder(log):
+    with pytest.raises(HesscondError, match="takes nothing behind a colon"):
+        start(log=log)
+
+
+@pytest.mark.parametrize("units", ["0", [0.5], ["a"], 0, True, [None], range(9), [-1]], ids=repr)
+def test_units_that_are_none(units):
+    with pytest.raises(HesscondError, match=r"units must be whole numbers|out of range"):
+        start(layers="0", level="unit", units=units)
+
+
+class Returning(nn.Module):
+    """What is made of a layer's output."""
+
+    def __init__(self, made_of):
+        super().__init__()
+        self.layer, self.made_of = nn.Linear(5, 3), made_of
+
+    def forward(self, inputs):
+        return self.made_of(self.layer(inputs))
+
+
+def failing(output):
+    raise RuntimeError("mine\nin two lines")
+
+
+BATCHES = {
+    "numbers": [1, 2, 3],
+    "lists": ([1, 2], [0, 1]),
+    "arrays": (X.numpy(), Y.numpy()),
+    "no target": (X, None),
+    "a name": "digits",
+    "a mapping without labels": {"inputs": X},
+    "an empty mapping": {},
+    "a generator of numbers": (n for n in range(3)),
+    "further dimensions": (X[None, None], Y),
+    "complex": (X.to(torch.complex64), Y),
+    "sparse": (X.to_sparse(), Y),
+    "bytes": (X.to(torch.int8), Y),
+    "targets of truth": (X, Y > 1),
+    "targets of numbers": (X, Y.float()),
+    "infinite": (X * float("inf"), Y),
+    "a set": {1, 2},
+    "a number": 3,
+    "a stream of None": [None],
+    "a stream of a batch and a number": [(X, Y), 3],
+    "a stream of inputs": [X, X],
+    "a stream of other features": [(X, Y), (X[:, :3], Y)],
+    "a data set": torch.utils.data.TensorDataset(X, Y),
+    "negative classes": (X, Y - 5),
+    "two inputs": ((X, X), Y),
+}
+MODELS = {
+    "nothing": Returning(lambda output: None),
+    "a list": Returning(lambda output: [output]),
+    "an array": Returning(lambda output: output.detach().numpy()),
+    "detached": Returning(lambda output: output.detach()),
+    "its data": Returning(lambda output: output.data),
+    "a mapping": Returning(lambda output: {"logits": output}),
+    "an error": Returning(failing),
+    "NaN": Returning(lambda output: output * NAN),
+    "complex weights": nn.Linear(5, 3, dtype=torch.complex64),
+    "no layer": nn.Sequential(),
+    "a list of modules": nn.ModuleList([nn.Linear(5, 3)]),
+    "a state": made().state_dict(),
+    "parameters": list(made().parameters()),
+    "a name": "resnet18",
+}
+LOSSES = {
+    "a value a sample": lambda o, t: (o - 1).pow(2).sum(1),
+    "a float": lambda o, t: float(F.cross_entropy(o, t)),
+    "detached": lambda o, t: F.cross_entropy(o, t).detach(),
+    "nothing": lambda o, t: None,
+    "a pair": lambda o, t: (F.cross_entropy(o, t), 1),
+    "a constant": lambda o, t: torch.tensor(1.0),
+    "NaN": lambda o, t: F.cross_entropy(o, t) * NAN,
+    "infinite": lambda o, t: F.cross_entropy(o, t) / 0,
+    "a class": nn.CrossEntropyLoss,
+    "of three": lambda o, t, w: o.sum(),
+    "a backward pass": lambda o, t: F.cross_entropy(o, t).backward(),
+    "complex": lambda o, t: torch.complex(o, o).sum(),
+    "whole numbers": lambda o, t: o.argmax(1).sum(),
+    "no reduction": nn.CrossEntropyLoss(reduction="none"),
+    "of a mapping": lambda o, t: o["logits"].sum(),
+    "of other shapes": nn.MSELoss(),
+}
+ARGUMENTS = {"batch": BATCHES, "model": MODELS, "loss": LOSSES}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(("argument", "name"), [(a, name) for a, uses in ARGUMENTS.items() for name in uses])
+def test_what_cannot_be_measured_is_refused_in_a_sentence(argument, name):
+    with pytest.raises(HesscondError) as refused:
+        start(**{argument: ARGUMENTS[argument][name]})
+    sentence = str(refused.value)
+    assert len(sentence) > 20
+    assert "\n" not in sentence
+
+
 def closed():
     own = start()
     own.close()
     own.close()
     own.step()
+
+
+def after_the_end(use):
+    own = start()
+    own.close()
+    use(own)
 
 
 def state_of(other):
@@ -151,6 +285,19 @@ LATER = {
     "a state of something else": (lambda: state_of({"step": 3}), "not the state of a watch"),
     "no state": (lambda: state_of(None), "not the state of a watch"),
     "a state of other alarms": (lambda: state_of(start().state_dict()), "other alarms"),
+    "a state of negative steps": (lambda: start().load_state_dict(start().state_dict() | {"steps": -5}), "-5 steps"),
+    "a model's state": (lambda: start().load_state_dict(made().state_dict()), "not the state of a watch"),
+    "an event in a list": (lambda: start().on(["rank_fell"]), "unknown event"),
+    "an infinite factor": (lambda: start().on("kappa_grew", factor=float("inf")), "above 1"),
+    "half a probe": (lambda: start().on("rank_fell", probes=1.5), "probes must be"),
+    "an alarm after the end": (lambda: after_the_end(lambda own: own.on("rank_fell")), "the watch is closed"),
+    "a state after the end": (lambda: after_the_end(lambda own: own.load_state_dict({})), "the watch is closed"),
+    "a word for a loss": (lambda: start().step("loss"), "watch.step takes the loss"),
+    "losses": (lambda: start().step(torch.ones(3)), "a tensor of shape (3,)"),
+    "losses in a list": (lambda: start().step([1.0]), "watch.step takes the loss"),
+    "a complex loss": (lambda: start().step(1j), "watch.step takes the loss"),
+    "an output for a loss": (lambda: start().step({"loss": 1.0}), "watch.step takes the loss"),
+    "True for a loss": (lambda: start().step(True), "watch.step takes the loss"),
 }
 
 
@@ -193,3 +340,10 @@ def test_before_the_optimizers_first_step_there_are_plain_coordinates_only(caplo
     assert "hesscond/0/kappa" in row
     assert "hesscond/0/kappa_own" not in row
     assert "probe after the first one" in caplog.text
+
+
+def test_a_schedule_that_fails_is_a_row_that_says_so():
+    row = start(every=lambda step: 1 / 0).step()
+    assert "ZeroDivisionError" in row["hesscond/error"]
+    with pytest.raises(ZeroDivisionError):
+        start(every=lambda step: 1 / 0, strict=True).step()
