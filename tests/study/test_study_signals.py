@@ -67,7 +67,10 @@ def check_consistent(run, at_least):
     assert 0 <= len(training) - len(batch) <= 1
     assert training["loss"].notna().all()
     assert (batch["kappa"] >= 1).all()
-    assert run.table("evaluation")["iteration"].tolist() == [i for i in range(len(training) + 1) if i % 23 == 0]
+    # the end may have come between the last step of an epoch and the evaluation behind it
+    due = [i for i in range(len(training) + 1) if i % 23 == 0]
+    evaluated = run.table("evaluation")["iteration"].tolist()
+    assert evaluated == due or [*evaluated, len(training)] == due
 
 
 @pytest.mark.slow
