@@ -82,9 +82,9 @@ def reported() -> Iterator[None]:
         return along(self, seeds)
 
     def timed(original: Callable[..., object], name_of: Callable[..., str]) -> Callable[..., object]:
-        def call(self: object, given: object) -> object:
+        def call(self: object, given: object, *further: object) -> object:
             before, wall, processor = taken, time.perf_counter(), time.process_time()
-            found = original(self, given)
+            found = original(self, given, *further)
             wall, processor = time.perf_counter() - wall, time.process_time() - processor
             line = f"{name_of(given):10} {taken - before:7,} derivatives  {wall:7.2f} s  {processor:7.2f} s"
             print(line, flush=True)

@@ -1,6 +1,7 @@
 """`hesscond verify` and `hesscond statements`, and statements attached to a study."""
 
 import json
+import re
 from xml.etree import ElementTree
 
 import numpy as np
@@ -152,6 +153,10 @@ id = "bnp-theorem-4"
 
 
 @pytest.mark.slow
+def run_ids(run):
+    return [own["id"] for own in run.config["statements"]]
+
+
 def test_attached_to_a_study(call_cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(STUDY)
@@ -166,9 +171,11 @@ def test_attached_to_a_study(call_cli, tmp_path, monkeypatch):
     # two layers, the first unit, at two iterations of the batch and two of the training set, 7 + 5 + 2 claims
     assert len(table) == 2 * (2 + 2) * 14
     assert set(table["unit"]) == {3}
-    # what is printed has one row for each claim
-    ids = ("bnp-theorem-4", "wc-theorem-1", "van-der-sluis")
-    assert sum(line.startswith(ids) for line in result.out.splitlines()) == 14
+    # what is printed has a row for each statement, and below it one for each claim
+    lines = result.out.splitlines()
+    assert [line.strip() for line in lines if line.strip() in run_ids(run)] == run_ids(run)
+    claims = [line for line in lines if re.match(r"  \S.*  (true|false) ", line)]
+    assert len(claims) == 14
     whole = table.query("data == 'train' and claim == 'scaling'")
     assert set(whole["status"]) == {"holds"}
     assert whole["used"].between(0, 1).all()

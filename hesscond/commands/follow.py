@@ -12,7 +12,7 @@ import typer
 from rich.live import Live
 
 from hesscond.commands import completion
-from hesscond.commands.exits import DIVERGED
+from hesscond.commands.exits import DIVERGED, INTERRUPTED
 from hesscond.commands.live_view import blocks, line, rows
 from hesscond.commands.printing import stdout
 from hesscond.errors import ConfigError
@@ -42,6 +42,18 @@ def follow(
         if not 0 <= value <= 86400:
             raise ConfigError(f"{option} must be from 0 to 86400 seconds, got {value}")
     watched: dict[Path, WatchedRun] = {}
+    try:
+        look(runs, watched, interval, wait)
+    except KeyboardInterrupt:  # nothing was interrupted but the watching
+        raise typer.Exit(INTERRUPTED) from None
+    if not watched:
+        raise ConfigError(f"no run in {', '.join(map(str, runs))} within {wait:g} seconds")
+    if any(run.run.status != "finished" for run in watched.values()):
+        raise typer.Exit(DIVERGED)
+
+
+def look(runs: list[Path], watched: dict[Path, WatchedRun], interval: float, wait: float) -> None:
+    """Show the runs until all are over; ``watched`` is filled with them."""
     with screen() as show:
         idle_since = time.monotonic()
         while True:
@@ -58,10 +70,6 @@ def follow(
             if all(run.over for run in watched.values()) and time.monotonic() - idle_since >= patience:
                 break
             time.sleep(max(interval, 0.01))
-    if not watched:
-        raise ConfigError(f"no run in {', '.join(map(str, runs))} within {wait:g} seconds")
-    if any(run.run.status != "finished" for run in watched.values()):
-        raise typer.Exit(DIVERGED)
 
 
 def is_run(folder: Path) -> bool:
