@@ -143,10 +143,9 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [(key, value) for key, (values, _) in OPTIONS.items() for value in values], ids=repr
-)
-def test_an_option_of_another_kind_is_named(option, value):
+@pytest.mark.parametrize(("option", "place"), [(key, k) for key, (all, _) in OPTIONS.items() for k in range(len(all))])
+def test_an_option_of_another_kind_is_named(option, place):
+    value = OPTIONS[option][0][place]
     with pytest.raises(HesscondError) as refused:
         start(**{option: value})
     assert OPTIONS[option][1] in str(refused.value)
