@@ -204,6 +204,11 @@ def section(name: str, entry: Entry) -> str:
     return f"\n## {name}\n\n{entry.sentence}\n\n```sh\n{shown}\n```\n\n![{entry.sentence}]({name}.png)\n"
 
 
+def page() -> str:
+    """What the gallery shows."""
+    return HEAD + "".join(section(name, entry) for name, entry in ENTRIES.items()) + REPORT
+
+
 def main(names: list[str]) -> None:
     """Draw the kinds that are named, or all; write the page."""
     with tempfile.TemporaryDirectory() as folder:
@@ -212,8 +217,7 @@ def main(names: list[str]) -> None:
             hesscond("figure", name, *([small_runs(Path(folder), entry)] if entry.small else []), "-o", path)
             shrink(path)
             print(path)
-    page = HEAD + "".join(section(name, entry) for name, entry in ENTRIES.items()) + REPORT
-    (GALLERY / "README.md").write_text(page, encoding="utf-8")
+    (GALLERY / "README.md").write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
