@@ -9,7 +9,7 @@ from hesscond.capture.capturing import MEMORY, Captures, capture
 from hesscond.capture.evaluation import Batch, LossFunction, checked_batch, converted
 from hesscond.capture.layers import Geometry, Layer, checked_units, chosen_layers, dense_layers, eligible_layers
 from hesscond.capture.pace import STOPPED, Pace, Progress
-from hesscond.capture.recorder import Recorder
+from hesscond.capture.recorder import Recorded, Recorder
 from hesscond.capture.statistics import (
     FeatureStatistics,
     RowFactor,
@@ -36,6 +36,7 @@ __all__ = [
     "LossFunction",
     "Pace",
     "Progress",
+    "Recorded",
     "Recorder",
     "RowFactor",
     "capture",

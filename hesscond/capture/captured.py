@@ -259,9 +259,12 @@ class LayerCapture:
         """Whether zeros of S^½Ĥ need not be zeros: S is ``vanishing``, or products with its entries underflow."""
         if self.vanishing or not isinstance(self.curvature, Diagonal) or not self.inputs.calls:
             return self.vanishing
-        steps = self.inputs.steps(KEPT)
-        smallest = min(smallest_nonzero(self.inputs.slice(*step)) for step in steps)
-        return smallest * smallest_nonzero(self.curvature.root) < TINY
+        root = smallest_nonzero(self.curvature.root)
+        types = {x.dtype for x, _ in self.inputs.calls}
+        # no number of the inputs' type is smaller
+        if root * min(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps for dtype in types) >= TINY:
+            return False
+        return root * min(smallest_nonzero(self.inputs.slice(*step)) for step in self.inputs.steps(KEPT)) < TINY
 
     @property
     def bias(self) -> bool:

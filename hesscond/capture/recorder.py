@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -44,37 +44,59 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
 
-    def captured(
-        self,
-        loss_fn: LossFunction,
-        output: torch.Tensor,
-        target: torch.Tensor,
-        units: Mapping[str, tuple[int, ...]],
+    def recorded(self, output: torch.Tensor) -> Recorded | None:
+        """What was seen in the pass that gave the ``output``, if that is every layer's output; else None."""
+        for h, before, own, version in self.seen.values():
+            if own is not output or own._version != version or h._version != before or h.ndim != 2:
+                return None
+        if set(self.seen) != set(self.layers):
+            return None
+        return Recorded(self.layers, {name: h for name, (h, *_) in self.seen.items()}, output.detach())
+
+
+class Recorded(NamedTuple):
+    """A training pass, of whose output `captures` makes captures at any later time.
+
+    Attributes
+    ----------
+    layers
+        Layers whose output is that of the model.
+    inputs
+        Theirs.
+    output
+        That of the model.
+    """
+
+    layers: Mapping[str, Layer]
+    inputs: Mapping[str, torch.Tensor]
+    output: torch.Tensor
+
+    @property
+    def size(self) -> int:
+        """Numbers that it keeps."""
+        return self.output.numel() + sum(h.numel() for h in self.inputs.values())
+
+    def captures(
+        self, loss_fn: LossFunction, target: torch.Tensor, units: Mapping[str, tuple[int, ...]]
     ) -> dict[str, LayerCapture] | None:
-        """The capture of the pass just seen, if every layer's output is the model's output; else None.
+        """The captures of the layers; None: the curvature of the loss is not known by its type.
 
         Raises
         ------
         NotFiniteError
             NaN or infinite activations or curvature.
         """
-        for h, before, own, version in self.seen.values():
-            if own is not output or own._version != version or h._version != before or h.ndim != 2:
-                return None
-        if set(self.seen) != set(self.layers):
-            return None
-        curvature = loss_curvature(loss_fn, output, target)
+        curvature = loss_curvature(loss_fn, self.output, target)
         if curvature is None:
             return None
         result = {}
         for name, layer in self.layers.items():
-            h = self.seen[name][0]
+            h = self.inputs[name]
             if not torch.isfinite(h.sum()) and not torch.isfinite(h).all():
                 raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
             root = torch.stack([curvature.diagonal_root(i) for i in units[name]], 1)
             if not torch.isfinite(root.sum()):
                 raise NotFiniteError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
-            inputs = LayerInputs(layer, ((h, output.shape),), len(h))
+            inputs = LayerInputs(layer, ((h, self.output.shape),), len(h))
             result[name] = LayerCapture(name, inputs, units[name], Diagonal(root, None), OUTPUT_ROUTE)
-        self.seen.clear()
         return result

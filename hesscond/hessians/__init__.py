@@ -26,7 +26,7 @@ from hesscond.hessians.coordinates import (
     coordinates_of,
     unit_layout,
 )
-from hesscond.hessians.factored import FactoredHessian
+from hesscond.hessians.factored import FactoredHessian, conditions_of
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.kronecker import KroneckerInverse
 from hesscond.hessians.layer import LayerHessian
@@ -87,6 +87,7 @@ __all__ = [
     "Yardstick",
     "by_group",
     "combined",
+    "conditions_of",
     "coordinates_of",
     "layer_hessian",
     "layer_map",

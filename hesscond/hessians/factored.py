@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -90,16 +92,12 @@ class FactoredHessian(BlockHessian):
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
-        found = conditions([self.form(P) for P in coordinates], rtol=rtol)
-        open_ones = [k for k, P in enumerate(coordinates) if P is not None and P.cancels and not found[k].resolved]
-        if open_ones:
-            # P does not make the rank larger, but its rounding hides what is zero in the plain coordinates
-            plain = self.form().condition(rtol=rtol)
-            for k in open_ones:
-                if plain.resolved and found[k].rank == plain.rank:
-                    again = replace(self.form(coordinates[k]), rank_bound=lambda: plain.rank)
-                    found[k] = again.condition(rtol=rtol)
-        return found
+        return conditions_of([self.forms(coordinates)], rtol=rtol)[0]
+
+    def forms(self, coordinates: Sequence[LinearCoordinates | None]) -> FactorForms:
+        """What is known of H in several coordinates, which are not looked at again."""
+        cancels = tuple(P is not None and P.cancels for P in coordinates)
+        return FactorForms(self.form, [self.form(P) for P in coordinates], cancels)
 
     def form(self, P: LinearCoordinates | None = None) -> FactorForm:
         """What is known of H or PᵀHP."""
@@ -173,6 +171,40 @@ class FactoredHessian(BlockHessian):
         norms = torch.linalg.vector_norm(self.rows, dim=0)
         per_column = error + error_factor(*self.rows.shape) * EPS * norms
         return P.carried(per_column[None], self.units)[0].cpu().numpy()
+
+
+class FactorForms(NamedTuple):
+    """H in several coordinates.
+
+    Attributes
+    ----------
+    plain
+        Makes the form in the plain coordinates.
+    forms
+        Those asked for.
+    cancels
+        Whether the rounding of P may hide what is zero in the plain coordinates.
+    """
+
+    plain: Callable[[], FactorForm]
+    forms: list[FactorForm]
+    cancels: tuple[bool, ...]
+
+    def settled(self, found: list[ConditionNumber], rtol: float) -> list[ConditionNumber]:
+        """κ of the forms, with the rank in the plain coordinates where that decides: P does not make it larger."""
+        open_ones = [k for k, cancels in enumerate(self.cancels) if cancels and not found[k].resolved]
+        if open_ones:
+            plain = self.plain().condition(rtol=rtol)
+            for k in open_ones:
+                if plain.resolved and found[k].rank == plain.rank:
+                    found[k] = replace(self.forms[k], rank_bound=lambda: plain.rank).condition(rtol=rtol)
+        return found
+
+
+def conditions_of(parts: Sequence[FactorForms], *, rtol: float = 1e-8) -> list[list[ConditionNumber]]:
+    """κ of several Hessians, each in its coordinates; what has one shape is decomposed together."""
+    found = iter(conditions([form for part in parts for form in part.forms], rtol=rtol))
+    return [part.settled(list(islice(found, len(part.forms))), rtol) for part in parts]
 
 
 def spread_in(spread: torch.Tensor | None, P: LinearCoordinates | None, units: int) -> np.ndarray | None:

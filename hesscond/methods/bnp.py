@@ -15,7 +15,7 @@ from torch import nn
 
 from hesscond.capture import FeatureStatistics, Geometry, Layer, LayerInputs, channel_statistics, entry_statistics
 from hesscond.errors import ConfigError
-from hesscond.hessians import CentringScaling
+from hesscond.hessians import CentringScaling, scaling_condition
 from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed, surveyed
 from hesscond.methods.registry import register
 
@@ -329,30 +329,23 @@ class BNP(InputMethod[BNPState]):
 
     def of_groups(self, state: BNPState) -> list[CentringScaling]:
         """P = (1/q) U D with the μ and σ̃ that the last step used."""
-        return self._parts(state, with_epsilons=True)
+        groups, q = state.geometry.groups, state.q_squared**0.5
+        mu, variance = (part.to(torch.float64).view(groups, -1) for part in (state.mu, state.variance))
+        sigma = regularized(variance, self.epsilon_1, self.epsilon_2).sqrt()
+        # tensors of their own, which later steps do not change
+        mu, sigma = (part.repeat_interleave(state.repeat, 1) for part in (mu, sigma))
+        name = f"BNP, {NAMES[self.statistics]}"
+        return [CentringScaling(m, s, state.geometry.bias, q, name) for m, s in zip(mu, sigma, strict=True)]
 
     def diagnostics(self, layer: str) -> dict[str, float]:
         """κ(D) of the statistics (the largest of the groups): raw σ, and with ε₁, ε₂ as the step used it."""
         state = self.find(layer)
         if state is None:
             return {}
-        return {
-            "kappa_D_running": max(P.kappa_D for P in self._parts(state, with_epsilons=False)),
-            "kappa_D_running_eps": max(P.kappa_D for P in self._parts(state, with_epsilons=True)),
-        }
-
-    def _parts(self, state: BNPState, *, with_epsilons: bool) -> list[CentringScaling]:
-        """P of each group."""
-        groups = state.geometry.groups
-        mu = state.mu.to(torch.float64).view(groups, -1)
-        variance = state.variance.to(torch.float64).view(groups, -1)
-        name = f"BNP, raw {NAMES[self.statistics]}"
-        if with_epsilons:
-            variance = regularized(variance, self.epsilon_1, self.epsilon_2)
-            name = f"BNP, {NAMES[self.statistics]}"
-        sigma, q = variance.sqrt().repeat_interleave(state.repeat, 1), state.q_squared**0.5
-        mu = mu.repeat_interleave(state.repeat, 1)
-        return [CentringScaling(m, s, state.geometry.bias, q, name) for m, s in zip(mu, sigma, strict=True)]
+        raw = state.variance.to(torch.float64).view(state.geometry.groups, -1)
+        both = {"kappa_D_running": raw, "kappa_D_running_eps": regularized(raw, self.epsilon_1, self.epsilon_2)}
+        bias = state.geometry.bias
+        return {name: max(scaling_condition(s, bias=bias) for s in own.sqrt()) for name, own in both.items()}
 
     @classmethod
     def collect(cls, layer: str, inputs: LayerInputs, *, exact: bool = False, **options: Any) -> FeatureStatistics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +25,7 @@ from hesscond.spectra.condition import (
 )
 from hesscond.spectra.matrices import as_array, as_matrix, scaled_core
 from hesscond.spectra.rank import affordable_rank, structural_rank_bound
-from hesscond.spectra.threads import one_thread
+from hesscond.spectra.threads import ORDER, few_threads, one_thread
 
 EPS = float(np.finfo(float).eps)
 
@@ -273,6 +274,7 @@ def left_inverse(core: np.ndarray) -> np.ndarray | None:
     return X
 
 
+@few_threads
 def factor_condition(
     factor: object,
     *,
@@ -346,14 +348,15 @@ def factor_conditions(
     rtol: float = 1e-8,
     errors: Sequence[float | np.ndarray],
 ) -> list[ConditionNumber]:
-    """κ of FᵀF for several factors with the same number m of rows: one Hessian in several coordinates.
+    """κ of FᵀF for several factors, of one Hessian in several coordinates or of many Hessians.
 
-    Where ``rtol`` allows the Gram form and no F has fewer columns than rows, the (m, m) Gram matrices are
-    decomposed together; what they do not resolve goes through `factor_condition`, as does everything else.
+    Where ``rtol`` allows the Gram form, those of factors with no fewer columns than rows are decomposed together, all
+    of one order at a time; what they do not resolve goes through `factor_condition`, as does everything else. A
+    result does not depend on the factors beside it.
 
     Parameters
     ----------
-    factors : arrays or tensors (m, n_i)
+    factors : arrays or tensors (m_i, n_i)
     rank_bounds, errors
         For each factor, as in `factor_condition`.
     rtol
@@ -361,23 +364,30 @@ def factor_conditions(
     """
     matrices = [as_array(factor) for factor in factors]
     found: list[ConditionNumber | None] = [None] * len(matrices)
-    rows = len(matrices[0])
-    if rtol >= GRAM_RTOL and all(
-        matrix.ndim == 2 and matrix.shape[1] >= len(matrix) == rows > 0 for matrix in matrices
-    ):
-        grams = np.empty((len(matrices), rows, rows))
+    wide: dict[int, list[int]] = {}
+    if rtol >= GRAM_RTOL:
+        for i, matrix in enumerate(matrices):
+            if matrix.ndim == 2 and matrix.shape[1] >= len(matrix) > 0:
+                wide.setdefault(len(matrix), []).append(i)
+    for rows, members in wide.items():
+        grams = np.empty((len(members), rows, rows))
         with np.errstate(over="ignore", invalid="ignore"):
-            for gram, matrix in zip(grams, matrices, strict=True):
-                np.matmul(matrix, matrix.T, out=gram)
+            for gram, i in zip(grams, members, strict=True):
+                np.matmul(matrices[i], matrices[i].T, out=gram)
         top = grams.diagonal(axis1=1, axis2=2).sum(1)
         # false for NaN too: `factor_condition` will say what is wrong
-        if ((top > GRAM_RANGE[0]) & (top < GRAM_RANGE[1])).all():
-            for i, ascending in enumerate(eigenvalues_of(grams)):
-                whole = float(np.linalg.norm(errors[i])) if np.ndim(errors[i]) else float(errors[i])
-                values = from_gram_eigenvalues(ascending, matrices[i].shape, whole)
-                result = conclude(values, order=matrices[i].shape[1], limit=rows, scale=0)
-                if is_good_enough(result, rtol):
-                    found[i] = result
+        fit = np.flatnonzero((top > GRAM_RANGE[0]) & (top < GRAM_RANGE[1]))
+        if len(fit) == 0:
+            continue
+        with one_thread() if rows < ORDER else nullcontext():
+            spectra = eigenvalues_of(grams[fit] if len(fit) < len(members) else grams)
+        for k, ascending in zip(fit, spectra, strict=True):
+            i = members[k]
+            whole = float(np.linalg.norm(errors[i])) if np.ndim(errors[i]) else float(errors[i])
+            values = from_gram_eigenvalues(ascending, matrices[i].shape, whole)
+            result = conclude(values, order=matrices[i].shape[1], limit=rows, scale=0)
+            if is_good_enough(result, rtol):
+                found[i] = result
     return [
         factor_condition(matrix, rank_bound=bound, rtol=rtol, error=error) if done is None else done
         for matrix, bound, error, done in zip(matrices, rank_bounds, errors, found, strict=True)
@@ -429,6 +439,7 @@ def dual_condition(
     return replace(found, nullity=order - found.rank, solver=f"dual {found.solver}")
 
 
+@few_threads
 def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray:
     """The nonzero eigenvalues of FᵀF, descending: as many as ``condition`` found.
 
@@ -445,6 +456,7 @@ def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray
     return np.ldexp(values[: condition.rank] ** 2, 2 * scale)
 
 
+@few_threads
 def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
     """The nonzero eigenvalues (r,) of FᵀF, descending, and orthonormal eigenvectors (n, r).
 

@@ -260,7 +260,7 @@ def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNu
     Parameters
     ----------
     forms
-        A `FactorStack`, or any forms. Factors without signs and with the same number of rows share a decomposition
+        A `FactorStack`, or any forms. Factors without signs and with the same number of rows are decomposed together
         where ``rtol`` allows the Gram matrix.
     rtol
         Relative width of κ's intervals that is good enough: no dearer solver is tried then.
@@ -283,18 +283,17 @@ def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNu
     """
     if isinstance(forms, FactorStack):
         return forms.conditions(rtol)
-    together = [form for form in forms if isinstance(form, FactorForm) and form.signs is None]
-    if len(together) < 2:
-        return [form.condition(rtol=rtol) for form in forms]
-    found = iter(
-        factor_conditions(
-            [form.factor for form in together],
-            rank_bounds=[form.rank_bound for form in together],
-            rtol=rtol,
-            errors=[form.error for form in together],
-        )
+    together = {k: form for k, form in enumerate(forms) if isinstance(form, FactorForm) and form.signs is None}
+    found = factor_conditions(
+        [form.factor for form in together.values()],
+        rank_bounds=[form.rank_bound for form in together.values()],
+        rtol=rtol,
+        errors=[form.error for form in together.values()],
     )
-    return [form.doubted(next(found)) if form in together else form.condition(rtol=rtol) for form in forms]
+    measured = dict(zip(together, found, strict=True))
+    return [
+        together[k].doubted(measured[k]) if k in together else form.condition(rtol=rtol) for k, form in enumerate(forms)
+    ]
 
 
 def condition_number(

@@ -16,6 +16,7 @@ from hesscond.spectra.factored import eigenvalues_of, error_factor
 from hesscond.spectra.matrices import as_array, as_matrix
 from hesscond.spectra.rank import structural_rank_bound
 from hesscond.spectra.symmetric import Rounding, signed_jacobi, uncertain_condition
+from hesscond.spectra.threads import few_threads
 
 
 class SmallForm(NamedTuple):
@@ -63,6 +64,7 @@ def prepared(factor: object, signs: object) -> tuple[np.ndarray, np.ndarray, int
     return np.ldexp(matrix, -scale), sign[rows], scale, rows, columns
 
 
+@few_threads
 def signed_condition(
     factor: object,
     signs: object,
@@ -162,6 +164,7 @@ def column_errors(
     return np.full(int(columns.sum()), float(errors)), float(errors)
 
 
+@few_threads
 def signed_eigenvalues(factor: object, signs: object, condition: ConditionNumber) -> np.ndarray:
     """The nonzero eigenvalues of Fᵀ diag(signs) F, descending: as many as `signed_condition` found."""
     core, sign, scale, *_ = prepared(factor, signs)
@@ -184,6 +187,7 @@ def signed_pairs(core: np.ndarray, signs: np.ndarray, condition: ConditionNumber
     return values[kept], vectors[:, kept] if form.basis is None else form.basis @ vectors[:, kept]
 
 
+@few_threads
 def signed_eigenpairs(factor: object, signs: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
     """The nonzero eigenvalues (r,) of Fᵀ diag(signs) F, descending, and orthonormal eigenvectors (n, r).
 

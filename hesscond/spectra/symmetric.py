@@ -23,11 +23,13 @@ from hesscond.spectra.factored import (
 )
 from hesscond.spectra.matrices import scaled_core
 from hesscond.spectra.rank import affordable_rank, structural_rank_bound
+from hesscond.spectra.threads import few_threads
 
 #: Jacobi is tried on a matrix known up to rounding if that of one diagonal entry is this much larger than another's.
 GRADED = 100.0
 
 
+@few_threads
 def general_condition(
     matrix: np.ndarray,
     *,
@@ -55,6 +57,7 @@ def general_condition(
     return within_range(found, matrix, core)
 
 
+@few_threads
 def symmetric_condition(
     matrix: np.ndarray,
     *,
@@ -154,6 +157,7 @@ class Rounding(NamedTuple):
     norm_growth: float
 
 
+@few_threads
 def uncertain_condition(
     matrix: np.ndarray,
     rounding: Rounding,
@@ -195,6 +199,7 @@ def uncertain_values(matrix: np.ndarray, rounding: Rounding, given: np.ndarray) 
     return Values(values, below, floors, 1, "Jacobi SVD", signs < 0, above)
 
 
+@few_threads
 def rounded_condition(matrix: np.ndarray, spread: np.ndarray, *, terms: int, rtol: float) -> ConditionNumber:
     """κ of a symmetric (n, n) array whose entries are sums of ``terms`` products, known up to rounding of these.
 

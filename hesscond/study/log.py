@@ -44,7 +44,7 @@ LEFTOVERS = ("config.toml", "config.toml.partial", f"{LOG}.partial", f"{LOG}.par
 
 
 class RunLog:
-    """Writes one run's folder. Rows of a probed iteration are one transaction.
+    """Writes one run's folder. Rows of an iteration and of its probe are one transaction.
 
     Parameters
     ----------
@@ -157,10 +157,15 @@ class RunLog:
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def training(self, iteration: int, epoch: int, loss: float, lr: float | None = None) -> None:
-        """Add a training row; it is committed with the next probe, or within a second."""
+        """Add a training row; it is committed with the next probes, or within a second."""
         self._pending.append((iteration, epoch, loss, lr))
-        if time.monotonic() - self._committed > COMMIT_INTERVAL:
+        if self.due:
             self.commit()
+
+    @property
+    def due(self) -> bool:
+        """Whether rows have been waiting for a second."""
+        return time.monotonic() - self._committed > COMMIT_INTERVAL
 
     def commit(self, **rows: list[dict[str, Any]]) -> None:
         """Write pending training rows, and those of other tables by their names, in one transaction."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from itertools import islice
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from hesscond.capture import (
     Geometry,
     LayerCapture,
     LossFunction,
+    Recorded,
     Recorder,
     capture,
     channel_statistics,
@@ -40,16 +43,20 @@ from hesscond.hessians import (
     BlockHessian,
     BlockSource,
     Catalogue,
+    CentringScaling,
     Chart,
     Choice,
     Coordinates,
+    FactoredHessian,
     HessianMaker,
     HessianOperator,
     LinearCoordinates,
+    conditions_of,
     scaling_condition,
     stream,
     unit_hessian,
 )
+from hesscond.hessians.parameter_maps import ParameterMap
 from hesscond.hessians.parameters import UnitLayout
 from hesscond.hessians.yardsticks import semidefinite
 from hesscond.layer_probe import LayerProbe
@@ -67,6 +74,8 @@ from hesscond.theorems import LayerNetwork, LayerStatement, Observation, Outcome
 CHUNK = 4096
 #: Numbers that all modules together may give for the samples of a chunk: half a gigabyte in float64.
 ROOM = 2**26
+#: Numbers of each tensor that a probe may keep while its rows wait.
+KEPT = 2**17
 
 
 class ProbeRow(NamedTuple):
@@ -77,13 +86,32 @@ class ProbeRow(NamedTuple):
     statements: list[dict[str, Any]]
 
 
+#: Restores, within, the random state that a pass began with.
+Again = Callable[[], AbstractContextManager[None]]
+
+
 class Measured(NamedTuple):
-    """What a Hessian is of: ``"batch"`` or ``"train"``, and these; what makes operators of it; what was compared."""
+    """What a Hessian is of.
+
+    Attributes
+    ----------
+    name
+        ``"batch"`` or ``"train"``.
+    pairs
+        These data.
+    hessian
+        Makes operators of it.
+    checks
+        What was compared with the model, by layer.
+    again
+        Wherever the model is evaluated again.
+    """
 
     name: str
     pairs: Batch | Iterable[Batch]
     hessian: HessianMaker
     checks: Mapping[str, Direction]
+    again: Again = nullcontext
 
 
 class Inputs(NamedTuple):
@@ -91,6 +119,56 @@ class Inputs(NamedTuple):
 
     statistics: FeatureStatistics
     centred: np.ndarray
+
+
+class Systems(NamedTuple):
+    """The coordinates that a method has for a layer at a step, those of its readings, and its diagnostics."""
+
+    own: Coordinates | None
+    readings: Mapping[str, Coordinates | None]
+    diagnostics: Mapping[str, Any]
+
+    @property
+    def by_name(self) -> dict[str, Coordinates | None]:
+        """All coordinates."""
+        return {"own": self.own, **self.readings}
+
+
+class Unit(NamedTuple):
+    """A unit of a layer and its Hessian, in the plain parameters."""
+
+    data: Measured
+    place: str
+    unit: int
+    samples: int
+    hessian: BlockHessian
+    inputs: Callable[[], Inputs]
+    systems: Systems
+
+
+class Probe(NamedTuple):
+    """A probe of a mini-batch, of which all is at hand that a step changes, and no κ is computed.
+
+    Attributes
+    ----------
+    data, samples
+        The mini-batch.
+    captures
+        Makes the captures of layers.
+    systems
+        By layer.
+    others
+        Rows that are there.
+    waits
+        Whether the rows may be made after the next steps: neither model nor method are looked at for them.
+    """
+
+    data: Measured
+    samples: int
+    captures: Callable[[], Mapping[str, LayerCapture]]
+    systems: Mapping[str, Systems]
+    others: list[ProbeRow]
+    waits: bool
 
 
 class Prober:
@@ -139,44 +217,96 @@ class Prober:
             self.further["layer"] = list(self.blocks)
         self.units = {place: self.blocks[place].chosen(self._wanted) for place in layers}
         self.recorder = Recorder(layers)
+        self._loss_is_known = False
 
     @property
     def _wanted(self) -> tuple[int, ...] | None:
         """The units to be measured; None: all."""
         return None if isinstance(self.config.units, str) else tuple(self.config.units)
 
-    def batch_rows(
-        self, inputs: torch.Tensor, targets: torch.Tensor, output: torch.Tensor, *, check: bool = False
-    ) -> list[ProbeRow]:
-        """Rows for the mini-batch whose training pass gave ``output`` while the recorder was armed.
+    def batch(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        output: torch.Tensor,
+        *,
+        again: Again = nullcontext,
+        check: bool = False,
+    ) -> Probe:
+        """What `rows` needs of the mini-batch whose training pass gave ``output`` while the recorder was armed.
 
         Parameters
         ----------
         inputs, targets, output
             The mini-batch.
+        again
+            Restores, within, the random state that the training pass began with.
         check
-            Whether what was captured is compared with the model's own derivatives.
+            Whether what is captured is compared with the model's own derivatives.
 
         Raises
         ------
         CaptureError
             It does not agree with them.
         """
-        captures: dict[str, LayerCapture] | None = None if self.units else {}
-        if self.units and self.config.precision == "as-trained":
-            captures = self.recorder.captured(self.loss_fn, output, targets, self.units)
+        pair = inputs, targets
+        recorded = self.recorder.recorded(output) if self.config.precision == "as-trained" and self.units else None
         self.recorder.seen.clear()
-        if captures is None:
-            captures = self._capture(inputs, targets)
-        checks = self._compared(captures, (inputs, targets)) if check else {}
-        data = Measured("batch", (inputs, targets), self._maker((inputs, targets)), checks)
-        seen = {place: inputs_of(captured, self._reads_inputs) for place, captured in captures.items()}
-        rows = [
-            self._row(data, len(targets), place, unit, unit_hessian(captured, unit, MEMORY), seen[place])
-            for place, captured in captures.items()
-            for unit in captured.units
+        captures: Callable[[], Mapping[str, LayerCapture]]
+        waits = self._loss_is_known and not check and not self.statements
+        waits &= recorded is not None and recorded.size <= KEPT
+        if recorded is not None and self._loss_is_known:
+            captures = partial(self._of_training_pass, recorded, targets)
+        else:
+            captured: Mapping[str, LayerCapture] | None = None if self.units else {}
+            if recorded is not None:
+                captured = recorded.captures(self.loss_fn, targets, self.units)
+                self._loss_is_known = captured is not None
+            if captured is None:
+                with again():
+                    captured = self._capture(*pair)
+            captures = partial(dict, captured)
+        checks: dict[str, Direction] = {}
+        if check:
+            with again():
+                checks = self._compared(captures(), pair)
+        others: list[ProbeRow] = []
+        if self._by_products:
+            with again():
+                others = [*self._others("batch", pair, len(targets))]
+        systems = {place: self._systems(place) for place in self.units}
+        if waits:
+            try:
+                systems = {place: Systems(*copied([*own], KEPT)) for place, own in systems.items()}
+            except TypeError:
+                waits = False
+        data = Measured("batch", pair, self._maker(pair), checks, again)
+        return Probe(data, len(targets), captures, systems, others, waits)
+
+    def _of_training_pass(self, recorded: Recorded, targets: torch.Tensor) -> Mapping[str, LayerCapture]:
+        captures = recorded.captures(self.loss_fn, targets, self.units)
+        assert captures is not None
+        return captures
+
+    def rows(self, probes: Sequence[Probe]) -> list[list[ProbeRow]]:
+        """The rows of several probes; Hessians of one shape are decomposed together."""
+        found: list[list[Unit]] = []
+        for probe in probes:
+            units = []
+            for place, captured in probe.captures().items():
+                seen = cache(partial(inputs_of, captured, self._reads_inputs))
+                for unit in captured.units:
+                    hessian = unit_hessian(captured, unit, MEMORY)
+                    units.append(Unit(probe.data, place, unit, probe.samples, hessian, seen, probe.systems[place]))
+            found.append(units)
+        rows = iter(self._rows([unit for units in found for unit in units]))
+        return [
+            self._in_order([*islice(rows, len(units)), *probe.others])
+            for units, probe in zip(found, probes, strict=True)
         ]
-        return self._in_order([*rows, *self._others("batch", (inputs, targets), len(targets))])
+
+    def _systems(self, place: str) -> Systems:
+        return Systems(self.method.coordinates(place), self.method.readings(place), self.method.diagnostics(place))
 
     @property
     def _by_products(self) -> list[str]:
@@ -227,12 +357,14 @@ class Prober:
         seen = {
             place: Inputs(own, factors[place] if place in factors else unread(own)) for place, own in statistics.items()
         }
+        systems = {place: self._systems(place) for place in self.units}
         found = [
-            self._row(data, samples, place, unit, hessian, seen[place]) for (place, unit), hessian in hessians.items()
+            Unit(data, place, unit, samples, hessian, partial(seen.__getitem__, place), systems[place])
+            for (place, unit), hessian in hessians.items()
         ]
         whole = (inputs[parts[0]], targets[parts[0]]) if len(parts) == 1 else None
         weights = None if whole else [len(targets[part]) for part in parts]
-        return self._in_order([*found, *self._others("train", whole or pairs, samples, weights)])
+        return self._in_order([*self._rows(found), *self._others("train", whole or pairs, samples, weights)])
 
     # blocks that are not captured
 
@@ -406,26 +538,74 @@ class Prober:
             found[place] = direction
         return found
 
-    def _row(
-        self, data: Measured, samples: int, place: str, unit: int, hessian: BlockHessian, inputs: Inputs
-    ) -> ProbeRow:
-        geometry = Geometry.of(self.recorder.layers[place])
-        raw = from_statistics(of_group(inputs.statistics, geometry, unit), bias=geometry.bias)
-        own = self.method.coordinates(place)
-        systems: dict[str, Coordinates | None] = {"plain": None, "raw": raw, "own": own}
-        further = self.method.readings(place)
-        found = self._conditions(systems | dict(further), data, place, unit, hessian)
+    def _rows(self, units: Sequence[Unit]) -> list[ProbeRow]:
+        """The rows of units; factors of one shape are decomposed together."""
+        rtol = self.config.rtol
+        raws = [self._raw(one) for one in units]
+        known = [self._by_charts(one) for one in units]
+        linear = [self._linear(one, raw, own) for one, raw, own in zip(units, raws, known, strict=True)]
+        # several names may mean one P
+        distinct = [list({id(P): P for P in own.values()}.values()) for own in linear]
+        factored = [one.hessian.forms(P) for one, P in zip(units, distinct, strict=True) if is_factored(one.hessian)]
+        together = iter(conditions_of(factored, rtol=rtol))
+        rows = []
+        for one, raw, own, names, P in zip(units, raws, known, linear, distinct, strict=True):
+            kappas = next(together) if is_factored(one.hessian) else one.hessian.condition_numbers(P, rtol=rtol)
+            numbers = {id(system): k for k, system in enumerate(P)}
+            rows.append(
+                self._row(one, raw, own | {name: kappas[numbers[id(system)]] for name, system in names.items()})
+            )
+        return rows
+
+    def _raw(self, one: Unit) -> CentringScaling:
+        """P of the raw statistics of the inputs that a unit sees."""
+        geometry = Geometry.of(self.recorder.layers[one.place])
+        return from_statistics(of_group(one.inputs().statistics, geometry, one.unit), bias=geometry.bias)
+
+    def _by_charts(self, one: Unit) -> dict[str, ConditionNumber]:
+        """κ in those of the method's coordinates that are no P, by name."""
+        found: dict[str, ConditionNumber] = {}
+        charts: dict[int, ConditionNumber] = {}
+        for name, system in one.systems.by_name.items():
+            if isinstance(system, Chart):
+                if id(system) not in charts:
+                    with one.data.again():
+                        block = BlockSource(one.data.hessian, MEMORY).block(system, one.place, one.unit)
+                        charts[id(system)] = block.condition_number(rtol=self.config.rtol)
+                found[name] = charts[id(system)]
+        return found
+
+    def _linear(
+        self, one: Unit, raw: CentringScaling, known: Mapping[str, ConditionNumber]
+    ) -> dict[str, LinearCoordinates | None]:
+        """P of a unit in all coordinates that are not ``known``, each compared where a direction was looked along."""
+        direction = one.data.checks.get(one.place)
+        source = BlockSource(one.data.hessian, MEMORY, lambda *_: one.hessian)
+        systems: dict[str, Coordinates | None] = {"plain": None, "raw": raw, **one.systems.by_name}
+        found = {}
+        for name, system in systems.items():
+            if name in known:
+                continue
+            block = source.block(system, one.place, one.unit)
+            if direction is not None and direction.unit == one.unit:
+                self._refuse_differing(block, direction, one.place, name)
+            found[name] = block.P
+        return found
+
+    def _row(self, one: Unit, raw: CentringScaling, found: Mapping[str, ConditionNumber]) -> ProbeRow:
+        """The row of a unit, from κ in the plain coordinates, those of the raw statistics, and the method's."""
         plain, preconditioned, in_own = found["plain"], found["raw"], found["own"]
+        own, inputs, hessian = one.systems.own, one.inputs(), one.hessian
         with_epsilons = regularized(raw.sigma.square()).sqrt_()
-        at = {"data": data.name, "layer": self.names[place], "unit": unit}
+        at = {"data": one.data.name, "layer": self.names[one.place], "unit": one.unit}
         row = at | {
-            "samples": samples,
+            "samples": one.samples,
             "n_params": hessian.order,
             "kappa_preconditioned": preconditioned.value,
             "kappa_preconditioned_lower": preconditioned.lower,
             "kappa_preconditioned_upper": preconditioned.upper,
             "kappa_D": raw.kappa_D,
-            "kappa_D_eps": scaling_condition(with_epsilons, bias=geometry.bias),
+            "kappa_D_eps": scaling_condition(with_epsilons, bias=raw.bias),
             "dead": raw.dead,
             "resolved": int(plain.resolved),
             "rank_preconditioned": preconditioned.rank,
@@ -435,54 +615,36 @@ class Prober:
             "coordinates": "plain" if own is None else own.name,
         }
         row |= plain_columns(plain) | {"trace": float(hessian.diagonal().sum())} | own_columns(in_own, plain)
-        readings = [at | {"coordinates": name} | reading_row(found[name]) for name in further]
+        readings = [at | {"coordinates": name} | reading_row(found[name]) for name in one.systems.readings]
         checked = []
-        first = unit == self.units[place][0]
-        if wanted := [one for one in self.statements if first or one.by_unit]:
+        first = one.unit == self.units[one.place][0]
+        if wanted := [statement for statement in self.statements if first or statement.by_unit]:
             own_dtype = torch.float64 if self.config.precision == "float64" else None
             seen = Observation(
                 inputs.centred,
                 *live(inputs.statistics),
                 inputs.statistics.count,
-                self.recorder.layers[place].weight.detach().to(torch.float64).flatten(1).cpu().numpy(),
+                self.recorder.layers[one.place].weight.detach().to(torch.float64).flatten(1).cpu().numpy(),
                 plain,
                 preconditioned,
                 inputs.statistics.mu.cpu().numpy(),
-                unit,
+                one.unit,
                 hessian,
-                LayerNetwork(self.model, self.loss_fn, data.pairs, place, own_dtype),
+                LayerNetwork(self.model, self.loss_fn, one.data.pairs, one.place, own_dtype),
             )
-            checked = [at | outcome for one in wanted for outcome in outcomes(one, seen)]
-        return ProbeRow(row | self.method.diagnostics(place), readings, checked)
-
-    def _conditions(
-        self, systems: Mapping[str, Coordinates | None], data: Measured, place: str, unit: int, hessian: BlockHessian
-    ) -> dict[str, ConditionNumber]:
-        """κ in each of the coordinates; linear ones all at once."""
-        rtol = self.config.rtol
-        captured = BlockSource(data.hessian, MEMORY, lambda layer, unit: hessian)
-        linear: dict[str, LinearCoordinates | None] = {}
-        found: dict[str, ConditionNumber] = {}
-        charts: dict[int, ConditionNumber] = {}
-        for name, own in systems.items():
-            if isinstance(own, Chart):
-                if id(own) not in charts:
-                    source = BlockSource(data.hessian, MEMORY)
-                    charts[id(own)] = source.block(own, place, unit).condition_number(rtol=rtol)
-                found[name] = charts[id(own)]
-            else:
-                block = captured.block(own, place, unit)
-                linear[name] = block.P
-                if (direction := data.checks.get(place)) is not None and direction.unit == unit:
-                    self._refuse_differing(block, direction, place, name)
-        distinct = {id(P): P for P in linear.values()}
-        kappas = dict(zip(distinct, hessian.condition_numbers(list(distinct.values()), rtol=rtol), strict=True))
-        return found | {name: kappas[id(P)] for name, P in linear.items()}
+            with one.data.again():
+                checked = [at | outcome for statement in wanted for outcome in outcomes(statement, seen)]
+        return ProbeRow(row | dict(one.systems.diagnostics), readings, checked)
 
     def _refuse_differing(self, block: BlockHessian, direction: Direction, place: str, name: str) -> None:
         """Raise a CaptureError where PᵀHP is not what P and H give."""
         if in_coordinates(block, direction) > TOLERANCE:
             raise CaptureError(f"layer {self.names[place]!r}: the Hessian in the coordinates {name!r} is not PᵀHP")
+
+
+def is_factored(hessian: BlockHessian) -> TypeGuard[FactoredHessian]:
+    """Whether its factor is at hand, so that it is decomposed together with others."""
+    return isinstance(hessian, FactoredHessian)
 
 
 def placed(method: Method, name: str) -> str:
@@ -548,6 +710,32 @@ def inputs_of(captured: LayerCapture, read: bool) -> Inputs:
     """Of a mini-batch; ``read``: whether a statement reads them."""
     statistics = channel_statistics(captured.inputs)
     return Inputs(statistics, centred_rows(captured.h, statistics) if read else unread(statistics))
+
+
+def copied(value: Any, room: int) -> Any:
+    """Coordinates and what they are made of, with tensors of their own, which no step changes.
+
+    Raises
+    ------
+    TypeError
+        They are made of something else than numbers, or of more than ``room``.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.numel() > room:
+            raise TypeError
+        return value.clone()
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if type(value) in (list, tuple):
+        return type(value)([copied(part, room) for part in value])
+    if isinstance(value, dict):
+        return {key: copied(part, room) for key, part in value.items()}
+    if isinstance(value, (LinearCoordinates, ParameterMap)):
+        # a `Chart` evaluates the model
+        copy = object.__new__(type(value))
+        vars(copy).update(copied(vars(value), room))
+        return copy
+    raise TypeError
 
 
 def unread(statistics: FeatureStatistics) -> np.ndarray:

@@ -190,14 +190,15 @@ def estimate(plan: RunPlan, data: Dataset) -> Estimate:
         def step(iteration: int) -> None:
             at = iteration % max(1, training.per_epoch) * training.batch_size
             batch = order[at : at + training.batch_size]
-            loss, rows = training.step(iteration, training.augment(training.inputs[batch]), training.targets[batch])
-            training.record(iteration, 0, loss, rows, plan.learning_rate)
+            loss, probes = training.step(iteration, training.augment(training.inputs[batch]), training.targets[batch])
+            training.record(iteration, 0, loss, probes, plan.learning_rate)
 
         step(0)  # the first one is slow
         started, done = time.perf_counter(), 0
         while done < min(ITERATIONS, training.iterations) and time.perf_counter() - started < SECONDS:
             step(done + 1)
             done += 1
+        training.settle()
         each = (time.perf_counter() - started) / done
         log.close("finished")
     epochs = training.iterations // max(1, training.per_epoch) + 1

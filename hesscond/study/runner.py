@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.config import StudyConfig
 from hesscond.study.datasets import Augmentation, check_data
 from hesscond.study.log import RunLog, can_be_resumed, check_free
-from hesscond.study.probing import Prober, ProbeRow, placed
+from hesscond.study.probing import Probe, Prober, ProbeRow, placed
 from hesscond.study.schedule import scheduler
 from hesscond.study.sections import ModelConfig
 from hesscond.study.store import OVER, open_run
@@ -38,6 +38,12 @@ from hesscond.theorems import LayerStatement, statement
 
 #: Samples in one forward pass of an evaluation: fully connected networks take little memory for each.
 EVALUATION_CHUNK = {"vector": 5000, "coordinates": 5000, "image": 250, "points": 250, "tokens": 250}
+
+#: Probes whose rows are made together.
+WAITING = 32
+
+#: A probe whose rows are yet to be made, or its rows.
+Taken = Probe | list[ProbeRow]
 
 
 class CrossEntropy(nn.CrossEntropyLoss):
@@ -241,7 +247,11 @@ def run(
         else:
             log = RunLog.reopened(plan.folder, config if now == "longer" else None)
         with closed_at_end(log):
-            Training(plan, data, log, on_progress).run(checkpoints)
+            training = Training(plan, data, log, on_progress)
+            try:
+                training.run(checkpoints)
+            finally:
+                training.settle()
 
 
 def standing(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal["new", "begun", "longer", "over"]:
@@ -358,6 +368,8 @@ class Training:
         self.order = torch.Generator().manual_seed(plan.seed + 1)
         #: The last probe on a mini-batch.
         self.row: dict[str, Any] | None = None
+        #: Probes whose rows are yet to be made, with iteration and epoch.
+        self.waiting: list[tuple[int, int, Taken]] = []
 
     def run(self, checkpoints: Checkpoints) -> None:
         """All iterations, from the first or from the last checkpoint."""
@@ -371,10 +383,10 @@ class Training:
                 permutation = self.shuffled()
             batch = permutation[position * self.batch_size : (position + 1) * self.batch_size]
             lr = rate(self.optimizer)
-            loss, rows = self.step(iteration, self.augment(self.inputs[batch]), self.targets[batch])
-            self.record(iteration, epoch, loss, rows, lr)
+            loss, probes = self.step(iteration, self.augment(self.inputs[batch]), self.targets[batch])
+            self.record(iteration, epoch, loss, probes, lr)
             if time.monotonic() - saved > self.plan.study.training.checkpoint_seconds:
-                self.log.commit()
+                self.settle()
                 checkpoints.save(iteration + 1, self.state(iteration + 1, permutation))
                 saved = time.monotonic()
         self.end_of_epoch(self.iterations, self.iterations // self.per_epoch, last=True)
@@ -384,14 +396,40 @@ class Training:
         """The order of the samples in the next epoch."""
         return torch.randperm(len(self.targets), generator=self.order).to(self.targets.device)
 
-    def record(self, iteration: int, epoch: int, loss: float, rows: list[ProbeRow], lr: float) -> None:
+    def record(self, iteration: int, epoch: int, loss: float, probes: Sequence[Taken], lr: float) -> None:
         """Log an iteration, and tell of it."""
+        if len(self.waiting) >= WAITING or self.log.due or not all(isinstance(one, Probe) for one in probes):
+            self.settle()
         self.log.training(iteration, epoch, loss, lr)
-        if rows:
-            self.row = rows[0].measured
-            self.log_probe(iteration, epoch, rows)
+        self.waiting += [(iteration, epoch, one) for one in probes]
+        if not all(isinstance(one, Probe) for one in probes):
+            self.settle()
         if self.on_progress is not None:
             self.on_progress(Progress(iteration + 1, self.iterations, loss, self.row))
+
+    def settle(self) -> None:
+        """Make and log the rows of the probes that wait: a probe feeds nothing back, and many at once are cheaper.
+
+        Raises
+        ------
+        DivergedError
+            Of one of them no κ is defined; those before it are logged.
+        """
+        try:
+            self.log_probes(self.rows_of(self.waiting))
+        except (NotFiniteError, MatrixError):
+            # one by one, up to the one that is to blame
+            waiting, self.waiting = self.waiting, []
+            for one in waiting:
+                with probing(one[0]):
+                    rows = self.rows_of([one])
+                self.waiting = [one]
+                self.log_probes(rows)
+
+    def rows_of(self, waiting: Sequence[tuple[int, int, Taken]]) -> list[list[ProbeRow]]:
+        """The rows of probes."""
+        made = iter(self.prober.rows([one for *_, one in waiting if isinstance(one, Probe)]))
+        return [next(made) if isinstance(one, Probe) else one for *_, one in waiting]
 
     def due(self, iteration: int) -> bool:
         """Whether the mini-batch of an iteration is probed."""
@@ -435,8 +473,8 @@ class Training:
             torch.cuda.set_rng_state(state["random_gpu"].cpu(), self.plan.device)
         return state["iteration"], state["permutation"]
 
-    def step(self, iteration: int, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, list[ProbeRow]]:
-        """One iteration; returns its loss and the probe's rows."""
+    def step(self, iteration: int, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, list[Taken]]:
+        """One iteration; returns its loss and its probes."""
         due = self.due(iteration)
         self.prober.recorder.armed = due
         self.optimizer.zero_grad(set_to_none=True)
@@ -452,22 +490,24 @@ class Training:
             raise diverged("loss", loss, iteration)
         self.method.transform_gradients()
         # after the method has seen the batch, before the weights move: the P of this very step
-        rows = []
+        probes: list[Taken] = []
         if random is not None:
-            # dropout is that of the training pass
-            with probing(iteration), random.again():
-                rows = self.prober.batch_rows(inputs, targets, output, check=self.compares(iteration))
+            with probing(iteration):
+                # dropout is that of the training pass
+                probe = self.prober.batch(inputs, targets, output, again=random.again, check=self.compares(iteration))
+                probes.append(probe if probe.waits else self.prober.rows([probe])[0])
         if iteration in self.plan.study.probe.at:
             with probing(iteration):
-                rows += self.prober.train_rows(*self.probed_part())
+                probes.append(self.prober.train_rows(*self.probed_part()))
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
         self.method.after_step()
-        return loss, rows
+        return loss, probes
 
     def end_of_epoch(self, iteration: int, epoch: int, *, last: bool = False) -> None:
         """Evaluate on the test set, and probe over the training set where it is due."""
+        self.settle()
         evaluation = self.evaluate()
         self.log.commit(evaluation=[{"iteration": iteration, "epoch": epoch, **evaluation}])
         test_loss = evaluation["test_loss"]
@@ -477,8 +517,8 @@ class Training:
         every = self.plan.study.probe.train_every_epochs
         if every > 0 and (last or epoch % every == 0):
             with probing(iteration):
-                rows = self.prober.train_rows(*self.probed_part())
-            self.log_probe(iteration, epoch, rows)
+                self.waiting.append((iteration, epoch, self.prober.train_rows(*self.probed_part())))
+            self.settle()
 
     def probed_part(self) -> tuple[Samples, torch.Tensor]:
         """The part of the training set that is probed."""
@@ -488,14 +528,19 @@ class Training:
         rows = chosen(self.targets, samples)
         return selected(self.inputs, rows), self.targets[rows]
 
-    def log_probe(self, iteration: int, epoch: int, rows: list[ProbeRow]) -> None:
-        """All rows of a probe in one transaction."""
-        at = {"iteration": iteration, "epoch": epoch}
-        self.log.commit(
-            probe=[at | row.measured for row in rows],
-            readings=[at | reading for row in rows for reading in row.readings],
-            statements=[at | outcome for row in rows for outcome in row.statements],
-        )
+    def log_probes(self, found: Sequence[Sequence[ProbeRow]]) -> None:
+        """Everything that waits and these rows of it in one transaction."""
+        rows: dict[str, list[dict[str, Any]]] = {"probe": [], "readings": [], "statements": []}
+        for (iteration, epoch, _), probe in zip(self.waiting, found, strict=True):
+            at = {"iteration": iteration, "epoch": epoch}
+            if probe[0].measured["data"] == "batch":
+                self.row = probe[0].measured
+            for row in probe:
+                rows["probe"].append(at | row.measured)
+                rows["readings"] += [at | reading for reading in row.readings]
+                rows["statements"] += [at | outcome for outcome in row.statements]
+        self.log.commit(**rows)
+        self.waiting = []
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float | None]:

@@ -14,16 +14,20 @@ from torch import nn
 
 import hesscond
 from hesscond.data import load
-from hesscond.errors import ConfigError, DivergedError, RunError
-from hesscond.methods import BNP
+from hesscond.errors import ConfigError, DivergedError, MatrixError, RunError
+from hesscond.hessians import Scaling
+from hesscond.methods import BNP, registered
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 from hesscond.study import probing as probing_module
+from hesscond.study import runner as runner_module
 from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.log import RunLog
 from hesscond.study.runner import Training, build_model
 
 PER_EPOCH = 1437 // 60
 TABLES = ("training", "evaluation", "probe")
+#: Instance normalization is not defined for dense layers; one search of optimal-kronecker is for small layers.
+METHODS = [method.name for method in registered() if method.name not in ("instancenorm", "optimal-kronecker")]
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +180,8 @@ def test_a_probe_of_the_output_layer_takes_no_forward_pass(tmp_path, digits, met
     training.model.register_forward_hook(lambda *_: passes.append(1))
     # of the first iteration of an epoch the capture is compared with the model, which takes passes
     for iteration in (1, 2, 3):
-        _, rows = training.step(iteration, training.inputs[:60], training.targets[:60])
-        assert len(rows) == 1
+        _, probes = training.step(iteration, training.inputs[:60], training.targets[:60])
+        assert [len(rows) for rows in training.rows_of([(iteration, 0, one) for one in probes])] == [1]
     training.log.close("finished")
     assert len(passes) == 3
 
@@ -431,14 +435,107 @@ def test_a_batch_of_one_sample(tmp_path, digits):
 
 def test_progress_reports_every_iteration(tmp_path, digits):
     seen = []
-    plan = plan_for(tmp_path / "run", iterations=5, probe={"every": 2})
+    plan = plan_for(tmp_path / "run", iterations=2 * PER_EPOCH, probe={"every": 1})
     run(plan, digits, seen.append)
     stored = open_run(plan.folder)
-    assert [(p.iteration, p.iterations) for p in seen] == [(k, 5) for k in range(1, 6)]
+    assert [(p.iteration, p.iterations) for p in seen] == [(k, 2 * PER_EPOCH) for k in range(1, 2 * PER_EPOCH + 1)]
     assert [p.loss for p in seen] == stored.table("training")["loss"].tolist()
     batch = stored.table("probe").query("data == 'batch'").set_index("iteration")["kappa"]
-    assert [p.row["kappa"] for p in seen] == batch.loc[[0, 0, 2, 2, 4]].tolist()
+    # κ of the probes that are settled: those of an epoch are at its end, if not before
+    for progress in seen:
+        (of,) = batch.index[batch == progress.row["kappa"]]
+        assert (progress.iteration - 1) // PER_EPOCH * PER_EPOCH <= of < progress.iteration
     assert all(p.row["data"] == "batch" for p in seen)
+
+
+# --- probes whose rows are made together ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [*METHODS, "optimal-kronecker:layers=fc3"])
+def test_rows_made_together_or_at_once_are_the_same(tmp_path, digits, method, monkeypatch):
+    """No result depends on those beside it, and no coordinates on the steps after theirs."""
+    tables = []
+    for waiting in (runner_module.WAITING, 1):
+        monkeypatch.setattr(runner_module, "WAITING", waiting)
+        plan = plan_for(tmp_path / str(waiting), method, iterations=PER_EPOCH + 12, hidden=[12, 10])
+        run(plan, digits)
+        stored = open_run(plan.folder)
+        tables.append([stored.table(name) for name in (*TABLES, "readings")])
+        assert stored.table("probe").query("data == 'batch'")["iteration"].tolist() == list(range(PER_EPOCH + 12))
+    for together, at_once in zip(*tables, strict=True):
+        key = [name for name in ("iteration", "data", "layer", "unit", "coordinates") if name in together]
+        a, b = (table.sort_values(key).reset_index(drop=True) for table in (together, at_once))
+        pd.testing.assert_frame_equal(a, b, check_exact=True)
+
+
+def test_probes_wait_for_each_other(tmp_path, digits, monkeypatch):
+    sizes, rows = [], probing_module.Prober.rows
+
+    def counted(self, probes):
+        sizes.append(len(probes))
+        return rows(self, probes)
+
+    monkeypatch.setattr(probing_module.Prober, "rows", counted)
+    monkeypatch.setattr("hesscond.study.log.COMMIT_INTERVAL", 1e9)
+    run(plan_for(tmp_path / "run", "bnp", iterations=100, training={"batch_size": 10}), digits)
+    # the first of an epoch is compared with the model at once
+    assert sorted(size for size in sizes if size)[-3:] == [runner_module.WAITING] * 3
+    assert sum(sizes) == 100
+
+
+def test_what_waits_is_logged_when_a_run_is_broken_off(tmp_path, digits):
+    def stop(progress):
+        if progress.iteration == 17:
+            raise KeyboardInterrupt
+
+    plan = plan_for(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, digits, stop)
+    stored = open_run(plan.folder)
+    assert stored.status == "interrupted"
+    assert stored.table("probe").query("data == 'batch'")["iteration"].tolist() == list(range(17))
+    assert stored.table("training")["iteration"].tolist() == list(range(17))
+
+
+def test_of_probes_made_together_those_before_a_bad_one_are_logged(tmp_path, digits, monkeypatch):
+    marked, rows, batch = [], probing_module.Prober.rows, probing_module.Prober.batch
+
+    def mark(self, *args, **kwargs):
+        marked.append(batch(self, *args, **kwargs))
+        return marked[-1]
+
+    def refuse(self, probes):
+        if any(probe is marked[5] for probe in probes if len(marked) > 5):
+            raise MatrixError("the factor is not finite")
+        return rows(self, probes)
+
+    monkeypatch.setattr(probing_module.Prober, "batch", mark)
+    monkeypatch.setattr(probing_module.Prober, "rows", refuse)
+    plan = plan_for(tmp_path / "run")
+    with pytest.raises(DivergedError, match=r"at iteration 5 \(the factor is not finite\)"):
+        run(plan, digits)
+    stored = open_run(plan.folder)
+    assert stored.status == "diverged"
+    assert stored.table("probe").query("data == 'batch'")["iteration"].tolist() == list(range(5))
+
+
+def test_coordinates_that_later_steps_change_in_place_are_those_of_their_step(tmp_path, digits, monkeypatch):
+    shared = torch.ones(11, dtype=torch.float64)
+
+    def coordinates(self, layer):
+        shared[0] *= 1.1
+        return Scaling(shared)
+
+    monkeypatch.setattr("hesscond.methods.base.Method.coordinates", coordinates)
+    tables = []
+    for waiting in (32, 1):
+        shared.fill_(1)
+        monkeypatch.setattr(runner_module, "WAITING", waiting)
+        plan = plan_for(tmp_path / str(waiting), hidden=[12, 10])
+        run(plan, digits)
+        tables.append(open_run(plan.folder).table("probe"))
+    pd.testing.assert_frame_equal(*tables, check_exact=True)
+    assert tables[0]["kappa_own"].nunique() > 20
 
 
 def test_nothing_is_printed(tmp_path, digits):
