@@ -56,6 +56,17 @@ def one_thread() -> Iterator[None]:
             put(count)
 
 
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """So many threads for torch, for the whole process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def few_threads(solver: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concatenate[Any, Arguments], Result]:
     """The solver, on one thread if the smaller side of the matrix that it is given first is below `ORDER`."""
 

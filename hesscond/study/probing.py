@@ -27,6 +27,8 @@ from hesscond.capture import (
     eligible_layers,
 )
 from hesscond.capture.curvature import OUTPUT_ROUTE
+from hesscond.capture.layers import ELIGIBLE
+from hesscond.capture.randomness import gpus_of, untouched_randomness
 from hesscond.check import (
     TOLERANCE,
     Direction,
@@ -752,18 +754,33 @@ def of_group(statistics: FeatureStatistics, geometry: Geometry, unit: int) -> Fe
     return FeatureStatistics(statistics.count, *(part[own] for part in parts))
 
 
-@torch.no_grad()
 def activations(model: nn.Module, inputs: torch.Tensor) -> int:
     """Numbers that the modules of a model give for ``inputs``, those of modules within modules not counted twice."""
-    counts = [inputs.numel()]
+    return inputs.numel() + summed(model, inputs, lambda module, output: output.numel())
 
-    def count(module: nn.Module, args: Any, output: Any) -> None:
-        counts.append(output.numel() if isinstance(output, torch.Tensor) else 0)
 
-    handles = [m.register_forward_hook(count) for m in model.modules() if not any(m.children())]
+def multiplications(model: nn.Module, inputs: torch.Tensor) -> int:
+    """Those of a forward pass in the dense and convolutional layers of a model."""
+
+    def own(module: nn.Module, output: torch.Tensor) -> int:
+        return output.numel() * module.weight[0].numel() if isinstance(module, ELIGIBLE) else 0
+
+    return summed(model, inputs, own)
+
+
+@torch.no_grad()
+def summed(model: nn.Module, inputs: torch.Tensor, count: Callable[[nn.Module, torch.Tensor], int]) -> int:
+    """The sum over the innermost modules of a model of what they count in their output."""
+    counts = [0]
+
+    def add(module: nn.Module, args: Any, output: Any) -> None:
+        counts.append(count(module, output) if isinstance(output, torch.Tensor) else 0)
+
+    handles = [m.register_forward_hook(add) for m in model.modules() if not any(m.children())]
     training = model.training
     model.eval()
-    model(inputs)
+    with untouched_randomness(gpus_of([inputs])):
+        model(inputs)
     model.train(training)
     for handle in handles:
         handle.remove()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, top_k_accuracy_score
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import hesscond
 from hesscond.data import load
@@ -466,6 +467,29 @@ def test_rows_made_together_or_at_once_are_the_same(tmp_path, digits, method, mo
         key = [name for name in ("iteration", "data", "layer", "unit", "coordinates") if name in together]
         a, b = (table.sort_values(key).reset_index(drop=True) for table in (together, at_once))
         pd.testing.assert_frame_equal(a, b, check_exact=True)
+
+
+@pytest.mark.parametrize(("hidden", "expected"), [([100, 100], 1), ([1000, 1000], 2)])
+def test_short_iterations_take_one_thread(tmp_path, digits, hidden, expected):
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        plan = plan_for(tmp_path / "run", iterations=2, hidden=hidden)
+        run(plan, digits, lambda progress: seen.append(torch.get_num_threads()))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [expected] * 2
+    assert open_run(plan.folder).facts["threads"] == str(expected)
+
+
+def test_multiplications_are_those_that_torch_counts():
+    images = torch.zeros(2, 3, 12, 12)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, groups=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.Flatten())
+    model.append(nn.Linear(8 * 64, 5))
+    with FlopCounterMode(display=False) as counter:
+        model(images)
+    assert 2 * probing_module.multiplications(model, images) == counter.get_total_flops()
 
 
 def test_probes_wait_for_each_other(tmp_path, digits, monkeypatch):
