@@ -20,6 +20,9 @@ MERGED = 16.0
 #: Numbers below it have lost digits.
 TINY = float(torch.finfo(torch.float64).tiny)
 
+#: Numbers that are compared at a time: 4 MB, which stay in a processor's cache.
+CACHED = 2**19
+
 #: Ĥ is kept once formed up to this many bytes; beyond, it is formed again in slices when needed.
 KEPT = 2**28
 
@@ -372,21 +375,26 @@ def merged(B: torch.Tensor) -> torch.Tensor:
     """Terms (R, J, u, q) that are multiples of one another in each block and unit, as one (1, J, u, q)."""
     if len(B) == 1 or B.shape[3] == 1:
         return B
-    # the largest block decides most cases
-    first = int(B[:, :, 0].square().sum((0, 2)).argmax())
-    if not are_multiples(B[:, first : first + 1, :1])[1]:
-        return B
-    longest, same = are_multiples(B)
-    return longest[None] if same else B
+    found = []
+    # some blocks at a time, and no further where they are not
+    for part in B.split(max(1, CACHED * B.shape[1] // B.numel()), 1):
+        longest, same = are_multiples(part)
+        if not same:
+            return B
+        found.append(longest)
+    return torch.cat(found)[None]
 
 
 def are_multiples(B: torch.Tensor) -> tuple[torch.Tensor, bool]:
     """√(Σ α²) times the longest term (J, u, q), the terms being α times it, and whether they are so up to rounding."""
-    squares = B.square().sum(3)
+    squares = torch.einsum("rjuq,rjuq->rju", B, B)
     index = squares.argmax(0)[None, :, :, None].expand(1, *B.shape[1:])
     longest = B.gather(0, index)[0]
-    largest = squares.amax(0)
-    factors = torch.einsum("rjuq,juq->rju", B, longest) / torch.where(largest == 0, 1.0, largest)
-    rest = (B - factors[..., None] * longest).square().sum(3)
-    same = bool((rest <= (MERGED * EPS) ** 2 * squares).all())
+    # from one entry each: an inner product of a thousand positions is off by tens of units of round-off
+    pivot = longest.abs().argmax(2, keepdim=True)
+    largest = longest.gather(2, pivot)
+    own = B.gather(3, pivot[None].expand(len(B), -1, -1, -1))
+    factors = (own / torch.where(largest == 0, 1.0, largest))[..., 0]
+    rest = torch.addcmul(B, factors[..., None], longest, value=-1)
+    same = bool((torch.einsum("rjuq,rjuq->rju", rest, rest) <= (MERGED * EPS) ** 2 * squares).all())
     return longest * factors.square().sum(0).sqrt()[..., None], same
