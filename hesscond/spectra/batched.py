@@ -384,8 +384,9 @@ def concluded(
         bound = None if rank_bounds is None else rank_bounds[i]
         return factor_condition(factor(i), rank_bound=bound, rtol=rtol, error=0.0 if errors is None else errors[i])
 
+    # one after another: most of it is Python, whose threads take turns
     left = np.flatnonzero(~good).tolist()
-    others = dict(zip(left, side_by_side(singly, left, threads_for(factor(0).device)), strict=True)) if left else {}
+    others = dict(zip(left, side_by_side(singly, left, 1), strict=True))
     results = []
     for i, numbers in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         if i in others:
