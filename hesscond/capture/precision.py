@@ -72,7 +72,15 @@ class Precision:
         return f"mixed: {counts} operation{'' if one else 's'} ({shown})" + (f", {lifted}" if lifted else "")
 
 
-class Operations(TorchDispatchMode):
+class Observer(TorchDispatchMode):
+    """Sees every operation, and lets torch's compiler sleep: a second to import, and `plainly` runs without it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Operations(Observer):
     """Within, counts the operations that round, by the type of what they return and the module that they belong to.
 
     Parameters

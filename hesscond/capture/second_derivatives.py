@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hesscond.capture.graph import dimension
+from hesscond.capture.precision import Observer
 
 
 def saved(node: Any, name: str) -> torch.Tensor:
@@ -194,7 +194,7 @@ def hidden(softmax: Any) -> torch.Tensor:
     return found
 
 
-class Masks(TorchDispatchMode):
+class Masks(Observer):
     """Within, the nodes of sums and of softmaxes are told which scores are hidden, which they do not keep.
 
     These are scores of −∞ (or beyond 10³⁰), and those to which a constant of −10⁴ or less is added.
