@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from hesscond.capture import Batch, Diagonal, Factor, Layer, LayerCapture, LossFunction
+from hesscond.capture.capturing import Slopes
 from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.evaluation import Evaluation
 from hesscond.capture.forward import variables_of
@@ -28,6 +29,8 @@ from hesscond.spectra import Effort, Known
 TOLERANCE = 1e-8
 #: The same in a precision with round-off eps, in units of it.
 UNITS = 1e3
+#: Terms of a gradient are no smaller than that beside the largest, in either factor.
+LEAST = float(torch.finfo(torch.float64).tiny) ** 0.25
 #: What rounding is measured to do is taken so many times.
 MARGIN = 256.0
 
@@ -91,9 +94,10 @@ class Direction:
         H v and ∇L of the batches so far, each times its weight.
     whole
         How the parameters of the gradient lie: those of all units.
-    own_slope, sizes
-        The gradient as the capture has it, likewise, and the size of the sums that its entries are; None: there is none
-        to compare.
+    own_slope
+        The gradient as the capture has it, likewise; None: there is none to compare.
+    squares : (u,), (G, n̂)
+        Σδ² of each unit and Σĥ² of each input of the batches so far: what the entries of the gradient are made of.
     lost
         Bound of what the rounding of a loss that is saturated everywhere does to H, in the 2-norm: softmax and its like
         compute p − p² as a difference, to eps of p, whatever is left.
@@ -107,14 +111,18 @@ class Direction:
     slope: torch.Tensor
     whole: Layout
     own_slope: torch.Tensor | None = None
-    sizes: torch.Tensor | None = None
+    squares: tuple[torch.Tensor, torch.Tensor] | None = None
     lost: float = 0.0
 
-    def add_slopes(self, slopes: torch.Tensor, sizes: torch.Tensor, weight: float = 1.0) -> None:
-        """Add the gradient (m, n̂) of a batch as the capture has it, and the sizes of its entries."""
-        own, size = weight * slopes.flatten(), weight * sizes.flatten()
-        self.own_slope = own if self.own_slope is None else self.own_slope + own
-        self.sizes = size if self.sizes is None else self.sizes + size
+    def add_slopes(self, slopes: Slopes, weight: float = 1.0) -> None:
+        """Add the gradient of a batch as the capture has it."""
+        own = slopes.gradient.flatten()
+        units, inputs = weight**2 * slopes.units, slopes.inputs
+        if self.own_slope is None or self.squares is None:
+            self.own_slope, self.squares = own if weight == 1 else weight * own, (units, inputs)
+            return
+        self.own_slope = self.own_slope.add(own, alpha=weight)
+        self.squares = self.squares[0] + units, self.squares[1] + inputs
 
     def count(self, weight: float) -> None:
         """Let what was added count that much."""
@@ -191,8 +199,8 @@ class Witness:
             self._add_lost(evaluation, directions, weight)
         self.reached |= {name for name, p in self.parameters.items() if id(leaves[self._place[id(p)]]) in variables}
         for direction, product, slope in self._derivatives(evaluation, directions):
-            direction.product += weight * product
-            direction.slope += weight * slope
+            direction.product.add_(product, alpha=weight)
+            direction.slope.add_(slope, alpha=weight)
 
     def _add_lost(self, evaluation: Evaluation, directions: Sequence[Direction], weight: float) -> None:
         """Add what cancels in the loss of a batch to the directions."""
@@ -441,11 +449,15 @@ def uncancelled(
 
 def slopes_differ(direction: Direction) -> float:
     """The largest difference of the two gradients, each entry relative to the terms that it is the sum of."""
-    if direction.own_slope is None or direction.sizes is None:
+    if direction.own_slope is None or direction.squares is None:
         return 0.0
-    difference = (direction.slope - direction.own_slope).abs()
-    sizes = torch.maximum(direction.sizes, direction.sizes.max() * torch.finfo(torch.float64).tiny ** 0.5)
-    return float(torch.where(difference == 0, 0.0, difference / sizes).max())
+    units, inputs = (squares.sqrt() for squares in direction.squares)
+    if not (float(units.max()) and float(inputs.max())):
+        return ratio(float((direction.slope - direction.own_slope).abs().max()), 0.0)
+    # an entry whose terms are zero may differ by what underflowed
+    units, inputs = (sizes.clamp(min=float(sizes.max()) * LEAST) for sizes in (units, inputs))
+    by_group = (direction.slope - direction.own_slope).view(len(inputs), -1, inputs.shape[1]).abs_()
+    return float(by_group.div_(units.view(len(inputs), -1, 1)).div_(inputs[:, None]).max())
 
 
 def in_coordinates(block: BlockHessian, direction: Direction) -> float:

@@ -642,7 +642,7 @@ class Capturing:
             for name in new:
                 self.directions[name].count(weight)
         for name in captures.keys() & captures.slopes:
-            self.directions[name].add_slopes(*captures.slopes[name], weight)
+            self.directions[name].add_slopes(captures.slopes[name], weight)
         return captures, weight
 
     def _parameters(self, name: str) -> list[str]:
@@ -674,7 +674,7 @@ class Capturing:
             direction = self.directions[name]
             trial = replace(direction)
             if name in captures.slopes:
-                trial.add_slopes(*captures.slopes[name])
+                trial.add_slopes(captures.slopes[name])
             verdict = self.verdicts[name] = self.witness.verdict(trial, self.probe.block(own, direction.unit))
             if not verdict.passed:
                 failed[name] = verdict

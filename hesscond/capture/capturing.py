@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -21,6 +22,24 @@ from hesscond.capture.wrappers import measurable
 MEMORY = 4 * 10**9
 
 
+class Slopes(NamedTuple):
+    """The gradient of a loss in the parameters of a layer, Σ δ ĥᵀ (m, n̂), and what its terms are made of.
+
+    Attributes
+    ----------
+    gradient
+        It.
+    units : (m,)
+        Σδ² of each unit.
+    inputs : (G, n̂)
+        Σĥ² of each input, by group.
+    """
+
+    gradient: torch.Tensor
+    units: torch.Tensor
+    inputs: torch.Tensor
+
+
 class Captures(dict[str, LayerCapture]):
     """What was captured, by layer name.
 
@@ -32,8 +51,7 @@ class Captures(dict[str, LayerCapture]):
         What the batch counts in the loss of a data set (see `weighting.Weights`); None if not asked for. A batch that
         counts nothing is not captured.
     slopes
-        By layer, if asked for: the gradient of the loss in its parameters as the capture has it, Σ δ ĥᵀ (m, n̂), and the
-        sizes √Σδ² √Σĥ² of these sums.
+        By layer, if asked for: the gradient of the loss in its parameters as the capture has it.
     loss
         Its value.
     in_parameters
@@ -44,7 +62,7 @@ class Captures(dict[str, LayerCapture]):
 
     skipped: dict[str, str]
     mass: float | None
-    slopes: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    slopes: dict[str, Slopes]
     loss: float
     in_parameters: set[str]
     stopped: list[str]
@@ -148,8 +166,8 @@ def capture(
     return result
 
 
-def slopes_of(forward: ForwardPass, requests: Sequence[Request]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The gradient of the loss in the parameters of layers and the sizes of its sums, from δ and Ĥ."""
+def slopes_of(forward: ForwardPass, requests: Sequence[Request]) -> dict[str, Slopes]:
+    """The gradient of the loss in the parameters of layers, from δ and Ĥ."""
     deltas = [delta for request in requests for delta in request.deltas]
     if not deltas:
         return {}
@@ -159,8 +177,7 @@ def slopes_of(forward: ForwardPass, requests: Sequence[Request]) -> dict[str, tu
         blocks = forward.samples if request.splits(forward.samples) else 1
         own = [(torch.zeros_like(d) if g is None else g)[None] for d, g in zip(request.deltas, found, strict=False)]
         inputs, slopes = request.inputs(blocks), request.positions(own, blocks)[0]
-        units, groups = slopes.shape[1], inputs.geometry.groups
-        lengths = inputs.squared_lengths.sum(0).sqrt().repeat_interleave(units // groups, 0)
-        sizes = slopes.square().sum((0, 2)).sqrt()[:, None] * lengths
-        result[request.name] = inputs.gradient(slopes), sizes
+        result[request.name] = Slopes(
+            inputs.gradient(slopes), slopes.square().sum((0, 2)), inputs.squared_lengths.sum(0)
+        )
     return result
