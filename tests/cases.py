@@ -400,6 +400,13 @@ def cnn(layer, positions, *, activation=None, after=()):
     return nn.Sequential(layer, *after, activation or nn.ReLU(), nn.Flatten(), nn.Linear(positions, 3))
 
 
+class FewPositions(nn.Module):
+    """Three positions of a map, the first among them."""
+
+    def forward(self, h):
+        return h.flatten(2)[..., [0, 37, 80]]
+
+
 class ConvPyramid(nn.Module):
     """One convolution at two resolutions."""
 
@@ -686,6 +693,8 @@ CONVOLUTIONS = [
                                        activation=nn.Tanh()), CE, inputs=MAP),
     Case("conv2d-adaptive-max", lambda: cnn(nn.Conv2d(2, 2, 2), 8, after=(nn.AdaptiveMaxPool2d(2),)), CE, inputs=MAP,
          psd=True),
+    Case("conv2d-few-positions", lambda: cnn(nn.Conv2d(1, 2, 3), 6, after=(FewPositions(),)), CE,
+         inputs=features(1, 14, 14), psd=True),
     Case("conv2d-two-layers", lambda: nn.Sequential(nn.Conv2d(2, 2, 2), nn.ReLU(inplace=True), nn.Dropout2d(0.3),
                                                     *cnn(nn.Conv2d(2, 3, 2), 12)).eval(), CE, inputs=MAP, psd=True),
     Case("conv2d-two-layers-tanh", lambda: nn.Sequential(nn.Conv2d(2, 2, 2), nn.Tanh(), *cnn(nn.Conv2d(2, 3, 2), 12)),

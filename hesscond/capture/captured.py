@@ -23,6 +23,9 @@ TINY = float(torch.finfo(torch.float64).tiny)
 #: Numbers that are compared at a time: 4 MB, which stay in a processor's cache.
 CACHED = 2**19
 
+#: Products with a row of Ĥ that take as long as gathering it.
+GATHERED = 32
+
 #: Ĥ is kept once formed up to this many bytes; beyond, it is formed again in slices when needed.
 KEPT = 2**28
 
@@ -360,8 +363,14 @@ class LayerCapture:
         rows = B.new_empty(len(units), passes, blocks, self.inputs.geometry.n_params)
         for start, stop in self.inputs.steps(memory):
             h = self.inputs.slice(start, stop)[:, :, group]
-            b = B[:, start:stop, columns].permute(1, 2, 0, 3).reshape(stop - start, -1, B.shape[3])
-            rows[:, :, start:stop] = (b @ h).reshape(stop - start, len(units), passes, -1).permute(1, 2, 0, 3)
+            # (j, u, R, q)
+            b = B[:, start:stop, columns].permute(1, 2, 0, 3)
+            index, valid = active_positions(b)
+            if index.shape[2] * (passes + GATHERED) < b.shape[3] * passes:
+                own = sums_at(b, h, index, valid)
+            else:
+                own = (b.flatten(1, 2) @ h).unflatten(1, b.shape[1:3])
+            rows[:, :, start:stop] = own.permute(1, 2, 0, 3)
         return rows.flatten(1, 2)
 
 
@@ -369,6 +378,26 @@ def smallest_nonzero(x: torch.Tensor) -> float:
     """The smallest |x| that is not zero; 1 if all are."""
     size = x.abs()
     return float(size.where(size != 0, 1.0).amin()) if size.numel() else 1.0
+
+
+def active_positions(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of terms (j, u, R, q) the positions (j, u, a) that any of them weighs, and which of these are no filling."""
+    active = (b != 0).any(2)
+    counts = active.sum(2)
+    valid = torch.arange(int(counts.max()), device=b.device) < counts[..., None]
+    index = torch.zeros(valid.shape, dtype=torch.int64, device=b.device)
+    index[valid] = active.nonzero()[:, 2]
+    return index, valid
+
+
+def sums_at(b: torch.Tensor, h: torch.Tensor, index: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Σ_p b_p h_p (j, u, R, n̂) over some positions only, as `active_positions` gives them."""
+    weights = b.gather(3, index[:, :, None].expand(*b.shape[:3], -1)) * valid[:, :, None]
+    found = []
+    # what is gathered of a block stays in the cache for the product
+    for own, rows, at in zip(weights, h, index, strict=True):
+        found.append(own @ rows[at])
+    return torch.stack(found)
 
 
 def merged(B: torch.Tensor) -> torch.Tensor:

@@ -63,8 +63,15 @@ class Request:
         return counts.pop() if len(counts) == 1 and all(call.inputs.ndim > 1 for call in self.calls) else 0
 
     def inputs(self, blocks: int) -> LayerInputs:
-        """Ĥ of all calls, block by block."""
-        return LayerInputs(self.layer, tuple((call.inputs, call.delta.shape) for call in self.calls), blocks)
+        """Ĥ of all calls, block by block; the same object each time, which keeps what it formed."""
+        if blocks not in self._inputs:
+            calls = tuple((call.inputs, call.delta.shape) for call in self.calls)
+            self._inputs[blocks] = LayerInputs(self.layer, calls, blocks)
+        return self._inputs[blocks]
+
+    @cached_property
+    def _inputs(self) -> dict[int, LayerInputs]:
+        return {}
 
     def inputs_by_sample(self, samples: int) -> LayerInputs:
         """Ĥ, with a block for each sample if the layout allows it."""
