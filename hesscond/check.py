@@ -18,6 +18,7 @@ from hesscond.capture.evaluation import Evaluation
 from hesscond.capture.forward import variables_of
 from hesscond.capture.layers import weight_shape
 from hesscond.capture.precision import Operations, Precision
+from hesscond.capture.randomness import RandomState
 from hesscond.capture.snapshot import Snapshot
 from hesscond.errors import CaptureError
 from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, UnitCoordinates
@@ -182,13 +183,16 @@ class Witness:
         self._unique = list({id(p): p for p in self.parameters.values()}.values())
         self._place = {id(p): i for i, p in enumerate(self._unique)}
         self._snapshot = Snapshot(self.model, self._unique, self.dtype, lift_casts=self.lift_casts)
-        self._first: Batch | None = None
+        self._first: tuple[Batch, RandomState] | None = None
+        #: Products of the first batch, if the blocks are known by them.
+        self._products: dict[int, torch.Tensor] = {}
 
     def add(self, batch: Batch, directions: Sequence[Direction], weight: float = 1.0) -> None:
         """Add the derivatives of a batch to the directions."""
         counted = None
         if self._first is None:
-            self._first, counted = batch, Operations(self.dtype)
+            self._first = batch, RandomState.now(self._snapshot.gpus)
+            counted = Operations(self.dtype)
         evaluation = self._snapshot.evaluate(self.loss_fn, batch, counted=counted)
         if counted is not None:
             self.precision = counted.precision()
@@ -199,8 +203,17 @@ class Witness:
             self._add_lost(evaluation, directions, weight)
         self.reached |= {name for name, p in self.parameters.items() if id(leaves[self._place[id(p)]]) in variables}
         for direction, product, slope in self._derivatives(evaluation, directions):
+            if counted is not None and self.by_products:
+                self._products[id(direction)] = product
             direction.product.add_(product, alpha=weight)
             direction.slope.add_(slope, alpha=weight)
+
+    def _first_again(self) -> Evaluation:
+        """The first batch, with the random numbers that it had."""
+        assert self._first is not None
+        batch, random = self._first
+        with random.again():
+            return self._snapshot.evaluate(self.loss_fn, batch)
 
     def _add_lost(self, evaluation: Evaluation, directions: Sequence[Direction], weight: float) -> None:
         """Add what cancels in the loss of a batch to the directions."""
@@ -269,9 +282,8 @@ class Witness:
         The product at parameters that differ in their last digits, and eps times what the loss's curvature would be
         if nothing in it cancelled (softmax in saturation is 1 − 1).
         """
-        assert self._first is not None
         leaves, eps = self._snapshot.leaves, float(torch.finfo(self.leaf_dtype).eps)
-        evaluation = self._snapshot.evaluate(self.loss_fn, self._first)
+        evaluation = self._first_again()
         natural = eps * uncancelled(evaluation, leaves, self._indices(direction.layout), direction)
         return MARGIN * (self.shaken(direction, 4 * eps) + natural)
 
@@ -280,7 +292,6 @@ class Witness:
 
         Parameters and direction do by random relative amounts up to ``size``: that of the rounding in what computes it.
         """
-        assert self._first is not None
         products = []
         aside = replace(direction, v=direction.v * nudges(direction.v, size, 4))
         runs: list[tuple[Direction, AbstractContextManager[None]]] = [
@@ -289,7 +300,7 @@ class Witness:
         ]
         for along, changes in runs:
             with changes:
-                evaluation = self._snapshot.evaluate(self.loss_fn, self._first)
+                evaluation = self._first_again()
                 ((_, product, _),) = self._derivatives(evaluation, [along])
                 products.append(product)
         return norm((products[1] - products[0]) / direction.scales)
@@ -297,17 +308,14 @@ class Witness:
     def noise(self, directions: Sequence[Direction]) -> list[torch.Tensor]:
         """Of each direction, how much the entries of its product change if all it is made of changes by rounding.
 
-        On the first batch, and no smaller beside the product than there.
+        On the first batch, and no smaller beside the product than there. The directions are those given to `add`.
         """
-        assert self._first is not None
         eps = 4 * float(torch.finfo(self.leaf_dtype).eps)
         shaken = [replace(direction, v=direction.v * nudges(direction.v, eps, 4)) for direction in directions]
+        before = [self._products[id(direction)] for direction in directions]
         found = []
-        evaluation = self._snapshot.evaluate(self.loss_fn, self._first)
-        before = [product for _, product, _ in self._derivatives(evaluation, directions)]
-        del evaluation
         with self._nudged(eps):
-            evaluation = self._snapshot.evaluate(self.loss_fn, self._first)
+            evaluation = self._first_again()
             for own, (_, product, _) in zip(before, self._derivatives(evaluation, shaken), strict=True):
                 found.append((product - own).abs())
         return found

@@ -96,6 +96,10 @@ def batched_gradients(
     return [None if parts[0] is None else torch.stack(parts) for parts in zip(*single, strict=True)]
 
 
+#: Derivatives that are taken one by one, rather than at once and one of them again.
+WORTH_COMPARING = 4
+
+
 class Derivatives:
     """Derivatives of some tensors of a graph in some variables along many directions.
 
@@ -120,7 +124,7 @@ class Derivatives:
         seeds = [seeds[k] for k in self.live]
         if not seeds:
             return [None] * len(self.variables)
-        if len(seeds[0]) == 1:
+        if len(seeds[0]) == 1 or (self.vectorized is None and len(seeds[0]) < WORTH_COMPARING):
             return batched_gradients(self.outputs, self.variables, seeds, vectorized=False)
         if self.vectorized is None:
             found = batched_gradients(self.outputs, self.variables, [seed[-1:] for seed in seeds], vectorized=False)

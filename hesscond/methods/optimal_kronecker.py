@@ -19,7 +19,7 @@ from hesscond.methods.registry import register
 from hesscond.scaling import optimal_kronecker_scaling
 
 #: Parameters of a layer up to which the pair is searched for without being asked: a few seconds each time.
-WIDEST = 500
+WIDEST = 1200
 
 
 @dataclass
@@ -87,7 +87,7 @@ class OptimalKronecker(CurvedMethod[OptimalKroneckerState]):
     rtol
         How near to the optimum κ⁺, the root of κ, must come, relatively.
     widest
-        A layer with more parameters is refused: a search takes a second at 250, twenty seconds at 1,000, of which each
+        A layer with more parameters is refused: a search takes a second at 550, ten at 1,000; each
         evaluation is a decomposition of that order.
     layers
         The layers to precondition; None: all.
