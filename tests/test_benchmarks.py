@@ -113,7 +113,7 @@ def test_everyday_quick(tmp_path):
     done = run("everyday.py", "--quick", "--threads", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     tasks, growth, profile = done.stdout.split("\n\n")[1:4]
-    assert [float(line.split("|")[2]) > 0 for line in tasks.splitlines()[2:]] == [True] * 9
+    assert [float(line.split("|")[2]) > 0 for line in tasks.splitlines()[2:]] == [True] * 10
     assert [line.split()[1] for line in growth.splitlines()[2:]] == ["width", "batch", "depth", "classes", "positions"]
     shares = [[int(cell.strip(" %")) for cell in line.split("|")[2:-1]] for line in profile.splitlines()[2:]]
     # rounded

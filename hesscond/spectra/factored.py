@@ -38,6 +38,10 @@ EQUILIBRATION_STEPS = 12
 #: Entries that are smaller than this beside the largest may underflow when they are squared.
 LEAST = 2.0**-500
 
+#: The order of matrices in a stack is a multiple of this: LAPACK rounds one that does not begin at a boundary of vector
+#: registers otherwise, and results would depend on the place in the stack.
+ALIGNED = 4
+
 #: Below this relative width of κ's interval the Gram form is not tried: it would not be reached.
 GRAM_RTOL = 1e-7
 
@@ -370,10 +374,11 @@ def factor_conditions(
             if matrix.ndim == 2 and matrix.shape[1] >= len(matrix) > 0:
                 wide.setdefault(len(matrix), []).append(i)
     for rows, members in wide.items():
-        grams = np.empty((len(members), rows, rows))
+        padding = -rows % ALIGNED
+        grams = np.zeros((len(members), rows + padding, rows + padding))
         with np.errstate(over="ignore", invalid="ignore"):
             for gram, i in zip(grams, members, strict=True):
-                np.matmul(matrices[i], matrices[i].T, out=gram)
+                np.matmul(matrices[i], matrices[i].T, out=gram[:rows, :rows])
         top = grams.diagonal(axis1=1, axis2=2).sum(1)
         # false for NaN too: `factor_condition` will say what is wrong
         fit = np.flatnonzero((top > GRAM_RANGE[0]) & (top < GRAM_RANGE[1]))
@@ -384,7 +389,8 @@ def factor_conditions(
         for k, ascending in zip(fit, spectra, strict=True):
             i = members[k]
             whole = float(np.linalg.norm(errors[i])) if np.ndim(errors[i]) else float(errors[i])
-            values = from_gram_eigenvalues(ascending, matrices[i].shape, whole)
+            # rows of zeros have added as many zeros
+            values = from_gram_eigenvalues(ascending.clip(min=0.0)[padding:], matrices[i].shape, whole)
             result = conclude(values, order=matrices[i].shape[1], limit=rows, scale=0)
             if is_good_enough(result, rtol):
                 found[i] = result

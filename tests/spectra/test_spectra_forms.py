@@ -83,3 +83,10 @@ def test_a_rank_below_that_of_matrices_without_lost_entries_is_unresolved(F):
     assert not doubted.resolved
     assert doubted.lower == sure.lower
     assert conditions([FactorForm(F, least_rank=lambda: 3)])[0] == sure
+
+
+@pytest.mark.parametrize("rows", [5, 7, 13, 59])
+def test_a_result_does_not_depend_on_the_factors_beside_it(rows):
+    draws = np.random.default_rng(rows).standard_normal((32, rows, 2 * rows))
+    forms = [FactorForm(F) for F in draws * np.logspace(0, -2, rows)[:, None]]
+    assert conditions(forms, rtol=1e-6) == [conditions([form], rtol=1e-6)[0] for form in forms]
