@@ -393,10 +393,12 @@ def active_positions(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def sums_at(b: torch.Tensor, h: torch.Tensor, index: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """Σ_p b_p h_p (j, u, R, n̂) over some positions only, as `active_positions` gives them."""
     weights = b.gather(3, index[:, :, None].expand(*b.shape[:3], -1)) * valid[:, :, None]
-    found = []
-    # what is gathered of a block stays in the cache for the product
-    for own, rows, at in zip(weights, h, index, strict=True):
-        found.append(own @ rows[at])
+    # of so many units that what is gathered stays in the cache for the product
+    size = max(1, CACHED // max(1, index.shape[2] * h.shape[2]))
+    found = [
+        torch.cat([part @ rows[chosen] for part, chosen in zip(own.split(size), at.split(size), strict=True)])
+        for own, rows, at in zip(weights, h, index, strict=True)
+    ]
     return torch.stack(found)
 
 
