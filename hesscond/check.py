@@ -159,6 +159,8 @@ class Witness:
         As in `hesscond.probe`.
     by_products
         Whether the Hessians are known by products, which the rounding of the loss is in.
+    keeps_products
+        Whether those of the first batch are kept, for `noise`.
     parameters
         By name, all that the directions are in, and others of which `reached` is wanted.
     precision
@@ -175,6 +177,7 @@ class Witness:
     dtype: torch.dtype | None
     lift_casts: bool
     by_products: bool = False
+    keeps_products: bool = False
     precision: Precision | None = None
     reached: set[str] = field(default_factory=set)
     loss: float = math.nan
@@ -184,7 +187,6 @@ class Witness:
         self._place = {id(p): i for i, p in enumerate(self._unique)}
         self._snapshot = Snapshot(self.model, self._unique, self.dtype, lift_casts=self.lift_casts)
         self._first: tuple[Batch, RandomState] | None = None
-        #: Products of the first batch, if the blocks are known by them.
         self._products: dict[int, torch.Tensor] = {}
 
     def add(self, batch: Batch, directions: Sequence[Direction], weight: float = 1.0) -> None:
@@ -203,7 +205,7 @@ class Witness:
             self._add_lost(evaluation, directions, weight)
         self.reached |= {name for name, p in self.parameters.items() if id(leaves[self._place[id(p)]]) in variables}
         for direction, product, slope in self._derivatives(evaluation, directions):
-            if counted is not None and self.by_products:
+            if counted is not None and self.keeps_products:
                 self._products[id(direction)] = product
             direction.product.add_(product, alpha=weight)
             direction.slope.add_(slope, alpha=weight)
@@ -308,7 +310,8 @@ class Witness:
     def noise(self, directions: Sequence[Direction]) -> list[torch.Tensor]:
         """Of each direction, how much the entries of its product change if all it is made of changes by rounding.
 
-        On the first batch, and no smaller beside the product than there. The directions are those given to `add`.
+        On the first batch, and no smaller beside the product than there. The directions are those given to `add`, whose
+        products were kept.
         """
         eps = 4 * float(torch.finfo(self.leaf_dtype).eps)
         shaken = [replace(direction, v=direction.v * nudges(direction.v, eps, 4)) for direction in directions]
@@ -370,11 +373,13 @@ def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check
     return witness.verdict(direction, as_block(H), H.total_mass), uncertainty, witness.precision
 
 
-def witnessed(H: HessianOperator, parts: Sequence[HessianOperator]) -> tuple[Witness, list[Direction]]:
+def witnessed(
+    H: HessianOperator, parts: Sequence[HessianOperator], *, keeps_products: bool = False
+) -> tuple[Witness, list[Direction]]:
     """What fresh evaluations of the model of an operator make of one direction in each of its parts, over its data."""
     problem = H.problem
     named = dict(zip(H.names, H.layout.tensors, strict=True))
-    witness = Witness(problem.model, problem.loss_fn, named, problem.dtype, problem.lift_casts, by_products=True)
+    witness = Witness(problem.model, problem.loss_fn, named, problem.dtype, problem.lift_casts, True, keeps_products)
     directions = [Direction.of(as_block(part), part.layout) for part in parts]
     for drawn, weight in problem.counted():
         with drawn.state.again():

@@ -228,7 +228,7 @@ class LayerProbe(Measurement):
                 self.skipped[name] = str(error)
         if not work:
             return {}
-        witness, directions = witnessed(H, [own.operator for own in work.values()])
+        witness, directions = witnessed(H, [own.operator for own in work.values()], keeps_products=True)
         noise = witness.noise(directions)
         self.precision = witness.precision if self.precision is None and self.check else self.precision
         formed = H.by_units({name: (own.operator, own.index()) for name, own in work.items() if own.units})

@@ -63,8 +63,10 @@ class Request:
         return counts.pop() if len(counts) == 1 and all(call.inputs.ndim > 1 for call in self.calls) else 0
 
     def inputs(self, blocks: int) -> LayerInputs:
-        """Ĥ of all calls, block by block; the same object each time, which keeps what it formed."""
+        """Ĥ of all calls, block by block; for the same blocks as before the same object, with what it formed."""
         if blocks not in self._inputs:
+            # one layout of them takes room at a time
+            self._inputs.clear()
             calls = tuple((call.inputs, call.delta.shape) for call in self.calls)
             self._inputs[blocks] = LayerInputs(self.layer, calls, blocks)
         return self._inputs[blocks]
