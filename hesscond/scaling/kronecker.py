@@ -33,6 +33,9 @@ POWERS = (32, 128, 512, 2048, 8192, 32768)
 #: Steps of L-BFGS before the coordinates are centred anew, and how often they are at one exponent.
 STEPS, CENTRINGS = 60, 3
 
+#: An exponent has done its part where so much of log κ over the bound is what the smooth objective loses by itself.
+LOSS = 0.5
+
 #: Rounds in which both partial traces are made the identity, to begin with.
 ROUNDS = 3
 
@@ -99,8 +102,16 @@ class OptimalKronecker:
         return f"κ(A(L ⊗ R)) = {self.kappa:.6g} ({proved}; before {before}; rank {self.rank}; {self.solver})"
 
 
-class Reached(Exception):
-    """The gap is closed at the point at hand."""
+class Enough(Exception):
+    """Nothing more is to be had from an exponent."""
+
+
+class Point(NamedTuple):
+    """A pair that the search came by, and the exponent it had then."""
+
+    L: np.ndarray
+    R: np.ndarray
+    power: int
 
 
 class Spectrum(NamedTuple):
@@ -215,6 +226,10 @@ class Search:
     L, R : (m', m'), (n', n') arrays
     factors
         Which of them are free.
+    least, kappa
+        Where κ was smallest, and what it was.
+    highest, bound
+        Where `lower_bound` was largest, and what it was: not yet certified.
     """
 
     core: np.ndarray
@@ -226,6 +241,10 @@ class Search:
     convex: bool = False
     evaluations: int = 0
     single: bool = False
+    least: Point | None = None
+    kappa: float = math.inf
+    highest: Point | None = None
+    bound: float = 1.0
 
     @classmethod
     def of(cls, given: np.ndarray, shape: tuple[int, int], factors: Factors, error: float | np.ndarray) -> Search:
@@ -252,20 +271,20 @@ class Search:
         self.balance()
         rank = condition.rank
         self.convex = condition.resolved and rank == self.order
-        lower, best = 1.0, (math.inf, self.L, self.R)
+        lower = 1.0
         for power in POWERS:
-            self.descend(power, rank, rtol)
-            K = self.scaled(self.L, self.R)
-            found = decomposed(K, rank)
-            kappa = float(found.values[0] / found.values[-1])
-            bound = self.proved(found, power) if self.convex else 1.0
-            gained = kappa < best[0] * (1 - rtol / 10) or bound > lower * (1 + rtol / 10)
-            lower = max(lower, bound)
-            if kappa < best[0]:
-                best = kappa, self.L, self.R
-            if best[0] <= lower * (1 + rtol) or not gained:
+            kappa, bound = self.kappa, self.bound
+            stopped = self.descend(power, rank, rtol)
+            if self.kappa <= self.bound * (1 + rtol):
+                lower = self.bound = max(lower, self.proved())
+                if self.kappa <= lower * (1 + rtol):
+                    break
+            elif not stopped and self.kappa >= kappa * (1 - rtol / 10) and self.bound <= bound * (1 + rtol / 10):
                 break
-        _, self.L, self.R = best
+        if lower < self.bound:
+            lower = max(lower, self.proved())
+        if self.least is not None:
+            self.L, self.R, _ = self.least
         return lower
 
     def scaled(self, L: np.ndarray, R: np.ndarray) -> np.ndarray:
@@ -280,10 +299,11 @@ class Search:
             if self.factors != "left":
                 self.R = self.R @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 1))
 
-    def descend(self, power: int, rank: int, rtol: float) -> None:
+    def descend(self, power: int, rank: int, rtol: float) -> bool:
         """Minimize the smooth objective of an exponent by L-BFGS on L(I + E), R(I + E'), centred now and then.
 
-        It ends where the bound at the point at hand, not yet certified, closes the gap.
+        Returns whether it was stopped: because the gap is closed, as far as that is known before it is certified, or
+        because a larger exponent has more to give.
         """
         m, n = len(self.L), len(self.R)
         split = 0 if self.factors == "right" else m * m
@@ -300,22 +320,19 @@ class Search:
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
             self.evaluations += 1
             E, E_right = steps(x)
+            point = Point(self.L @ E, self.R @ E_right, power)
             try:
-                found = decomposed(self.scaled(self.L @ E, self.R @ E_right), rank, exact=False, single=self.single)
+                found = decomposed(self.scaled(point.L, point.R), rank, exact=False, single=self.single)
                 with np.errstate(divide="raise"):
                     logs = np.log(found.values)
                 above, below, value = weighted(logs, power)
-                if self.convex:
-                    bound = lower_bound(found, (m, n), power, self.factors)
-                    if found.values[0] <= found.values[-1] * bound * (1 + 0.9 * rtol):
-                        self.L, self.R = self.L @ E, self.R @ E_right
-                        raise Reached
                 left, right = partial_traces(found.vectors, above - below, (m, n))
                 parts = [np.linalg.solve(E.T, 2 * left).ravel()] if split else []
                 if size > split:
                     parts.append(np.linalg.solve(E_right.T, 2 * right).ravel())
             except (LinAlgError, FloatingPointError):
                 return math.inf, np.zeros(size)
+            self.passed(point, found, rtol)
             return value, np.concatenate(parts)
 
         options = {"maxiter": STEPS, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-12}
@@ -324,27 +341,51 @@ class Search:
             self.single = centring == 0 and self.order > LARGE
             try:
                 result = minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B", options=options)
-            except Reached:
-                break
+            except Enough:
+                return True
             E, E_right = steps(result.x)
             self.L, self.R = self.L @ E, self.R @ E_right
             if result.nit < STEPS and not self.single:
                 break
+        return False
 
-    def proved(self, found: Spectrum, power: int) -> float:
-        """`lower_bound` of the pair at hand, less what its rounding can amount to.
+    def passed(self, point: Point, found: Spectrum, rtol: float) -> None:
+        """Remember a point if it is the best, and raise `Enough` where its exponent has done its part."""
+        kappa = float(found.values[0] / found.values[-1])
+        if kappa < self.kappa:
+            self.least, self.kappa = point, kappa
+        if not self.convex:
+            return
+        shape = len(self.L), len(self.R)
+        bound = lower_bound(found, shape, point.power, self.factors)
+        if bound > self.bound:
+            self.highest, self.bound = point, bound
+        logs = np.log(found.values)
+        above, below, _ = weighted(logs, point.power)
+        # of log κ over the bound, the part that no better agreement of the partial traces takes away
+        lost = math.log(kappa) - float((above - below) @ logs)
+        closed = self.kappa <= self.bound * (1 + 0.9 * rtol)
+        if closed or (lost >= LOSS * math.log(kappa / bound) and point.power < POWERS[-1]):
+            self.L, self.R, _ = point
+            raise Enough
+
+    def proved(self) -> float:
+        """The largest `lower_bound` that the search came by, less what its rounding can amount to.
 
         The computed decomposition is that of K + ΔK, where K = core (L ⊗ R) and ‖ΔK K⁻¹‖ ≤ η: with any further Z,
         κ(KZ) ≥ κ((K + ΔK)Z) (1 − η)/(1 + η).
         """
-        m, n = len(self.L), len(self.R)
+        if self.highest is None:
+            return 1.0
+        L, R, power = self.highest
+        found = decomposed(self.scaled(L, R), self.order)
         # errors of the QR and of the products go column by column
-        columns = np.linalg.norm(self.core, axis=0).reshape(m, n)
-        carried = np.linalg.norm(np.abs(self.L).T @ columns @ np.abs(self.R))
+        columns = np.linalg.norm(self.core, axis=0).reshape(len(L), len(R))
+        carried = np.linalg.norm(np.abs(L).T @ columns @ np.abs(R))
         eta = float(10 * self.order * EPS * (carried + found.values[0]) / found.values[-1])
         if not eta < 0.5:
             return 1.0
-        return max(1.0, lower_bound(found, (m, n), power, self.factors) * (1 - eta) / (1 + eta))
+        return max(1.0, lower_bound(found, (len(L), len(R)), power, self.factors) * (1 - eta) / (1 + eta))
 
 
 def lower_bound(found: Spectrum, shape: tuple[int, int], power: int, factors: Factors) -> float:
