@@ -130,7 +130,8 @@ def newton_schulz(
     matrix = u.flatten(1)
     wide = matrix.shape[0] <= matrix.shape[1]
     norm = max(float(matrix.norm()), eps)
-    Q, sigma, _ = torch.linalg.svd((matrix if wide else matrix.mT) / norm)
+    # Vᵀ, which could be huge, only as far as it goes with U
+    Q, sigma, _ = torch.linalg.svd((matrix if wide else matrix.mT) / norm, full_matrices=False)
     found = torch.full_like(sigma, scale / norm)
     for a, b, c in coefficients:
         factor = a + b * sigma.square() + c * sigma.pow(4)
