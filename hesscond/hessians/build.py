@@ -13,7 +13,6 @@ from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
 from hesscond.spectra import ConditionNumber, FactorStack, conditions
-from hesscond.spectra.condition import is_good_enough
 from hesscond.spectra.threads import side_by_side, threads_for
 
 #: A layer's factor with no more numbers than this is formed, for the sake of its zeros and its scales.
@@ -122,15 +121,14 @@ def unit_conditions(
 def batch_conditions(
     hessians: Sequence[FactoredHessian], P: LinearCoordinates | None, rtol: float
 ) -> list[ConditionNumber]:
-    """κ of positive semidefinite Hessians with factors of one shape, one by one if errors in their entries matter."""
-    factors = torch.stack([hessian.factor(P) for hessian in hessians])
-    bounds = [hessian.rank_bound for hessian in hessians]
-    norms = [hessian.error_norm(P) for hessian in hessians]
-    found = conditions(FactorStack(factors, errors=norms, rank_bounds=bounds), rtol=rtol)
-    return [
-        kappa if is_good_enough(kappa, rtol) or not norm else hessian.condition_number(P, rtol=rtol)
-        for hessian, kappa, norm in zip(hessians, found, norms, strict=True)
-    ]
+    """κ of positive semidefinite Hessians with factors of one shape; one by one where the batch does not resolve it."""
+    stack = FactorStack(
+        torch.stack([hessian.factor(P) for hessian in hessians]),
+        errors=[hessian.error_norm(P) for hessian in hessians],
+        rank_bounds=[hessian.rank_bound for hessian in hessians],
+        singly=lambda i: hessians[i].condition_number(P, rtol=rtol),
+    )
+    return conditions(stack, rtol=rtol)
 
 
 def rank_bound(captured: LayerCapture, unit: int, memory: int) -> int:

@@ -114,6 +114,7 @@ def stacked_conditions(
     rtol: float = 1e-6,
     rank_bounds: RankBounds | None = None,
     errors: Sequence[float | np.ndarray] | None = None,
+    singly: Callable[[int], ConditionNumber] | None = None,
 ) -> list[ConditionNumber]:
     """κ of F_iᵀF_i for a stack of factors of one shape, from the Gram matrices of their smaller side.
 
@@ -122,6 +123,8 @@ def stacked_conditions(
     factors : (u, m, n) tensor
     rtol, rank_bounds, errors
         As in `scaled_gram_conditions`.
+    singly
+        Measures what the batch does not resolve, where more is known of a factor than the norm of its error.
 
     Returns
     -------
@@ -137,7 +140,8 @@ def stacked_conditions(
     factors = factors.detach().double()
     if len(factors) == 0:
         return []
-    return concluded(stack_ends(factors, rtol), factors.shape[2], factors.__getitem__, rtol, rank_bounds, errors)
+    table = stack_ends(factors, rtol)
+    return concluded(table, factors.shape[2], factors.__getitem__, rtol, rank_bounds, errors, singly)
 
 
 class Stack(NamedTuple):
@@ -357,10 +361,12 @@ def concluded(
     rtol: float,
     rank_bounds: RankBounds | None,
     errors: Sequence[float | np.ndarray] | None,
+    singly: Callable[[int], ConditionNumber] | None = None,
 ) -> list[ConditionNumber]:
-    """The results from the table of `ends_of`; what it does not resolve goes through `factor_condition`.
+    """The results from the table of `ends_of`; what it does not resolve goes through ``singly``.
 
-    ``order`` is that of the Hessians and ``factor`` gives that of a unit; the rest as in `scaled_gram_conditions`.
+    That is `factor_condition` if not given. ``order`` is that of the Hessians and ``factor`` gives that of a unit; the
+    rest as in `scaled_gram_conditions`.
     """
     rank, power, top, top_low, top_high, bottom, low, high, solver = table.T
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -380,13 +386,13 @@ def concluded(
         )
         good = np.isfinite(upper) & (upper - lower <= rtol * values)
 
-    def singly(i: int) -> ConditionNumber:
+    def alone(i: int) -> ConditionNumber:
         bound = None if rank_bounds is None else rank_bounds[i]
         return factor_condition(factor(i), rank_bound=bound, rtol=rtol, error=0.0 if errors is None else errors[i])
 
     # one after another: most of it is Python, whose threads take turns
     left = np.flatnonzero(~good).tolist()
-    others = dict(zip(left, side_by_side(singly, left, 1), strict=True))
+    others = dict(zip(left, side_by_side(singly or alone, left, 1), strict=True))
     results = []
     for i, numbers in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         if i in others:

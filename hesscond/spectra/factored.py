@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.linalg import lapack, solve_triangular
+from scipy.linalg import eigh, lapack, solve_triangular
 
 from hesscond.spectra.condition import (
     GAP,
@@ -41,6 +42,9 @@ LEAST = 2.0**-500
 #: The order of matrices in a stack is a multiple of this: LAPACK rounds one that does not begin at a boundary of vector
 #: registers otherwise, and results would depend on the place in the stack.
 ALIGNED = 4
+
+#: How the names of solvers begin that are accurate beyond the norm.
+FINE = ("Jacobi", "certified")
 
 #: Below this relative width of κ's interval the Gram form is not tried: it would not be reached.
 GRAM_RTOL = 1e-7
@@ -115,12 +119,47 @@ def svd_values(core: np.ndarray, error: float = 0.0, *, power: int = 2) -> Value
     return Values(values, **uniform(values, core.shape, EPS * float(values[0]), error), power=power, solver="SVD")
 
 
+def svd_routes(
+    core: np.ndarray, whole: float, error: float | np.ndarray, *, across_rows: bool = False, power: int = 2
+) -> list[Callable[[], Values]]:
+    """`svd_values` and, where these do not decide, `finest_values` as routes of `resolve`.
+
+    ``whole`` is a bound of all the error in the core, in the 2-norm; the others are the arguments of `jacobi_values`.
+    """
+    normwise = cache(partial(svd_values, core, whole, power=power))
+    return [normwise, partial(finest_values, normwise, core, error, across_rows=across_rows)]
+
+
+def finest_values(
+    normwise: Callable[[], Values], core: np.ndarray, error: float | np.ndarray, *, across_rows: bool
+) -> Values:
+    """Singular values of ``core``, the smallest one as sharp as its rows and columns, of whatever scale, allow.
+
+    Those of ``normwise``, but for the smallest one, which is that of `smallest_singular_value`: the others decide
+    nothing about κ. Where it cannot be certified, as if A has not full rank, all are by `jacobi_values`.
+    """
+    least = smallest_singular_value(core)
+    found = normwise()
+    if least is None:
+        return jacobi_values(core, error, across_rows=across_rows, power=found.power)
+    carried = float(felt(error, least.u[:, None], least.v[:, None], across_rows=across_rows)[0])
+    # of those that are not told from zero it is known that they are no smaller than the smallest
+    unknown = found.magnitudes <= found.errors + least.value
+    unknown[-1] = True
+    values = np.where(unknown, least.value, found.magnitudes)
+    below = np.where(unknown, least.value - least.lower + carried, found.errors)
+    above = np.where(unknown, found.magnitudes + found.errors - least.value, found.errors)
+    above[-1] = least.upper - least.value + carried
+    return found._replace(magnitudes=values, errors=below, above=above, solver="certified SVD")
+
+
 def jacobi_values(
     core: np.ndarray,
     error: float | np.ndarray = 0.0,
     *,
     across_rows: bool = False,
     power: int = 2,
+    least: Smallest | None = None,
 ) -> Values:
     """Singular values of ``core`` by one-sided Jacobi, with the bounds of `graded_errors`.
 
@@ -135,17 +174,25 @@ def jacobi_values(
         What an array of errors belongs to.
     power
         As in `Values`.
+    least
+        `smallest_singular_value` of the core; without it, it is not told from zero.
     """
     values, u, v = jacobi_svd(core)
-    below, above = graded_errors(core, values, u, v)
+    below, above = graded_errors(core, values, u, v, least)
     floors = NOISE * roundoff_of_entries(core, values, u, v)
-    carried = error
-    if isinstance(error, np.ndarray) and error.ndim == 2:
-        carried = weighted(error, u, v)
+    carried = felt(error, u, v, across_rows=across_rows)
+    if np.ndim(error) == 2:
         floors = floors + carried
-    elif isinstance(error, np.ndarray):
-        carried = np.abs(u if across_rows else v).T @ error
     return Values(values, below + carried, floors, power, "Jacobi SVD", above=above + carried)
+
+
+def felt(error: float | np.ndarray, u: np.ndarray, v: np.ndarray, *, across_rows: bool) -> np.ndarray:
+    """What an error as in `jacobi_values` changes σ_k by, to first order, for columns u_k, v_k: (k,)."""
+    if np.ndim(error) == 2:
+        return weighted(np.asarray(error), u, v)
+    if np.ndim(error) == 1:
+        return np.asarray(np.abs(u if across_rows else v).T @ error)
+    return np.full(u.shape[1], float(error))
 
 
 def jacobi_svd(core: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -176,19 +223,25 @@ def weighted(entries: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def graded_errors(
-    core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray, error: np.ndarray | None = None
+    core: np.ndarray,
+    values: np.ndarray,
+    u: np.ndarray,
+    v: np.ndarray,
+    least: Smallest | None,
+    error: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""Error bounds below and above, (n,) each, of singular values from `jacobi_svd`.
 
-    Below the smallest one the bound is that of `smallest_singular_value`, which holds whatever Jacobi did; where
-    there is none, the value is not told from zero. The others: 2000·eps·(\|u_k\|ᵀd₁)(d₂ᵀ\|v_k\|).
+    Below the smallest one the bound is that of ``least``, which holds whatever Jacobi did; where there is none, the
+    value is not told from zero. The others: 2000·eps·(\|u_k\|ᵀd₁)(d₂ᵀ\|v_k\|).
 
     Write A = D₁CD₂ with D = diag(d) such that the largest entry of every row and column of C is about 1: row-pivoted
     QR and Jacobi commit errors of the size eps·d₁ᵢd₂ⱼ in entry (i, j), also where the entry is smaller or zero, and
     σ_k = u_kᵀAv_k feels them as weighted. The constant is measured: the worst of 3·10⁴ graded, sparse and rank
     deficient matrices needed 1233, all but a few less than 32.
 
-    ``error`` (m, n) bounds errors already in the entries of A; σ_k feels them as weighted by its vectors.
+    ``least`` is what `smallest_singular_value` says of A, and of ``error`` (m, n), bounds of errors already in the
+    entries of A; σ_k feels them as weighted by its vectors.
 
     Source of the form: Higham, BIT 40 (2000), 325-339, and Drmač and Veselić, as in `jacobi_svd`.
     """
@@ -205,58 +258,71 @@ def graded_errors(
         above += weighted(error, u, v)
     below = above.copy()
     smallest = float(values[-1])
-    ends = smallest_singular_value(core, v[:, -1], error)
-    if ends is None:
+    if least is None:
         below[-1] = max(below[-1], smallest)
     else:
-        below[-1] = max(smallest - ends[0], 0.0)
+        below[-1] = max(smallest - least.lower, 0.0)
         # none of the others is smaller than the smallest
-        below = np.minimum(below, np.maximum(values - ends[0], 0.0))
-        above[-1] = max(min(above[-1], ends[1] - smallest), 0.0)
+        below = np.minimum(below, np.maximum(values - least.lower, 0.0))
+        above[-1] = max(min(above[-1], least.upper - smallest), 0.0)
     return below, above
 
 
-def smallest_singular_value(
-    core: np.ndarray, v: np.ndarray, error: np.ndarray | None = None
-) -> tuple[float, float] | None:
-    r"""Lower and upper bound of σ_n of a tall matrix A of full column rank; None if that cannot be certified.
+class Smallest(NamedTuple):
+    """The smallest singular value between bounds that hold, and unit vectors u (m,), v (n,) near its own."""
 
-    Above: ‖Av‖/‖v‖ for any v. Below: any X with ‖(XA)⁻¹X‖ ≤ β gives σ_n ≥ 1/β. X is the left inverse from a
-    row-sorted pivoted QR; with E = XA − I and \|E\| ≤ B (what was computed, plus γ_m \|X\|\|A\| for rounding) and
-    Bs ≤ ρs for s = \|X\|e, ρ < 1, each row of (XA)⁻¹X − X is at most ρ/(1 − ρ) s_i in the 1-norm. Since B is
-    bounded entry by entry, both ends stay sharp for rows and columns of any scale.
+    value: float
+    lower: float
+    upper: float
+    u: np.ndarray
+    v: np.ndarray
+
+
+def smallest_singular_value(core: np.ndarray, error: np.ndarray | None = None) -> Smallest | None:
+    r"""σ_n of a tall matrix A of full column rank between bounds; None if that cannot be certified.
+
+    Above: ‖Av‖/‖v‖ for any v, here in extended precision where the machine has one. Below: any X with ‖(XA)⁻¹X‖ ≤ β
+    gives σ_n ≥ 1/β. X is the left inverse from a row-sorted pivoted QR; with E = XA − I and \|E\| ≤ B (what was
+    computed, plus γ_m \|X\|\|A\| for rounding) and Bs ≤ ρs for s = \|X\|e, ρ < 1, each row of (XA)⁻¹X − X is at
+    most ρ/(1 − ρ) s_i in the 1-norm. Since B is bounded entry by entry, both ends stay sharp for rows and columns of
+    any scale.
 
     Parameters
     ----------
     core : (m, n) array, m ≥ n
-    v : (n,) array
-        Approximates the singular vector of σ_n; only the sharpness of the upper bound depends on it.
     error : (m, n) array or None
         Bounds of the errors already in the entries of A: the ends hold for every matrix that close to it.
     """
     m, n = core.shape
     gamma = (m + 8) * EPS / (1 - (m + 8) * EPS)
-    uncertain = gamma * np.abs(core) if error is None else gamma * np.abs(core) + error
+    entries = np.abs(core)
     X = left_inverse(core)
     if X is None:
         return None
     size = np.abs(X)
     s = size.sum(1)
-    B = np.abs(X @ core - np.eye(n)) * (1 + EPS) + size @ uncertain
+    given = 0.0 if error is None else error
+    B = np.abs(X @ core - np.eye(n)) * (1 + EPS) + size @ (gamma * entries + given)
     with np.errstate(over="ignore", invalid="ignore"):
         rho = float((B @ s / s).max()) * (1 + 2 * n * EPS)
     if not rho < 0.5:
         return None
-    norm = float(np.linalg.norm(X, 2)) * (1 + max(16.0, np.sqrt(m * n)) * EPS)
     # scaled, for entries whose squares overflow
-    length = float(s.max() * np.linalg.norm(s / s.max()))
-    below = 1 / (norm + rho / (1 - rho) * length) * (1 - 4 * EPS)
+    scale = float(s.max())
+    X, s = X / scale, s / scale
+    top, vectors = eigh(X @ X.T, subset_by_index=(n - 1, n - 1), check_finite=False)
+    norm = math.sqrt(float(top[0]) * (1 + 2 * error_factor(m, n) * EPS))
+    lower = 1 / (norm + rho / (1 - rho) * float(np.linalg.norm(s))) / scale * (1 - 8 * EPS)
     # a step of inverse iteration: v is accurate in norm only, which a large σ_1 would blow up
-    v = X @ (X.T @ (v / norm))
+    u = X.T @ vectors[:, 0]
+    v = X @ u
     v = v / np.abs(v).max()
-    image = np.linalg.norm(core @ v) + np.linalg.norm(uncertain @ np.abs(v))
-    above = float(image / np.linalg.norm(v)) * (1 + (2 * m + 4) * EPS)
-    return below, above
+    unit = float(np.finfo(np.longdouble).eps)
+    image = float(np.linalg.norm(core @ v.astype(np.longdouble)))
+    length = float(np.linalg.norm(v))
+    rounding = ((n + 8) * unit * entries + given) @ np.abs(v)
+    upper = (image + float(np.linalg.norm(rounding))) / length * (1 + (2 * m + 8) * EPS)
+    return Smallest(min(max(image / length, lower), upper), lower, upper, u / np.linalg.norm(u), v / length)
 
 
 def left_inverse(core: np.ndarray) -> np.ndarray | None:
@@ -290,8 +356,9 @@ def factor_condition(
     """κ of H = FᵀF from the factor F: κ(H) = κ(F)², so float64 resolves κ(H) to 1e30.
 
     Three routes, cheapest first; the search stops where the error bound of one resolves κ to ``rtol``: the Gram
-    matrix (only if ``rtol`` ≥ 1e-7), the singular values of F, and one-sided Jacobi, whose bounds are entry by
-    entry and so survive any grading of rows and columns.
+    matrix (only if ``rtol`` ≥ 1e-7), the singular values of F, and these with the smallest one certified or, if F has
+    not full rank, one-sided Jacobi. The bounds of the last are entry by entry and so survive any grading of rows and
+    columns.
 
     Parameters
     ----------
@@ -326,7 +393,7 @@ def factor_condition(
     elif errors.ndim == 2:
         entries = errors[np.ix_((matrix != 0).any(1), columns)]
         by_part = entries.T if transposed else entries
-    routes = [partial(svd_values, core, whole), partial(jacobi_values, core, by_part, across_rows=transposed)]
+    routes = svd_routes(core, whole, by_part, across_rows=transposed)
     if rtol >= GRAM_RTOL:
         routes.insert(0, partial(gram_values, core, whole))
 
@@ -453,12 +520,13 @@ def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray
     ----------
     factor : (m, n) array or tensor
     condition
-        What `factor_condition` returned for this factor; its rank is taken over, and Jacobi is used if it was.
+        What `factor_condition` returned for this factor; its rank is taken over, and Jacobi is used if SVD alone did
+        not decide.
     """
     core, scale, *_ = scaled_core(as_matrix(factor))
     if condition.rank == 0:
         return np.zeros(0)
-    values = (jacobi_values if condition.solver.startswith("Jacobi") else svd_values)(core).magnitudes
+    values = (jacobi_values if condition.solver.startswith(FINE) else svd_values)(core).magnitudes
     return np.ldexp(values[: condition.rank] ** 2, 2 * scale)
 
 
@@ -470,7 +538,8 @@ def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.nd
     ----------
     factor : (m, n) array or tensor
     condition
-        What `factor_condition` returned for this factor; its rank is taken over, and Jacobi is used if it was.
+        What `factor_condition` returned for this factor; its rank is taken over, and Jacobi is used if SVD alone did
+        not decide.
     """
     matrix = as_matrix(factor)
     core, scale, columns, transposed = scaled_core(matrix)
@@ -478,7 +547,7 @@ def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.nd
     vectors = np.zeros((matrix.shape[1], rank))
     if rank == 0:
         return np.zeros(0), vectors
-    if condition.solver.startswith("Jacobi"):
+    if condition.solver.startswith(FINE):
         values, u, v = jacobi_svd(core)
     else:
         u, values, vt = np.linalg.svd(core, full_matrices=False)

@@ -123,6 +123,8 @@ class FactorStack(Sequence[FactorForm]):
         A bound of the error in each F_i, as in `FactorForm`.
     rank_bounds
         For each.
+    singly
+        Measures one of ``rows`` (u, m, n) that the batch does not resolve, where more is known of it.
     """
 
     def __init__(
@@ -132,8 +134,10 @@ class FactorStack(Sequence[FactorForm]):
         *,
         errors: Sequence[float | np.ndarray] | None = None,
         rank_bounds: Sequence[RankBound | None] | None = None,
+        singly: Callable[[int], ConditionNumber] | None = None,
     ) -> None:
         self.rows, self.roots, self.errors, self.rank_bounds = rows, roots, errors, rank_bounds
+        self.singly = singly
 
     def __len__(self) -> int:
         return len(self.rows) if self.roots is None else self.roots.shape[1]
@@ -156,7 +160,9 @@ class FactorStack(Sequence[FactorForm]):
     def conditions(self, rtol: float) -> list[ConditionNumber]:
         """κ of each form, decomposed in batches."""
         if self.roots is None:
-            return stacked_conditions(self.rows, rtol=rtol, rank_bounds=self.rank_bounds, errors=self.errors)
+            return stacked_conditions(
+                self.rows, rtol=rtol, rank_bounds=self.rank_bounds, errors=self.errors, singly=self.singly
+            )
         return scaled_gram_conditions(
             self.rows, self.roots, rtol=rtol, rank_bounds=self.rank_bounds, errors=self.errors
         )
@@ -339,7 +345,7 @@ def condition_number(
     >>> kappa.value, kappa.rank, kappa.nullity, kappa.negative
     (4000000000000.0, 3, 1, 1)
     >>> print(condition_number(factor=np.array([[1.0, 0.0, 0.0], [0.0, 1e-9, 0.0]])))
-    κ = 1e+18 (rank 2 of 3, 0 negative; Jacobi SVD)
+    κ = 1e+18 (rank 2 of 3, 0 negative; certified SVD)
     """
     if (matrix is None) == (factor is None):
         raise MatrixError("give either a matrix or factor=F, not both")

@@ -14,9 +14,9 @@ from hesscond.spectra.factored import (
     error_factor,
     graded_errors,
     jacobi_svd,
-    jacobi_values,
     roundoff_of_entries,
-    svd_values,
+    smallest_singular_value,
+    svd_routes,
     uniform,
     weighted,
     within_range,
@@ -47,7 +47,7 @@ def general_condition(
         return zero_matrix(min(matrix.shape))
     error = float(np.ldexp(error, -scale))
     found = resolve(
-        [partial(svd_values, core, error, power=1), partial(jacobi_values, core, error, power=1)],
+        svd_routes(core, error, error, power=1),
         order=min(matrix.shape),
         bounds=rank_bounds(core, rank_bound),
         scale=scale,
@@ -139,7 +139,7 @@ def signed_jacobi(core: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray,
 def signed_jacobi_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:
     """|λ| of a symmetric matrix by one-sided Jacobi, with the signs and entry-by-entry error bounds."""
     values, signs, u, v = signed_jacobi(core)
-    below, above = graded_errors(core, values, u, v)
+    below, above = graded_errors(core, values, u, v, smallest_singular_value(core))
     floors = NOISE * roundoff_of_entries(core, values, u, v) + floor
     return Values(values, below + error, floors, 1, "Jacobi SVD", signs < 0, above + error)
 
@@ -194,7 +194,8 @@ def uncertain_condition(
 def uncertain_values(matrix: np.ndarray, rounding: Rounding, given: np.ndarray) -> Values:
     """|λ| by one-sided Jacobi, with bounds that hold for every matrix within the errors of the entries."""
     values, signs, u, v = signed_jacobi(matrix)
-    below, above = graded_errors(matrix, values, u, v, EPS * rounding.growth * rounding.size + given)
+    error = EPS * rounding.growth * rounding.size + given
+    below, above = graded_errors(matrix, values, u, v, smallest_singular_value(matrix, error), error)
     floors = weighted(NOISE * EPS * rounding.size + given, u, v)
     return Values(values, below, floors, 1, "Jacobi SVD", signs < 0, above)
 

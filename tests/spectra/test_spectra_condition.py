@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 
 import hesscond
 from hesscond.errors import MatrixError
-from hesscond.spectra.factored import factor_condition, factor_eigenvalues
+from hesscond.spectra.factored import factor_condition, factor_eigenvalues, smallest_singular_value
 from hesscond.spectra.signed import signed_condition
 
 
@@ -105,6 +105,28 @@ def test_truth_is_inside_the_interval_in_random_trials():
     rng = np.random.default_rng(1)
     widths = [check_interval(adversarial(rng, trial)) for trial in range(300)]
     assert np.median([w for w in widths if w is not None and math.isfinite(w)]) < 1e-8
+
+
+def test_the_smallest_singular_value_is_certified_for_all_matrices_within_the_errors_of_the_entries():
+    rng = np.random.default_rng(3)
+    widths = []
+    for trial in range(120):
+        m, n = sorted(rng.integers(1, 7, 2))[::-1]
+        F = graded(rng, ("none", "rows", "columns", "both")[trial % 4], m, n, rng.uniform(0, 12))
+        share = (0.0, 1e-9)[trial % 2]
+        found = smallest_singular_value(F, share * np.abs(F) if share else None)
+        if found is None:
+            # rounding, or the errors, may make it singular
+            assert share
+            continue
+        for signs in rng.choice([-1.0, 1.0], (3, m, n)):
+            truth = mp_singular_values(F * (1 + share * signs), 100)[n - 1]
+            assert found.lower * (1 - 1e-15) <= truth <= found.upper * (1 + 1e-15)
+        if not share:
+            widths.append((found.upper - found.lower) / found.value)
+        assert float(np.linalg.norm(F @ found.v)) < 2 * found.upper + 1e-15 * np.linalg.norm(F, 2)
+    assert np.median(widths) < 1e-12
+    assert max(widths) < 1e-6
 
 
 @pytest.mark.slow
