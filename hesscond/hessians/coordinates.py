@@ -349,6 +349,18 @@ class LinearCoordinates(Coordinates):
         return UnitProduct(self, other)
 
 
+class JointCoordinates(LinearCoordinates):
+    """Coordinates that multiply all units of a layer at once: unit by unit their factors would be read as often."""
+
+    @abstractmethod
+    def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
+        """``rows`` (r, m n̂) times P."""
+
+    @abstractmethod
+    def expanded(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (r, k) times Pᵀ, (r, m n̂)."""
+
+
 class Preconditioner(LinearCoordinates):
     """P of ŵ = P z, known by what it does to the right of a matrix with one column a parameter of ŵ.
 
@@ -592,6 +604,12 @@ class UnitCoordinates(LinearOperator):
     ) -> None:
         self.n_params = n_params
         P = P.of_unit(units[0]) if len(units) == 1 else P
+        self._joint = P if isinstance(P, JointCoordinates) else None
+        if self._joint is not None:
+            none = torch.zeros(1, len(units) * n_params, dtype=torch.float64, device=device)
+            columns = self._joint.multiplied(none, len(units)).shape[1]
+            super().__init__((len(units) * n_params, columns), dtype, device)
+            return
         self._left = P.left
         inner: Sequence[int] = [0] if isinstance(P, Together) else units
         inner = inner if self._left is None else range(self._left.shape[1])
@@ -606,6 +624,8 @@ class UnitCoordinates(LinearOperator):
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
         """θ = P z."""
+        if self._joint is not None:
+            return self._joint.expanded(vectors.T.to(torch.float64)).T.to(vectors.dtype)
         parts = vectors.split(self._columns)
         found = torch.cat(
             [
@@ -617,6 +637,9 @@ class UnitCoordinates(LinearOperator):
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
         """Pᵀ θ."""
+        if self._joint is not None:
+            rows = vectors.T.to(torch.float64)
+            return self._joint.multiplied(rows, rows.shape[1] // self.n_params).T.to(vectors.dtype)
         mixed = vectors if self._left is None else self._mixed(vectors, self._left.T)
         parts = mixed.split(self._units * self._order)
         return torch.cat(

@@ -15,6 +15,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates import (
     BlockHessian,
     Coordinates,
+    JointCoordinates,
     LinearCoordinates,
     Preconditioner,
     Scaling,
@@ -108,8 +109,17 @@ class Columns(Preconditioner):
         ]
         return torch.cat(own, 1)
 
+    def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
+        """P_i times ``vectors`` (k, m)."""
+        parts = vectors.to(torch.float64).split([len(v) for *_, v in self.pieces])
+        found = parts[0].new_zeros(order, vectors.shape[1])
+        for part, (where, R, v) in zip(parts, self.pieces, strict=True):
+            own = v.to(part)[:, None] * part
+            found[where] = own if R is None else R.to(part) @ own
+        return found
 
-class LayerMap(LinearCoordinates):
+
+class LayerMap(JointCoordinates):
     """P of a layer whose bias and weight have one each, P_b = B diag(c) and P_w = (L ⊗ R) diag(v).
 
     In the order [b_i, w_i] it is ([B, L] ⊗ I) diag(P_1 … P_2m), the P_i of m columns for b and of m n for w. Without
@@ -155,6 +165,37 @@ class LayerMap(LinearCoordinates):
             return super().by_unit(units)
         biases = 0 if self._c is None else self.m
         return [Columns(self._bias(k) if k < biases else (self._weight(k - biases),), self.name) for k in units]
+
+    def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
+        """``rows`` (r, m n̂) times P."""
+        inner = self._mixed(rows, units, self.left).unflatten(1, (self._inner(units), -1))
+        own = inner[:, -self.m :, 0 if self._c is None else 1 :]
+        own = (own if self._right is None else own @ self._right.to(own)) * self._v.to(own)
+        if self._c is None:
+            return own.flatten(1)
+        biases = inner[:, : self.m, :1] * self._c.to(own)[:, None]
+        if self.left is None:
+            return torch.cat([biases, own], 2).flatten(1)
+        return torch.cat([biases.flatten(1), own.flatten(1)], 1)
+
+    def expanded(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (r, k) times Pᵀ, (r, m n̂)."""
+        biases = None
+        if self.left is None or self._c is None:
+            own = rows.unflatten(1, (self.m, -1))
+            if self._c is not None:
+                biases, own = own[:, :, :1], own[:, :, 1:]
+        else:
+            biases, own = rows[:, : self.m, None], rows[:, self.m :].unflatten(1, (self.m, -1))
+        own = own * self._v.to(own)
+        own = own if self._right is None else own @ self._right.to(own).T
+        if biases is None or self._c is None:
+            return self._mixed(own.flatten(1), self.m, None if self.left is None else self.left.T)
+        biases = biases * self._c.to(own)[:, None]
+        if self.left is not None:
+            of_biases, of_weights = self.left.to(own).split(self.m, 1)
+            biases, own = of_biases @ biases, of_weights @ own
+        return torch.cat([biases, own], 2).flatten(1)
 
     def _bias(self, unit: int) -> tuple[tuple[slice, None, torch.Tensor], ...]:
         return () if self._c is None else ((slice(0, 1), None, self._c[unit : unit + 1]),)
