@@ -98,6 +98,7 @@ LEFT_OUT = {
     ("fc-cifar10", "psgd"): "left out: the norm of 3,072 × 3,072 matrices takes 11 s a step",
     ("chargpt", "gauss-newton"): OUTPUTS,
     ("chargpt", "optimal-kronecker"): OUTPUTS,
+    ("fc-cifar10", "equilibration"): IN_CHART,
     ("fc-cifar10", "sphere"): IN_CHART,
     ("fc-cifar10", "weightnorm"): IN_CHART,
 }

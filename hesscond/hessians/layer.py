@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,6 +17,7 @@ from hesscond.errors import CaptureError
 from hesscond.hessians.coordinates import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.hessians.factored import FactoredHessian, noise_of
 from hesscond.spectra import ConditionNumber, DualForm, FactorForm, conditions
+from hesscond.spectra.batched import power_of_two
 from hesscond.spectra.factored import EPS, error_factor
 from hesscond.spectra.threads import side_by_side, threads_for
 
@@ -197,25 +199,33 @@ class LayerHessian(BlockHessian):
     def gram(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, float]:
         """FFᵀ (R J, R J), and a bound, in the 2-norm, of its rounding.
 
-        An inner product of rows is off by at most c·eps times their lengths; the matrix of these products of lengths
-        has the norm tr FFᵀ.
+        With one position and one ĤP it is (BBᵀ) ∘ (ĤĤᵀ), each entry to some units of round-off (`accurate_gram`). Of
+        the others, an inner product of rows is off by at most c·eps times their lengths; the matrix of these products
+        of lengths has the norm tr FFᵀ.
         """
         B = self._factor.B
+        carried = float(self._rounding(P).norm())
+        if self._one_position and (P is None or (P.alike and not P.cancels)):
+            ((rows, _),) = self._rows(P)
+            passes, flat = B.shape[0], B.flatten(0, 1)[:, :, 0]
+            (outer, of_outer), (inner, of_inner) = accurate_gram(flat), accurate_gram(rows)
+            K = outer * inner.repeat(passes, passes)
+            trace = float(K.diagonal().sum())
+            rounding = 2 * EPS * float(K.norm()) + (of_outer + of_inner) * trace
+            return K, rounding + carried * (2 * trace**0.5 + carried)
+        K = B.new_zeros(self.count, self.count)
         if self._one_position:
             passes, flat = B.shape[0], B.flatten(0, 1)[:, :, 0]
-            K = flat.new_zeros(self.count, self.count)
             for rows, units in self._rows(P):
                 b = flat[:, units]
                 K += (b @ b.T) * (rows @ rows.T).repeat(passes, passes)
             growth = B.shape[2] ** 0.5 + self.captured.H_hat.shape[1] ** 0.5
         else:
-            K = B.new_zeros(self.count, self.count)
             for panel in self._unit_panels(P):
                 flat = panel.permute(1, 0, 2).flatten(1)
                 K.addmm_(flat, flat.T)
             growth = self.order**0.5
         trace = float(K.diagonal().sum())
-        carried = float(self._rounding(P).norm())
         return K, max(16.0, growth) * EPS * trace + carried * (2 * trace**0.5 + carried)
 
     def triangular(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, np.ndarray]:
@@ -319,6 +329,26 @@ class LayerHessian(BlockHessian):
         # a sample without features adds nothing
         seen = (self.captured.H_hat != 0).any(1)
         return min(known, int((torch.minimum(terms, active.flatten(1).sum(1)) * seen).sum()))
+
+
+def accurate_gram(rows: torch.Tensor) -> tuple[torch.Tensor, float]:
+    r"""G = XXᵀ of rows X (m, n) with \|δG_ij\| ≤ eps·\|G_ij\| + s·‖x_i‖‖x_j‖, and s.
+
+    X = X₁ + X₂ with so few digits in X₁ that X₁X₁ᵀ is exact, however it is summed; products with X₂ are smaller by
+    2^−b, and so is their rounding.
+
+    Source: Ozaki, Ogita, Oishi and Rump, Numer. Algorithms 59 (2012), 95-118.
+    """
+    n = rows.shape[1]
+    digits = (53 - math.ceil(math.log2(max(n, 2)))) // 2
+    tops = torch.frexp(rows.abs().amax(1, keepdim=True)).exponent
+    unit = 1.5 * power_of_two((tops + 52 - digits).clamp(-1022, 1023))
+    high: torch.Tensor = (rows + unit) - unit
+    low = rows - high
+    cross = high @ low.T
+    # no number of X₂ is more than 2^−b of the largest in its row
+    share = 2 * (n + 4) * EPS * n**0.5 * 2.0**-digits
+    return high @ high.T + ((cross + cross.T) + low @ low.T), share
 
 
 def has_dual(P: LinearCoordinates | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.linalg import eigh, lapack, solve_triangular
+from scipy.linalg import LinAlgWarning, eigh, lapack, lu_factor, lu_solve, solve_triangular
 
 from hesscond.spectra.condition import (
     GAP,
@@ -48,6 +49,9 @@ FINE = ("Jacobi", "certified")
 
 #: Below this relative width of κ's interval the Gram form is not tried: it would not be reached.
 GRAM_RTOL = 1e-7
+
+#: The same for the Gram matrix of a dual, which may be known to some units of round-off of its entries.
+DUAL_RTOL = 1e-9
 
 
 def error_factor(m: int, n: int) -> float:
@@ -492,7 +496,7 @@ def dual_condition(
         Relative width of κ's interval that is good enough.
     """
     limit: int | None = None
-    if rtol >= GRAM_RTOL:
+    if rtol >= DUAL_RTOL:
         K, error = gram()
         top = float(K.diagonal().sum())
         if top == 0:
@@ -502,7 +506,10 @@ def dual_condition(
                 values = as_array(torch.linalg.eigvalsh(K)).astype(float)[::-1].clip(min=0.0)
             spread = uniform(values, (len(K), len(K)), EPS * float(values[0]), error)
             limit = rank_bound()
-            found = conclude(Values(values, **spread, power=1, solver="dual Gram"), order=order, limit=limit, scale=0)
+            ends = Values(values, **spread, power=1, solver="dual Gram")
+            found = conclude(ends, order=order, limit=limit, scale=0)
+            if not is_good_enough(found, rtol) and limit >= len(K) and 4 * error < rtol * values[-1]:
+                found = conclude(least_refined(as_array(K), ends, error), order=order, limit=limit, scale=0)
             if is_good_enough(found, rtol):
                 return found
     R, errors = triangular()
@@ -510,6 +517,48 @@ def dual_condition(
     finer = min(rtol, GRAM_RTOL / 2)
     found = factor_condition(R, rank_bound=lambda: rank_bound() if limit is None else limit, rtol=finer, error=errors)
     return replace(found, nullity=order - found.rank, solver=f"dual {found.solver}")
+
+
+def least_refined(K: np.ndarray, found: Values, error: float) -> Values:
+    """Eigenvalues of a positive definite K (n, n), the smallest one with an error of second order.
+
+    With θ = vᵀKv/vᵀv and ρ = ‖Kv − θv‖/‖v‖, in extended precision where the machine has one, and β > θ below the other
+    eigenvalues, θ − ρ²/(β − θ) ≤ λ_n ≤ θ (Kato and Temple); v is from two steps of inverse iteration.
+
+    Parameters
+    ----------
+    K
+    found
+        Its eigenvalues, descending, with normwise bounds, which say what β is.
+    error
+        Bound, in the 2-norm, of the error already in K.
+    """
+    n, values = len(K), found.magnitudes
+    v = np.random.default_rng(0).standard_normal(n)
+    with warnings.catch_warnings():
+        # the shift may be an eigenvalue to the last digit
+        warnings.simplefilter("ignore", LinAlgWarning)
+        factors = lu_factor(K - values[-1] * np.eye(n), check_finite=False)
+    with np.errstate(all="ignore"):
+        for _ in range(2):
+            v = lu_solve(factors, v, check_finite=False)
+            v = v / np.linalg.norm(v)
+    if not np.isfinite(v).all():
+        return found
+    wide = v.astype(np.longdouble)
+    image = K.astype(np.longdouble) @ wide
+    theta = (wide @ image) / (wide @ wide)
+    residual = float(np.linalg.norm(image - theta * wide))
+    least, rounding = float(theta), (2 * n + 8) * float(np.finfo(np.longdouble).eps) * float(np.linalg.norm(K))
+    apart = float(values[-2] - found.errors[-2]) - least - rounding if n > 1 else math.inf
+    if not (apart > 0 and least > 0):
+        return found
+    half = rounding + error + EPS * least
+    magnitudes, below = values.copy(), found.errors.copy()
+    above = below.copy()
+    magnitudes[-1], above[-1] = least, half
+    below[-1] = half + (residual * (1 + 8 * EPS) + rounding) ** 2 / apart
+    return found._replace(magnitudes=magnitudes, errors=below, above=above, solver="dual Gram, refined")
 
 
 @few_threads

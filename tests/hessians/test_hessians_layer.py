@@ -1,5 +1,6 @@
 """The dual of a layer's Hessian against its factor written out."""
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -8,8 +9,11 @@ from torch import nn
 import hesscond
 from hesscond.capture import MEMORY, capture
 from hesscond.errors import CaptureError
-from hesscond.hessians import DensePreconditioner, LayerHessian, UnitScaling, layer_hessian
+from hesscond.hessians import DensePreconditioner, LayerHessian, Scaling, UnitScaling, layer_hessian
+from hesscond.hessians.layer import accurate_gram
 from hesscond.spectra import condition_number
+from hesscond.spectra.condition import Values, conclude
+from hesscond.spectra.factored import EPS, least_refined
 
 
 def dense(activation, spread=0.0):
@@ -96,6 +100,54 @@ def test_the_problems_are_really_solved_by_their_dual():
     assert all(isinstance(layer_of(name), LayerHessian) for name in PROBLEMS)
     assert layer_of("dense").condition_number(rtol=1e-6).solver == "dual Gram"
     assert layer_of("graded").condition_number(rtol=1e-12).solver.startswith("dual")
+
+
+@pytest.mark.parametrize("decades", [0.0, 1.5, 3.0])
+@pytest.mark.parametrize("n", [30, 500])
+def test_the_refined_dual_contains_the_truth_in_long_arithmetic(decades, n):
+    rng = np.random.default_rng(int(10 * decades) + n)
+    m = 16
+    Q = np.linalg.qr(rng.standard_normal((m, m)))[0]
+    basis = np.linalg.qr(rng.standard_normal((n, m)))[0]
+    X = (Q * 10.0 ** np.linspace(0, -decades, m)) @ basis.T + 2.0 ** rng.integers(-2, 3, (m, 1)) * 1e-3
+    K, share = accurate_gram(torch.from_numpy(X))
+    with mpmath.workdps(60):
+        exact = mpmath.matrix(X.tolist())
+        G = exact * exact.T
+        truth = sorted(mpmath.eigsy(G, eigvals_only=True), reverse=True)
+        lengths = np.linalg.norm(X, axis=1)
+        wrong = np.array([[float(abs(G[i, j] - K[i, j].item())) for j in range(m)] for i in range(m)])
+    assert (wrong <= EPS * K.abs().numpy() + share * np.outer(lengths, lengths)).all()
+    error = EPS * float(K.norm()) + share * float(lengths @ lengths)
+    values = np.linalg.eigvalsh(K.numpy())[::-1]
+    # as wide as those of much larger matrices, so that it is seen what the refinement does
+    ends = Values(values, np.full(m, 540 * EPS * values[0] + error), np.zeros(m), 1, "dual Gram")
+    plain, found = (conclude(own, order=n, limit=m, scale=0) for own in (ends, least_refined(K.numpy(), ends, error)))
+    kappa = truth[0] / truth[-1]
+    assert found.lower <= kappa <= found.upper
+    assert found.width < plain.width / 20 or found.width < 3e-12
+    assert abs(found.lambda_min / truth[-1] - 1) < 4 * EPS * kappa
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_refined_dual_says_what_the_singular_values_say(scaled):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(12, 400, dtype=torch.float64, generator=generator) * torch.logspace(-2, 0, 400)
+    model = nn.Sequential(nn.Linear(400, 5)).double()
+    batch = x, torch.randint(5, (12,), generator=generator)
+    own = Scaling(torch.linspace(1, 3, 401, dtype=torch.float64)) if scaled else None
+    results = [
+        hesscond.probe(model, nn.CrossEntropyLoss(), batch, ["0"], "layer", own, rtol=rtol)["0"].conditions[0]
+        for rtol in (1e-8, 1e-12)
+    ]
+    refined, finest = results
+    assert refined.solver == "dual Gram, refined"
+    assert finest.solver.startswith("dual")
+    assert "SVD" in finest.solver
+    assert (refined.rank, refined.nullity) == (finest.rank, finest.nullity)
+    assert refined.width <= 1e-8
+    assert refined.lower <= finest.upper
+    assert finest.lower <= refined.upper
 
 
 @pytest.mark.parametrize("name", list(PROBLEMS))
