@@ -34,6 +34,9 @@ EPS = float(np.finfo(float).eps)
 #: Gram matrices whose trace lies outside are near overflow or underflow, and are not used.
 GRAM_RANGE = (1e-200, 1e200)
 
+#: Relative excess of ‖Av‖ over σ_n, estimated and certified, up to which no Jacobi is needed.
+SHARP = 1e-10
+
 #: Steps of the equilibration in `graded_errors`; each halves the decades still to go.
 EQUILIBRATION_STEPS = 12
 
@@ -140,12 +143,12 @@ def finest_values(
     """Singular values of ``core``, the smallest one as sharp as its rows and columns, of whatever scale, allow.
 
     Those of ``normwise``, but for the smallest one, which is that of `smallest_singular_value`: the others decide
-    nothing about κ. Where it cannot be certified, as if A has not full rank, all are by `jacobi_values`.
+    nothing about κ. Where that is not `SHARP`, or not certified, as if A has not full rank, all are by `jacobi_values`.
     """
     least = smallest_singular_value(core)
     found = normwise()
-    if least is None:
-        return jacobi_values(core, error, across_rows=across_rows, power=found.power)
+    if least is None or max(least.excess, least.upper / least.value - 1) > SHARP:
+        return jacobi_values(core, error, across_rows=across_rows, power=found.power, least=least)
     carried = float(felt(error, least.u[:, None], least.v[:, None], across_rows=across_rows)[0])
     # of those that are not told from zero it is known that they are no smaller than the smallest
     unknown = found.magnitudes <= found.errors + least.value
@@ -273,11 +276,15 @@ def graded_errors(
 
 
 class Smallest(NamedTuple):
-    """The smallest singular value between bounds that hold, and unit vectors u (m,), v (n,) near its own."""
+    """The smallest singular value between bounds that hold, and unit vectors u (m,), v (n,) near its own.
+
+    ``value`` is ‖Av‖, and ``excess`` an estimate of what the rounding of v adds to it, relative to it.
+    """
 
     value: float
     lower: float
     upper: float
+    excess: float
     u: np.ndarray
     v: np.ndarray
 
@@ -320,13 +327,18 @@ def smallest_singular_value(core: np.ndarray, error: np.ndarray | None = None) -
     # a step of inverse iteration: v is accurate in norm only, which a large σ_1 would blow up
     u = X.T @ vectors[:, 0]
     v = X @ u
-    v = v / np.abs(v).max()
+    largest = np.abs(v).max()
+    v, reach = v / largest, size @ np.abs(u) / (scale * largest)
     unit = float(np.finfo(np.longdouble).eps)
     image = float(np.linalg.norm(core @ v.astype(np.longdouble)))
     length = float(np.linalg.norm(v))
     rounding = ((n + 8) * unit * entries + given) @ np.abs(v)
     upper = (image + float(np.linalg.norm(rounding))) / length * (1 + (2 * m + 8) * EPS)
-    return Smallest(min(max(image / length, lower), upper), lower, upper, u / np.linalg.norm(u), v / length)
+    value = min(max(image / length, lower), upper)
+    # errors of v stand at right angles to it, or nearly so
+    with np.errstate(over="ignore"):
+        excess = float(EPS * m**0.5 * np.linalg.norm(entries @ reach) / length / value) ** 2
+    return Smallest(value, lower, upper, excess, u / np.linalg.norm(u), v / length)
 
 
 def left_inverse(core: np.ndarray) -> np.ndarray | None:

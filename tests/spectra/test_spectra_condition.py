@@ -129,6 +129,19 @@ def test_the_smallest_singular_value_is_certified_for_all_matrices_within_the_er
     assert max(widths) < 1e-6
 
 
+def test_truth_is_inside_the_interval_where_no_vector_of_doubles_comes_near_the_smallest():
+    rng = np.random.default_rng(4)
+    widths = []
+    for _ in range(60):
+        F = rng.standard_normal((4, 3))
+        F[:, 0] = F[:, 2] + 10.0 ** rng.uniform(-7, -2) * F[:, 0]
+        F = F * 10.0 ** rng.uniform(-25, 0, (4, 1))
+        kappa, sigma = hesscond.condition_number(factor=F), mp_singular_values(F, 160)
+        assert kappa.lower <= (sigma[0] / sigma[-1]) ** 2 <= kappa.upper
+        widths.append(kappa.width)
+    assert np.median(widths) < 1e-6
+
+
 @pytest.mark.slow
 def test_truth_is_inside_the_interval_in_many_random_trials():
     rng = np.random.default_rng(2)
