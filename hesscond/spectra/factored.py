@@ -514,15 +514,9 @@ def dual_condition(
         if top == 0:
             return zero_matrix(order)
         if GRAM_RANGE[0] < top < GRAM_RANGE[1]:
-            with one_thread():
-                values = as_array(torch.linalg.eigvalsh(K)).astype(float)[::-1].clip(min=0.0)
-            spread = uniform(values, (len(K), len(K)), EPS * float(values[0]), error)
             limit = rank_bound()
-            ends = Values(values, **spread, power=1, solver="dual Gram")
-            found = conclude(ends, order=order, limit=limit, scale=0)
-            if not is_good_enough(found, rtol) and limit >= len(K) and 4 * error < rtol * values[-1]:
-                found = conclude(least_refined(as_array(K), ends, error), order=order, limit=limit, scale=0)
-            if is_good_enough(found, rtol):
+            found = gram_condition(K, error, order=order, limit=limit, rtol=rtol)
+            if found is not None and is_good_enough(found, rtol):
                 return found
     R, errors = triangular()
     # a Gram matrix once more would be no better
@@ -571,6 +565,32 @@ def least_refined(K: np.ndarray, found: Values, error: float) -> Values:
     magnitudes[-1], above[-1] = least, half
     below[-1] = half + (residual * (1 + 8 * EPS) + rounding) ** 2 / apart
     return found._replace(magnitudes=magnitudes, errors=below, above=above, solver="dual Gram, refined")
+
+
+def gram_condition(K: torch.Tensor, error: float, *, order: int, limit: int, rtol: float) -> ConditionNumber | None:
+    """κ from a dual Gram matrix (m, m) with that error in the 2-norm; None if a glance shows that it will not do."""
+    if rtol < GRAM_RTOL and (limit < len(K) or not 2 * error < rtol * above_smallest(K)):
+        return None
+    with one_thread():
+        values = as_array(torch.linalg.eigvalsh(K)).astype(float)[::-1].clip(min=0.0)
+    spread = uniform(values, (len(K), len(K)), EPS * float(values[0]), error)
+    ends = Values(values, **spread, power=1, solver="dual Gram")
+    found = conclude(ends, order=order, limit=limit, scale=0)
+    if is_good_enough(found, rtol) or limit < len(K) or not 2 * error < rtol * values[-1]:
+        return found
+    return conclude(least_refined(as_array(K), ends, error), order=order, limit=limit, scale=0)
+
+
+def above_smallest(K: torch.Tensor) -> float:
+    """An upper bound of the smallest eigenvalue of K > 0, near it as a rule, from a Cholesky factor; 0 without one."""
+    L, info = torch.linalg.cholesky_ex(K)
+    if int(info):
+        return 0.0
+    x = torch.linspace(1, 2, len(K), dtype=K.dtype, device=K.device)[:, None]
+    for _ in range(3):
+        x = x / torch.linalg.vector_norm(x)
+        x = torch.cholesky_solve(x, L)
+    return 1 / float(torch.linalg.vector_norm(x))
 
 
 @few_threads
