@@ -246,12 +246,13 @@ def timing_line(outcome: Outcome, step: float | None) -> list[str]:
     found = outcome.found
     kappa, widest, solver = "", "", ""
     if found:
-        kappa = "–" if found["kappa_median"] is None else f"{found['kappa_median']:.4g}"
+        kappa = "–" if found["kappa_median"] is None else f"{found['kappa_median']:.3g}"
         widest = "–" if found["widest"] is None else f"{found['widest']:.0e}"
         solver, often = next(iter(found["solvers"].items()))
         solver += f" ({often})" if often < found["hessians"] else ""
         solver += f"; {found['unresolved']} unresolved" if found["unresolved"] else ""
-    ratio = f"{outcome.median / step:.1f}" if step else ""
+    steps = outcome.median / step if step else 0.0
+    ratio = (f"{steps:.1f}" if steps < 100 else f"{steps:,.0f}") if step else ""
     return [outcome.what, milliseconds(outcome.median), ratio, kappa, widest, solver]
 
 
