@@ -564,7 +564,7 @@ def least_refined(K: np.ndarray, found: Values, error: float) -> Values:
     above = below.copy()
     magnitudes[-1], above[-1] = least, half
     below[-1] = half + (residual * (1 + 8 * EPS) + rounding) ** 2 / apart
-    return found._replace(magnitudes=magnitudes, errors=below, above=above, solver="dual Gram, refined")
+    return found._replace(magnitudes=magnitudes, errors=below, above=above, solver="dual, refined")
 
 
 def gram_condition(K: torch.Tensor, error: float, *, order: int, limit: int, rtol: float) -> ConditionNumber | None:
