@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 import hesscond
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.scaling import optimal_kronecker_scaling
-from hesscond.scaling.kronecker import Spectrum, lower_bound, multiplied
+from hesscond.scaling.kronecker import Spectrum, agreeing, lower_bound, multiplied, of_eigenvectors
 
 
 def ill(rows, m, n, seed):
@@ -84,7 +84,9 @@ def test_the_bound_holds_for_random_pairs_wherever_it_is_taken(factors):
             best = optimal_kronecker_scaling(K, (m, n), factors, rtol=0.3)
             K = K @ np.kron(best.left, best.right)
         _, s, Vh = np.linalg.svd(K, full_matrices=False)
-        bound = lower_bound(Spectrum(s, Vh), (m, n), int(rng.choice([1, 4, 30])), factors)
+        found, power = Spectrum(s, Vh), int(rng.choice([1, 4, 30]))
+        densities = [of_eigenvectors(found, power), agreeing(found, (m, n), power, factors)]
+        bound = max(lower_bound(found, (m, n), pair, factors) for pair in densities)
         above.append(bound > 1.01)
         assert bound <= s[0] / s[-1] * (1 + 1e-9)
         for _ in range(25):
@@ -93,6 +95,21 @@ def test_the_bound_holds_for_random_pairs_wherever_it_is_taken(factors):
             L, R = (np.eye(m) if factors == "right" else L), (np.eye(n) if factors == "left" else R)
             assert kappa(K, L, R) >= bound * (1 - 1e-7)
     assert sum(above) >= 15
+
+
+def test_mixtures_of_eigenvectors_bound_more_than_eigenvectors_before_the_optimum():
+    m, n = 6, 7
+    A = ill(200, m, n, 4)
+    rough = optimal_kronecker_scaling(A, (m, n), rtol=0.9)
+    K = A @ np.kron(rough.left, rough.right)
+    _, s, Vh = np.linalg.svd(K, full_matrices=False)
+    found = Spectrum(s, Vh)
+    one, mixed = (
+        lower_bound(found, (m, n), pair, "both")
+        for pair in (of_eigenvectors(found, 32), agreeing(found, (m, n), 32, "both"))
+    )
+    best = optimal_kronecker_scaling(A, (m, n), rtol=1e-3)
+    assert one * 1.1 < mixed <= best.upper
 
 
 def test_a_pair_put_in_front_changes_nothing():
