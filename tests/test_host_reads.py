@@ -1,0 +1,94 @@
+"""How often numbers are read from tensors: on a GPU each time waits for it, so loops must not do so."""
+
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+import hesscond
+from hesscond.data import load
+from hesscond.study import RunPlan, StudyConfig, load_study
+from hesscond.study.log import RunLog
+from hesscond.study.runner import Training
+
+READS = ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__", "__int__", "__index__")
+
+
+@contextmanager
+def counted(monkeypatch):
+    """Counts reads of tensors; one within another counts once."""
+    found, depth = Counter(), [0]
+
+    def counting(name, own):
+        def read(self, *args, **kwargs):
+            found[name] += depth[0] == 0
+            depth[0] += 1
+            try:
+                return own(self, *args, **kwargs)
+            finally:
+                depth[0] -= 1
+
+        return read
+
+    with monkeypatch.context() as patched:
+        for name in READS:
+            patched.setattr(torch.Tensor, name, counting(name, getattr(torch.Tensor, name)))
+        yield found
+
+
+def network(width):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 5))
+
+
+def batch(samples):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(samples, 20, generator=generator), torch.randint(0, 5, (samples,), generator=generator)
+
+
+def test_reads_are_counted(monkeypatch):
+    x = torch.arange(3.0)
+    with counted(monkeypatch) as found:
+        assert [float(x[1]), x.sum().item(), bool(x[0] == 0), x.tolist(), int(x[2])]
+    assert found == {"__float__": 1, "item": 1, "__bool__": 1, "tolist": 1, "__int__": 1}
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_a_probe_reads_no_more_of_many_units_and_samples(level, monkeypatch):
+    reads = []
+    for width, samples in ((8, 32), (96, 40)):
+        with counted(monkeypatch) as found:
+            result = hesscond.probe(network(width), nn.CrossEntropyLoss(), batch(samples), level=level)
+            assert all(result[name].kappa for name in result)
+        reads.append(found.total())
+    # one for each unit would be 176 more
+    assert reads[1] < reads[0] + 60
+
+
+def test_an_iteration_for_eigenvalues_reads_a_few_numbers(monkeypatch):
+    operator = hesscond.HessianOperator(network(24), nn.CrossEntropyLoss(), batch(64))
+    with counted(monkeypatch) as found:
+        products = hesscond.lanczos(operator, 1, which="top").products
+    assert products > 10
+    assert found.total() < 9 * products
+
+
+@pytest.mark.parametrize("method", ["vanilla", "bnp", "whitening", "equilibration", "sphere", "batchnorm"])
+def test_a_training_step_reads_its_loss(method, monkeypatch, tmp_path):
+    data, study = load("digits"), load_study("fc-digits")
+    study = StudyConfig.model_validate(dict(study) | {"probe": dict(study.probe) | {"every": 0}})
+    plan = RunPlan(study, method, 0, 0.01, tmp_path / "run", torch.device("cpu"))
+    training = Training(plan, data, RunLog(plan.folder, plan.config(data)), None)
+
+    def step(iteration):
+        part = slice(60 * iteration, 60 * iteration + 60)
+        training.step(iteration, training.inputs[part], training.targets[part])
+
+    step(0)
+    with counted(monkeypatch) as found:
+        for iteration in range(1, 6):
+            step(iteration)
+    training.log.close("finished")
+    assert found == {"item": 5}
