@@ -36,7 +36,7 @@ STEPS, CENTRINGS = 60, 3
 #: An exponent has done its part where so much of log κ over the bound is what the smooth objective loses by itself.
 LOSS = 0.5
 
-#: Evaluations after which, if they gained less than the gap asked for, densities that agree better are looked for.
+#: Evaluations after which densities that agree better are looked for, if these gained less than the gap asked for.
 SETTLED = 8
 
 #: Steps of the search for them, the weight of their disagreement in it, and eigenvectors at each end over max(m, n).
@@ -257,8 +257,8 @@ class Search:
         Where κ was smallest, and what it was.
     highest, bound
         Where `lower_bound` was largest, and what it was: not yet certified.
-    settled
-        κ when densities were last looked for, or would have been.
+    looked, settled
+        After how many evaluations densities were looked for, or would have been, and κ then.
     """
 
     core: np.ndarray
@@ -274,6 +274,7 @@ class Search:
     kappa: float = math.inf
     highest: Point | None = None
     bound: float = 1.0
+    looked: int = 0
     settled: float = math.inf
 
     @classmethod
@@ -388,12 +389,11 @@ class Search:
             return
         shape = len(self.L), len(self.R)
         bound = best = lower_bound(found, shape, of_eigenvectors(found, point.power), self.factors)
-        if self.evaluations % SETTLED == 0:
+        if self.evaluations >= self.looked + SETTLED and kappa <= self.kappa * (1 + rtol / 10):
             if self.kappa > self.bound * (1 + rtol) and self.settled < self.kappa * (1 + rtol):
-                best = max(
-                    best, lower_bound(found, shape, agreeing(found, shape, point.power, self.factors), self.factors)
-                )
-            self.settled = self.kappa
+                mixed = agreeing(found, shape, point.power, self.factors)
+                best = max(best, lower_bound(found, shape, mixed, self.factors))
+            self.looked, self.settled = self.evaluations, self.kappa
         if best > self.bound:
             self.highest, self.bound = point, best
         logs = np.log(found.values)
