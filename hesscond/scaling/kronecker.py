@@ -40,7 +40,7 @@ LOSS = 0.5
 SETTLED = 8
 
 #: Steps of the search for them, the weight of their disagreement in it, and eigenvectors at each end over max(m, n).
-AGREEMENT_STEPS, AGREEMENT, AGREEING = 100, 500.0, 2
+AGREEMENT_STEPS, AGREEMENT, AGREEING = 100, 1000.0, 4
 
 #: Eigenvectors with less than this share of the largest weight are left out of a density.
 NEGLIGIBLE = 1e-20
