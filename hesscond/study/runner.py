@@ -493,7 +493,8 @@ class Training:
         due = self.due(iteration)
         self.prober.recorder.armed = due
         self.optimizer.zero_grad(set_to_none=True)
-        random = RandomState.now(gpus_of([inputs])) if due else None
+        # nothing else is seeded in a run
+        random = RandomState.of_torch(gpus_of([inputs])) if due else None
         output = self.model(inputs)
         self.prober.recorder.armed = False
         loss_tensor = self.loss_fn(output, targets)
