@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,32 +44,47 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
 
-    def recorded(self, output: torch.Tensor) -> Recorded | None:
+    def recorded(self, output: torch.Tensor, target: torch.Tensor) -> Recorded | None:
         """What was seen in the pass that gave the ``output``, if that is every layer's output; else None."""
         for h, before, own, version in self.seen.values():
             if own is not output or own._version != version or h._version != before or h.ndim != 2:
                 return None
         if set(self.seen) != set(self.layers):
             return None
-        return Recorded(self.layers, {name: h for name, (h, *_) in self.seen.items()}, output.detach())
+        inputs = {name: h[None] for name, (h, *_) in self.seen.items()}
+        return Recorded(self.layers, inputs, output.detach()[None], target[None])
 
 
 class Recorded(NamedTuple):
-    """A training pass, of whose output `captures` makes captures at any later time.
+    """k training passes with batches of one shape, of which `captures` makes captures at any later time.
 
     Attributes
     ----------
     layers
         Layers whose output is that of the model.
-    inputs
+    inputs : (k, N, n)
         Theirs.
-    output
+    output : (k, N, c)
         That of the model.
+    target : (k, N) or (k, N, c)
     """
 
     layers: Mapping[str, Layer]
     inputs: Mapping[str, torch.Tensor]
     output: torch.Tensor
+    target: torch.Tensor
+
+    @classmethod
+    def together(cls, passes: Sequence[Recorded]) -> Recorded:
+        """Passes of one `form`, one after another."""
+        layers, inputs, output, target = zip(*passes, strict=True)
+        by_layer = {name: torch.cat([own[name] for own in inputs]) for name in layers[0]}
+        return cls(layers[0], by_layer, torch.cat(output), torch.cat(target))
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Shapes and types of its tensors."""
+        return tuple((part.shape, part.dtype) for part in (self.output, self.target, *self.inputs.values()))
 
     @property
     def size(self) -> int:
@@ -77,26 +92,30 @@ class Recorded(NamedTuple):
         return self.output.numel() + sum(h.numel() for h in self.inputs.values())
 
     def captures(
-        self, loss_fn: LossFunction, target: torch.Tensor, units: Mapping[str, tuple[int, ...]]
-    ) -> dict[str, LayerCapture] | None:
-        """The captures of the layers; None: the curvature of the loss is not known by its type.
+        self, loss_fn: LossFunction, units: Mapping[str, tuple[int, ...]]
+    ) -> list[dict[str, LayerCapture]] | None:
+        """The captures of the layers at each pass; None: the curvature of the loss is not known by its type.
 
         Raises
         ------
         NotFiniteError
             NaN or infinite activations or curvature.
         """
-        curvature = loss_curvature(loss_fn, self.output, target)
+        curvature = loss_curvature(loss_fn, self.output, self.target)
         if curvature is None:
             return None
-        result = {}
+        passes, samples = self.output.shape[:2]
+        found: list[dict[str, LayerCapture]] = [{} for _ in range(passes)]
         for name, layer in self.layers.items():
             h = self.inputs[name]
             if not torch.isfinite(h.sum()) and not torch.isfinite(h).all():
                 raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
-            root = torch.stack([curvature.diagonal_root(i) for i in units[name]], 1)
+            root = torch.stack([curvature.diagonal_root(i) for i in units[name]], -1)
             if not torch.isfinite(root.sum()):
                 raise NotFiniteError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
-            inputs = LayerInputs(layer, ((h, self.output.shape),), len(h))
-            result[name] = LayerCapture(name, inputs, units[name], Diagonal(root, None), OUTPUT_ROUTE)
-        return result
+            rows = passes * samples
+            inputs = LayerInputs(layer, ((h.flatten(0, 1), self.output.flatten(0, 1).shape),), rows)
+            every = LayerCapture(name, inputs, units[name], Diagonal(root.flatten(0, 1), None), OUTPUT_ROUTE)
+            for own, captured in zip(found, every.split(passes), strict=True):
+                own[name] = captured
+        return found

@@ -473,7 +473,7 @@ def factor_conditions(
             i = members[k]
             whole = float(np.linalg.norm(errors[i])) if np.ndim(errors[i]) else float(errors[i])
             # rows of zeros have added as many zeros
-            values = from_gram_eigenvalues(ascending.clip(min=0.0)[padding:], matrices[i].shape, whole)
+            values = from_gram_eigenvalues(ascending[padding:], matrices[i].shape, whole)
             result = conclude(values, order=matrices[i].shape[1], limit=rows, scale=0)
             if is_good_enough(result, rtol):
                 found[i] = result
