@@ -285,6 +285,17 @@ class Method:
         """Further columns of the study's probe table that only this method knows (see ``study/store.py``)."""
         return {}
 
+    def snapshot(self, layer: str) -> Any:
+        """What a step changes of `coordinates` and `diagnostics`, which `standings` makes of it at any later time.
+
+        None: they are made at each step. Only of a method without `readings`.
+        """
+        return None
+
+    def standings(self, layer: str, snapshots: Sequence[Any]) -> list[tuple[Coordinates | None, dict[str, float]]]:
+        """Coordinates and diagnostics of a layer at each of several snapshots of it."""
+        raise NotImplementedError
+
     # -- its life -----------------------------------------------------------------------------------------------------
 
     def detach(self) -> None:

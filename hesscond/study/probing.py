@@ -162,7 +162,7 @@ class Probe(NamedTuple):
     seen
         The training pass, or captures of the layers.
     systems
-        By layer.
+        By layer, or snapshots of the method that they are made of.
     others
         Rows that are there.
     waits
@@ -172,7 +172,7 @@ class Probe(NamedTuple):
     data: Measured
     samples: int
     seen: Recorded | Mapping[str, LayerCapture]
-    systems: Mapping[str, Systems]
+    systems: Mapping[str, Any]
     others: list[ProbeRow]
     waits: bool
 
@@ -277,15 +277,16 @@ class Prober:
         if self._by_products:
             with again():
                 others = [*self._others("batch", pair, len(targets))]
-        systems = {place: self._systems(place) for place in self.units}
+        systems: dict[str, Any] = {place: self.method.snapshot(place) for place in self.units}
+        made = {place: self._systems(place) for place, own in systems.items() if own is None}
         if waits:
             try:
-                systems = {place: Systems(*copied([*own], KEPT)) for place, own in systems.items()}
+                made = {place: Systems(*copied([*own], KEPT)) for place, own in made.items()}
             except TypeError:
                 waits = False
         # what waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
         data = Measured("batch", () if waits else pair, self._maker(pair), checks, again)
-        return Probe(data, len(targets), seen, systems, others, waits)
+        return Probe(data, len(targets), seen, systems | made, others, waits)
 
     def _captures(self, seen: Sequence[Recorded | Mapping[str, LayerCapture]]) -> list[Mapping[str, LayerCapture]]:
         """The captures of several probes; those of training passes of one form are made together."""
@@ -307,19 +308,30 @@ class Prober:
             inputs = [captured.inputs for own in captures for captured in own.values()]
             statistics = iter(channel_statistics_of_each(inputs))
         found: list[list[Unit]] = []
-        for probe, own in zip(probes, captures, strict=True):
+        for probe, own, systems in zip(probes, captures, self._standings(probes), strict=True):
             units = []
             for place, captured in own.items():
                 seen = inputs_of(captured, next(statistics), self._reads_inputs)
                 for unit in captured.units:
                     hessian = unit_hessian(captured, unit, MEMORY)
-                    units.append(Unit(probe.data, place, unit, probe.samples, hessian, seen, probe.systems[place]))
+                    units.append(Unit(probe.data, place, unit, probe.samples, hessian, seen, systems[place]))
             found.append(units)
         rows = iter(self._rows([unit for units in found for unit in units]))
         return [
             self._in_order([*islice(rows, len(units)), *probe.others])
             for units, probe in zip(found, probes, strict=True)
         ]
+
+    def _standings(self, probes: Sequence[Probe]) -> list[dict[str, Systems]]:
+        """The systems of each layer at each probe."""
+        found = [dict(probe.systems) for probe in probes]
+        for place in self.units:
+            snapshots = [own for own in found if not isinstance(own[place], Systems)]
+            if snapshots:
+                standings = self.method.standings(place, [own[place] for own in snapshots])
+                for own, (system, diagnostics) in zip(snapshots, standings, strict=True):
+                    own[place] = Systems(system, {}, diagnostics)
+        return found
 
     def _systems(self, place: str) -> Systems:
         return Systems(self.method.coordinates(place), self.method.readings(place), self.method.diagnostics(place))
