@@ -73,7 +73,7 @@ class CentringScaling(Preconditioner):
         kept = live.sum(1).tolist()
         columns = live.nonzero()[:, 1].split(kept)
         return [
-            own if own.shape[1] == count else own.index_select(1, at)
+            own if own.shape[1] == count else own.gather(1, at.expand(len(own), -1))
             for own, count, at in zip(product, kept, columns, strict=True)
         ]
 
