@@ -14,6 +14,7 @@ from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.evaluation import LossFunction
 from hesscond.capture.layers import Layer
 from hesscond.capture.losses import loss_curvature
+from hesscond.capture.together import stacked
 from hesscond.errors import NotFiniteError
 
 
@@ -51,35 +52,27 @@ class Recorder:
                 return None
         if set(self.seen) != set(self.layers):
             return None
-        inputs = {name: h[None] for name, (h, *_) in self.seen.items()}
-        return Recorded(self.layers, inputs, output.detach()[None], target[None])
+        return Recorded(self.layers, {name: h for name, (h, *_) in self.seen.items()}, output.detach(), target)
 
 
 class Recorded(NamedTuple):
-    """k training passes with batches of one shape, of which `captures` makes captures at any later time.
+    """A training pass, of which `captures` makes captures at any later time.
 
     Attributes
     ----------
     layers
         Layers whose output is that of the model.
-    inputs : (k, N, n)
+    inputs : (N, n)
         Theirs.
-    output : (k, N, c)
+    output : (N, c)
         That of the model.
-    target : (k, N) or (k, N, c)
+    target : (N,) or (N, c)
     """
 
     layers: Mapping[str, Layer]
     inputs: Mapping[str, torch.Tensor]
     output: torch.Tensor
     target: torch.Tensor
-
-    @classmethod
-    def together(cls, passes: Sequence[Recorded]) -> Recorded:
-        """Passes of one `form`, one after another."""
-        layers, inputs, output, target = zip(*passes, strict=True)
-        by_layer = {name: torch.cat([own[name] for own in inputs]) for name in layers[0]}
-        return cls(layers[0], by_layer, torch.cat(output), torch.cat(target))
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -91,31 +84,32 @@ class Recorded(NamedTuple):
         """Numbers that it keeps."""
         return self.output.numel() + sum(h.numel() for h in self.inputs.values())
 
+    @staticmethod
     def captures(
-        self, loss_fn: LossFunction, units: Mapping[str, tuple[int, ...]]
+        passes: Sequence[Recorded], loss_fn: LossFunction, units: Mapping[str, tuple[int, ...]]
     ) -> list[dict[str, LayerCapture]] | None:
-        """The captures of the layers at each pass; None: the curvature of the loss is not known by its type.
+        """The captures of the layers at passes of one `form`; None: the curvature of the loss is not known by its type.
 
         Raises
         ------
         NotFiniteError
             NaN or infinite activations or curvature.
         """
-        curvature = loss_curvature(loss_fn, self.output, self.target)
+        output, target = stacked([own.output for own in passes]), stacked([own.target for own in passes])
+        curvature = loss_curvature(loss_fn, output, target)
         if curvature is None:
             return None
-        passes, samples = self.output.shape[:2]
-        found: list[dict[str, LayerCapture]] = [{} for _ in range(passes)]
-        for name, layer in self.layers.items():
-            h = self.inputs[name]
+        found: list[dict[str, LayerCapture]] = [{} for _ in passes]
+        for name, layer in passes[0].layers.items():
+            h = stacked([own.inputs[name] for own in passes])
             if not torch.isfinite(h.sum()) and not torch.isfinite(h).all():
                 raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
             root = torch.stack([curvature.diagonal_root(i) for i in units[name]], -1)
             if not torch.isfinite(root.sum()):
                 raise NotFiniteError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
-            rows = passes * samples
-            inputs = LayerInputs(layer, ((h.flatten(0, 1), self.output.flatten(0, 1).shape),), rows)
+            rows = h.flatten(0, 1)
+            inputs = LayerInputs(layer, ((rows, output.flatten(0, 1).shape),), len(rows))
             every = LayerCapture(name, inputs, units[name], Diagonal(root.flatten(0, 1), None), OUTPUT_ROUTE)
-            for own, captured in zip(found, every.split(passes), strict=True):
+            for own, captured in zip(found, every.split(len(passes)), strict=True):
                 own[name] = captured
         return found

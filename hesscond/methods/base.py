@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -285,10 +285,10 @@ class Method:
         """Further columns of the study's probe table that only this method knows (see ``study/store.py``)."""
         return {}
 
-    def snapshot(self, layer: str) -> Any:
-        """What a step changes of `coordinates` and `diagnostics`, which `standings` makes of it at any later time.
+    def snapshots(self, layer: str) -> Callable[[], Any] | None:
+        """Takes what a step changes of `coordinates` and `diagnostics`: `standings` makes them of it at any later time.
 
-        None: they are made at each step. Only of a method without `readings`.
+        None: they are made at each step. Only for a method without `readings`.
         """
         return None
 

@@ -6,7 +6,7 @@ Source: Lange, Helfrich and Ye, *Batch Normalization Preconditioning for Neural 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -65,6 +65,16 @@ class Bank:
             self.inverse.nan_to_num_(posinf=0.0)
 
 
+class Snapshot(NamedTuple):
+    """What P of a layer is made of, in tensors that later steps do not change; as in `BNPState`."""
+
+    geometry: Geometry
+    repeat: int
+    q_squared: float
+    mu: torch.Tensor
+    variance: torch.Tensor
+
+
 @dataclass
 class BNPState(LayerState):
     """Running statistics of a layer, and the inputs seen since the last step.
@@ -98,6 +108,10 @@ class BNPState(LayerState):
         self.variance, self.inverse = bank.variance[rows, :width].view(-1), bank.inverse[rows, :width].view(-1)
         self.variance.fill_(1)
         self.factor, self._factor_is_of = bank.factor[rows], 1.0
+
+    def snapshot(self) -> Snapshot:
+        """The statistics as they are now."""
+        return Snapshot(self.geometry, self.repeat, self.q_squared, self.mu.clone(), self.variance.clone())
 
     def batch_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
         """μ_B and σ_B² of the inputs seen; of a single row σ_B² = (h − μ)² with the running mean μ."""
@@ -150,16 +164,6 @@ class BNPState(LayerState):
         shared = kernels.flatten(2) if self.repeat == 1 else kernels.sum(3)
         mu = self.mu.view(groups, -1, 1)
         G_b.view(groups, units, 1).baddbmm_(shared, mu, beta=1 / self.q_squared, alpha=-1)
-
-
-class Snapshot(NamedTuple):
-    """What P of a layer is made of, in tensors that later steps do not change; as in `BNPState`."""
-
-    geometry: Geometry
-    repeat: int
-    q_squared: float
-    mu: torch.Tensor
-    variance: torch.Tensor
 
 
 def from_statistics(statistics: FeatureStatistics, *, bias: bool = True) -> CentringScaling:
@@ -378,13 +382,11 @@ class BNP(InputMethod[BNPState]):
     def _regularized(self, variance: torch.Tensor) -> torch.Tensor:
         return regularized(variance, self.epsilon_1, self.epsilon_2)
 
-    def snapshot(self, layer: str) -> Snapshot | None:
-        """The statistics."""
+    def snapshots(self, layer: str) -> Callable[[], Snapshot] | None:
+        """Of the statistics."""
         state = self.find(layer)
         # a subclass may have other coordinates
-        if state is None or type(self) is not BNP:
-            return None
-        return Snapshot(state.geometry, state.repeat, state.q_squared, state.mu.clone(), state.variance.clone())
+        return None if state is None or type(self) is not BNP else state.snapshot
 
     def standings(self, layer: str, snapshots: Sequence[Snapshot]) -> list[tuple[Coordinates | None, dict[str, float]]]:
         """All at once: the statistics of one step are few numbers."""

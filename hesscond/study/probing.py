@@ -223,6 +223,13 @@ class Prober:
             self.further["layer"] = list(self.blocks)
         self.units = {place: self.blocks[place].chosen(self._wanted) for place in layers}
         self.recorder = Recorder(layers)
+        # names of what is not captured in the training pass, nor streamed
+        self._by_products = [self.names[place] for places in self.further.values() for place in places]
+        self._by_products += [NETWORK] * ("network" in config.levels)
+        self._as_trained = config.precision == "as-trained" and bool(self.units)
+        self._snapshots = {place: method.snapshots(place) for place in self.units}
+        # what waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
+        self._kept = Measured("batch", (), self._maker(()), {})
         self._loss_is_known = False
 
     @property
@@ -256,13 +263,11 @@ class Prober:
             It does not agree with them.
         """
         pair = inputs, targets
-        as_trained = self.config.precision == "as-trained" and self.units
-        recorded = self.recorder.recorded(output, targets) if as_trained else None
+        recorded = self.recorder.recorded(output, targets) if self._as_trained else None
         self.recorder.seen.clear()
-        waits = self._loss_is_known and not check and not self.statements
-        waits &= is_small(recorded)
+        waits = self._loss_is_known and not check and not self.statements and is_small(recorded)
         if recorded is not None and not self._loss_is_known:
-            self._loss_is_known = recorded.captures(self.loss_fn, self.units) is not None
+            self._loss_is_known = Recorded.captures([recorded], self.loss_fn, self.units) is not None
         seen: Recorded | Mapping[str, LayerCapture] = {}
         if recorded is not None and self._loss_is_known:
             seen = recorded
@@ -277,16 +282,16 @@ class Prober:
         if self._by_products:
             with again():
                 others = [*self._others("batch", pair, len(targets))]
-        systems: dict[str, Any] = {place: self.method.snapshot(place) for place in self.units}
-        made = {place: self._systems(place) for place, own in systems.items() if own is None}
-        if waits:
-            try:
-                made = {place: Systems(*copied([*own], KEPT)) for place, own in made.items()}
-            except TypeError:
-                waits = False
-        # what waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
-        data = Measured("batch", () if waits else pair, self._maker(pair), checks, again)
-        return Probe(data, len(targets), seen, systems | made, others, waits)
+        systems: dict[str, Any] = {}
+        for place, snapshot in self._snapshots.items():
+            systems[place] = own = self._systems(place) if snapshot is None else snapshot()
+            if waits and snapshot is None:
+                try:
+                    systems[place] = Systems(*copied([*own], KEPT))
+                except TypeError:
+                    waits = False
+        data = self._kept if waits else Measured("batch", pair, self._maker(pair), checks, again)
+        return Probe(data, len(targets), seen, systems, others, waits)
 
     def _captures(self, seen: Sequence[Recorded | Mapping[str, LayerCapture]]) -> list[Mapping[str, LayerCapture]]:
         """The captures of several probes; those of training passes of one form are made together."""
@@ -294,7 +299,7 @@ class Prober:
         passes = {k: own for k, own in enumerate(seen) if isinstance(own, Recorded)}
         at = list(passes)
         for members in alike([own.output for own in passes.values()], [own.form for own in passes.values()]):
-            made = Recorded.together([passes[at[k]] for k in members]).captures(self.loss_fn, self.units)
+            made = Recorded.captures([passes[at[k]] for k in members], self.loss_fn, self.units)
             assert made is not None
             for k, captures in zip(members, made, strict=True):
                 found[at[k]] = captures
@@ -335,12 +340,6 @@ class Prober:
 
     def _systems(self, place: str) -> Systems:
         return Systems(self.method.coordinates(place), self.method.readings(place), self.method.diagnostics(place))
-
-    @property
-    def _by_products(self) -> list[str]:
-        """The names of what is not captured in the training pass, nor streamed."""
-        others = [self.names[place] for places in self.further.values() for place in places]
-        return others + [NETWORK] * ("network" in self.config.levels)
 
     def train_rows(self, inputs: Samples, targets: torch.Tensor) -> list[ProbeRow]:
         """Rows for the training set, streamed through the model as it is now.
