@@ -113,7 +113,7 @@ def eigenvalues_of(symmetric: np.ndarray) -> np.ndarray:
 
 def from_gram_eigenvalues(ascending: np.ndarray, shape: tuple[int, int], error: float = 0.0) -> Values:
     """The `Values` of a factor of that ``shape`` from the eigenvalues of its Gram matrix."""
-    values = ascending[::-1].clip(min=0.0)
+    values = np.maximum(ascending[::-1], 0.0)
     top = float(values[0])
     carried = error * (2 * top**0.5 + error)
     return Values(values, **uniform(values, shape, EPS * top, carried), power=1, solver="Gram")
