@@ -83,6 +83,15 @@ class LayerInputs:
         size = self.blocks if self._whole is not None else max(1, min(self.blocks, memory // max(one, 1)))
         return [(start, min(start + size, self.blocks)) for start in range(0, self.blocks, size)]
 
+    def split(self, parts: int) -> list[LayerInputs]:
+        """As many parts of equally many samples each, of a dense layer with one call and a block for each sample."""
+        ((x, shape),), size = self.calls, self.blocks // parts
+        found = [LayerInputs(self.layer, ((own, torch.Size([size, *shape[1:]])),), size) for own in x.split(size)]
+        if self._whole is not None:
+            for part, rows in zip(found, self._whole.split(size), strict=True):
+                vars(part).update(geometry=self.geometry, _whole=rows)
+        return found
+
     @cached_property
     def squared_lengths(self) -> torch.Tensor:
         """(J, G, n̂) Σ_p ĥ_p² over the positions of each block."""
@@ -271,6 +280,20 @@ class LayerCapture:
         if root * min(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps for dtype in types) >= TINY:
             return False
         return root * min(smallest_nonzero(self.inputs.slice(*step)) for step in self.inputs.steps(KEPT)) < TINY
+
+    def split(self, parts: int) -> list[LayerCapture]:
+        """Those of as many parts of equally many samples each, of a dense layer by a `Diagonal` of S ≥ 0."""
+        assert isinstance(self.curvature, Diagonal)
+        roots = self.curvature.root.chunk(parts)
+        found = [
+            LayerCapture(self.name, inputs, self.units, Diagonal(root, None), self.route)
+            for inputs, root in zip(self.inputs.split(parts), roots, strict=True)
+        ]
+        # what no part of the samples loses, none of the parts does
+        if not self.loses_entries:
+            for part in found:
+                vars(part)["loses_entries"] = False
+        return found
 
     @property
     def bias(self) -> bool:

@@ -45,19 +45,19 @@ class SoftmaxCurvature:
 
     Attributes
     ----------
-    log_p : (N, c) float64
+    log_p : (…, N, c) float64
         Log-probabilities.
-    weight : (N,) float64
-        w_j, what sample j counts in the loss (1/N for a plain mean).
+    weight : (…, N) float64
+        w_j, what sample j counts in the loss of its batch (1/N for a plain mean).
     """
 
     log_p: torch.Tensor
     weight: torch.Tensor
 
     def diagonal_root(self, unit: int) -> torch.Tensor:
-        """(N,) √(w p_i (1 − p_i)) with 1 − p_i summed from the other classes, so that saturation costs no digits."""
-        others = torch.cat([self.log_p[:, :unit], self.log_p[:, unit + 1 :]], 1)
-        half_log = 0.5 * (self.log_p[:, unit] + torch.logsumexp(others, 1))
+        """(…, N) √(w p_i (1 − p_i)) with 1 − p_i summed from the other classes, so that saturation costs no digits."""
+        others = torch.cat([self.log_p[..., :unit], self.log_p[..., unit + 1 :]], -1)
+        half_log = 0.5 * (self.log_p[..., unit] + torch.logsumexp(others, -1))
         return half_log.exp_().mul_(self.weight.sqrt())
 
 
@@ -65,21 +65,20 @@ class SoftmaxCurvature:
 class SquaredErrorCurvature:
     """C_j = w I, the Hessian of the squared error in the outputs of a sample (w = 2/(N c) for the mean)."""
 
-    samples: int
-    outputs: int
+    samples: torch.Size
     weight: float
     device: torch.device
 
     def diagonal_root(self, unit: int) -> torch.Tensor:
-        """(N,) √w for every sample."""
-        return torch.full((self.samples,), math.sqrt(self.weight), dtype=torch.float64, device=self.device)
+        """(…, N) √w for every sample."""
+        return torch.full(self.samples, math.sqrt(self.weight), dtype=torch.float64, device=self.device)
 
 
 LossCurvature = SoftmaxCurvature | SquaredErrorCurvature
 
 
 def loss_curvature(loss_fn: LossFunction, output: torch.Tensor, target: torch.Tensor) -> LossCurvature | None:
-    """Curvature of a loss that is known to be convex in the output, or None for any other.
+    """Curvature of a loss that is known to be convex in the output, or None for any other; of several batches each.
 
     Known: ``torch.nn.CrossEntropyLoss`` and ``MSELoss`` with reduction mean or sum and every other option, and
     ``torch.nn.functional.cross_entropy`` and ``mse_loss`` themselves.
@@ -87,20 +86,17 @@ def loss_curvature(loss_fn: LossFunction, output: torch.Tensor, target: torch.Te
     Parameters
     ----------
     loss_fn
-        The loss of the batch, called as ``loss_fn(output, target)``.
-    output : (N, c) tensor
-    target : (N,) class indices, or (N, c) probabilities or values
+        The loss of a batch, called as ``loss_fn(output, target)``.
+    output : (…, N, c) tensor
+    target : (…, N) class indices, or (…, N, c) probabilities or values
     """
-    if output.ndim != 2:
-        return None
     output = output.detach().to(torch.float64)
     if type(loss_fn) is nn.MSELoss or loss_fn is functional.mse_loss:
         reduction = getattr(loss_fn, "reduction", "mean")
         if target.shape != output.shape or reduction == "none":
             return None
-        samples, outputs = output.shape
-        scale = 2.0 / output.numel() if reduction == "mean" else 2.0
-        return SquaredErrorCurvature(samples, outputs, scale, output.device)
+        scale = 2.0 / output.shape[-2:].numel() if reduction == "mean" else 2.0
+        return SquaredErrorCurvature(output.shape[:-1], scale, output.device)
     if type(loss_fn) is nn.CrossEntropyLoss:
         options = loss_fn
     elif loss_fn is functional.cross_entropy:
@@ -111,22 +107,22 @@ def loss_curvature(loss_fn: LossFunction, output: torch.Tensor, target: torch.Te
         return None
     weight = cross_entropy_weights(options, output, target)
     # not torch.log_softmax, which wakes every thread for however few numbers
-    shifted = output - output.amax(1, keepdim=True)
-    return SoftmaxCurvature(shifted - torch.logsumexp(shifted, 1, keepdim=True), weight)
+    shifted = output - output.amax(-1, keepdim=True)
+    return SoftmaxCurvature(shifted - torch.logsumexp(shifted, -1, keepdim=True), weight)
 
 
 def cross_entropy_weights(loss: nn.CrossEntropyLoss, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """(N,) what each sample's log-softmax Hessian counts in the loss: class weights, smoothing, ignored samples."""
-    samples, classes = output.shape
+    """(…, N) what each sample's log-softmax Hessian counts in its loss: class weights, smoothing, ignored samples."""
+    samples, classes = output.shape[-2:]
     smoothing = loss.label_smoothing
     if target.is_floating_point():
         q = (1 - smoothing) * target.to(output) + smoothing / classes
-        coefficient = (q if loss.weight is None else q * loss.weight.to(output)).sum(1)
+        coefficient = (q if loss.weight is None else q * loss.weight.to(output)).sum(-1)
         return coefficient / samples if loss.reduction == "mean" else coefficient
     if loss.weight is None and smoothing == 0 and loss.ignore_index < 0 and target.min() >= 0:
-        return output.new_full((samples,), 1 / samples if loss.reduction == "mean" else 1.0)
+        return output.new_full(output.shape[:-1], 1 / samples if loss.reduction == "mean" else 1.0)
     class_weight = output.new_ones(classes) if loss.weight is None else loss.weight.to(output)
     counted = (target != loss.ignore_index).to(output)
     own = class_weight[target.where(target != loss.ignore_index, 0)] * counted
     coefficient = (1 - smoothing) * own + smoothing / classes * class_weight.sum() * counted
-    return coefficient / own.sum() if loss.reduction == "mean" else coefficient
+    return coefficient / own.sum(-1, keepdim=True) if loss.reduction == "mean" else coefficient

@@ -25,14 +25,14 @@ class RandomState:
     cuda
         Of its generators for GPUs, by number.
     host
-        Of those of Python and numpy.
+        Of those of Python and numpy; None: not kept.
     own
         Of further generators.
     """
 
     cpu: torch.Tensor
     cuda: dict[int, torch.Tensor]
-    host: tuple[Any, Any]
+    host: tuple[Any, Any] | None
     own: tuple[tuple[Generator, Any], ...] = ()
 
     @classmethod
@@ -42,13 +42,19 @@ class RandomState:
         host = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's code may draw from it
         return cls(torch.get_rng_state(), {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}, host, own)
 
+    @classmethod
+    def of_torch(cls, gpus: Iterable[int]) -> RandomState:
+        """The present state of torch's generators alone: those of Python and numpy take long to copy."""
+        return cls(torch.get_rng_state(), {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}, None)
+
     def restore(self) -> None:
         """Make it the present state."""
         torch.set_rng_state(self.cpu)
         for gpu, state in self.cuda.items():
             torch.cuda.set_rng_state(state, gpu)
-        random.setstate(self.host[0])
-        np.random.set_state(self.host[1])  # noqa: NPY002
+        if self.host is not None:
+            random.setstate(self.host[0])
+            np.random.set_state(self.host[1])  # noqa: NPY002
         for generator, state in self.own:
             set_state(generator, state)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.evaluation import LossFunction
 from hesscond.capture.layers import Layer
 from hesscond.capture.losses import loss_curvature
+from hesscond.capture.together import stacked
 from hesscond.errors import NotFiniteError
 
 
@@ -44,59 +45,71 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
 
-    def recorded(self, output: torch.Tensor) -> Recorded | None:
+    def recorded(self, output: torch.Tensor, target: torch.Tensor) -> Recorded | None:
         """What was seen in the pass that gave the ``output``, if that is every layer's output; else None."""
         for h, before, own, version in self.seen.values():
             if own is not output or own._version != version or h._version != before or h.ndim != 2:
                 return None
         if set(self.seen) != set(self.layers):
             return None
-        return Recorded(self.layers, {name: h for name, (h, *_) in self.seen.items()}, output.detach())
+        return Recorded(self.layers, {name: h for name, (h, *_) in self.seen.items()}, output.detach(), target)
 
 
 class Recorded(NamedTuple):
-    """A training pass, of whose output `captures` makes captures at any later time.
+    """A training pass, of which `captures` makes captures at any later time.
 
     Attributes
     ----------
     layers
         Layers whose output is that of the model.
-    inputs
+    inputs : (N, n)
         Theirs.
-    output
+    output : (N, c)
         That of the model.
+    target : (N,) or (N, c)
     """
 
     layers: Mapping[str, Layer]
     inputs: Mapping[str, torch.Tensor]
     output: torch.Tensor
+    target: torch.Tensor
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Shapes and types of its tensors."""
+        return tuple((part.shape, part.dtype) for part in (self.output, self.target, *self.inputs.values()))
 
     @property
     def size(self) -> int:
         """Numbers that it keeps."""
         return self.output.numel() + sum(h.numel() for h in self.inputs.values())
 
+    @staticmethod
     def captures(
-        self, loss_fn: LossFunction, target: torch.Tensor, units: Mapping[str, tuple[int, ...]]
-    ) -> dict[str, LayerCapture] | None:
-        """The captures of the layers; None: the curvature of the loss is not known by its type.
+        passes: Sequence[Recorded], loss_fn: LossFunction, units: Mapping[str, tuple[int, ...]]
+    ) -> list[dict[str, LayerCapture]] | None:
+        """The captures of the layers at passes of one `form`; None: the curvature of the loss is not known by its type.
 
         Raises
         ------
         NotFiniteError
             NaN or infinite activations or curvature.
         """
-        curvature = loss_curvature(loss_fn, self.output, target)
+        output, target = stacked([own.output for own in passes]), stacked([own.target for own in passes])
+        curvature = loss_curvature(loss_fn, output, target)
         if curvature is None:
             return None
-        result = {}
-        for name, layer in self.layers.items():
-            h = self.inputs[name]
+        found: list[dict[str, LayerCapture]] = [{} for _ in passes]
+        for name, layer in passes[0].layers.items():
+            h = stacked([own.inputs[name] for own in passes])
             if not torch.isfinite(h.sum()) and not torch.isfinite(h).all():
                 raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
-            root = torch.stack([curvature.diagonal_root(i) for i in units[name]], 1)
+            root = torch.stack([curvature.diagonal_root(i) for i in units[name]], -1)
             if not torch.isfinite(root.sum()):
                 raise NotFiniteError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
-            inputs = LayerInputs(layer, ((h, self.output.shape),), len(h))
-            result[name] = LayerCapture(name, inputs, units[name], Diagonal(root, None), OUTPUT_ROUTE)
-        return result
+            rows = h.flatten(0, 1)
+            inputs = LayerInputs(layer, ((rows, output.flatten(0, 1).shape),), len(rows))
+            every = LayerCapture(name, inputs, units[name], Diagonal(root.flatten(0, 1), None), OUTPUT_ROUTE)
+            for own, captured in zip(found, every.split(len(passes)), strict=True):
+                own[name] = captured
+        return found

@@ -12,12 +12,13 @@ from torch import nn
 
 from hesscond.capture.captured import KEPT, LayerInputs
 from hesscond.capture.layers import Layer
+from hesscond.capture.together import alike, stacked
 from hesscond.errors import CaptureError
 
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """Statistics of the n input features of a layer over N samples.
+    """Statistics of the n input features of a layer over N samples, or of k layers over N each.
 
     Where they are those of a convolution with G groups, its n = G·c·k entries are those that the kernels of one group
     see, then those of the next.
@@ -26,11 +27,11 @@ class FeatureStatistics:
     ----------
     count
         N.
-    mu : (n,)
+    mu : (n,) or (k, n)
         Means.
-    sum_squares : (n,)
+    sum_squares : (n,) or (k, n)
         Σ_j (h_j − μ)², so that σ² = sum_squares / N (the biased variance, as in batch normalization).
-    low, high : (n,)
+    low, high : (n,) or (k, n)
         Smallest and largest value: a feature is dead, σ = 0, exactly where they are equal.
     """
 
@@ -42,10 +43,18 @@ class FeatureStatistics:
 
     @classmethod
     def of(cls, h: torch.Tensor) -> FeatureStatistics:
-        """Statistics of the rows of ``h`` (N, n)."""
-        mu = h.mean(0)
+        """Statistics of the rows of ``h`` (N, n) or (k, N, n)."""
+        mu = h.mean(-2)
         # not aminmax, which wakes every thread for however few numbers
-        return cls(len(h), mu, (h - mu).square_().sum(0), h.amin(0), h.amax(0))
+        return cls(h.shape[-2], mu, (h - mu[..., None, :]).square_().sum(-2), h.amin(-2), h.amax(-2))
+
+    def unbind(self) -> list[FeatureStatistics]:
+        """Those of each of k layers."""
+        parts = zip(*(part.unbind() for part in (self.mu, self.sum_squares, self.low, self.high)), strict=True)
+        found = [FeatureStatistics(self.count, *own) for own in parts]
+        for own, sigma in zip(found, self.sigma.unbind(), strict=True):
+            vars(own)["sigma"] = sigma
+        return found
 
     @property
     def device(self) -> torch.device:
@@ -54,12 +63,12 @@ class FeatureStatistics:
 
     @property
     def dead(self) -> torch.Tensor:
-        """(n,) bool: the features that are constant over the samples, decided without rounding."""
+        """The features that are constant over the samples, decided without rounding."""
         return self.low == self.high
 
     @cached_property
     def sigma(self) -> torch.Tensor:
-        """(n,) standard deviations; exactly 0 where a feature is dead."""
+        """Standard deviations; exactly 0 where a feature is dead."""
         return (self.sum_squares / self.count).sqrt_().masked_fill_(self.dead, 0.0)
 
     def merged(self, other: FeatureStatistics) -> FeatureStatistics:
@@ -154,6 +163,17 @@ def entry_statistics(inputs: LayerInputs) -> FeatureStatistics:
 def row_factor(inputs: LayerInputs) -> RowFactor:
     """The triangular factor of the rows h, centred."""
     return reduce(RowFactor.merged, map(RowFactor.of, rows_of(inputs)))
+
+
+def channel_statistics_of_each(inputs: Sequence[LayerInputs]) -> list[FeatureStatistics]:
+    """`channel_statistics` of several; those of dense layers with rows of one shape are computed together."""
+    whole = [k for k, own in enumerate(inputs) if isinstance(own.layer, nn.Linear) and len(own.steps(KEPT)) == 1]
+    rows = [next(rows_of(inputs[k])).flatten(1) for k in whole]
+    found: dict[int, FeatureStatistics] = {}
+    for members in alike(rows):
+        together = FeatureStatistics.of(stacked([rows[k] for k in members]))
+        found |= zip((whole[k] for k in members), together.unbind(), strict=True)
+    return [found[k] if k in found else channel_statistics(own) for k, own in enumerate(inputs)]
 
 
 def channel_statistics(inputs: LayerInputs) -> FeatureStatistics:

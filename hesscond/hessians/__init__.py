@@ -26,7 +26,7 @@ from hesscond.hessians.coordinates import (
     coordinates_of,
     unit_layout,
 )
-from hesscond.hessians.factored import FactoredHessian, conditions_of
+from hesscond.hessians.factored import FactoredHessian, conditions_of, forms_of, traces_of
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.kronecker import KroneckerInverse
 from hesscond.hessians.layer import LayerHessian
@@ -35,7 +35,13 @@ from hesscond.hessians.network_inverse import BlockInverse, network_inverse
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.null_directions import NullDirections, combined, network_null_directions
 from hesscond.hessians.parameter_maps import ParameterCoordinates, ParameterMap, layer_map
-from hesscond.hessians.preconditioner import CentringScaling, GroupedPreconditioner, by_group, scaling_condition
+from hesscond.hessians.preconditioner import (
+    CentringScaling,
+    GroupedPreconditioner,
+    by_group,
+    scaling_condition,
+    scaling_conditions,
+)
 from hesscond.hessians.reduced import PulledInverse, remaining
 from hesscond.hessians.reparametrized import Reparametrized
 from hesscond.hessians.source import BlockSource
@@ -89,6 +95,7 @@ __all__ = [
     "combined",
     "conditions_of",
     "coordinates_of",
+    "forms_of",
     "layer_hessian",
     "layer_map",
     "network_inverse",
@@ -96,8 +103,10 @@ __all__ = [
     "remaining",
     "role",
     "scaling_condition",
+    "scaling_conditions",
     "stream",
     "stream_layers",
+    "traces_of",
     "unit_conditions",
     "unit_hessian",
     "unit_hessians",

@@ -12,10 +12,13 @@ import numpy as np
 import torch
 
 from hesscond.capture import EntryBounds
+from hesscond.capture.together import alike, stacked
 from hesscond.hessians.coordinates import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
+from hesscond.hessians.preconditioner import CentringScaling
 from hesscond.spectra import ConditionNumber, FactorForm, conditions
 from hesscond.spectra.factored import EPS, error_factor
 from hesscond.spectra.rank import distinct_rows
+from hesscond.spectra.threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,7 @@ class FactoredHessian(BlockHessian):
 
     def factor(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """|S|^½ Ĥ P (m, k): H = FᵀF where S ≥ 0, and Fᵀ diag(sign) F otherwise."""
-        rows = self.rows if P is None else P.multiplied(self.rows, self.units)
-        return rows if self.root is None else rows * self.root[:, None]
+        return factors_of([self], [[P]])[0][0]
 
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """The dense Hessian (k, k)."""
@@ -92,18 +94,13 @@ class FactoredHessian(BlockHessian):
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
-        return conditions_of([self.forms(coordinates)], rtol=rtol)[0]
+        return conditions_of(forms_of([self], [coordinates]), rtol=rtol)[0]
 
-    def forms(self, coordinates: Sequence[LinearCoordinates | None]) -> FactorForms:
-        """What is known of H in several coordinates, which are not looked at again."""
-        cancels = tuple(P is not None and P.cancels for P in coordinates)
-        return FactorForms(self.form, [self.form(P) for P in coordinates], cancels)
-
-    def form(self, P: LinearCoordinates | None = None) -> FactorForm:
-        """What is known of H or PᵀHP."""
+    def form(self, P: LinearCoordinates | None = None, factor: torch.Tensor | None = None) -> FactorForm:
+        """What is known of H or PᵀHP; ``factor``: its factor, if that is at hand."""
         indefinite = self.sign is not None or self.spread is not None
         return FactorForm(
-            self.factor(P),
+            self.factor(P) if factor is None else factor,
             signs=self._signs if indefinite else None,
             error=self.factor_error(P),
             rank_bound=self.rank_bound,
@@ -199,6 +196,65 @@ class FactorForms(NamedTuple):
                 if plain.resolved and found[k].rank == plain.rank:
                     found[k] = replace(self.forms[k], rank_bound=lambda: plain.rank).condition(rtol=rtol)
         return found
+
+
+def factors_of(
+    hessians: Sequence[FactoredHessian], coordinates: Sequence[Sequence[LinearCoordinates | None]]
+) -> list[list[torch.Tensor]]:
+    """The factors of Hessians, each in its coordinates; those with rows of one shape are formed together."""
+    found: list[list[torch.Tensor]] = [[] for _ in hessians]
+    kinds = [(own.root is None, own.units, *map(type, at)) for own, at in zip(hessians, coordinates, strict=True)]
+    for members in alike([own.rows for own in hessians], kinds):
+        rows, units = stacked([hessians[k].rows for k in members]), hessians[members[0]].units
+        roots = [root for k in members if (root := hessians[k].root) is not None]
+        root = stacked(roots)[..., None] if roots else None
+        for systems in zip(*(coordinates[k] for k in members), strict=True):
+            for k, factor in zip(members, multiplied_each(rows, root, systems, units), strict=True):
+                found[k].append(factor)
+    return found
+
+
+def multiplied_each(
+    rows: torch.Tensor, root: torch.Tensor | None, systems: Sequence[LinearCoordinates | None], units: int
+) -> Sequence[torch.Tensor]:
+    """Each of ``rows`` (k, m, u n̂) times the P of one of k systems of one type, then by ``root`` (k, m, 1)."""
+    if systems[0] is None:
+        return (rows if root is None else rows * root).unbind()
+    if units == 1 and (scalings := [P for P in systems if isinstance(P, CentringScaling)]):
+        return CentringScaling.multiply_each(rows, scalings, root)
+    own = [P.multiplied(part, units) for P, part in zip(systems, rows, strict=True) if P is not None]
+    return own if root is None else [part * by for part, by in zip(own, root, strict=True)]
+
+
+def forms_of(
+    hessians: Sequence[FactoredHessian], coordinates: Sequence[Sequence[LinearCoordinates | None]]
+) -> list[FactorForms]:
+    """What is known of Hessians, each in its coordinates, which are not looked at again."""
+    return [
+        FactorForms(
+            own.form,
+            [own.form(P, factor) for P, factor in zip(systems, factors, strict=True)],
+            tuple(P is not None and P.cancels for P in systems),
+        )
+        for own, systems, factors in zip(hessians, coordinates, factors_of(hessians, coordinates), strict=True)
+    ]
+
+
+def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
+    """The traces of Hessians; those of one shape are summed up together."""
+    found = [0.0] * len(hessians)
+    factors = [factor for (factor,) in factors_of(hessians, [[None]] * len(hessians))]
+    for members in alike(factors, [own.sign is None for own in hessians]):
+        squares = stacked([factors[k] for k in members]).square()
+        signs = [sign for k in members if (sign := hessians[k].sign) is not None]
+        if signs:
+            squares = squares * stacked(signs)[..., None]
+        # how several threads share a sum depends on what is summed up beside it
+        with one_thread():
+            sums = squares.sum(-2).sum(-1).tolist()
+        for k, trace in zip(members, sums, strict=True):
+            found[k] = trace
+    return found
 
 
 def conditions_of(parts: Sequence[FactorForms], *, rtol: float = 1e-8) -> list[list[ConditionNumber]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+import numpy as np
 import torch
 from torch.nn import functional
 
+from hesscond.capture.together import stacked
 from hesscond.errors import NotFiniteError
 from hesscond.hessians.coordinates import LinearCoordinates, Preconditioner, UnitPreconditioner
 
@@ -51,35 +52,35 @@ class CentringScaling(Preconditioner):
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n + 1) times P, the features centred before they are scaled."""
-        live = self._live
-        if not self.bias:
-            features = rows if live is None else rows.index_select(1, live)
-            return features / ((self.sigma if live is None else self.sigma[live]) * self.q)
+        return self.multiply_each(rows[None], [self])[0]
+
+    @staticmethod
+    def multiply_each(
+        rows: torch.Tensor, systems: Sequence[CentringScaling], root: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """``rows`` (k, m, n̂) times the P of each of k systems, then ``root`` (k, m, 1) times that."""
+        mu, sigma = (stacked([getattr(P, name) for P in systems]) for name in ("mu", "sigma"))
         # the first column is left alone: minus 0, over 1
-        product = torch.addcmul(rows, rows[:, :1], self._shift, value=-1).div_(self._scale)
-        return product if live is None else product.index_select(1, torch.cat([live.new_zeros(1), live + 1]))
-
-    @cached_property
-    def _shift(self) -> torch.Tensor:
-        """(n + 1,) [0, μ]."""
-        return torch.cat([self.mu.new_zeros(1), self.mu])
-
-    @cached_property
-    def _scale(self) -> torch.Tensor:
-        """(n + 1,) q [1, σ], with 1 where σ = 0."""
-        sigma = self.sigma if self._live is None else self.sigma.where(self.sigma != 0, 1.0)
-        return torch.cat([sigma.new_ones(1), sigma]) * self.q
-
-    @cached_property
-    def _live(self) -> torch.Tensor | None:
-        """Indices of the features with σ > 0; None: all of them."""
-        live = self.sigma.nonzero()[:, 0]
-        return None if len(live) == len(self.sigma) else live
+        if systems[0].bias:
+            mu, sigma = (functional.pad(part, (1, 0), value=first) for part, first in ((mu, 0.0), (sigma, 1.0)))
+        live = sigma != 0
+        scale = sigma.where(live, 1.0) * sigma.new_tensor([P.q for P in systems])[:, None]
+        if systems[0].bias:
+            rows = torch.addcmul(rows, rows[..., :1], mu[:, None], value=-1)
+        product = rows / scale[:, None]
+        if root is not None:
+            product = product * root
+        kept = live.sum(1).tolist()
+        columns = live.nonzero()[:, 1].split(kept)
+        return [
+            own if own.shape[1] == count else own.gather(1, at.expand(len(own), -1))
+            for own, count, at in zip(product, kept, columns, strict=True)
+        ]
 
     @property
     def dead(self) -> int:
         """Number of features left out because σ = 0."""
-        return 0 if self._live is None else len(self.sigma) - len(self._live)
+        return int((self.sigma == 0).sum())
 
     @property
     def kappa_D(self) -> float:
@@ -89,12 +90,18 @@ class CentringScaling(Preconditioner):
 
 def scaling_condition(sigma: torch.Tensor, *, bias: bool) -> float:
     """κ of D = diag(1, 1/σ) over the features with σ > 0; without bias, of diag(1/σ)."""
-    values = sigma.cpu().numpy()
-    values = values[values != 0]
-    ends = [float(values.min()), float(values.max())] if len(values) else []
-    if bias:
-        ends.append(1.0)
-    return max(ends) / min(ends) if ends else math.nan
+    return scaling_conditions(sigma[None], bias=bias)[0]
+
+
+def scaling_conditions(sigmas: torch.Tensor, *, bias: bool) -> list[float]:
+    """The same for every row of σ (k, n)."""
+    values = sigmas.cpu().numpy()
+    live = values != 0
+    least = values.min(1, where=live, initial=1.0 if bias else math.inf)
+    most = values.max(1, where=live, initial=1.0 if bias else -math.inf)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: list[float] = (most / least).tolist()
+    return found
 
 
 def by_group(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -284,6 +284,17 @@ class Method:
     def diagnostics(self, layer: str) -> dict[str, float]:
         """Further columns of the study's probe table that only this method knows (see ``study/store.py``)."""
         return {}
+
+    def snapshots(self, layer: str) -> Callable[[], Any] | None:
+        """Takes what a step changes of `coordinates` and `diagnostics`: `standings` makes them of it at any later time.
+
+        None: they are made at each step. Only for a method without `readings`.
+        """
+        return None
+
+    def standings(self, layer: str, snapshots: Sequence[Any]) -> list[tuple[Coordinates | None, dict[str, float]]]:
+        """Coordinates and diagnostics of a layer at each of several snapshots of it."""
+        raise NotImplementedError
 
     # -- its life -----------------------------------------------------------------------------------------------------
 

@@ -6,16 +6,17 @@ Source: Lange, Helfrich and Ye, *Batch Normalization Preconditioning for Neural 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from hesscond.capture import FeatureStatistics, Geometry, Layer, LayerInputs, channel_statistics, entry_statistics
 from hesscond.errors import ConfigError
-from hesscond.hessians import CentringScaling, scaling_condition
+from hesscond.hessians import CentringScaling, Coordinates, by_group, scaling_conditions
 from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed, surveyed
 from hesscond.methods.registry import register
 
@@ -64,6 +65,16 @@ class Bank:
             self.inverse.nan_to_num_(posinf=0.0)
 
 
+class Snapshot(NamedTuple):
+    """What P of a layer is made of, in tensors that later steps do not change; as in `BNPState`."""
+
+    geometry: Geometry
+    repeat: int
+    q_squared: float
+    mu: torch.Tensor
+    variance: torch.Tensor
+
+
 @dataclass
 class BNPState(LayerState):
     """Running statistics of a layer, and the inputs seen since the last step.
@@ -97,6 +108,10 @@ class BNPState(LayerState):
         self.variance, self.inverse = bank.variance[rows, :width].view(-1), bank.inverse[rows, :width].view(-1)
         self.variance.fill_(1)
         self.factor, self._factor_is_of = bank.factor[rows], 1.0
+
+    def snapshot(self) -> Snapshot:
+        """The statistics as they are now."""
+        return Snapshot(self.geometry, self.repeat, self.q_squared, self.mu.clone(), self.variance.clone())
 
     def batch_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
         """μ_B and σ_B² of the inputs seen; of a single row σ_B² = (h − μ)² with the running mean μ."""
@@ -329,23 +344,56 @@ class BNP(InputMethod[BNPState]):
 
     def of_groups(self, state: BNPState) -> list[CentringScaling]:
         """P = (1/q) U D with the μ and σ̃ that the last step used."""
-        groups, q = state.geometry.groups, state.q_squared**0.5
-        mu, variance = (part.to(torch.float64).view(groups, -1) for part in (state.mu, state.variance))
-        sigma = regularized(variance, self.epsilon_1, self.epsilon_2).sqrt()
+        return self._of_groups([state])[0]
+
+    def _of_groups(self, states: Sequence[BNPState | Snapshot]) -> list[list[CentringScaling]]:
+        bias, repeat = states[0].geometry.bias, states[0].repeat
+        mu, sigma = self._by_group(states, "mu"), self._regularized(self._by_group(states, "variance")).sqrt()
         # tensors of their own, which later steps do not change
-        mu, sigma = (part.repeat_interleave(state.repeat, 1) for part in (mu, sigma))
+        mu, sigma = (part.repeat_interleave(repeat, 2) for part in (mu, sigma))
         name = f"BNP, {NAMES[self.statistics]}"
-        return [CentringScaling(m, s, state.geometry.bias, q, name) for m, s in zip(mu, sigma, strict=True)]
+        return [
+            [CentringScaling(m, s, bias, state.q_squared**0.5, name) for m, s in zip(*own, strict=True)]
+            for state, *own in zip(states, mu, sigma, strict=True)
+        ]
 
     def diagnostics(self, layer: str) -> dict[str, float]:
         """κ(D) of the statistics (the largest of the groups): raw σ, and with ε₁, ε₂ as the step used it."""
         state = self.find(layer)
-        if state is None:
-            return {}
-        raw = state.variance.to(torch.float64).view(state.geometry.groups, -1)
-        both = {"kappa_D_running": raw, "kappa_D_running_eps": regularized(raw, self.epsilon_1, self.epsilon_2)}
-        bias = state.geometry.bias
-        return {name: max(scaling_condition(s, bias=bias) for s in own.sqrt()) for name, own in both.items()}
+        return {} if state is None else self._diagnostics([state])[0]
+
+    def _diagnostics(self, states: Sequence[BNPState | Snapshot]) -> list[dict[str, float]]:
+        groups, bias = states[0].geometry.groups, states[0].geometry.bias
+        raw = self._by_group(states, "variance")
+        both = {"kappa_D_running": raw, "kappa_D_running_eps": self._regularized(raw)}
+        found: list[dict[str, float]] = [{} for _ in states]
+        for name, variance in both.items():
+            kappas = scaling_conditions(variance.sqrt().flatten(0, 1), bias=bias)
+            for k, own in enumerate(found):
+                own[name] = max(kappas[k * groups : (k + 1) * groups])
+        return found
+
+    @staticmethod
+    def _by_group(states: Sequence[BNPState | Snapshot], name: str) -> torch.Tensor:
+        """μ or σ² of a layer at several times, (k, G, w) float64."""
+        groups = states[0].geometry.groups
+        return torch.stack([getattr(state, name) for state in states]).to(torch.float64).unflatten(1, (groups, -1))
+
+    def _regularized(self, variance: torch.Tensor) -> torch.Tensor:
+        return regularized(variance, self.epsilon_1, self.epsilon_2)
+
+    def snapshots(self, layer: str) -> Callable[[], Snapshot] | None:
+        """Of the statistics."""
+        state = self.find(layer)
+        # a subclass may have other coordinates
+        return None if state is None or type(self) is not BNP else state.snapshot
+
+    def standings(self, layer: str, snapshots: Sequence[Snapshot]) -> list[tuple[Coordinates | None, dict[str, float]]]:
+        """All at once: the statistics of one step are few numbers."""
+        geometry, device = snapshots[0].geometry, snapshots[0].mu.device
+        parts = self._of_groups(snapshots)
+        systems = [by_group(own, geometry.units, geometry.n_params, device=device) for own in parts]
+        return [*zip(systems, self._diagnostics(snapshots), strict=True)]
 
     @classmethod
     def collect(cls, layer: str, inputs: LayerInputs, *, exact: bool = False, **options: Any) -> FeatureStatistics:

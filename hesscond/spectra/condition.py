@@ -248,7 +248,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
         roundoff = (magnitudes[rest] <= floors[rest]).all()
         decision = "numerical" if roundoff and bottom >= GAP * noise and not exact else "unresolved"
     resolved = decision != "unresolved"
-    rounding = 8 * float(np.finfo(float).eps)
+    rounding = 8 * sys.float_info.epsilon
 
     def raised(ratio: float) -> float:
         try:

@@ -113,7 +113,7 @@ def eigenvalues_of(symmetric: np.ndarray) -> np.ndarray:
 
 def from_gram_eigenvalues(ascending: np.ndarray, shape: tuple[int, int], error: float = 0.0) -> Values:
     """The `Values` of a factor of that ``shape`` from the eigenvalues of its Gram matrix."""
-    values = ascending[::-1].clip(min=0.0)
+    values = np.maximum(ascending[::-1], 0.0)
     top = float(values[0])
     carried = error * (2 * top**0.5 + error)
     return Values(values, **uniform(values, shape, EPS * top, carried), power=1, solver="Gram")
@@ -473,7 +473,7 @@ def factor_conditions(
             i = members[k]
             whole = float(np.linalg.norm(errors[i])) if np.ndim(errors[i]) else float(errors[i])
             # rows of zeros have added as many zeros
-            values = from_gram_eigenvalues(ascending.clip(min=0.0)[padding:], matrices[i].shape, whole)
+            values = from_gram_eigenvalues(ascending[padding:], matrices[i].shape, whole)
             result = conclude(values, order=matrices[i].shape[1], limit=rows, scale=0)
             if is_good_enough(result, rtol):
                 found[i] = result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeGuard
 
@@ -23,12 +23,13 @@ from hesscond.capture import (
     Recorded,
     Recorder,
     capture,
-    channel_statistics,
+    channel_statistics_of_each,
     eligible_layers,
 )
 from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.layers import ELIGIBLE
 from hesscond.capture.randomness import gpus_of, untouched_randomness
+from hesscond.capture.together import alike, stacked
 from hesscond.check import (
     TOLERANCE,
     Direction,
@@ -54,8 +55,10 @@ from hesscond.hessians import (
     HessianOperator,
     LinearCoordinates,
     conditions_of,
-    scaling_condition,
+    forms_of,
+    scaling_conditions,
     stream,
+    traces_of,
     unit_hessian,
 )
 from hesscond.hessians.parameter_maps import ParameterMap
@@ -69,6 +72,7 @@ from hesscond.results import LayerResult
 from hesscond.roles import NETWORK
 from hesscond.scaling import optimal_diagonal_scaling, optimal_kronecker_scaling
 from hesscond.spectra import ConditionNumber
+from hesscond.spectra.threads import one_thread
 from hesscond.study.config import ProbeConfig
 from hesscond.theorems import LayerNetwork, LayerStatement, Observation, Outcome
 
@@ -117,10 +121,10 @@ class Measured(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Statistics of a layer's inputs, and ĤU or its triangular factor, without rows if no statement reads it."""
+    """Statistics of a layer's inputs, and what makes ĤU or its triangular factor: no rows if no statement reads it."""
 
     statistics: FeatureStatistics
-    centred: np.ndarray
+    centred: Callable[[], np.ndarray]
 
 
 class Systems(NamedTuple):
@@ -144,7 +148,7 @@ class Unit(NamedTuple):
     unit: int
     samples: int
     hessian: BlockHessian
-    inputs: Callable[[], Inputs]
+    inputs: Inputs
     systems: Systems
 
 
@@ -155,10 +159,10 @@ class Probe(NamedTuple):
     ----------
     data, samples
         The mini-batch.
-    captures
-        Makes the captures of layers.
+    seen
+        The training pass, or captures of the layers.
     systems
-        By layer.
+        By layer, or snapshots of the method that they are made of.
     others
         Rows that are there.
     waits
@@ -167,8 +171,8 @@ class Probe(NamedTuple):
 
     data: Measured
     samples: int
-    captures: Callable[[], Mapping[str, LayerCapture]]
-    systems: Mapping[str, Systems]
+    seen: Recorded | Mapping[str, LayerCapture]
+    systems: Mapping[str, Any]
     others: list[ProbeRow]
     waits: bool
 
@@ -219,6 +223,13 @@ class Prober:
             self.further["layer"] = list(self.blocks)
         self.units = {place: self.blocks[place].chosen(self._wanted) for place in layers}
         self.recorder = Recorder(layers)
+        # names of what is not captured in the training pass, nor streamed
+        self._by_products = [self.names[place] for places in self.further.values() for place in places]
+        self._by_products += [NETWORK] * ("network" in config.levels)
+        self._as_trained = config.precision == "as-trained" and bool(self.units)
+        self._snapshots = {place: method.snapshots(place) for place in self.units}
+        # what waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
+        self._kept = Measured("batch", (), self._maker(()), {})
         self._loss_is_known = False
 
     @property
@@ -252,54 +263,63 @@ class Prober:
             It does not agree with them.
         """
         pair = inputs, targets
-        recorded = self.recorder.recorded(output) if self.config.precision == "as-trained" and self.units else None
+        recorded = self.recorder.recorded(output, targets) if self._as_trained else None
         self.recorder.seen.clear()
-        captures: Callable[[], Mapping[str, LayerCapture]]
-        waits = self._loss_is_known and not check and not self.statements
-        waits &= recorded is not None and recorded.size <= KEPT
+        waits = self._loss_is_known and not check and not self.statements and is_small(recorded)
+        if recorded is not None and not self._loss_is_known:
+            self._loss_is_known = Recorded.captures([recorded], self.loss_fn, self.units) is not None
+        seen: Recorded | Mapping[str, LayerCapture] = {}
         if recorded is not None and self._loss_is_known:
-            captures = partial(self._of_training_pass, recorded, targets)
-        else:
-            captured: Mapping[str, LayerCapture] | None = None if self.units else {}
-            if recorded is not None:
-                captured = recorded.captures(self.loss_fn, targets, self.units)
-                self._loss_is_known = captured is not None
-            if captured is None:
-                with again():
-                    captured = self._capture(*pair)
-            captures = partial(dict, captured)
+            seen = recorded
+        elif self.units:
+            with again():
+                seen = self._capture(*pair)
         checks: dict[str, Direction] = {}
         if check:
             with again():
-                checks = self._compared(captures(), pair)
+                checks = self._compared(self._captures([seen])[0], pair)
         others: list[ProbeRow] = []
         if self._by_products:
             with again():
                 others = [*self._others("batch", pair, len(targets))]
-        systems = {place: self._systems(place) for place in self.units}
-        if waits:
-            try:
-                systems = {place: Systems(*copied([*own], KEPT)) for place, own in systems.items()}
-            except TypeError:
-                waits = False
-        data = Measured("batch", pair, self._maker(pair), checks, again)
-        return Probe(data, len(targets), captures, systems, others, waits)
+        systems: dict[str, Any] = {}
+        for place, snapshot in self._snapshots.items():
+            systems[place] = own = self._systems(place) if snapshot is None else snapshot()
+            if waits and snapshot is None:
+                try:
+                    systems[place] = Systems(*copied([*own], KEPT))
+                except TypeError:
+                    waits = False
+        data = self._kept if waits else Measured("batch", pair, self._maker(pair), checks, again)
+        return Probe(data, len(targets), seen, systems, others, waits)
 
-    def _of_training_pass(self, recorded: Recorded, targets: torch.Tensor) -> Mapping[str, LayerCapture]:
-        captures = recorded.captures(self.loss_fn, targets, self.units)
-        assert captures is not None
-        return captures
+    def _captures(self, seen: Sequence[Recorded | Mapping[str, LayerCapture]]) -> list[Mapping[str, LayerCapture]]:
+        """The captures of several probes; those of training passes of one form are made together."""
+        found = [{} if isinstance(own, Recorded) else own for own in seen]
+        passes = {k: own for k, own in enumerate(seen) if isinstance(own, Recorded)}
+        at = list(passes)
+        for members in alike([own.output for own in passes.values()], [own.form for own in passes.values()]):
+            made = Recorded.captures([passes[at[k]] for k in members], self.loss_fn, self.units)
+            assert made is not None
+            for k, captures in zip(members, made, strict=True):
+                found[at[k]] = captures
+        return found
 
     def rows(self, probes: Sequence[Probe]) -> list[list[ProbeRow]]:
-        """The rows of several probes; Hessians of one shape are decomposed together."""
+        """The rows of several probes; what has one shape is computed together, which changes no digit."""
+        # how several threads share a sum depends on what is summed up beside it
+        with one_thread() if all(is_small(probe.seen) for probe in probes) else nullcontext():
+            captures = self._captures([probe.seen for probe in probes])
+            inputs = [captured.inputs for own in captures for captured in own.values()]
+            statistics = iter(channel_statistics_of_each(inputs))
         found: list[list[Unit]] = []
-        for probe in probes:
+        for probe, own, systems in zip(probes, captures, self._standings(probes), strict=True):
             units = []
-            for place, captured in probe.captures().items():
-                seen = cache(partial(inputs_of, captured, self._reads_inputs))
+            for place, captured in own.items():
+                seen = inputs_of(captured, next(statistics), self._reads_inputs)
                 for unit in captured.units:
                     hessian = unit_hessian(captured, unit, MEMORY)
-                    units.append(Unit(probe.data, place, unit, probe.samples, hessian, seen, probe.systems[place]))
+                    units.append(Unit(probe.data, place, unit, probe.samples, hessian, seen, systems[place]))
             found.append(units)
         rows = iter(self._rows([unit for units in found for unit in units]))
         return [
@@ -307,14 +327,19 @@ class Prober:
             for units, probe in zip(found, probes, strict=True)
         ]
 
+    def _standings(self, probes: Sequence[Probe]) -> list[dict[str, Systems]]:
+        """The systems of each layer at each probe."""
+        found = [dict(probe.systems) for probe in probes]
+        for place in self.units:
+            snapshots = [own for own in found if not isinstance(own[place], Systems)]
+            if snapshots:
+                standings = self.method.standings(place, [own[place] for own in snapshots])
+                for own, (system, diagnostics) in zip(snapshots, standings, strict=True):
+                    own[place] = Systems(system, {}, diagnostics)
+        return found
+
     def _systems(self, place: str) -> Systems:
         return Systems(self.method.coordinates(place), self.method.readings(place), self.method.diagnostics(place))
-
-    @property
-    def _by_products(self) -> list[str]:
-        """The names of what is not captured in the training pass, nor streamed."""
-        others = [self.names[place] for places in self.further.values() for place in places]
-        return others + [NETWORK] * ("network" in self.config.levels)
 
     def train_rows(self, inputs: Samples, targets: torch.Tensor) -> list[ProbeRow]:
         """Rows for the training set, streamed through the model as it is now.
@@ -357,11 +382,12 @@ class Prober:
                     stacked = np.vstack([factors[place], rows]) if place in factors else rows
                     factors[place] = np.asarray(np.linalg.qr(stacked, mode="r"))
         seen = {
-            place: Inputs(own, factors[place] if place in factors else unread(own)) for place, own in statistics.items()
+            place: Inputs(own, partial(factors.__getitem__, place) if place in factors else partial(unread, own))
+            for place, own in statistics.items()
         }
         systems = {place: self._systems(place) for place in self.units}
         found = [
-            Unit(data, place, unit, samples, hessian, partial(seen.__getitem__, place), systems[place])
+            Unit(data, place, unit, samples, hessian, seen[place], systems[place])
             for (place, unit), hessian in hessians.items()
         ]
         whole = (inputs[parts[0]], targets[parts[0]]) if len(parts) == 1 else None
@@ -548,21 +574,26 @@ class Prober:
         linear = [self._linear(one, raw, own) for one, raw, own in zip(units, raws, known, strict=True)]
         # several names may mean one P
         distinct = [list({id(P): P for P in own.values()}.values()) for own in linear]
-        factored = [one.hessian.forms(P) for one, P in zip(units, distinct, strict=True) if is_factored(one.hessian)]
-        together = iter(conditions_of(factored, rtol=rtol))
+        hessians = {k: one.hessian for k, one in enumerate(units) if is_factored(one.hessian)}
+        forms = forms_of([*hessians.values()], [distinct[k] for k in hessians])
+        traces = dict(zip(hessians, traces_of([*hessians.values()]), strict=True))
+        together = dict(zip(hessians, conditions_of(forms, rtol=rtol), strict=True))
         rows = []
-        for one, raw, own, names, P in zip(units, raws, known, linear, distinct, strict=True):
-            kappas = next(together) if is_factored(one.hessian) else one.hessian.condition_numbers(P, rtol=rtol)
-            numbers = {id(system): k for k, system in enumerate(P)}
-            rows.append(
-                self._row(one, raw, own | {name: kappas[numbers[id(system)]] for name, system in names.items()})
-            )
+        for k, (one, own, columns) in enumerate(zip(units, known, scaling_columns(raws), strict=True)):
+            if k in together:
+                kappas, trace = together[k], traces[k]
+            else:
+                kappas = one.hessian.condition_numbers(distinct[k], rtol=rtol)
+                trace = float(one.hessian.diagonal().sum())
+            numbers = {id(P): kappa for P, kappa in zip(distinct[k], kappas, strict=True)}
+            found = own | {name: numbers[id(P)] for name, P in linear[k].items()}
+            rows.append(self._row(one, columns | {"trace": trace}, found))
         return rows
 
     def _raw(self, one: Unit) -> CentringScaling:
         """P of the raw statistics of the inputs that a unit sees."""
         geometry = Geometry.of(self.recorder.layers[one.place])
-        return from_statistics(of_group(one.inputs().statistics, geometry, one.unit), bias=geometry.bias)
+        return from_statistics(of_group(one.inputs.statistics, geometry, one.unit), bias=geometry.bias)
 
     def _by_charts(self, one: Unit) -> dict[str, ConditionNumber]:
         """κ in those of the method's coordinates that are no P, by name."""
@@ -594,11 +625,10 @@ class Prober:
             found[name] = block.P
         return found
 
-    def _row(self, one: Unit, raw: CentringScaling, found: Mapping[str, ConditionNumber]) -> ProbeRow:
+    def _row(self, one: Unit, columns: dict[str, Any], found: Mapping[str, ConditionNumber]) -> ProbeRow:
         """The row of a unit, from κ in the plain coordinates, those of the raw statistics, and the method's."""
         plain, preconditioned, in_own = found["plain"], found["raw"], found["own"]
-        own, inputs, hessian = one.systems.own, one.inputs(), one.hessian
-        with_epsilons = regularized(raw.sigma.square()).sqrt_()
+        own, inputs, hessian = one.systems.own, one.inputs, one.hessian
         at = {"data": one.data.name, "layer": self.names[one.place], "unit": one.unit}
         row = at | {
             "samples": one.samples,
@@ -606,9 +636,6 @@ class Prober:
             "kappa_preconditioned": preconditioned.value,
             "kappa_preconditioned_lower": preconditioned.lower,
             "kappa_preconditioned_upper": preconditioned.upper,
-            "kappa_D": raw.kappa_D,
-            "kappa_D_eps": scaling_condition(with_epsilons, bias=raw.bias),
-            "dead": raw.dead,
             "resolved": int(plain.resolved),
             "rank_preconditioned": preconditioned.rank,
             "resolved_preconditioned": int(preconditioned.resolved),
@@ -616,14 +643,14 @@ class Prober:
             "resolved_own": int(in_own.resolved),
             "coordinates": "plain" if own is None else own.name,
         }
-        row |= plain_columns(plain) | {"trace": float(hessian.diagonal().sum())} | own_columns(in_own, plain)
+        row |= columns | plain_columns(plain) | own_columns(in_own, plain)
         readings = [at | {"coordinates": name} | reading_row(found[name]) for name in one.systems.readings]
         checked = []
         first = one.unit == self.units[one.place][0]
         if wanted := [statement for statement in self.statements if first or statement.by_unit]:
             own_dtype = torch.float64 if self.config.precision == "float64" else None
             seen = Observation(
-                inputs.centred,
+                inputs.centred(),
                 *live(inputs.statistics),
                 inputs.statistics.count,
                 self.recorder.layers[one.place].weight.detach().to(torch.float64).flatten(1).cpu().numpy(),
@@ -642,6 +669,11 @@ class Prober:
         """Raise a CaptureError where PᵀHP is not what P and H give."""
         if in_coordinates(block, direction) > TOLERANCE:
             raise CaptureError(f"layer {self.names[place]!r}: the Hessian in the coordinates {name!r} is not PᵀHP")
+
+
+def is_small(seen: Recorded | Mapping[str, LayerCapture] | None) -> bool:
+    """Whether it is a training pass that may be kept."""
+    return isinstance(seen, Recorded) and seen.size <= KEPT
 
 
 def is_factored(hessian: BlockHessian) -> TypeGuard[FactoredHessian]:
@@ -708,10 +740,22 @@ def own_columns(kappa: ConditionNumber, plain: ConditionNumber) -> dict[str, Any
     }
 
 
-def inputs_of(captured: LayerCapture, read: bool) -> Inputs:
+def scaling_columns(raws: Sequence[CentringScaling]) -> list[dict[str, Any]]:
+    """The columns of D from raw statistics."""
+    found: list[dict[str, Any]] = [{} for _ in raws]
+    for members in alike([P.sigma for P in raws], [P.bias for P in raws]):
+        sigma, bias = stacked([raws[k].sigma for k in members]), raws[members[0]].bias
+        raw = scaling_conditions(sigma, bias=bias)
+        with_epsilons = scaling_conditions(regularized(sigma.square()).sqrt_(), bias=bias)
+        dead = (sigma == 0).sum(1).tolist()
+        for k, *columns in zip(members, raw, with_epsilons, dead, strict=True):
+            found[k] = dict(zip(("kappa_D", "kappa_D_eps", "dead"), columns, strict=True))
+    return found
+
+
+def inputs_of(captured: LayerCapture, statistics: FeatureStatistics, read: bool) -> Inputs:
     """Of a mini-batch; ``read``: whether a statement reads them."""
-    statistics = channel_statistics(captured.inputs)
-    return Inputs(statistics, centred_rows(captured.h, statistics) if read else unread(statistics))
+    return Inputs(statistics, partial(centred_rows, captured.h, statistics) if read else partial(unread, statistics))
 
 
 def copied(value: Any, room: int) -> Any:

@@ -354,6 +354,7 @@ class Training:
         if study.model.architecture.kind == "vector":
             self.inputs, self.test_inputs = self.inputs.flatten(1), self.test_inputs.flatten(1)
         self.targets = data.train_targets
+        self.gpus = gpus_of([self.targets])
         self.augment = Augmentation(study.data.augmentation, data.form, plan.seed)
         self.method: Method = parse(plan.method).create(self.model)
         if isinstance(self.inputs, torch.Tensor):
@@ -493,7 +494,8 @@ class Training:
         due = self.due(iteration)
         self.prober.recorder.armed = due
         self.optimizer.zero_grad(set_to_none=True)
-        random = RandomState.now(gpus_of([inputs])) if due else None
+        # nothing else is seeded in a run
+        random = RandomState.of_torch(self.gpus) if due else None
         output = self.model(inputs)
         self.prober.recorder.armed = False
         loss_tensor = self.loss_fn(output, targets)

@@ -507,6 +507,34 @@ def test_probes_wait_for_each_other(tmp_path, digits, monkeypatch):
     assert sum(sizes) == 100
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("method", ["vanilla", "bnp"])
+def test_rows_made_together_are_those_made_alone_digit_for_digit(tmp_path, digits, method, threads):
+    # some features are dead on some batches, the last of which is ragged
+    probe = {"layers": ["fc3"], "units": [0, 3, 4], "precision": "as-trained", "every": 1}
+    hidden = [30, 1000 if threads > 1 else 21]
+    plan = plan_for(tmp_path / "run", method, probe=probe, hidden=hidden)
+    training = Training(plan, digits, RunLog(plan.folder, plan.config(digits)), None)
+    before, probes = torch.get_num_threads(), []
+    torch.set_num_threads(threads)
+    try:
+        for iteration in range(1, 34):
+            size = 60 if iteration < 33 else 17
+            drawn = torch.randint(1437, (size,), generator=torch.Generator().manual_seed(iteration))
+            _, taken = training.step(iteration, training.inputs[drawn], training.targets[drawn])
+            # the first of an epoch does not wait
+            probes += [one for one in taken if isinstance(one, probing_module.Probe)]
+        together = training.prober.rows(probes)
+        alone = [training.prober.rows([probe])[0] for probe in probes]
+    finally:
+        torch.set_num_threads(before)
+        training.log.close("finished")
+    assert repr(together) == repr(alone)
+    measured = [row.measured for rows in together for row in rows]
+    assert len(measured) == 3 * 31
+    assert len({row["dead"] for row in measured}) > 1
+
+
 def test_what_waits_is_logged_when_a_run_is_broken_off(tmp_path, digits):
     def stop(progress):
         if progress.iteration == 17:

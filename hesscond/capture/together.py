@@ -1,0 +1,29 @@
+"""Tensors of one shape are worked on together: an operation on a small one costs little but its call."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+
+#: Numbers that are put together at a time: 32 MB.
+TOGETHER = 2**22
+
+
+def alike(tensors: Sequence[torch.Tensor], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
+    """Positions of tensors of one shape and kind, in their order: of `TOGETHER` numbers at most, unless it is one."""
+    found: list[list[int]] = []
+    last: dict[Hashable, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        key = tensor.shape, kinds and kinds[position]
+        members = last.get(key)
+        if members is None or (len(members) + 1) * tensor.numel() > TOGETHER:
+            last[key] = members = []
+            found.append(members)
+        members.append(position)
+    return found
+
+
+def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(k, …) of k tensors of one shape; a single one is not copied."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
