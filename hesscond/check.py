@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -160,7 +160,7 @@ class Witness:
     by_products
         Whether the Hessians are known by products, which the rounding of the loss is in.
     keeps_products
-        Whether those of the first batch are kept, for `noise`.
+        Whether those of the first batch are kept, for `noise` and `shaken`.
     parameters
         By name, all that the directions are in, and others of which `reached` is wanted.
     precision
@@ -294,18 +294,13 @@ class Witness:
 
         Parameters and direction do by random relative amounts up to ``size``: that of the rounding in what computes it.
         """
-        products = []
+        before = self._products.get(id(direction))
+        if before is None:
+            ((_, before, _),) = self._derivatives(self._first_again(), [direction])
         aside = replace(direction, v=direction.v * nudges(direction.v, size, 4))
-        runs: list[tuple[Direction, AbstractContextManager[None]]] = [
-            (direction, nullcontext()),
-            (aside, self._nudged(size)),
-        ]
-        for along, changes in runs:
-            with changes:
-                evaluation = self._first_again()
-                ((_, product, _),) = self._derivatives(evaluation, [along])
-                products.append(product)
-        return norm((products[1] - products[0]) / direction.scales)
+        with self._nudged(size):
+            ((_, product, _),) = self._derivatives(self._first_again(), [aside])
+        return norm((product - before) / direction.scales)
 
     def noise(self, directions: Sequence[Direction]) -> list[torch.Tensor]:
         """Of each direction, how much the entries of its product change if all it is made of changes by rounding.
@@ -357,7 +352,7 @@ def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check
     H
         The operator.
     uncertain
-        Whether the uncertainty is wanted, which takes four gradients more in float32.
+        Whether the uncertainty is wanted, which takes two gradients more in float32.
 
     Returns
     -------
@@ -368,7 +363,7 @@ def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check
     precision
         What was seen of that of the model.
     """
-    witness, (direction,) = witnessed(H, [H])
+    witness, (direction,) = witnessed(H, [H], keeps_products=uncertain and H.dtype != torch.float64)
     uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass) if uncertain else 0.0
     return witness.verdict(direction, as_block(H), H.total_mass), uncertainty, witness.precision
 

@@ -332,6 +332,15 @@ def test_every_batch_runs_once_and_once_more_for_the_check(method, loss_fn, chec
     assert count() == (8 if check else 4)
 
 
+def test_what_rounding_does_to_the_products_takes_one_run_more():
+    model, data = mlp(6, 8, 3).float(), [(x.float(), y) for x, y in split(classes(80, 6, 3), [20, 20, 20, 20])]
+    count = passes(model)
+    result = hesscond.probe(model, nn.CrossEntropyLoss(), data, level="network", dtype=None)[NETWORK]
+    assert result.check.passed
+    assert result.uncertainty > 0
+    assert count() == 9
+
+
 def test_data_that_can_be_read_once_are_enough():
     model, data = mlp(6, 8, 3), split(classes(80, 6, 3), [30, 40, 10])
     plain, once = (

@@ -33,10 +33,8 @@ from hesscond.hessians.linearization import (
 )
 from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_of, placements
 from hesscond.operators import SymmetricOperator
-from hesscond.operators.operator import ROUNDING, identity_blocks
+from hesscond.operators.operator import MARGIN, ROUNDING, identity_blocks
 
-#: What the rounding of products in a measurement shows is taken so many times.
-MARGIN = 64.0
 #: Two ways to a product may differ by this share of it, or by so many times their round-off.
 TOLERANCE, CONFIRMED = 1e-11, 64.0
 
@@ -351,6 +349,10 @@ class NetworkOperator(SymmetricOperator):
         if not is_finite(products):
             raise NotFiniteError("a product with second derivatives of the loss has NaN or infinite entries")
         return products
+
+    @property
+    def measures_rounding(self) -> bool:
+        return "rounding" not in vars(self)
 
     @cached_property
     def rounding(self) -> float:

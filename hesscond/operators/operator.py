@@ -27,6 +27,9 @@ Result = TypeVar("Result")
 #: Rounding of one product, in units of round-off of the operator's precision, unless an operator knows better.
 ROUNDING = 32.0
 
+#: What products in a measurement show of their rounding is taken so many times.
+MARGIN = 64.0
+
 #: Estimated norms are lower bounds: those of the parts are taken this much larger.
 SAFETY = 2.0
 
@@ -89,6 +92,11 @@ class LinearOperator(ABC):
         this is first asked for.
         """
         return ROUNDING * torch.finfo(self.dtype).eps
+
+    @property
+    def measures_rounding(self) -> bool:
+        """Whether `rounding` is measured by products of its own, and was not yet: an iteration's own may tell it."""
+        return False
 
     @property
     def team(self) -> Processes | None:

@@ -186,33 +186,35 @@ def orthonormalize_(
         Rows of W that are no replacements.
     """
     C = block.new_zeros(len(block), basis.size)
-    entering = block.new_zeros(len(block))
-    for number, (start, stop) in enumerate(passes, 1):
-        if number == len(passes):
-            entering = torch.linalg.vector_norm(block, dim=1)
+    share = C
+    for start, stop in passes:
+        share = basis.project_(block, start, stop)
+        C[:, start:stop] += share
+    sizes = torch.linalg.vector_norm(block, dim=1)
+    # of what was there before the last pass, by Pythagoras
+    if bool((3 * sizes**2 < share.square().sum(1)).any()):
         C[:, start:stop] += basis.project_(block, start, stop)
-    if passes and bool((torch.linalg.vector_norm(block, dim=1) < entering / 2).any()):
-        start, stop = passes[-1]
-        C[:, start:stop] += basis.project_(block, start, stop)
+        sizes = torch.linalg.vector_norm(block, dim=1)
     room = min(len(block), basis.order - basis.size)
     L = torch.zeros(len(block), room, dtype=torch.float64)
     genuine = 0
     for i in range(len(block)):
         row, done = block[i : i + 1], block[:genuine]
-        before = after = float(torch.linalg.vector_norm(row))
+        before = after = size = float(sizes[i])
         if genuine:
             for _ in range(2):
                 inner = row @ done.T
                 row.addmm_(inner, done, alpha=-1)
                 L[i, :genuine] += inner[0].double().cpu()
-            after = float(torch.linalg.vector_norm(row))
+            after = size = float(torch.linalg.vector_norm(row))
         if not after > floor or genuine == room:
             continue
         if after < before / 2:  # the cancellation brought rounding in the directions of the basis back
             basis.project_(row)
             row.addmm_(row @ done.T, done, alpha=-1)
+            size = float(torch.linalg.vector_norm(row))
         L[i, genuine] = after
-        block[genuine] = row[0] / torch.linalg.vector_norm(row)
+        torch.div(row[0], size, out=block[genuine])
         genuine += 1
     for i in range(genuine, room):
         row, done = block[i : i + 1], block[:i]

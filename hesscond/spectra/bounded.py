@@ -182,7 +182,7 @@ class Search:
         few = min(max(steps // FLAT, 2), self.vectors - LEAST_VECTORS // 2)
         start, self.taken = (None, 0) if level is None else flat_start(A, level, few, fresh)
         storage = Basis(layout, A.order, 2, dtype=A.dtype, device=A.device)
-        self.process = Krylov(A, storage, block=1, dtype=A.dtype, fresh=fresh)
+        self.process = Krylov(A, storage, block=1, dtype=A.dtype, rounding=A.rounding, fresh=fresh)
         self.process.seed(self.process.random() if start is None else start)
         self._steps = steps - self.taken
 
@@ -343,7 +343,7 @@ def flat_start(
         return None, 1
     D = D.min().div(D)
     basis = Basis(Plan(steps, steps), A.order, steps, dtype=A.dtype, device=A.device)
-    process = Krylov(Rescaled(A, D), basis, block=1, dtype=A.dtype, fresh=fresh)
+    process = Krylov(Rescaled(A, D), basis, block=1, dtype=A.dtype, rounding=A.rounding, fresh=fresh)
     process.seed(z.mul_(D)[None])
     del z
     # the last row is that of the next block

@@ -14,7 +14,7 @@ import torch
 
 from hesscond.errors import MatrixError
 from hesscond.operators import SymmetricOperator
-from hesscond.operators.operator import ROUNDING
+from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.spectra.basis import Basis, orthonormalize_
 from hesscond.spectra.eigen import EigenResult
 
@@ -38,6 +38,8 @@ class Krylov:
         WAVᵀ as far as it is known: of rows that came from elsewhere it is zero.
     fixed
         Rows at the front that the last restart left there.
+    rounding
+        That of the operator; as long as `measure` has not found it out, that of products which lose no digits.
     invariant
         Whether the last product lay in the span of the rows, up to rounding.
     norm
@@ -55,10 +57,13 @@ class Krylov:
         *,
         block: int,
         dtype: torch.dtype,
+        rounding: float | None,
         fresh: torch.Generator,
     ) -> None:
         self.operator, self.basis, self.width, self.dtype, self.fresh = operator, basis, block, dtype, fresh
-        self.rounding = max(operator.rounding, ROUNDING * torch.finfo(dtype).eps)
+        self._measures = rounding is None
+        least = ROUNDING * max(torch.finfo(own).eps for own in (dtype, operator.dtype))
+        self.rounding = least if rounding is None else max(rounding, ROUNDING * torch.finfo(dtype).eps)
         self.T = torch.zeros(0, 0, dtype=torch.float64)
         self.B = torch.zeros(0, 0, dtype=torch.float64)
         self.next = torch.empty(0, operator.order, dtype=dtype, device=operator.device)
@@ -171,6 +176,9 @@ class Krylov:
     def measure(self, count: int, target: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
         """Products with the first ``count`` rows u. The next block is given up: `seed` is to follow.
 
+        The first of them also shows the rounding of products, if that is not known: u = Vᵀy is a combination of vectors
+        that were multiplied, so that Au = VᵀTy + WᵀBy without it.
+
         Returns
         -------
         values : (count,)
@@ -178,11 +186,12 @@ class Krylov:
         residuals : (count,)
             ‖Au − θu‖, float64.
         left : (c, n)
-            The first residuals larger than ``target``, at most as many as a block has rows.
+            The first residuals larger than ``target`` and than rounding, at most as many as a block has rows.
         pairs
             Whose they are.
         """
         values, norms = torch.empty(2, count, dtype=torch.float64)
+        expected = self.B[:, 0].to(self.next) @ self.next if self._measures else None
         self.next = self.next[:0].clone()
         left, pairs = self.next.new_empty(self.width, self.operator.order), list[int]()
         for start in range(0, count, self.width):
@@ -193,6 +202,11 @@ class Krylov:
                 r.sub_(theta * u)
                 norm = torch.linalg.vector_norm(r)
                 values[index], norms[index] = theta, norm
+                if expected is not None:
+                    noise = float(torch.linalg.vector_norm(expected.sub_(r)))
+                    self.rounding = max(self.rounding, MARGIN * noise / (self.norm or 1.0))
+                    target = max(target, self.rounding * self.norm)
+                    expected, self._measures = None, False
                 if norm > target and len(pairs) < self.width:
                     left[len(pairs)] = r
                     pairs.append(index)

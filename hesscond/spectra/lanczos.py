@@ -11,6 +11,7 @@ import torch
 
 from hesscond.errors import ConfigError
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, as_operator
+from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.operators.parallel import led
 from hesscond.spectra.basis import Basis, Plan, plan
 from hesscond.spectra.eigen import EigenResult, Interval, Progress, Wanted, intervals, patience, random_start_bounds
@@ -176,7 +177,10 @@ def lanczos(
         layout = plan(A.order, wanted.count, block=block, basis=basis, memory=memory, dtype=dtype)
         fresh = torch.Generator(A.device).manual_seed(seed)
         storage = Basis(layout, A.order, wanted.count, dtype=dtype, device=A.device)
-        process = Krylov(A, storage, block=block, dtype=dtype, fresh=fresh)
+        # a tolerance far above it does not depend on it; given vectors are of no Krylov space, which would show it
+        usual = MARGIN * ROUNDING * max(torch.finfo(own).eps for own in (dtype, A.dtype))
+        rounding = None if A.measures_rounding and start is None and tol > usual else A.rounding
+        process = Krylov(A, storage, block=block, dtype=dtype, rounding=rounding, fresh=fresh)
         run = Run(process, wanted, layout, tol=tol, missed=missed, max_products=max_products, callback=callback)
         if start is None:
             process.seed(process.random())
@@ -262,7 +266,7 @@ class Run:
 
     @property
     def rounding(self) -> float:
-        """A bound of the rounding errors of values and residuals."""
+        """A bound of the rounding errors of values and residuals, once these were measured."""
         return self.process.rounding * self.norm
 
     @property

@@ -269,14 +269,44 @@ def orthonormal(row: torch.Tensor, excluded: Excluded, basis: Basis) -> torch.Te
 
 
 def random_rows(
-    count: int, like: torch.Tensor, inverse: ApproximateInverse | None, fresh: torch.Generator
+    count: int, like: torch.Tensor, inverse: ApproximateInverse | None, fresh: torch.Generator, shift: float = 0.0
 ) -> torch.Tensor:
-    """Random vectors (count, n) of the kind of ``like`` (j, n), rich in what M⁻¹ is rich in."""
+    """Random vectors (count, n) of the kind of ``like`` (j, n), rich in what (M − shift)⁻¹ is rich in."""
     rows = torch.randn(count, like.shape[1], generator=fresh, dtype=like.dtype, device=like.device)
     if inverse is None:
         return rows
-    solved = inverse.solve(rows.T).T.to(rows)
+    solved = inverse.solve(rows.T, shift).T.to(rows)
     return solved if bool(torch.isfinite(solved).all()) else rows
+
+
+def lowest(
+    inverse: ApproximateInverse, row: torch.Tensor, excluded: Excluded, steps: int
+) -> tuple[torch.Tensor, float]:
+    """An approximate eigenvector (1, n) of M's smallest eigenvalue, and that from above, by Lanczos with M⁻¹.
+
+    ``row`` and 0 where none is positive.
+
+    Parameters
+    ----------
+    row : (1, n)
+        Where it starts.
+    steps
+        How many solutions with M it takes.
+    """
+    basis = Basis(Plan(steps, steps), row.shape[1], steps, dtype=row.dtype, device=row.device)
+    T = torch.zeros(0, 0, dtype=torch.float64)
+    v = orthonormal(row, excluded, basis)
+    while v is not None and basis.size < steps:
+        basis.append(v)
+        solved = inverse.solve(v.T).T.to(v)
+        column = inner(basis, solved)
+        T = bordered(T, column, column[:-1])
+        v = orthonormal(solved, excluded, basis)
+    if not len(T) or not bool(torch.isfinite(T).all()):
+        return row, 0.0
+    values, Y = torch.linalg.eigh(T)
+    largest = float(values[-1])
+    return (combined(Y[:, -1:], basis), 1 / largest) if largest > 0 else (row, 0.0)
 
 
 def inner(basis: Basis, row: torch.Tensor) -> torch.Tensor:

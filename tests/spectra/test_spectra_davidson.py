@@ -1,5 +1,6 @@
 """The smallest nonzero eigenvalues by iteration, against prescribed spectra, scipy's lobpcg, and ways to be fooled."""
 
+import functools
 import logging
 import math
 import time
@@ -12,6 +13,7 @@ import torch
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import ApproximateInverse, Dense, Diagonal, DiagonalInverse, Span, SymmetricOperator
 from hesscond.spectra.matrix_free import Effort, operator_condition
+from hesscond.spectra.search_space import Excluded, lowest
 from hesscond.spectra.smallest import smallest_nonzero
 from hesscond.spectra.threads import one_thread
 from tests.spectra.layer_case import layer_hessian
@@ -29,7 +31,15 @@ class Spectral(ApproximateInverse):
         E = torch.randn(len(values), len(values), generator=fresh, dtype=torch.float64)
         self.root = (Q / sizes.sqrt()) @ (torch.eye(len(values)).double() + 0.3 * spread * E / len(values) ** 0.5)
 
+    @functools.cached_property
+    def _decomposed(self):
+        U, roots, _ = torch.linalg.svd(self.root)
+        return U, roots.square()
+
     def solve(self, vectors, shift=0.0):
+        if shift:
+            U, values = self._decomposed
+            return (U * (values / (1 - shift * values)) @ (U.T @ vectors.double())).to(vectors)
         return (self.root @ (self.root.T @ vectors.double())).to(vectors)
 
 
@@ -191,6 +201,37 @@ def test_layer_with_null_directions_of_dead_inputs():
     assert float(given.eigenvalues) == pytest.approx(float(truth[40]), rel=1e-7)
     # not one rounding error of a null direction
     assert float(known.project(given.eigenvectors).abs().max()) < 1e-15
+
+
+def test_the_smallest_eigenvalue_of_the_preconditioner():
+    values = graded(400, 1e4)
+    _, Q = prescribed(values)
+    excluded, row = Excluded(None, 400, torch.float64, torch.device("cpu")), torch.ones(1, 400, dtype=torch.float64)
+    v, least = lowest(Spectral(Q, values, 0.0, 0), row, excluded, 12)
+    assert 1e-4 <= least <= 1.1e-4
+    assert float(v @ (Q * values) @ Q.T @ v.T) < 1.2e-4
+    assert float(v.norm()) == pytest.approx(1)
+    # none that is positive, or finite
+    for matrix in (-torch.eye(400), torch.full((400, 400), math.nan)):
+        v, least = lowest(Given(matrix.double()), row, excluded, 12)
+        assert least == 0
+        assert torch.equal(v, row)
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.3])
+def test_a_shifted_preconditioner_takes_fewer_products(spread):
+    values = graded(600, 1e5)
+    A, Q = prescribed(values)
+    M = Spectral(Q, values, spread, 0)
+    shifted, plain = (
+        smallest_nonzero(Dense(A, psd=True), inverse=inverse, dense_order=0)
+        for inverse in (M, Given(M.root @ M.root.T))
+    )
+    for found in (shifted, plain):
+        assert found.converged
+        assert found.lower <= 1e-5 <= found.upper
+        assert float(found.eigenvalues) == pytest.approx(1e-5, rel=1e-7)
+    assert shifted.products < plain.products
 
 
 @pytest.mark.slow
