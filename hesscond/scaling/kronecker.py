@@ -400,7 +400,8 @@ class Search:
         above, below, _ = weighted(logs, point.power)
         # of log κ over the bound, the part that no better agreement of the partial traces takes away
         lost = math.log(kappa) - float((above - below) @ logs)
-        closed = self.kappa <= self.bound * (1 + 0.9 * rtol)
+        # what rounding takes from the bound once it is certified
+        closed = self.kappa <= self.bound * (1 + (0.9 if self.single else 0.999) * rtol)
         if closed or (lost >= LOSS * math.log(kappa / bound) and point.power < POWERS[-1]):
             self.L, self.R, _ = point
             raise Enough
