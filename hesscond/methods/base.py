@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +16,21 @@ from hesscond.methods.wrapping import place_of
 
 #: Names of the optimizers of torch that may take a method's steps.
 OptimizerName = Literal["sgd", "adam", "adamw"]
+
+
+class Snapshots(NamedTuple):
+    """Coordinates and diagnostics of a layer that are made when later steps have been taken.
+
+    Attributes
+    ----------
+    take
+        Keeps what they are made of, as it is now.
+    made
+        What they were, from several of these.
+    """
+
+    take: Callable[[], Any]
+    made: Callable[[Sequence[Any]], list[tuple[Coordinates | None, dict[str, float]]]]
 
 
 class Method:
@@ -285,16 +300,12 @@ class Method:
         """Further columns of the study's probe table that only this method knows (see ``study/store.py``)."""
         return {}
 
-    def snapshots(self, layer: str) -> Callable[[], Any] | None:
-        """Takes what a step changes of `coordinates` and `diagnostics`: `standings` makes them of it at any later time.
+    def snapshots(self, layer: str) -> Snapshots | None:
+        """How `coordinates` and `diagnostics` of a layer can be made later on; None: they are made at each step.
 
-        None: they are made at each step. Only for a method without `readings`.
+        Only for a method without `readings`.
         """
         return None
-
-    def standings(self, layer: str, snapshots: Sequence[Any]) -> list[tuple[Coordinates | None, dict[str, float]]]:
-        """Coordinates and diagnostics of a layer at each of several snapshots of it."""
-        raise NotImplementedError
 
     # -- its life -----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Source: Lange, Helfrich and Ye, *Batch Normalization Preconditioning for Neural 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -17,6 +17,7 @@ from torch import nn
 from hesscond.capture import FeatureStatistics, Geometry, Layer, LayerInputs, channel_statistics, entry_statistics
 from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling, Coordinates, by_group, scaling_conditions
+from hesscond.methods.base import Snapshots
 from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed, surveyed
 from hesscond.methods.registry import register
 
@@ -382,14 +383,13 @@ class BNP(InputMethod[BNPState]):
     def _regularized(self, variance: torch.Tensor) -> torch.Tensor:
         return regularized(variance, self.epsilon_1, self.epsilon_2)
 
-    def snapshots(self, layer: str) -> Callable[[], Snapshot] | None:
-        """Of the statistics."""
+    def snapshots(self, layer: str) -> Snapshots | None:
+        """Of the statistics, which are few numbers."""
         state = self.find(layer)
         # a subclass may have other coordinates
-        return None if state is None or type(self) is not BNP else state.snapshot
+        return None if state is None or type(self) is not BNP else Snapshots(state.snapshot, self._made)
 
-    def standings(self, layer: str, snapshots: Sequence[Snapshot]) -> list[tuple[Coordinates | None, dict[str, float]]]:
-        """All at once: the statistics of one step are few numbers."""
+    def _made(self, snapshots: Sequence[Snapshot]) -> list[tuple[Coordinates | None, dict[str, float]]]:
         geometry, device = snapshots[0].geometry, snapshots[0].mu.device
         parts = self._of_groups(snapshots)
         systems = [by_group(own, geometry.units, geometry.n_params, device=device) for own in parts]

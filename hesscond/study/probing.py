@@ -283,9 +283,9 @@ class Prober:
             with again():
                 others = [*self._others("batch", pair, len(targets))]
         systems: dict[str, Any] = {}
-        for place, snapshot in self._snapshots.items():
-            systems[place] = own = self._systems(place) if snapshot is None else snapshot()
-            if waits and snapshot is None:
+        for place, snapshots in self._snapshots.items():
+            systems[place] = own = self._systems(place) if snapshots is None else snapshots.take()
+            if waits and snapshots is None:
                 try:
                     systems[place] = Systems(*copied([*own], KEPT))
                 except TypeError:
@@ -313,7 +313,7 @@ class Prober:
             inputs = [captured.inputs for own in captures for captured in own.values()]
             statistics = iter(channel_statistics_of_each(inputs))
         found: list[list[Unit]] = []
-        for probe, own, systems in zip(probes, captures, self._standings(probes), strict=True):
+        for probe, own, systems in zip(probes, captures, self._systems_at(probes), strict=True):
             units = []
             for place, captured in own.items():
                 seen = inputs_of(captured, next(statistics), self._reads_inputs)
@@ -327,14 +327,13 @@ class Prober:
             for units, probe in zip(found, probes, strict=True)
         ]
 
-    def _standings(self, probes: Sequence[Probe]) -> list[dict[str, Systems]]:
+    def _systems_at(self, probes: Sequence[Probe]) -> list[dict[str, Systems]]:
         """The systems of each layer at each probe."""
         found = [dict(probe.systems) for probe in probes]
-        for place in self.units:
-            snapshots = [own for own in found if not isinstance(own[place], Systems)]
-            if snapshots:
-                standings = self.method.standings(place, [own[place] for own in snapshots])
-                for own, (system, diagnostics) in zip(snapshots, standings, strict=True):
+        for place, snapshots in self._snapshots.items():
+            if snapshots is not None and found:
+                made = snapshots.made([own[place] for own in found])
+                for own, (system, diagnostics) in zip(found, made, strict=True):
                     own[place] = Systems(system, {}, diagnostics)
         return found
 
