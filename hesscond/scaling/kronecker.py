@@ -491,7 +491,7 @@ def agreeing(found: Spectrum, shape: tuple[int, int], power: int, factors: Facto
 
     def pull(pair: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The gradient of half the squared disagreement."""
-        P, Q = (mixed_traces(V, M, shape) for V, M in zip(ends, pair, strict=True))
+        P, Q = (traces_between(M @ V, V, shape) for V, M in zip(ends, pair, strict=True))
         left, right = (one * (p - q) for one, p, q in zip(free, P, Q, strict=True))
         images = ((left @ V.reshape(-1, *shape) + V.reshape(-1, *shape) @ right).reshape(k, -1) for V in ends)
         return [sign * image @ V.T for sign, image, V in zip((1, -1), images, ends, strict=True)]
@@ -611,12 +611,7 @@ def partial_traces(vectors: np.ndarray, weights: np.ndarray, shape: tuple[int, i
     return traces_between(weights[:, None] * vectors, vectors, shape)
 
 
-def mixed_traces(vectors: np.ndarray, M: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Those of Σ_kl M_kl v_k v_lᵀ for a symmetric M (r, r)."""
-    return traces_between(M @ vectors, vectors, shape)
-
-
 def traces_between(A: np.ndarray, B: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Those of AᵀB for rows (r, m n)."""
+    """Those of AᵀB for A, B (r, m n), if it is symmetric."""
     left, right = A.reshape(-1, *shape), B.reshape(-1, *shape)
     return np.tensordot(left, right, ((0, 2), (0, 2))), np.tensordot(left, right, ((0, 1), (0, 1)))

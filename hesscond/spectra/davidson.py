@@ -257,8 +257,8 @@ class Davidson(Search):
     searching
         Whether that is running.
     shift
-        What M is shifted by, half its smallest eigenvalue: M − shift is nearer to A − θ and still definite. 0 if A
-        is not known to be positive semidefinite.
+        What M is shifted by, half its smallest eigenvalue as far as that is known: M − shift is nearer to A − θ, and
+        still definite unless the estimate is twice too large. 0 if A is not known to be positive semidefinite.
     """
 
     k: int

@@ -53,7 +53,7 @@ def smallest_nonzero(
     2007, SIAM J. Sci. Comput. 29): the space grows by M⁻¹r for the first pair that is not settled, and is restarted
     with the best approximations and the previous one of that pair. If A is known to be positive semidefinite, it begins
     with an eigenvector of M's smallest eigenvalue μ, which takes 12 solutions with M and no product, and grows by
-    (M − μ/2)⁻¹r: M − μ/2 is definite, and nearer to A − θ. Where that stagnates, or where there is no M, it grows
+    (M − μ/2)⁻¹r: M − μ/2 is nearer to A − θ. Where that stagnates, or where there is no M, it grows
     by the solution of the Jacobi–Davidson correction equation with MINRES. Approximations are Ritz vectors if A is
     known to be positive semidefinite, else harmonic Ritz vectors, since the eigenvalues wanted are interior ones.
     All thresholds are relative to the norm of A: c·A has c times the eigenvalues of A, whatever c.
