@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from hesscond.capture import Batch, LossFunction
 from hesscond.errors import ConfigError, HesscondError
+from hesscond.methods.optimizers import held
 from hesscond.probing import check_group
 from hesscond.schedules import Schedule, schedule_of
 from hesscond.study.store import place_name
@@ -213,7 +214,7 @@ class Watch:
         """The ``config.toml`` of a run folder."""
         return run_config(
             name,
-            type(self._measuring.optimizer).__name__ if isinstance(self._optimizer, Optimizer) else "watched",
+            type(held(self._optimizer)).__name__ if isinstance(self._optimizer, Optimizer) else "watched",
             self._rate or 0.0,
             self._measuring.samples,
             self._measuring.blocks,
@@ -226,7 +227,7 @@ class Watch:
         """The largest learning rate."""
         if self._optimizer is None:
             return None
-        return max(float(group["lr"]) for group in groups_of(self._measuring.optimizer))
+        return max(float(group["lr"]) for group in groups_of(self._optimizer))
 
     def __enter__(self) -> Watch:
         return self

@@ -73,7 +73,7 @@ class Measuring:
             raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
         # a replica of DistributedDataParallel would wait for the others
         self.model = model if group is not None else unwrapped(model)
-        self.loss_fn, self.optimizer, self.group = loss_fn, inner(optimizer), group
+        self.loss_fn, self.optimizer, self.group = loss_fn, optimizer, group
         self.level, self.units, self.rtol, self.memory, self.seed = level, units, rtol, memory, seed
         if layers is not None and not isinstance(layers, str):
             layers = tuple(layers) if isinstance(layers, Iterable) else layers
@@ -265,15 +265,6 @@ def largest(result: LayerResult, unit: int | None, kappa: ConditionNumber) -> tu
 def units_of(result: LayerResult) -> Sequence[int | None]:
     """What its conditions belong to: units, or None, the whole."""
     return result.units if result.level == "unit" else (None,)
-
-
-def inner(optimizer: Any) -> Any:
-    """The optimizers that wrappers, as those of accelerate, hold."""
-    if isinstance(optimizer, (list, tuple)):
-        return [inner(one) for one in optimizer]
-    while isinstance(held := getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = held
-    return optimizer
 
 
 def groups_of(optimizer: Any) -> list[dict[str, Any]]:

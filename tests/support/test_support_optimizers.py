@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import hesscond
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
 from hesscond.methods.optimizers import AtWork, known_optimizers
@@ -199,6 +200,55 @@ def test_an_optimizer_without_a_reader_is_told_which_have_one():
     optimizer = pytorch_optimizer().Lion(model.parameters())
     with pytest.raises(ConfigError, match=r"Lion are not known: .*pytorch_optimizer\.Shampoo"):
         probe(model, nn.CrossEntropyLoss(), data(), level="layer", method=optimizer)
+
+
+def accelerated(model, optimizer):
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'accelerate'")
+    return accelerate.Accelerator(cpu=True).prepare(optimizer)
+
+
+def of_lightning(model, optimizer):
+    module = pytest.importorskip(
+        "lightning.pytorch.core.optimizer", reason="lightning is not installed: pip install 'hesscond[lightning]'"
+    )
+    return module.LightningOptimizer(optimizer)
+
+
+def of_fabric(model, optimizer):
+    fabric = pytest.importorskip(
+        "lightning.fabric", reason="lightning is not installed: pip install 'hesscond[lightning]'"
+    )
+    return fabric.Fabric(accelerator="cpu").setup(model, optimizer)[1]
+
+
+@pytest.mark.parametrize("wrapped", [accelerated, of_lightning, of_fabric])
+def test_the_wrappers_of_trainers_are_looked_into(wrapped):
+    model = small()
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
+    stepped(model, optimizer, 5)
+    outer, batch = wrapped(model, optimizer), (torch.randn(30, 3, dtype=torch.float64), torch.arange(30) % 3)
+    assert outer is not optimizer
+    bare, found = (
+        probe(model, nn.CrossEntropyLoss(), batch, ["2"], level="layer", method=one) for one in (optimizer, outer)
+    )
+    assert found.coordinates == "coordinates: RMSprop, M^1/2"
+    assert found["2"].kappa == bare["2"].kappa
+    with hesscond.watch(model, nn.CrossEntropyLoss(), batch, outer, every=1) as watching:
+        row = watching.step()
+    assert row["hesscond/2/kappa_own"] > 0
+
+
+@pytest.mark.parametrize("kind", ["Lookahead", "OrthoGrad"])
+def test_what_changes_the_steps_of_another_is_none_of_these(kind):
+    """They hold Adam, as wrappers do, but what they step is not Adam's."""
+    model = network()
+    adam = torch.optim.Adam(model.parameters())
+    stepped(model, adam)
+    optimizer = getattr(pytorch_optimizer(), kind)(adam)
+    with pytest.raises(ConfigError, match=f"coordinates of {kind} are not known"):
+        probe(model, nn.CrossEntropyLoss(), data(), level="layer", method=optimizer)
+    with pytest.raises(ConfigError, match=f"coordinates of {kind} are not known"):
+        hesscond.watch(model, nn.CrossEntropyLoss(), data(), optimizer)
 
 
 @pytest.mark.parametrize("kind", ["SOAP", "Shampoo"])

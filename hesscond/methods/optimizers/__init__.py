@@ -6,6 +6,6 @@ that no library is imported here.
 
 from hesscond.methods.optimizers import heavyball, pytorch_optimizer, torch_optim
 from hesscond.methods.optimizers.at_work import AtWork
-from hesscond.methods.optimizers.reading import Look, known_optimizers, reads
+from hesscond.methods.optimizers.reading import Look, held, known_optimizers, reads
 
-__all__ = ["AtWork", "Look", "heavyball", "known_optimizers", "pytorch_optimizer", "reads", "torch_optim"]
+__all__ = ["AtWork", "Look", "heavyball", "held", "known_optimizers", "pytorch_optimizer", "reads", "torch_optim"]

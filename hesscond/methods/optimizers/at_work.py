@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hesscond.errors import ConfigError
 from hesscond.hessians import ParameterMap
 from hesscond.methods.by_parameter import ByParameter
-from hesscond.methods.optimizers.reading import Known, Look, reader_of
+from hesscond.methods.optimizers.reading import Known, Look, held, reader_of
 
 
 class AtWork(ByParameter):
@@ -27,7 +27,7 @@ class AtWork(ByParameter):
     model
         The model that they train.
     optimizers
-        One or several.
+        One or several; the wrappers of Accelerate and Lightning are looked into.
 
     Raises
     ------
@@ -39,6 +39,7 @@ class AtWork(ByParameter):
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         super().__init__(model)
+        optimizers = [held(one) for one in optimizers]
         self.name = " and ".join(dict.fromkeys(type(one).__name__ for one in optimizers))  # type: ignore[misc]
         self.summary = f"the state of {self.name}"  # type: ignore[misc]
         self._held: dict[int, tuple[Known, Optimizer, dict[str, Any]]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import unwrap
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim import Optimizer
@@ -72,6 +72,21 @@ def reads(*classes: str, stateless: bool = False) -> Callable[[Reader], Reader]:
 def known_optimizers() -> list[str]:
     """Names of all optimizers that have a reader."""
     return sorted(known.name for known in _READERS.values())
+
+
+#: Classes that hold an optimizer and step as it does; others, such as Lookahead, do something else with its steps.
+WRAPPERS = {
+    "accelerate.optimizer.AcceleratedOptimizer",
+    *(f"{package}.core.optimizer.LightningOptimizer" for package in ("lightning.pytorch", "pytorch_lightning")),
+    *(f"{package}.wrappers._FabricOptimizer" for package in ("lightning.fabric", "lightning_fabric")),
+}
+
+
+def held(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside of the wrappers of trainers."""
+    while any(f"{kind.__module__}.{kind.__qualname__}" in WRAPPERS for kind in type(optimizer).__mro__):
+        optimizer = cast(Any, optimizer).optimizer
+    return optimizer
 
 
 def reader_of(optimizer: Optimizer) -> Known:
