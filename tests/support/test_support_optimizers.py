@@ -108,6 +108,25 @@ def test_a_step_of_heavyball_is_M_times_the_gradient(name):
     assert largest_difference(model, optimizer, *stepped(model, optimizer, 5)) < tolerance
 
 
+@pytest.mark.parametrize("name", ["AdamW", "PSGDKron"])
+def test_the_warm_up_of_heavyball_belongs_to_M(name):
+    """To the rounding of weights of order 1 in float32, beside which the first steps are small."""
+    options, _ = HEAVYBALL[name]
+    model = network(torch.float32)
+    optimizer = getattr(heavyball(), name)(model.parameters(), lr=0.01, warmup_steps=20, **options)
+    for steps in (1, 4, 30):
+        assert largest_difference(model, optimizer, *stepped(model, optimizer, steps)) < 1e-4
+
+
+@pytest.mark.parametrize("name", HEAVYBALL)
+def test_cautious_steps_of_heavyball_are_refused(name):
+    model = network(torch.float32)
+    optimizer = getattr(heavyball(), name)(model.parameters(), lr=0.01, caution=True, **HEAVYBALL[name][0])
+    stepped(model, optimizer, 2)
+    with pytest.raises(ConfigError, match=f"{name} with caution=True leaves out entries"):
+        probe(model, nn.CrossEntropyLoss(), data(torch.float32), level="layer", method=optimizer)
+
+
 def small():
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)).double()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from hesscond.errors import ConfigError
 from hesscond.hessians import ParameterMap
 from hesscond.methods.optimizers.pytorch_optimizer import rotated
-from hesscond.methods.optimizers.reading import Look, double, newton_schulz, reads
+from hesscond.methods.optimizers.reading import Look, Reader, double, newton_schulz, reads
 
 #: What its Newton–Schulz steps are.
 STEPS = (
@@ -19,6 +20,30 @@ STEPS = (
     (2.8769, -3.1427, 1.2046),
     (2.8366, -3.0525, 1.2012),
 )
+
+
+def steps_of(name: str) -> Callable[[Reader], Reader]:
+    """Register the reader of one of its optimizers, whose rate does not show the warm-up that shortens its steps.
+
+    Raises
+    ------
+    ConfigError
+        When it is read: the optimizer is cautious.
+    """
+
+    def registered(read: Reader) -> Reader:
+        @reads(f"heavyball.{name}")
+        def warmed(look: Look) -> ParameterMap | None:
+            if look.group["caution"]:
+                raise ConfigError(
+                    f"heavyball.{name} with caution=True leaves out entries by their signs beside those of the gradient"
+                )
+            found, step = read(look), float(look.group.get("step_count") or 1)
+            return None if found is None else found.scaled(step / max(step, look.group["warmup_steps"] + 1))
+
+        return warmed
+
+    return registered
 
 
 def entry(look: Look, name: str) -> Any:
@@ -45,14 +70,14 @@ def unstacked(tensor: torch.Tensor) -> torch.Tensor:
     return double(tensor[0])
 
 
-@reads("heavyball.AdamW")
+@steps_of("AdamW")
 def adamw(look: Look) -> ParameterMap | None:
     """M = 1/max(√v, ε), v an average with corrected weights."""
     v = entry(look, "exp_avg_sq")
     return None if v is None else look.diagonal(1 / double(v).sqrt().clamp(min=look.group["eps"]))
 
 
-@reads("heavyball.SOAP")
+@steps_of("SOAP")
 def soap(look: Look) -> ParameterMap | None:
     """M = Q diag(1/max(√v, ε)) Qᵀ; where Q was turned after the step, that of the next one."""
     v, Q = entry(look, "exp_avg_sq"), entry(look, "_Q")
@@ -63,7 +88,7 @@ def soap(look: Look) -> ParameterMap | None:
     return rotated(v, bases, v.sqrt().clamp(min=look.group["eps"]))
 
 
-@reads("heavyball.PSGDKron")
+@steps_of("PSGDKron")
 def psgd(look: Look) -> ParameterMap | None:
     """M = ⊗ Q_iᵀQ_i. The clipping of the update, entry by entry, is left out: with it the map is not symmetric."""
     Q = entry(look, "_Q")
@@ -86,7 +111,7 @@ def triangular(stored: Any) -> torch.Tensor:
     return found
 
 
-@reads("heavyball.Muon")
+@steps_of("Muon")
 def muon(look: Look) -> ParameterMap | None:
     """As torch's, with other polynomials; vectors step along their averaged gradient."""
     u = entry(look, "momentum")
