@@ -79,9 +79,9 @@ class PSGD(Learned):
             B = torch.linalg.solve_triangular(
                 L.T, torch.linalg.solve_triangular(R, v, upper=True, left=False), upper=False
             )
-            for key, Q, a, b in (("Q_0", L, A @ A.T, B @ B.T), ("Q_1", R, A.T @ A, B.T @ B)):
-                size = torch.linalg.matrix_norm(a + b, 2).clamp_min(1e-300)
-                state[key] = Q - self.fitting_rate * torch.triu(a - b) @ Q / size
+            for key, Q, a, b in (("Q_0", L, A, B), ("Q_1", R, A.T, B.T)):
+                size = squared_norm(torch.cat([a, b], 1)).clamp_min(1e-300)
+                state[key] = Q - self.fitting_rate * torch.triu(a @ a.T - b @ b.T) @ Q / size
         state["shortened"] = torch.ones_like(state["shortened"])
         direction = self.read(state).applied(u)
         state["shortened"] = (1.1 / (direction.square().mean().sqrt() + 1e-6)).clamp(max=1.0)
@@ -91,3 +91,8 @@ class PSGD(Learned):
         Q = [state[key] for key in ("Q_0", "Q_1") if key in state]
         factors = [own.T if own.ndim == 2 else own for own in Q]
         return ParameterMap.kronecker([len(own) for own in Q], factors, scale=float(state["shortened"]))
+
+
+def squared_norm(C: torch.Tensor) -> torch.Tensor:
+    """‖CCᵀ‖₂ (), from the smaller Gram matrix."""
+    return torch.linalg.eigvalsh(C @ C.T if len(C) <= C.shape[1] else C.T @ C)[-1]
