@@ -5,7 +5,7 @@ the start, half-way and at the end, λ_max of the network times half the rate, a
 diagonal and the best Kronecker scaling would bring. Each network is one ``hesscond compare`` of a study that the folder
 keeps; what is there is not repeated, so that the command goes on where it was stopped. The main methods at one seed
 come first, then all of them, then further seeds; the tables (preconditioners.md) are written anew after each. ``--page
-docs/preconditioners.md`` puts those that are there into the page and measures nothing.
+docs/preconditioners.md`` puts those that are there into the page, draws its figure, and measures nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import tomli_w
+from matplotlib.ticker import LogLocator, NullFormatter
 from scipy.stats import spearmanr
 
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
+from hesscond.report import Page, method_colors, save_figure
 from hesscond.report.series import intervals, quantile
 from hesscond.study import load_study
 from hesscond.study.config import merged
@@ -88,6 +90,13 @@ FURTHER = (
     ),
     *("batchnorm", "layernorm", "sphere", "weightnorm", "optimal-diagonal", "optimal-kronecker"),
 )
+#: What may rank methods, by level and column of the table of cells, and which of these are drawn.
+QUANTITIES = {
+    "κ own, layers": ("layer", "kappa_own"),
+    "κ(H), layers": ("layer", "kappa"),
+    "λη/2, network": ("network", "sharpness"),
+}
+DRAWN = {"κ own, layers": "κ of layers, own coordinates", "λη/2, network": "λη/2 of the network"}
 #: Decompositions of 3,072 × 3,072 matrices take eight seconds: on CIFAR-10 they are made at most three times in a run,
 #: but for Shampoo, which needs them in its first steps.
 SELDOM = {name: f"{name}:update_every=100" for name in ("kfac", "ekfac", "soap", "whitening")}
@@ -234,33 +243,31 @@ def resolved(cells: pd.DataFrame) -> str:
     return "\n".join(rows)
 
 
+def predicted(network: str, name: str, compared: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
+    """The loss at the end and the median of a quantity half-way, of the methods where both are known."""
+    level, column = QUANTITIES[name]
+    losses = compared[(compared["network"] == network) & compared["loss"].notna()].set_index("method")["loss"]
+    half = cells[(cells["network"] == network) & (cells["level"] == level) & (cells["iteration"] == MOMENTS["half"])]
+    found = {}
+    for method, rows in half.groupby("method"):
+        low, high = (rows[column].median(),) * 2 if column == "sharpness" else median(rows, column)
+        if low == high:
+            found[method] = low
+    return pd.concat([losses, pd.Series(found, dtype=float, name="value")], axis=1, join="inner").dropna()
+
+
 def rankings(compared: pd.DataFrame, cells: pd.DataFrame) -> str:
     """Spearman's rank correlation over methods of the final loss with what was measured half-way."""
-    half = cells[cells["iteration"] == MOMENTS["half"]]
-    quantities = {
-        "κ own, layers": ("layer", "kappa_own"),
-        "κ(H), layers": ("layer", "kappa"),
-        "λη/2, network": ("network", "sharpness"),
-    }
-    lines = ["| network | " + " | ".join(quantities) + " |", "|---" * (1 + len(quantities)) + "|"]
+    lines = ["| network | " + " | ".join(QUANTITIES) + " |", "|---" * (1 + len(QUANTITIES)) + "|"]
     for network in compared["network"].unique():
-        losses = compared[(compared["network"] == network) & compared["loss"].notna()].set_index("method")["loss"]
-        texts = []
-        for level, name in quantities.values():
-            own = half[(half["network"] == network) & (half["level"] == level)]
-            found = {}
-            for method, rows in own.groupby("method"):
-                low, high = (rows[name].median(),) * 2 if name == "sharpness" else median(rows, name)
-                if low == high:
-                    found[method] = low
-            texts.append(correlation(losses, pd.Series(found, dtype=float)))
+        texts = [correlation(predicted(network, name, compared, cells)) for name in QUANTITIES]
         lines.append(f"| {network} | " + " | ".join(texts) + " |")
     return "\n".join(lines)
 
 
-def correlation(losses: pd.Series, values: pd.Series) -> str:
-    """Spearman's ρ with its 95 % interval over resampled methods."""
-    both = pd.concat([losses, values], axis=1, join="inner").dropna().to_numpy(dtype=float)
+def correlation(found: pd.DataFrame) -> str:
+    """Spearman's ρ of two columns with its 95 % interval over resampled rows."""
+    both = found.to_numpy(dtype=float)
     if len(both) < 5:
         return f"{len(both)} methods: too few"
     generator = np.random.default_rng(0)
@@ -268,6 +275,35 @@ def correlation(losses: pd.Series, values: pd.Series) -> str:
     found = [spearmanr(*sample.T).statistic for sample in samples if len(np.unique(sample[:, 1])) > 1]
     low, high = np.nanquantile(found, [0.025, 0.975])
     return f"{spearmanr(*both.T).statistic:.2f} ({low:.2f} … {high:.2f}; {len(both)} methods)"
+
+
+def draw(compared: pd.DataFrame, cells: pd.DataFrame, path: Path) -> None:
+    """The loss at the end against κ in own coordinates and λη/2 half-way: a panel for each network and quantity."""
+    networks = list(compared["network"].unique())
+    colors = method_colors([method.partition(":update")[0] for method in compared["method"].unique()])
+    page = Page(7.2)
+    with page.styled():
+        figure = page.figure(3.8)
+        axes = figure.subplots(2, len(networks), sharey="col", squeeze=False)
+        for row, (name, label) in enumerate(DRAWN.items()):
+            for ax, network in zip(axes[row], networks, strict=True):
+                found = predicted(network, name, compared, cells)
+                for method, loss, value in found.itertuples():
+                    method = method.partition(":update")[0]
+                    ax.plot(value, loss, "o", ms=4, color=colors[method], mec="white", mew=0.3)
+                    ax.annotate(method, (value, loss), fontsize=3.5, xytext=(2, 2), textcoords="offset points")
+                ax.set_xscale("log")
+                ax.set_yscale("log")
+                ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                ax.yaxis.set_major_formatter("{x:g}")
+                ax.yaxis.set_minor_formatter(NullFormatter())
+                ax.xaxis.set_minor_formatter(NullFormatter())
+                ax.spines[["top", "right"]].set_visible(False)
+                ax.set_xlabel(f"{label}\nρ = {correlation(found).rpartition(';')[0]})")
+                if row == 0:
+                    ax.set_title(network, loc="left")
+            axes[row][0].set_ylabel("loss at the end")
+    save_figure(figure, path)
 
 
 def coupling(cells: pd.DataFrame) -> str:
@@ -314,6 +350,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.page is not None:
         fill(arguments.page, tables(arguments.out))
+        picture = arguments.page.parent / "images" / "preconditioners.png"
+        draw(read(arguments.out, "comparison.csv"), read(arguments.out, "cells.csv"), picture)
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
     passes = [(MAIN, 1), *((MAIN + FURTHER, seeds) for seeds in range(1, arguments.seeds + 1))]

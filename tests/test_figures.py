@@ -1,23 +1,34 @@
-"""The gallery has a picture of every kind of figure, and its script draws them from small runs."""
+"""The gallery has a picture of every kind of figure; what the tables of preconditioners count is counted by hand."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from hesscond.report import FIGURES
 
 FOLDER = Path(__file__).parents[1] / "figures"
-SPEC = importlib.util.spec_from_file_location("gallery", FOLDER / "gallery.py")
-assert SPEC is not None
-gallery = importlib.util.module_from_spec(SPEC)
-sys.modules["gallery"] = gallery
-assert SPEC.loader is not None
-SPEC.loader.exec_module(gallery)
+
+
+def script(name: str) -> ModuleType:
+    """A module of figures/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+gallery, preconditioners = script("gallery"), script("preconditioners")
 
 
 def test_the_gallery_shows_every_kind_of_figure() -> None:
@@ -34,3 +45,68 @@ def test_the_gallery_is_drawn_from_small_runs(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(gallery, "GALLERY", tmp_path)
     gallery.main([])
     assert {path.stem for path in tmp_path.glob("*.png")} == {*FIGURES, "rate"} - {"conditioning"}
+
+
+def cell(method: str, seed: int, level: str, kappa: float, top: float, own: float | None = None) -> dict[str, Any]:
+    """A row of the table of cells; ``own`` NaN: unresolved above 7."""
+    own = kappa if own is None else own
+    known = not math.isnan(own)
+    return {
+        **{"network": "net", "method": method, "seed": seed, "iteration": 100, "level": level, "layer": level},
+        **{"kappa": kappa, "kappa_lower": kappa, "kappa_upper": kappa, "resolved": True, "rank": 3},
+        **{"kappa_own": own if known else math.inf, "kappa_own_lower": own if known else 7.0},
+        **{"kappa_own_upper": own if known else math.inf, "resolved_own": known, "rank_own": 3 if seed else 2},
+        **{"lambda_max": top, "lambda_max_own": 2 * top, "sharpness": top / 10},
+    }
+
+
+LOSSES = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0, "e": 5.0, "kfac:update_every=100": 6.0}
+
+
+@pytest.fixture
+def compared() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Six methods, whose κ grows with the loss but for one that is unresolved, and whose sharpness falls."""
+    rows = []
+    for rank, method in enumerate(LOSSES, 1):
+        for seed in (0, 1, 2):
+            own = math.nan if method == "e" and seed else 100.0 * rank + seed
+            rows += [cell(method, seed, "layer", 10.0**rank, 70.0 - 10 * rank, own)]
+            rows += [cell(method, seed, "network", math.nan, 3 * (70.0 - 10 * rank))]
+    table = pd.DataFrame({"network": "net", "method": list(LOSSES), "loss": list(LOSSES.values())})
+    return table, pd.DataFrame(rows)
+
+
+def test_what_ranks_methods_is_a_median_that_is_known(compared: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+    own = preconditioners.predicted("net", "κ own, layers", *compared)
+    # of e two of three κ are unresolved, and so is the median
+    assert own["value"].to_dict() == {m: 100.0 * k + 1 for k, m in enumerate(LOSSES, 1) if m != "e"}
+    assert own["loss"].to_dict() == {m: loss for m, loss in LOSSES.items() if m != "e"}
+    sharp = preconditioners.predicted("net", "λη/2, network", *compared)
+    assert sharp["value"].to_dict() == pytest.approx({m: 0.3 * (70 - 10 * k) for k, m in enumerate(LOSSES, 1)})
+    row = preconditioners.rankings(*compared).splitlines()[-1].split(" | ")
+    assert row[1].startswith("1.00 (1.00 … 1.00; 5 methods")
+    assert row[2].startswith("1.00 (1.00 … 1.00; 6 methods")
+    assert row[3].startswith("-1.00 (-1.00 … -1.00; 6 methods")
+
+
+def test_coupling_and_what_is_resolved_are_counted(compared: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+    _, cells = compared
+    assert preconditioners.coupling(cells).splitlines()[-1] == "| net | 3 (3 … 3) | 3 (3 … 3) |"
+    plain, own, _, apart = preconditioners.resolved(cells).splitlines()[-4:]
+    assert plain == "| plain coordinates | 18 | 18 | 6 | 6 |"
+    assert own == "| own coordinates | 18 | 16 | 6 | 5 |"
+    assert apart.startswith("Of 16 κ resolved in both coordinates 6 count different ranks")
+
+
+def test_the_picture_has_a_panel_for_each_network_and_quantity(
+    compared: tuple[pd.DataFrame, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(preconditioners, "save_figure", lambda figure, path: drawn.append(figure))
+    preconditioners.draw(*compared, tmp_path / "picture.png")
+    above, below = drawn[0].axes
+    assert {text.get_text() for text in below.texts} == {"a", "b", "c", "d", "e", "kfac"}
+    assert {text.get_text() for text in above.texts} == {"a", "b", "c", "d", "kfac"}
+    points = {(float(x), float(y)) for line in above.lines for x, y in zip(*line.get_data(), strict=True)}
+    assert points == {(100.0 * k + 1, float(k)) for k in (1, 2, 3, 4, 6)}
+    assert "ρ = 1.00 (1.00 … 1.00)" in above.get_xlabel()
