@@ -36,17 +36,18 @@ BEGIN, END = "<!-- measured: figures/preconditioners.py -->", "<!-- end of what 
 ITERATIONS = 200
 #: Before which steps is measured: the first of them when averages over ten steps are there.
 MOMENTS = {"start": 10, "half": 100, "end": 199}
-#: Of every network; products with the whole Hessian bound κ from below, and give λ_max.
+#: Of every network.
 PROBE: dict[str, Any] = {
     "levels": ["layer", "network"],
     "units": [0],
     "every": 0,
     "train_every_epochs": 0,
     "at": list(MOMENTS.values()),
-    "products": 60,
     "optima": 350,
     "precision": "float64",
 }
+#: So many products with the whole Hessian bound κ of a network from below, and give λ_max; without them κ is exact.
+BOUNDED = {"products": 60}
 #: The networks: a study and its scale, what is changed of it so that whole layers can be decomposed, and what of it is
 #: measured. Behind root mean square normalization no sums are zero, as they are behind layer normalization.
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -55,7 +56,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
         "small",
         {
             "model": {"width": 16, "depth": 2, "heads": 2, "hidden": 32, "norm": "rms"},
-            "probe": {
+            "probe": BOUNDED
+            | {
                 "layers": ["patches", "block1.attention.v", "block1.fc1", "block2.attention.out", "fc"],
                 "train_samples": 16,
             },
@@ -66,13 +68,14 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "data": {"context": 16},
             "model": {"width": 16, "depth": 2, "heads": 2, "norm": "rms:eps=1e-5"},
-            "probe": {
+            "probe": BOUNDED
+            | {
                 "layers": ["block1.attention.v", "block1.attention.out", "block2.attention.v", "fc"],
                 "train_samples": 4,
             },
         },
     ),
-    "fc-cifar10": ("small", {"probe": {"layers": ["fc2", "fc3"], "train_samples": 32}}),
+    "fc-cifar10": ("small", {"probe": BOUNDED | {"layers": ["fc2", "fc3"], "train_samples": 32}}),
 }
 MAIN = ("vanilla", "bnp", "adam", "kfac", "shampoo", "soap", "muon", "gauss-newton")
 FURTHER = (
@@ -94,6 +97,7 @@ FURTHER = (
 QUANTITIES = {
     "κ own, layers": ("layer", "kappa_own"),
     "κ(H), layers": ("layer", "kappa"),
+    "κ own, network": ("network", "kappa_own"),
     "λη/2, network": ("network", "sharpness"),
 }
 DRAWN = {"κ own, layers": "κ of layers, own coordinates", "λη/2, network": "λη/2 of the network"}
@@ -229,17 +233,22 @@ def table(network: str, compared: pd.DataFrame, cells: pd.DataFrame) -> str:
 def resolved(cells: pd.DataFrame) -> str:
     """How many κ were resolved, and how many cells of methods × networks × moments have a median that is."""
     layers = cells[cells["level"] == "layer"]
+    exact = [name for name, (_, changes) in NETWORKS.items() if "products" not in changes["probe"]]
+    networks = cells[(cells["level"] == "network") & cells["network"].isin(exact)]
     rows = ["| | κ | resolved | medians by method, network, moment | resolved |", "|---|---|---|---|---|"]
-    for name, words in (("kappa", "plain"), ("kappa_own", "own")):
-        low, high = intervals(layers.astype({"resolved": "boolean", "resolved_own": "boolean"}), name)
-        groups = [median(own, name) for _, own in layers.groupby(["network", "method", "iteration"])]
-        there = [pair for pair in groups if not math.isnan(pair[0])]
-        known = sum(a == b for a, b in there)
-        measured, counted = int((~np.isnan(low)).sum()), int(np.isfinite(high).sum())
-        rows.append(f"| {words} coordinates | {measured} | {counted} | {len(there)} | {known} |")
+    for of, part in (("layers", layers), ("networks, where not bounded only", networks)):
+        for name, words in (("kappa", "plain"), ("kappa_own", "own")):
+            low, high = intervals(part.astype({"resolved": "boolean", "resolved_own": "boolean"}), name)
+            groups = [median(own, name) for _, own in part.groupby(["network", "method", "iteration"])]
+            there = [pair for pair in groups if not math.isnan(pair[0])]
+            known = sum(a == b for a, b in there)
+            measured, counted = int((~np.isnan(low)).sum()), int(np.isfinite(high).sum())
+            rows.append(f"| {of}, {words} coordinates | {measured} | {counted} | {len(there)} | {known} |")
     both = layers[layers["resolved"].astype("boolean") & layers["resolved_own"].astype("boolean")]
     apart = int((both["rank"] != both["rank_own"]).sum())
-    rows.append(f"\nOf {len(both)} κ resolved in both coordinates {apart} count different ranks, and have no share.")
+    rows.append(
+        f"\nOf {len(both)} κ of layers resolved in both coordinates {apart} count different ranks, and have no share."
+    )
     return "\n".join(rows)
 
 

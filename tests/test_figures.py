@@ -71,7 +71,7 @@ def compared() -> tuple[pd.DataFrame, pd.DataFrame]:
         for seed in (0, 1, 2):
             own = math.nan if method == "e" and seed else 100.0 * rank + seed
             rows += [cell(method, seed, "layer", 10.0**rank, 70.0 - 10 * rank, own)]
-            rows += [cell(method, seed, "network", math.nan, 3 * (70.0 - 10 * rank))]
+            rows += [cell(method, seed, "network", 20.0**rank, 3 * (70.0 - 10 * rank))]
     table = pd.DataFrame({"network": "net", "method": list(LOSSES), "loss": list(LOSSES.values())})
     return table, pd.DataFrame(rows)
 
@@ -86,16 +86,19 @@ def test_what_ranks_methods_is_a_median_that_is_known(compared: tuple[pd.DataFra
     row = preconditioners.rankings(*compared).splitlines()[-1].split(" | ")
     assert row[1].startswith("1.00 (1.00 … 1.00; 5 methods")
     assert row[2].startswith("1.00 (1.00 … 1.00; 6 methods")
-    assert row[3].startswith("-1.00 (-1.00 … -1.00; 6 methods")
+    assert row[3].startswith("1.00 (1.00 … 1.00; 6 methods")
+    assert row[4].startswith("-1.00 (-1.00 … -1.00; 6 methods")
 
 
 def test_coupling_and_what_is_resolved_are_counted(compared: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     _, cells = compared
     assert preconditioners.coupling(cells).splitlines()[-1] == "| net | 3 (3 … 3) | 3 (3 … 3) |"
-    plain, own, _, apart = preconditioners.resolved(cells).splitlines()[-4:]
-    assert plain == "| plain coordinates | 18 | 18 | 6 | 6 |"
-    assert own == "| own coordinates | 18 | 16 | 6 | 5 |"
-    assert apart.startswith("Of 16 κ resolved in both coordinates 6 count different ranks")
+    cells = cells.assign(network="cnn-digits")
+    *_, plain, own, whole, _, _, apart = preconditioners.resolved(cells).splitlines()
+    assert plain == "| layers, plain coordinates | 18 | 18 | 6 | 6 |"
+    assert own == "| layers, own coordinates | 18 | 16 | 6 | 5 |"
+    assert whole == "| networks, where not bounded only, plain coordinates | 18 | 18 | 6 | 6 |"
+    assert apart.startswith("Of 16 κ of layers resolved in both coordinates 6 count different ranks")
 
 
 def test_the_picture_has_a_panel_for_each_network_and_quantity(
