@@ -187,9 +187,10 @@ def gains(cells: pd.DataFrame, moment: int, level: str) -> str:
 
 
 def spread(row: dict[str, Any]) -> str:
-    """The median loss over the seeds, with its range."""
+    """The median loss over the seeds, with its range, and how many of them diverged."""
     ends = f" ({row['loss_min']:.3f} … {row['loss_max']:.3f})" if row["seeds"] > 1 else ""
-    return f"{row['loss']:.3f}{ends}"
+    lost = f", {row['diverged']} of {row['seeds'] + row['diverged']} diverged" if row["diverged"] else ""
+    return f"{row['loss']:.3f}{ends}{lost}"
 
 
 def share(row: dict[str, Any], kind: str) -> str:

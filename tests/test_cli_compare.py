@@ -1,6 +1,7 @@
 """`hesscond compare`: the grid, the best rate, the table, and what is refused."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from hesscond.errors import ConfigError
 from hesscond.methods import parse
 from hesscond.report.sweeps import possible
 from hesscond.study import RunPlan, load_data, load_study, open_run
-from hesscond.study.comparison import AROUND, Comparison, one_by_one
+from hesscond.study.comparison import AROUND, Compared, Comparison, one_by_one
 from hesscond.study.config import StudyConfig
 from hesscond.study.runner import build_model, chosen
 
@@ -304,6 +305,17 @@ def test_finished_runs_are_not_repeated_and_others_refused(folder):
     changed = study.model_copy(update={"training": study.training.model_copy(update={"momentum": 0.5})})
     with pytest.raises(ConfigError, match="another configuration"):
         call(changed)
+
+
+def test_what_became_of_other_seeds_is_said():
+    ended, blown = (SimpleNamespace(status=status) for status in ("finished", "diverged"))
+    assert Compared("bnp", 0.1, runs=(ended, ended)).lost == ""
+    assert Compared("bnp", refusal="not for this network", failed=("not for this network",)).lost == ""
+    assert (
+        Compared("bnp", 0.1, runs=(ended, blown)).lost == "of 2 seeds 1 diverged; loss and accuracy are of the others"
+    )
+    lost = Compared("bnp", 0.1, runs=(ended, blown), failed=("out of memory",)).lost
+    assert lost == "of 3 seeds 1 diverged and 1 failed (out of memory); loss and accuracy are of the others"
 
 
 def test_a_method_that_diverges_everywhere_says_so(folder, call_cli):

@@ -107,8 +107,8 @@ def compare_methods(
     )
     print_table(comparison_table(frame, title))
     for one in found:
-        if one.refusal:
-            stdout.print(f"{one.method}: {one.refusal}", soft_wrap=True)
+        if said := one.refusal or one.lost:
+            stdout.print(f"{one.method}: {said}", soft_wrap=True)
     where.mkdir(parents=True, exist_ok=True)
     frame.to_csv(where / "comparison.csv", index=False, lineterminator="\n")
     cells_frame(found).to_csv(where / "cells.csv", index=False, lineterminator="\n")

@@ -52,6 +52,8 @@ class Compared:
         Time of an iteration without probing over that of the vanilla method, from interleaved blocks.
     refusal
         Why the method does not work here, else empty.
+    failed
+        Why probed runs of other seeds did not end.
     """
 
     method: str
@@ -60,6 +62,18 @@ class Compared:
     runs: tuple[StoredRun, ...] = ()
     cost: float = math.nan
     refusal: str = ""
+    failed: tuple[str, ...] = ()
+
+    @property
+    def lost(self) -> str:
+        """Which seeds the loss is not of, in words; empty: it is of all."""
+        diverged = sum(run.status != "finished" for run in self.runs)
+        counts = {"diverged": diverged, "failed": 0 if self.refusal else len(self.failed)}
+        if not any(counts.values()):
+            return ""
+        several = " and ".join(f"{count} {word}" for word, count in counts.items() if count)
+        reason = f" ({self.failed[0]})" if counts["failed"] else ""
+        return f"of {len(self.runs) + len(self.failed)} seeds {several}{reason}; loss and accuracy are of the others"
 
 
 @dataclass
@@ -159,6 +173,7 @@ class Comparison:
             runs,
             self.cost(method, rate),
             refusal="" if runs else failed[0],
+            failed=tuple(failed),
         )
 
     def perform(self, plans: Sequence[RunPlan]) -> None:
