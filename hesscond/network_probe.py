@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from hesscond.applied import Measured, coordinates_at, layer_coordinates
-from hesscond.capture import eligible_layers
+from hesscond.capture import Geometry, Layer, eligible_layers
+from hesscond.capture.layers import device_of
 from hesscond.capture.precision import Operations
 from hesscond.capture.weighting import mass_of
 from hesscond.check import check_operator, refuse_failed
@@ -28,6 +29,7 @@ from hesscond.hessians import (
     NetworkHessian,
     NullDirections,
     PulledInverse,
+    Scaling,
     UnitCoordinates,
     combined,
     coordinates_of,
@@ -35,6 +37,7 @@ from hesscond.hessians import (
     network_null_directions,
     remaining,
 )
+from hesscond.hessians.coordinates import Together
 from hesscond.hessians.source import nothing_known
 from hesscond.measurement import Measurement
 from hesscond.methods.by_parameter import ByParameter
@@ -80,7 +83,7 @@ class NetworkProbe(Measurement):
         route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
         again = partial(of_blocks, blocks, by_parameter)
         if self.method is not None and by_parameter is None:
-            change = coordinates_of(H, layer_coordinates(self.method, H, team=self.team))
+            change = coordinates_of(H, self._coordinates(H))
             ends = list(accumulate(change.columns))
             parts = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
             # the null space and the inverse are those of the plain coordinates
@@ -118,6 +121,19 @@ class NetworkProbe(Measurement):
             return source.operator(parameters=layout.names, watch=watch).restricted(layout)
 
         return make() if self.team is None else agreed(self.team, make)
+
+    def _coordinates(self, H: HessianOperator, *, alone: bool = False) -> Mapping[str, LinearCoordinates | None]:
+        """P of each layer; of the whole network what is frozen has none, as it has no part in the plain Hessian.
+
+        Raises
+        ------
+        ConfigError
+            As `layer_coordinates`; a P that acts across parameters of which some are frozen.
+        """
+        found = layer_coordinates(self.method, H, team=None if alone else self.team)
+        if self.choice.names is not None or isinstance(self.method, ByParameter):
+            return found
+        return {name: of_trained(name, P, eligible_layers(self.model)[name]) for name, P in found.items()}
 
     def _layout(self, blocks: Mapping[str, Block]) -> BlockLayout:
         """Blocks one after another.
@@ -254,7 +270,7 @@ def of_blocks(
     H = probe._operator(source, blocks)
     if by_parameter is not None:
         return in_parameters(by_parameter, H, H)
-    return H if probe.method is None else Congruence(H, coordinates_of(H, layer_coordinates(probe.method, H)))
+    return H if probe.method is None else Congruence(H, coordinates_of(H, probe._coordinates(H, alone=True)))
 
 
 def in_parameters(method: ByParameter, H: HessianOperator, whole: SymmetricOperator) -> Congruence:
@@ -296,8 +312,35 @@ def network_chart(method: Measured, layers: Sequence[str] | None, model: nn.Modu
     return charts[0]
 
 
+def of_trained(name: str, P: LinearCoordinates | None, layer: Layer) -> LinearCoordinates | None:
+    """P without the rows of the frozen parameters of a layer.
+
+    Raises
+    ------
+    ConfigError
+        It acts across units.
+    """
+    trained = {key: p.requires_grad for key, p in layer.named_parameters(recurse=False)}
+    if all(trained.values()):
+        return P
+    geometry = Geometry.of(layer)
+    kept = torch.full(
+        (geometry.n_params,), float(trained.get("weight", True)), dtype=torch.float64, device=device_of(layer)
+    )
+    if geometry.bias:
+        kept[0] = float(trained.get("bias", True))
+    rows = Scaling(kept, "trained")
+    if P is None:
+        return rows
+    if P.left is not None or isinstance(P, Together):
+        raise ConfigError(
+            f"layer {name!r} has frozen parameters, and {P.name} acts across them: name the layers to measure (layers=)"
+        )
+    return rows @ P
+
+
 def layers_with_everything(model: nn.Module) -> list[str]:
-    """The layers of a model all of whose trained parameters belong to layers.
+    """The layers with trained parameters of a model all of whose trained parameters belong to layers.
 
     Raises
     ------
@@ -310,7 +353,8 @@ def layers_with_everything(model: nn.Module) -> list[str]:
             f"the coordinates of a method are those of layers, and {outside!r} belongs to none: name the layers to "
             "measure with layers="
         )
-    return list(eligible_layers(model))
+    layers = eligible_layers(model)
+    return [name for name, layer in layers.items() if any(p.requires_grad for p in layer.parameters())]
 
 
 def outside_of_layers(model: nn.Module) -> str | None:

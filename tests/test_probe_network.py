@@ -16,10 +16,12 @@ from torch import nn
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import HessianOperator, NetworkHessian, combined, network_null_directions, remaining
+from hesscond.methods import parse
 from hesscond.results import NETWORK
 from hesscond.spectra import Effort, Known
 from tests.cases import CASES, case, split
 from tests.hessians.test_hessians_network import network_truth
+from tests.methods.stepping import dense_hessian, kappa
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -134,6 +136,71 @@ def test_coordinates_of_a_method():
     torch.testing.assert_close(found.hessian() * scale, truth, rtol=1e-6, atol=1e-6 * float(truth.norm()))
     assert found.kappa.value != pytest.approx(plain.kappa.value, rel=1e-3)
     assert found.by_layer()["n_params"].sum() == len(P.T)
+
+
+FROZEN = ("0.weight", "0.bias", "0.weight 0.bias", "2.bias")
+
+
+def steps_along_unit_gradients(method, parameters):
+    """M (n, n) of a method that preconditions layers: what it makes of each unit gradient."""
+    sizes, columns = [p.numel() for p in parameters], []
+    for unit in torch.eye(sum(sizes), dtype=torch.float64):
+        for p, g in zip(parameters, unit.split(sizes), strict=True):
+            p.grad = g.view(p.shape).clone()
+        for state in method.layers.values():
+            if state.module.weight.grad is not None:
+                state.precondition()
+        columns.append(torch.cat([p.grad.flatten() for p in parameters]))
+    return torch.stack(columns, 1)
+
+
+@pytest.mark.parametrize("frozen", FROZEN)
+@pytest.mark.parametrize("spec", ["bnp", "optimal-diagonal", "kfac", "gauss-newton"])
+def test_what_is_frozen_has_no_part_in_a_network_in_coordinates_either(spec, frozen):
+    """As in the plain Hessian, which is of the trained parameters; M from the method's own steps."""
+    model, (x, y) = mlp(4, 4, 3).double(), classes(40, 4, 3)
+    x = x.double()
+    for name in frozen.split():
+        model.get_parameter(name).requires_grad_(False)
+    method = parse(spec).create(model)
+    loss = nn.functional.cross_entropy(model(x), y)
+    method.observe(loss)
+    loss.backward()
+    method.transform_gradients()
+    if spec in ("kfac", "gauss-newton") and frozen in ("0.bias", "2.bias"):
+        # a unit's weights and its bias have a root of M together
+        with pytest.raises(ConfigError, match=rf"layer '{frozen[0]}' has frozen parameters, and {spec}, M\^1/2 acts"):
+            hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), level="network", method=method)
+        return
+    found = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), level="network", method=method)["network"].kappa
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    H = dense_hessian(model, x, y, names=set(trained))
+    M = steps_along_unit_gradients(method, list(trained.values()))
+    plain = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), level="network")["network"].kappa
+    assert found.resolved
+    assert found.rank == plain.rank < len(H)
+    assert found.value == pytest.approx(kappa(M, H, found.rank), rel=1e-7)
+
+
+def test_a_layer_without_a_trained_weight_takes_plain_steps():
+    """In its bias: a method that learns from inputs has none of this layer, and its P would be that of nothing."""
+    model, (x, y) = mlp(4, 4, 3).double(), classes(40, 4, 3)
+    x = x.double()
+    model[0].weight.requires_grad_(False)
+    plain = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), ["0"], level="layer")["0"].kappa
+    for spec in ("kfac", "ekfac", "bnp", "whitening", "gauss-newton", "optimal-diagonal"):
+        method = parse(spec).create(model)
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        method.observe(loss)
+        loss.backward()
+        before = model[0].bias.grad.clone()
+        method.transform_gradients()
+        assert torch.equal(model[0].bias.grad, before)
+        assert method.probed("0") is None
+        found = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), ["0"], level="layer", method=method)["0"].kappa
+        assert found.value == pytest.approx(plain.value, rel=1e-12)
+        method.detach()
 
 
 def test_shares_of_the_extreme_eigenvectors():

@@ -277,7 +277,7 @@ class LayerMethod(Method, Generic[State]):
         return self.steps > 0
 
     def find(self, layer: str) -> State | None:
-        """What is kept for the layer that has this name now; None: it is not preconditioned.
+        """What is kept for the layer that has this name now; None: it is not preconditioned, or its weight is frozen.
 
         Raises
         ------
@@ -288,6 +288,8 @@ class LayerMethod(Method, Generic[State]):
         module = there.get(layer, self.layers[layer].module if layer in self.layers else None)
         if module is None:
             raise ConfigError(f"no layer {layer!r} in the model: it has {', '.join(there)}")
+        if not trains(module):
+            return None
         return next((state for state in self.layers.values() if state.module is module), None)
 
     def detach(self) -> None:
@@ -373,6 +375,12 @@ class InputMethod(LayerMethod[State]):
         """P of what `data_statistics` collected."""
         parts = cls.of_data(statistics, geometry)
         return by_group(parts, geometry.units, geometry.n_params, device=statistics.device)
+
+
+def trains(layer: Layer) -> bool:
+    """Whether the weight of a layer takes steps, or what it is computed from."""
+    behind = [p for name, p in layer.named_parameters() if name != "bias"]
+    return not behind or any(p.requires_grad for p in behind)
 
 
 def refuse_transposed(method: str, layer: str, kind: str) -> None:
