@@ -253,7 +253,8 @@ def take_first_step(
     Raises
     ------
     ConfigError
-        The data are not one batch, all of which this process has; the copy does not run in this precision.
+        The data are not one batch, all of which this process has; the copy does not run in this precision; no parameter
+        requires a gradient.
     """
     if not (alone and is_batch(data)):
         raise ConfigError(
@@ -263,6 +264,10 @@ def take_first_step(
     model = method.model if dtype is None else method.model.to(dtype)
     args, kwargs = call_of(model, inputs)
     parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ConfigError(
+            f"the coordinates of {text} are those of a first step, and no parameter of the model requires a gradient"
+        )
     with torch.random.fork_rng(devices=gpus_of(parameters)), torch.enable_grad():
         try:
             loss = scalar(in_precision(loss_fn, dtype, model)(model(*args, **kwargs), target))

@@ -493,6 +493,14 @@ def test_a_probe_by_name_has_the_factors_of_its_batch():
     assert float(found["2"].kappa) == pytest.approx(float(exact), rel=1e-5)
 
 
+def test_a_frozen_model_takes_no_first_step():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).requires_grad_(False)
+    with pytest.raises(ConfigError, match="no parameter of the model requires a gradient"):
+        hesscond.probe(
+            model, nn.CrossEntropyLoss(), (torch.randn(9, 4), torch.arange(9) % 2), level="layer", method="kfac"
+        )
+
+
 def test_a_stream_has_no_first_step():
     model, x, _ = made("dense", 8)
     y = torch.arange(8) % 3
