@@ -215,7 +215,7 @@ def table(network: str, compared: pd.DataFrame, cells: pd.DataFrame) -> str:
         values = [
             f"{row['learning_rate']:g}{'*' if row['at_edge'] else ''}",
             spread(row),
-            f"{row['time']:.2f}",
+            "–" if math.isnan(row["time"]) else f"{row['time']:.2f}",
             *(gains(own, moment, "layer") for moment in MOMENTS.values()),
             gains(own, MOMENTS["end"], "network"),
             ", ".join(f"{value:.2g}" for value in sharp) or "–",

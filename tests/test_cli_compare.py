@@ -14,7 +14,7 @@ from hesscond.errors import ConfigError
 from hesscond.methods import parse
 from hesscond.report.sweeps import possible
 from hesscond.study import RunPlan, load_data, load_study, open_run
-from hesscond.study.comparison import AROUND, Compared, Comparison, one_by_one
+from hesscond.study.comparison import AROUND, Compared, Comparison, one_by_one, relative_cost
 from hesscond.study.config import StudyConfig
 from hesscond.study.runner import build_model, chosen
 
@@ -305,6 +305,15 @@ def test_finished_runs_are_not_repeated_and_others_refused(folder):
     changed = study.model_copy(update={"training": study.training.model_copy(update={"momentum": 0.5})})
     with pytest.raises(ConfigError, match="another configuration"):
         call(changed)
+
+
+def test_what_diverges_while_it_is_timed_has_no_time(folder):
+    """With the batches in their order, and not those of the run that did not diverge at that rate."""
+    study = load_study(str(folder / "tiny.toml"))
+    data = load_data(study.data)
+    far, near = (RunPlan(study, "vanilla", 0, rate, folder / "out", torch.device("cpu")) for rate in (1e30, 0.1))
+    assert math.isnan(relative_cost(far, near, data))
+    assert 0.1 < relative_cost(near, near, data) < 10
 
 
 def test_what_became_of_other_seeds_is_said():

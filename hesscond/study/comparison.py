@@ -221,7 +221,10 @@ class Comparison:
         return None if math.isinf(losses[rate]) else rate
 
     def cost(self, method: str, rate: float) -> float:
-        """Time of an iteration over that of vanilla, as it was measured before or is now."""
+        """Time of an iteration over that of vanilla, as it was measured before or is now.
+
+        At the smallest rates of their grids: an iteration takes as long at any, and goes least far at these.
+        """
         path = self.out / TIMES
         times: dict[str, float] = {}
         with suppress(OSError, ValueError):
@@ -229,9 +232,8 @@ class Comparison:
         name = f"{method} {rate:g}"
         if name not in times:
             self.say(f"{method}, timed beside vanilla")
-            times[name] = relative_cost(
-                self.tried(method, rate), self.tried("vanilla", self.grid(method)[0]), self.data
-            )
+            lowest = self.grid(method)[0]
+            times[name] = relative_cost(self.tried(method, lowest), self.tried("vanilla", lowest), self.data)
             path.write_text(json.dumps(times, indent=1), encoding="utf-8")
         return times[name]
 
@@ -267,7 +269,8 @@ def final_loss(folder: Path) -> float:
 def relative_cost(plan: RunPlan, yardstick: RunPlan, data: Dataset) -> float:
     """Time of an iteration over that of the yardstick, from blocks of iterations of both in turn.
 
-    All blocks but the first count together, so that what a method does every so many steps has its share.
+    All blocks but the first count together, so that what a method does every so many steps has its share; NaN if one of
+    the two diverges.
     """
     total = [0.0, 0.0]
     with tempfile.TemporaryDirectory() as folder:
@@ -275,12 +278,16 @@ def relative_cost(plan: RunPlan, yardstick: RunPlan, data: Dataset) -> float:
             Training(p, data, RunLog(Path(folder) / name, p.config(data)), None)
             for name, p in (("yardstick", yardstick), ("own", plan))
         ]
-        for number in range(ROUNDS):
-            times = [block_time(training, number * BLOCK) for training in trainings]
-            if number:
-                total = [sum(pair) for pair in zip(total, times, strict=True)]
-        for training in trainings:
-            training.log.close("finished")
+        try:
+            for number in range(ROUNDS):
+                times = [block_time(training, number * BLOCK) for training in trainings]
+                if number:
+                    total = [sum(pair) for pair in zip(total, times, strict=True)]
+        except DivergedError:
+            return math.nan
+        finally:
+            for training in trainings:
+                training.log.close("finished")
     return total[1] / total[0]
 
 
