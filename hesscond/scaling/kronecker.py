@@ -39,7 +39,7 @@ LOSS = 0.5
 #: Evaluations after which densities that agree better are looked for, if these gained less than the gap asked for.
 SETTLED = 8
 
-#: Steps of the search for them, the weight of their disagreement in it, and eigenvectors at each end over max(m, n).
+#: Steps of the search for them, the weight of their disagreement in it, and eigenvectors at each end over √(m n).
 AGREEMENT_STEPS, AGREEMENT, AGREEING = 100, 1000.0, 4
 
 #: Eigenvectors with less than this share of the largest weight are left out of a density.
@@ -483,7 +483,7 @@ def agreeing(found: Spectrum, shape: tuple[int, int], power: int, factors: Facto
     points uphill (O'Donoghue and Candès, Found. Comput. Math. 15 (2015), 715-732).
     """
     logs = np.log(found.values)
-    k = min(AGREEING * max(shape), len(logs))
+    k = min(math.ceil(AGREEING * math.sqrt(shape[0] * shape[1])), len(logs))
     above, below, _ = weighted(logs, power)
     ends = found.vectors[:k], found.vectors[-k:]
     gains = np.diag(2 * (logs[:k] - logs[0])), np.diag(2 * (logs[-1] - logs[-k:]))
