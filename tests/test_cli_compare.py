@@ -237,6 +237,7 @@ def test_the_share_of_the_possible_gain_lies_where_the_bounds_say():
         assert all(math.isnan(end) for end in possible(row | unknown, "diagonal"))
 
 
+@pytest.mark.slow
 def test_two_at_a_time_come_to_the_same_numbers_and_are_not_repeated(folder, call_cli):
     arguments = ["compare", "whole.toml", "-m", "vanilla", "-m", "bnp", "--rates", "around", "--iterations", "6"]
     one, two = (call_cli(*arguments, *more) for more in (["--out", "one"], ["--out", "two", "-j", "2"]))
