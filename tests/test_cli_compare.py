@@ -342,6 +342,7 @@ def test_a_method_that_diverges_everywhere_says_so(folder, call_cli):
         (["--rates", "-1"], "must be positive"),
         (["-m", "nothing"], "unknown method 'nothing'"),
         (["-m", "bnp", "-m", "bnp"], "given twice"),
+        (["-m", "bnp:rho=2"], "bnp needs epsilon_1 ≥ 0"),
         (["--probe-every", "0"], "at least 1"),
         (["--level", "block"], "--level is unit, layer or network, not 'block'"),
         (["--level", "unit,unit"], "a level is given twice"),

@@ -66,6 +66,8 @@ def compare_methods(
 ) -> None:
     """Train every method at each rate of a grid, probe it at its best one with every seed, and print one table.
 
+    A method that the study or its network refuses has a row that says why; if all are refused, nothing is run.
+
     Example: hesscond compare fc-digits --method vanilla --method bnp --level layer --level network
     """
     study = configured(load_study(name, scale), iterations, batch_size, probe_every, names_of(level))

@@ -128,7 +128,7 @@ class Comparison:
         Raises
         ------
         ConfigError
-            A run that is there is of another configuration; no method of that name.
+            A run that is there is of another configuration; no method of that name, or all are refused.
         """
         refusals: dict[str, str] = {}
         for method in methods:
@@ -137,6 +137,8 @@ class Comparison:
             except ConfigError as refusal:
                 refusals[method] = str(refusal)
         able = [method for method in methods if method not in refusals]
+        if not able:
+            raise ConfigError("; ".join(dict.fromkeys(refusals.values())))
         due = able
         while due:
             self.perform([self.tried(method, rate) for method in due for rate in self.grid(method)])
