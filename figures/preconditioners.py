@@ -107,7 +107,6 @@ SELDOM = {name: f"{name}:update_every=100" for name in ("kfac", "ekfac", "soap",
 #: What takes too long, by network and method.
 IN_CHART = "left out: whole layers in its coordinates take 10,100 products and a decomposition of that order"
 LEFT_OUT = {
-    ("fc-cifar10", "psgd"): "left out: products of 3,072 × 3,072 matrices take 1 to 2 s a step, five minutes a run",
     ("chargpt", "gauss-newton"): "left out: a backward pass for each of 16 × 63 curved outputs is a minute a step",
     ("fc-cifar10", "equilibration"): IN_CHART,
     ("fc-cifar10", "sphere"): IN_CHART,
