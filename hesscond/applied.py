@@ -158,7 +158,18 @@ def applied(
             raise ConfigError(f"method {method.name!r} is at work on another model than the one to probe")
         if whole:
             method.check_network()
-        measured = [own for name in eligible_layers(model) if (own := method.probed(name)) is not None]
+        measured: list[Coordinates] = []
+        refusals: list[ConfigError] = []
+        for name in eligible_layers(model):
+            try:
+                own = method.probed(name)
+            except ConfigError as refusal:
+                # said of the layers that are asked for, when they are
+                refusals.append(refusal)
+            else:
+                measured += [] if own is None else [own]
+        if refusals and not measured:
+            raise refusals[0]
         if not measured and any(part.preconditions for part in getattr(method, "parts", [method])):
             raise no_step(method.whole.name)
         names = dict.fromkeys(own.name for own in measured)

@@ -192,6 +192,26 @@ def test_kappa_in_rmsprop_is_that_of_its_own_steps():
             assert own.value == pytest.approx(kappa(M[rows][:, rows], H, own.rank), rel=1e-6)
 
 
+@pytest.mark.parametrize("layers", [None, ["2"]])
+def test_a_layer_beside_one_whose_weight_is_computed_is_measured(layers):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    nn.utils.parametrizations.weight_norm(model[0])
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
+    stepped(model, optimizer)
+    M = columns_of_M(model, optimizer, freeze=lambda other: other.param_groups[0].update(alpha=1.0))
+    x, y = torch.randn(30, 3, dtype=torch.float64), torch.arange(30) % 3
+    result = probe(model, nn.CrossEntropyLoss(), (x, y), layers, level="layer", method=optimizer)
+    assert list(result) == ["2"]
+    if layers is None:
+        assert "the weight of layer '0' is computed from" in result.skipped["0"]
+    rows = np.concatenate([np.full(p.numel(), name.startswith("2.")) for name, p in model.named_parameters()])
+    found = result["2"].kappa
+    H = dense_hessian(model, x, y)[rows][:, rows]
+    assert found.value == pytest.approx(kappa(M[rows][:, rows], H, found.rank), rel=1e-6)
+    with pytest.raises(ConfigError, match="the weight of layer '0' is computed from"):
+        probe(model, nn.CrossEntropyLoss(), (x, y), ["0"], level="layer", method=optimizer)
+
+
 def test_a_probe_leaves_the_optimizer_as_it_was():
     model = network()
     optimizers = pair(model)
