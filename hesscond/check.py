@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -20,7 +21,8 @@ from hesscond.capture.layers import weight_shape
 from hesscond.capture.precision import Operations, Precision
 from hesscond.capture.randomness import RandomState
 from hesscond.capture.snapshot import Snapshot
-from hesscond.errors import CaptureError
+from hesscond.differences import Culprit, Difference, Differences, worst
+from hesscond.errors import CaptureError, HesscondError
 from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, UnitCoordinates
 from hesscond.hessians.linearization import differentiable, gradients
 from hesscond.hessians.parameters import Layout, parameters_of
@@ -57,6 +59,12 @@ class Check:
         The part of the difference that is in the gradients.
     unit
         The unit whose Hessian was multiplied; None: all of the layer, or of the network.
+    central
+        Comparison of the model's own double backward with central differences of its gradient, on the first batch in
+        which the loss depends on the parameters; None: it was not made.
+    culprit
+        The module, or the loss, whose second derivatives are not those of its gradient, if there is one and it was
+        found.
     """
 
     difference: float
@@ -65,16 +73,28 @@ class Check:
     own: float
     slopes: float = 0.0
     unit: int | None = None
+    central: Difference | None = None
+    culprit: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether the difference is explained."""
-        return self.difference <= self.bound
+        """Whether the difference is explained, and the double backward is the derivative of the gradient."""
+        return self.difference <= self.bound and not self.contradicted
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether the model's second derivatives are not those of its gradient."""
+        return self.central is not None and self.central.agrees is False
 
     def __str__(self) -> str:
         if self.bound >= 1:
             return "the model's own double backward is round-off here, and tells nothing"
-        return f"{self.difference:.0e} from the model's own double backward (bound {self.bound:.0e})"
+        against = ""
+        if self.central is not None:
+            against = f", itself {self.central.relative:.0e} from central differences of the gradient"
+            if self.central.agrees is None:
+                against = "; central differences of the gradient are round-off or full of kinks here, and tell nothing"
+        return f"{self.difference:.0e} from the model's own double backward (bound {self.bound:.0e}){against}"
 
 
 @dataclass
@@ -163,6 +183,8 @@ class Witness:
         Whether those of the first batch are kept, for `noise` and `shaken`.
     parameters
         By name, all that the directions are in, and others of which `reached` is wanted.
+    differentiates
+        Whether second derivatives are compared with central differences of the gradient, once for each parameter.
     precision
         What the first batch was computed in.
     reached
@@ -178,6 +200,7 @@ class Witness:
     lift_casts: bool
     by_products: bool = False
     keeps_products: bool = False
+    differentiates: bool = True
     precision: Precision | None = None
     reached: set[str] = field(default_factory=set)
     loss: float = math.nan
@@ -188,12 +211,17 @@ class Witness:
         self._snapshot = Snapshot(self.model, self._unique, self.dtype, lift_casts=self.lift_casts)
         self._first: tuple[Batch, RandomState] | None = None
         self._products: dict[int, torch.Tensor] = {}
+        self._central: dict[int, Difference] = {}
 
     def add(self, batch: Batch, directions: Sequence[Direction], weight: float = 1.0) -> None:
         """Add the derivatives of a batch to the directions."""
+        used = sorted({i for direction in directions for i in self._indices(direction.whole)})
+        new = [i for i in used if i not in self._central] if self.differentiates else []
+        random = RandomState.now(self._snapshot.gpus) if new or self._first is None else None
         counted = None
         if self._first is None:
-            self._first = batch, RandomState.now(self._snapshot.gpus)
+            assert random is not None
+            self._first = batch, random
             counted = Operations(self.dtype)
         evaluation = self._snapshot.evaluate(self.loss_fn, batch, counted=counted)
         if counted is not None:
@@ -204,11 +232,46 @@ class Witness:
         if self.by_products and self.leaf_dtype == torch.float64:
             self._add_lost(evaluation, directions, weight)
         self.reached |= {name for name, p in self.parameters.items() if id(leaves[self._place[id(p)]]) in variables}
-        for direction, product, slope in self._derivatives(evaluation, directions):
+        first = self._gradient(evaluation, used)
+        for direction, product, slope in self._derivatives(first, directions):
             if counted is not None and self.keeps_products:
                 self._products[id(direction)] = product
             direction.product.add_(product, alpha=weight)
             direction.slope.add_(slope, alpha=weight)
+        new = [i for i in new if id(leaves[i]) in variables]
+        if new:
+            assert random is not None
+            del evaluation
+            self._compare(batch, random, new, first)
+
+    def _compare(
+        self, batch: Batch, random: RandomState, chosen: Sequence[int], first: dict[int, torch.Tensor]
+    ) -> None:
+        """Compare the second derivatives of a batch with central differences of its gradient ``first``."""
+        narrowest = None if self.precision is None else self.precision.narrowest
+        snapshot = self._snapshot
+        if self.leaf_dtype != torch.float64:
+            # steps in a narrower type are full of kinks
+            snapshot, counted = Snapshot(self.model, self._unique, torch.float64), Operations(torch.float64)
+            try:
+                with random.again():
+                    evaluation = snapshot.evaluate(self.loss_fn, batch, counted=counted)
+            except (HesscondError, RuntimeError):
+                return
+            narrowest, first = counted.precision().narrowest, self._gradient(evaluation, chosen, snapshot)
+        leaves = [snapshot.leaves[i] for i in chosen]
+
+        def loss_at(point: Sequence[torch.Tensor]) -> torch.Tensor:
+            moved = snapshot.at(dict(zip(chosen, point, strict=True)))
+            with random.again():
+                return moved.evaluate(self.loss_fn, batch).loss
+
+        differences = Differences(loss_at, leaves, torch.finfo(narrowest or torch.float64).eps)
+        with differentiable():
+            product = gradients([first[i] for i in chosen], leaves, differences.v)
+        gradient = [first[i].detach() for i in chosen]
+        first.clear()
+        self._central |= zip(chosen, differences.compare(gradient, product), strict=True)
 
     def _first_again(self) -> Evaluation:
         """The first batch, with the random numbers that it had."""
@@ -216,6 +279,11 @@ class Witness:
         batch, random = self._first
         with random.again():
             return self._snapshot.evaluate(self.loss_fn, batch)
+
+    def _again(self, directions: Sequence[Direction]) -> Iterator[tuple[Direction, torch.Tensor, torch.Tensor]]:
+        """`_derivatives` on the first batch."""
+        used = sorted({i for direction in directions for i in self._indices(direction.whole)})
+        return self._derivatives(self._gradient(self._first_again(), used), directions)
 
     def _add_lost(self, evaluation: Evaluation, directions: Sequence[Direction], weight: float) -> None:
         """Add what cancels in the loss of a batch to the directions."""
@@ -225,18 +293,23 @@ class Witness:
                 size = norm(direction.layout.vector_of(parts).to(torch.float64))
                 direction.lost += 4 * weight * float(torch.finfo(torch.float64).eps) * size**2
 
-    def _derivatives(
-        self, evaluation: Evaluation, directions: Sequence[Direction]
-    ) -> Iterator[tuple[Direction, torch.Tensor, torch.Tensor]]:
-        """H v and ∇L of each direction on one batch."""
-        leaves = self._snapshot.leaves
-        if not directions:
-            return
-        # each leaf once
-        used = sorted({i for direction in directions for i in self._indices(direction.whole)})
+    def _gradient(
+        self, evaluation: Evaluation, chosen: Sequence[int], snapshot: Snapshot | None = None
+    ) -> dict[int, torch.Tensor]:
+        """∇L on its graph, by the index of the leaf."""
+        leaves = (snapshot or self._snapshot).leaves
+        if not chosen:
+            return {}
         with differentiable():
-            found = gradients([evaluation.loss], [leaves[i] for i in used], None, create_graph=True)
-            first = dict(zip(used, found, strict=True))
+            found = gradients([evaluation.loss], [leaves[i] for i in chosen], None, create_graph=True)
+        return dict(zip(chosen, found, strict=True))
+
+    def _derivatives(
+        self, first: Mapping[int, torch.Tensor], directions: Sequence[Direction]
+    ) -> Iterator[tuple[Direction, torch.Tensor, torch.Tensor]]:
+        """H v and ∇L of each direction on one batch, from the gradient with its graph."""
+        leaves = self._snapshot.leaves
+        with differentiable():
             for direction in directions:
                 own = self._indices(direction.layout)
                 parts = direction.layout.tensors_of(direction.v)
@@ -271,7 +344,14 @@ class Witness:
         if not difference <= bound and math.isfinite(difference):
             bound = max(bound, ratio(self.rounding(direction), scaled))
         forms = (float(built @ direction.v), float(own @ direction.v))
-        return Check(difference, bound, *forms, slopes, direction.unit)
+        central = worst(self._central[i] for i in self._indices(direction.layout) if i in self._central)
+        wrong = central is not None and central.agrees is False
+        return Check(difference, bound, *forms, slopes, direction.unit, central, self._culprit if wrong else "")
+
+    @cached_property
+    def _culprit(self) -> str:
+        assert self._first is not None
+        return Culprit(self.model, self.loss_fn, self._first[0]).sentence()
 
     @property
     def leaf_dtype(self) -> torch.dtype:
@@ -296,10 +376,10 @@ class Witness:
         """
         before = self._products.get(id(direction))
         if before is None:
-            ((_, before, _),) = self._derivatives(self._first_again(), [direction])
+            ((_, before, _),) = self._again([direction])
         aside = replace(direction, v=direction.v * nudges(direction.v, size, 4))
         with self._nudged(size):
-            ((_, product, _),) = self._derivatives(self._first_again(), [aside])
+            ((_, product, _),) = self._again([aside])
         return norm((product - before) / direction.scales)
 
     def noise(self, directions: Sequence[Direction]) -> list[torch.Tensor]:
@@ -313,8 +393,7 @@ class Witness:
         before = [self._products[id(direction)] for direction in directions]
         found = []
         with self._nudged(eps):
-            evaluation = self._first_again()
-            for own, (_, product, _) in zip(before, self._derivatives(evaluation, shaken), strict=True):
+            for own, (_, product, _) in zip(before, self._again(shaken), strict=True):
                 found.append((product - own).abs())
         return found
 
@@ -432,12 +511,33 @@ def weight_as_parameter(model: nn.Module, name: str, layer: Layer) -> Iterator[l
 
 def refuse_failed(name: str, check: Check, why: str) -> None:
     """Raise a CaptureError for a check that failed."""
-    if not check.passed:
+    if check.passed:
+        return
+    if check.contradicted:
+        assert check.central is not None
+        own = check.central
         raise CaptureError(
-            f"the Hessian of layer {name!r} does not agree with the model itself: vᵀHv is {check.built:.6g} as it was "
-            f"built and {check.own:.6g} by the model's own double backward (relative difference "
-            f"{check.difference:.1e}, rounding explains {check.bound:.1e}): {why}"
+            f"the second derivatives of the model in layer {name!r} are not those of its gradient: vᵀHv is "
+            f"{own.double:.6g} by double backward and {own.central:.6g} by central differences of the gradient"
+            + (f"; they are wrong in {check.culprit}" if check.culprit else "")
+            + ": an autograd.Function does this whose backward keeps an intermediate, makes no graph, or is not the "
+            "derivative of its forward; let its backward compute that from its saved inputs by operations of torch"
         )
+    if check.slopes > check.bound:
+        differs = f"the gradients differ by {check.slopes:.1e} of the terms of an entry"
+    elif math.isclose(check.built, check.own, rel_tol=1e-3):
+        differs = (
+            f"Hv as it was built and by the model's own double backward differ by {check.difference:.1e} of its norm"
+        )
+    else:
+        differs = (
+            f"vᵀHv is {check.built:.6g} as it was built and {check.own:.6g} by the model's own double backward "
+            f"(relative difference {check.difference:.1e})"
+        )
+    raise CaptureError(
+        f"the Hessian of layer {name!r} does not agree with the model itself: {differs}, where rounding explains "
+        f"{check.bound:.1e}: {why}"
+    )
 
 
 def nudges(like: torch.Tensor, size: float, seed: int) -> torch.Tensor:

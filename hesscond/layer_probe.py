@@ -625,6 +625,9 @@ class Capturing:
         new = {name: own for name, own in captures.items() if name not in self.directions}
         if new:
             failed = self._failed(batch, captures, new)
+            for name in [name for name, verdict in failed.items() if verdict.contradicted]:
+                self._leave_out(name, failed.pop(name))
+                del captures[name], new[name]
             for name, verdict in failed.items():
                 self._refuse_dear(name, captures, verdict)
             if failed and captures.stopped:
@@ -679,6 +682,16 @@ class Capturing:
             if not verdict.passed:
                 failed[name] = verdict
         return failed
+
+    def _leave_out(self, name: str, verdict: Check) -> None:
+        """Skip a layer of which the model has no right second derivatives; an error if it was asked for."""
+        try:
+            refuse_failed(name, verdict, "")
+        except CaptureError as error:
+            if self.probe._named(name):
+                raise
+            self.probe.skipped[name] = str(error)
+            self.layers = {other: layer for other, layer in self.layers.items() if other != name}
 
     def _refuse_dear(self, name: str, captures: Captures, verdict: Check) -> None:
         """Raise a CaptureError if a layer was captured in its parameters already, or that would take too long."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
@@ -74,10 +74,10 @@ class Snapshot:
         self._owners = {id(t): key for key, t in tensors.items() if isinstance(t, nn.Parameter)}
         self._homes = {t.device for t in tensors.values()}
 
-    def at(self, values: Sequence[torch.Tensor]) -> Snapshot:
-        """The same with other values of the leaves, in their order."""
+    def at(self, values: Mapping[int, torch.Tensor]) -> Snapshot:
+        """The same with other tensors as leaves, by their numbers."""
         moved = copy(self)
-        moved.leaves = [value.detach().clone().requires_grad_() for value in values]
+        moved.leaves = [values.get(number, leaf) for number, leaf in enumerate(self.leaves)]
         places = {id(leaf): own for leaf, own in zip(self.leaves, moved.leaves, strict=True)}
         moved._state = {key: places.get(id(tensor), tensor) for key, tensor in self._state.items()}
         return moved

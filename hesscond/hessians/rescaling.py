@@ -135,7 +135,8 @@ class Trial:
     def at(self, point: torch.Tensor) -> list[torch.Tensor]:
         """The outputs at ``point`` (n,)."""
         problem = self.operator.problem
-        moved = problem.snapshot.at(self.operator.layout.tensors_of(point))
+        tensors = self.operator.layout.tensors_of(point)
+        moved = problem.snapshot.at({number: own.clone().requires_grad_() for number, own in enumerate(tensors)})
         with self.drawn.state.again():
             evaluation = moved.evaluate(problem.loss_fn, self.drawn.batch)
         return [output.detach() for output in tensors_of(evaluation.output) if output.is_floating_point()]

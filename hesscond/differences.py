@@ -1,0 +1,353 @@
+"""Second derivatives compared with central differences of the gradient, which share nothing with double backward.
+
+Along one random direction v of all parameters concerned, H v by double backward is compared with
+(g(w + εv) − g(w − εv)) / 2ε, parameter by parameter. Quantities that the model detaches, or computes under ``no_grad``,
+are constants of the gradient and are held at their values at w. A kink (ReLU, max, |x|) between w ± εv shows in
+g(w + εv) + g(w − εv) − 2g(w), which is of order ε² where the gradient is smooth: a step with kinks decides nothing. The
+steps shrink and the points move until two of them tell the same, or one agrees with double backward.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+
+from hesscond.capture.evaluation import Batch, LossFunction, call_of, checked_batch, converted, mapped, tensors_of
+from hesscond.capture.graph import nodes
+from hesscond.errors import HesscondError
+from hesscond.hessians.linearization import gradients
+
+#: Relative difference that a right model may have in float64; torch's own operations stay below 1e-5.
+AGREES = 1e-4
+#: The step, relative to the parameters, is the round-off to this power; further trials multiply it by these factors.
+POWER, FACTORS = 0.44, (1.0, 0.1, 10.0, 100.0, 1000.0)
+#: The share of a difference that kinks, or two points, may make of it where it counts as one of the derivatives.
+SMOOTH, REPEATED = 1e-3, 0.1
+#: Parameters that are zero or small move by this share of the others of their tensor.
+LEAST = 0.01
+
+Point = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Comparison of H v with a central difference of the gradient, in one parameter or several.
+
+    Attributes
+    ----------
+    relative
+        ‖H v − D‖ / max(‖H v‖, ‖D‖), entries in units of the parameters' inverse sizes.
+    agrees
+        Whether rounding explains it; None: the differences tell nothing here.
+    double, central
+        vᵀHv by double backward and by differences.
+    """
+
+    relative: float
+    agrees: bool | None
+    double: float
+    central: float
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether both are zero to the rounding of the differences."""
+        return self.agrees is None and self.relative == 0
+
+
+@dataclass
+class Directional:
+    """Derivatives along v at one point, scaled by the sizes of the parameters, for each of them.
+
+    Attributes
+    ----------
+    double, central, bend
+        H v; (g(w + εv) − g(w − εv)) / 2ε; (g(w + εv) + g(w − εv) − 2g(w)) / 2ε.
+    floor
+        The rounding of ``central``, in the 2-norm.
+    """
+
+    double: list[torch.Tensor]
+    central: list[torch.Tensor]
+    bend: list[float]
+    floor: float
+
+    def gap(self, k: int) -> torch.Tensor:
+        """The difference in parameter k."""
+        return self.double[k] - self.central[k]
+
+
+class Differences:
+    """Central differences of the gradient of one loss.
+
+    Parameters
+    ----------
+    loss_at
+        The loss on the graph of a point that is given, with the same random numbers every time.
+    point
+        The parameters w.
+    eps
+        Round-off of what the loss is computed in.
+    """
+
+    def __init__(self, loss_at: Callable[[Point], torch.Tensor], point: Point, eps: float) -> None:
+        self.loss_at, self.point, self.eps = loss_at, [p.detach() for p in point], eps
+        generator = torch.Generator().manual_seed(7)
+        sizes = [float(p.abs().square().mean().sqrt()) if p.numel() else 0.0 for p in self.point]
+        other = sorted(size for size in sizes if size)
+        typical = other[len(other) // 2] if other else 1.0
+        self.sizes = [p.abs() + LEAST * (size or typical) for p, size in zip(self.point, sizes, strict=True)]
+        self.v = [size * uniform(size, generator) for size in self.sizes]
+        self._aside = [size * uniform(size, generator) for size in self.sizes]
+
+    def compare(self, gradient: Point, product: Point) -> list[Difference]:
+        """One `Difference` for each parameter, from its gradient and H v at the point, which the caller has."""
+        step = self.eps**POWER
+        # what has no derivative at all may be held constant by the model: the padding row of an embedding
+        self.v = [
+            v.where((g != 0) | (h != 0), torch.zeros_like(v)) for v, g, h in zip(self.v, gradient, product, strict=True)
+        ]
+        trials = [self._along(self.point, gradient, product, step, nullcontext)]
+        found = [self._judged(k, trials) for k in range(len(self.point))]
+        for factor in FACTORS:
+            if all(one.agrees is not None or one.is_noise for one in found):
+                break
+            held = Held()
+            point = [p + 10 * factor * step * a for p, a in zip(self.point, self._aside, strict=True)]
+            try:
+                with held.recording():
+                    leaves = [p.requires_grad_() for p in point]
+                    loss = self.loss_at(leaves)
+                first = gradients([loss], leaves, None, create_graph=True)
+                second = gradients(first, leaves, self.v)
+                trials.append(self._along(leaves, [g.detach() for g in first], second, factor * step, held.replaying))
+            except (HesscondError, RuntimeError):
+                continue
+            found = [self._judged(k, trials) for k in range(len(self.point))]
+        return found
+
+    def _along(
+        self,
+        point: Point,
+        gradient: Point,
+        product: Point,
+        step: float,
+        held: Callable[[], AbstractContextManager[Any]],
+    ) -> Directional:
+        ends = []
+        for signed in (step, -step):
+            leaves = [(p.detach() + signed * v).requires_grad_() for p, v in zip(point, self.v, strict=True)]
+            with held():
+                loss = self.loss_at(leaves)
+            ends.append(gradients([loss], leaves, None))
+        scaled = [[s * g.detach() for s, g in zip(self.sizes, part, strict=True)] for part in (*ends, gradient)]
+        plus, minus, middle = scaled
+        central = [(p - m).div_(2 * step) for p, m in zip(plus, minus, strict=True)]
+        bend = [length((p - g) + (m - g)) / (2 * step) for p, m, g in zip(plus, minus, middle, strict=True)]
+        double = [s * g.detach() for s, g in zip(self.sizes, product, strict=True)]
+        floor = 64 * self.eps * (max(map(length, middle), default=0.0) / step + max(map(length, double), default=0.0))
+        return Directional(double, central, bend, floor)
+
+    def _judged(self, k: int, trials: Sequence[Directional]) -> Difference:
+        """What the trials say of parameter k together."""
+        tolerance, best, wrong = max(AGREES, self.eps**0.25), None, []
+        for trial in trials:
+            gap, size = length(trial.gap(k)), max(length(trial.double[k]), length(trial.central[k]))
+            v = self.v[k] / self.sizes[k].clamp_min(torch.finfo(self.v[k].dtype).tiny)
+            forms = float((v * trial.double[k]).sum()), float((v * trial.central[k]).sum())
+            explained, resolved = gap <= tolerance * size + trial.floor, trial.floor <= 0.1 * size
+            own = Difference(gap / size if size and (resolved or not explained) else 0.0, None, *forms)
+            if explained and (resolved or not size):
+                return replace(own, agrees=True)
+            if best is None or own.relative < best.relative:
+                best = own
+            if not explained and trial.bend[k] <= SMOOTH * gap + trial.floor:
+                wrong.append((trial, own))
+        assert best is not None
+        for number, (trial, own) in enumerate(wrong):
+            for other, _ in wrong[:number]:
+                if length(trial.gap(k) - other.gap(k)) <= REPEATED * length(trial.gap(k)):
+                    return Difference(own.relative, False, own.double, own.central)
+        return best
+
+
+class Held(TorchFunctionMode):
+    """What a model detaches or computes under ``no_grad``: recorded in one evaluation, held in others.
+
+    The body of an `autograd.Function` is not, whose derivative is what is looked at.
+    """
+
+    #: Functions that hand a value on without its derivative.
+    LEAVES = frozenset(
+        {torch.Tensor.detach, torch.Tensor.item, torch.Tensor.tolist, vars(torch._C.TensorBase)["data"].__get__}
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: list[Any] = []
+        self._place: int | None = None
+
+    def recording(self) -> Held:
+        """The context in which values are recorded."""
+        self._place = None
+        return self
+
+    def replaying(self) -> Held:
+        """The context in which the recorded values take the place of those computed."""
+        self._place = 0
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        constant = func in self.LEAVES or (not torch.is_grad_enabled() and any(True for _ in tensors_of(found)))
+        if not constant or inside_function():
+            return found
+        if self._place is None:
+            self._values.append(mapped(found, lambda t: t.detach().clone()))
+            return found
+        if self._place >= len(self._values):
+            raise RuntimeError("the model takes another path")
+        value = self._values[self._place]
+        self._place += 1
+        if args and found is args[0]:
+            found.copy_(value)
+            return found
+        return mapped(value, torch.clone)
+
+
+def inside_function() -> bool:
+    """Whether Python runs the body of an `autograd.Function` or of a custom operator."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is Function.apply.__func__.__code__ or "torch/_library/" in frame.f_code.co_filename:  # type: ignore[attr-defined]
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+@dataclass
+class Culprit:
+    """The innermost module, or the loss, whose second derivatives are not those of its gradient.
+
+    Attributes
+    ----------
+    model, loss_fn, batch
+        Where it is looked for.
+    """
+
+    model: nn.Module
+    loss_fn: LossFunction
+    batch: Batch
+    _inputs: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    def sentence(self) -> str:
+        """What is guilty; empty if it is not found."""
+        try:
+            return self._found()
+        except Exception:  # models that cannot be copied, or run in parts
+            return ""
+
+    def _found(self) -> str:
+        model = deepcopy(self.model).to(torch.float64)
+        inputs, target = (converted(part, torch.float64, copy=True) for part in checked_batch(self.batch))
+        hooks = [
+            module.register_forward_pre_hook(self._noting(name), with_kwargs=True)
+            for name, module in model.named_modules()
+        ]
+        args, kwargs = call_of(model, inputs)
+        output = model(*args, **kwargs)
+        for hook in hooks:
+            hook.remove()
+        if isinstance(output, torch.Tensor) and self._is_wrong(lambda o: self.loss_fn(o, target), [output]):
+            return "the loss" + functions(self.loss_fn(output.detach().requires_grad_(), target))
+        path, module = "", model
+        while True:
+            inside = [f"{path}.{name}" if path else name for name, _ in module.named_children()]
+            wrong = next((name for name in inside if name in self._inputs and self._module_is_wrong(model, name)), None)
+            if wrong is None:
+                break
+            path, module = wrong, model.get_submodule(wrong)
+        if not path and not self._module_is_wrong(model, ""):
+            return ""
+        args, kwargs = self._inputs[path]
+        what = f"module {path!r}, a {type(module).__name__}" if path else f"the model, a {type(module).__name__}"
+        return what + functions(*tensors_of(module(*args, **kwargs)))
+
+    def _noting(self, name: str) -> Callable[..., None]:
+        def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._inputs.setdefault(name, (args, kwargs))
+
+        return note
+
+    def _module_is_wrong(self, model: nn.Module, name: str) -> bool:
+        module, (args, kwargs) = model.get_submodule(name), self._inputs[name]
+        own = dict(module.named_parameters())
+        given = [t for t in tensors_of((args, kwargs)) if t.is_floating_point()]
+        names = list(own)
+
+        def output(*values: torch.Tensor) -> torch.Tensor:
+            place = dict(zip(map(id, given), values[len(names) :], strict=True))
+            new_args, new_kwargs = mapped((args, kwargs), lambda t: place.get(id(t), t))
+            parts = torch.func.functional_call(
+                module, dict(zip(names, values[: len(names)], strict=True)), new_args, new_kwargs
+            )
+            generator = torch.Generator().manual_seed(11)
+            # a square, so that second derivatives of the module count whatever they are
+            return torch.stack(
+                [((t + t * t) * uniform(t, generator)).sum() for t in tensors_of(parts) if t.is_floating_point()]
+            ).sum()
+
+        return self._is_wrong(output, [*own.values(), *given])
+
+    @staticmethod
+    def _is_wrong(function: Callable[..., torch.Tensor], at: Point) -> bool:
+        """Whether the second derivatives of a function are not those of its gradient."""
+
+        def loss_at(point: Point) -> torch.Tensor:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                return function(*point)
+
+        differences = Differences(loss_at, at, torch.finfo(torch.float64).eps)
+        leaves = [p.clone().requires_grad_() for p in differences.point]
+        first = gradients([loss_at(leaves)], leaves, None, create_graph=True)
+        second = gradients(first, leaves, differences.v)
+        return any(one.agrees is False for one in differences.compare([g.detach() for g in first], second))
+
+
+def functions(*outputs: torch.Tensor) -> str:
+    """Names of the `autograd.Function`s behind some outputs, for a sentence."""
+    found = {
+        n.name().removesuffix("Backward")
+        for n in nodes([o.grad_fn for o in outputs])
+        if isinstance(n, BackwardCFunction)
+    }
+    return f" ({', '.join(sorted(found))})" if found else ""
+
+
+def uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random numbers in (−1, 1), of the shape, type and device of a tensor."""
+    return torch.rand(like.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1).to(like)
+
+
+def length(x: torch.Tensor) -> float:
+    """‖x‖₂, infinite where an entry is NaN."""
+    found = float(x.norm())
+    return math.inf if math.isnan(found) else found
+
+
+def worst(found: Iterable[Difference]) -> Difference | None:
+    """Of several parameters, one that differs, or else one that is undecided, or else the one that agrees least."""
+    return max(
+        found, key=lambda one: (one.agrees is False, not one.is_noise, one.agrees is None, one.relative), default=None
+    )
