@@ -175,9 +175,12 @@ class Differences:
                 wrong.append((trial, own))
         assert best is not None
         for number, (trial, own) in enumerate(wrong):
+            D = trial.central[k]
             for other, _ in wrong[:number]:
-                if length(trial.gap(k) - other.gap(k)) <= REPEATED * length(trial.gap(k)):
-                    return Difference(own.relative, False, own.double, own.central)
+                apart = length(trial.gap(k) - other.gap(k)), length(D - other.central[k])
+                floor = trial.floor + other.floor
+                if apart[0] <= REPEATED * length(trial.gap(k)) and apart[1] <= REPEATED * length(D) + floor:
+                    return replace(own, agrees=False)
         return best
 
 
@@ -328,7 +331,7 @@ class Culprit:
 def functions(*outputs: torch.Tensor) -> str:
     """Names of the `autograd.Function`s behind some outputs, for a sentence."""
     found = {
-        n.name().removesuffix("Backward")
+        type(n).__name__.removesuffix("Backward")
         for n in nodes([o.grad_fn for o in outputs])
         if isinstance(n, BackwardCFunction)
     }

@@ -232,8 +232,8 @@ def scalar(loss: object) -> torch.Tensor:
 class WeightWatch(TorchFunctionMode):
     """Notices every use of a layer's weight or bias outside the layer's own forward, and lifts casts if told to.
 
-    It also gives GELU the digits that torch's lacks, and lookups their derivative, and notes what masks hide. One mode
-    for all, since each costs every function called.
+    It also gives GELU the digits that torch's lacks, weight normalization and lookups their derivatives, and notes what
+    masks hide. One mode for all, since each costs every function called.
 
     Attributes
     ----------
@@ -270,6 +270,8 @@ class WeightWatch(TorchFunctionMode):
         if func is functional.gelu and "tanh" not in (*args[1:], *(kwargs or {}).values()):
             x = args[0] if args else (kwargs or {})["input"]
             return gelu(x) if x.dtype == torch.float64 else func(*args, **(kwargs or {}))
+        if func is torch._weight_norm:
+            return weight_norm(*args, **(kwargs or {}))
         with Masks.around(func, args):
             return self.in_float64(func, args, kwargs or {}) if self.lifts else func(*args, **(kwargs or {}))
 
@@ -305,6 +307,11 @@ class WeightWatch(TorchFunctionMode):
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """GELU, x Φ(x), with Φ(x) = erfc(−x/√2)/2, which has its digits where torch's (1 + erf(x/√2))/2 has none left."""
     return 0.5 * x * torch.special.erfc(-(0.5**0.5) * x)
+
+
+def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """Weights g v/‖v‖ by plain operations: second derivatives of torch's kernel hold ‖v‖ constant (torch 2.13)."""
+    return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
 def tensors_by_module(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -112,14 +112,6 @@ BILINEAR = {
 }
 #: Nodes whose first input is divided, or normalized by constants.
 BATCH_NORM = {"NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"}
-#: Nodes whose second derivative is wrong in torch 2.13, and what to do. The norms of weight normalization are a second
-#: output of its fused kernel, without a derivative, so that the gradient's own derivative takes them for constants.
-WRONG_TWICE = {
-    "WeightNormInterfaceBackward0": (
-        "torch.nn.utils.parametrizations.weight_norm are wrong in torch (its norms count as constants in them): "
-        "normalize the weights with hesscond's method 'weightnorm', or by g * v / v.norm() in plain operations"
-    ),
-}
 #: Derivatives whose own second derivative is wrong in torch 2.13: they are on the graph of a loss that differentiates.
 WRONG_THRICE = {
     "NativeLayerNormBackwardBackward0": "layer",
@@ -166,8 +158,6 @@ def refuse_dead_ends(start: Iterable[Any]) -> None:
 def refuse_wrong_derivatives(start: Iterable[Any]) -> None:
     """Raise a CaptureError if the second derivatives of a graph would be silently wrong."""
     for node in nodes(start):
-        if node.name() in WRONG_TWICE:
-            raise CaptureError(f"the second derivatives of {WRONG_TWICE[node.name()]}")
         # without the batch's own statistics it is linear
         if node.name() in WRONG_THRICE and getattr(node, "_saved_train", True):
             kind = WRONG_THRICE[node.name()]

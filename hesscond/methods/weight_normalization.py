@@ -18,8 +18,7 @@ from hesscond.methods.reparametrization import Reparametrization, WeightParametr
 class Normalized(WeightParametrization):
     """(g, v) ↦ g v/‖v‖, unit by unit; g has the units in its first dimension, as that of torch's own has.
 
-    Not torch's ``parametrizations.weight_norm``, of which it has the names and shapes of the parameters: the second
-    derivatives of its fused kernel are wrong (torch 2.13), those of plain operations are not.
+    The names and shapes of the parameters are those of torch's ``parametrizations.weight_norm``.
     """
 
     def forward(self, g: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -228,6 +228,7 @@ class Prober:
         self._by_products += [NETWORK] * ("network" in config.levels)
         self._as_trained = config.precision == "as-trained" and bool(self.units)
         self._snapshots = {place: method.snapshots(place) for place in self.units}
+        self._differentiated: set[str] = set()
         # what waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
         self._kept = Measured("batch", (), self._maker(()), {})
         self._loss_is_known = False
@@ -559,6 +560,9 @@ class Prober:
                 layout, whole = (UnitLayout(self.model, {place: layer}, of, named) for of in (unit, None))
                 direction = Direction.of(block, layout, whole, unit)
                 witness = Witness(self.model, self.loss_fn, dict(named), dtype, lift_casts=True)
+                # whether the model's second derivatives are those of its gradient is a question of its code
+                witness.differentiates = place not in self._differentiated
+                self._differentiated.add(place)
                 witness.add(batch, [direction])
                 verdict = witness.verdict(direction, block)
             refuse_failed(self.names[place], verdict, "the capture does not hold for this layer")

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 
 import pytest
 import torch
@@ -569,7 +570,7 @@ def weight_normalized(*, plain):
 
 
 def test_the_second_derivatives_of_torchs_weight_norm_are_wrong():
-    """Once this fails torch has mended them, and `WRONG_TWICE` of capture/graph.py need not refuse them any more."""
+    """Once this fails torch has mended them, and capture/evaluation.py need not replace its kernel any more."""
     torch.manual_seed(0)
     C = torch.randn(3, 4, dtype=torch.float64)
     point = torch.randn(15, dtype=torch.float64)
@@ -591,29 +592,28 @@ def test_the_second_derivatives_of_torchs_weight_norm_are_wrong():
 
 
 @pytest.mark.parametrize("linear", [False, True])
-def test_hessians_through_torchs_weight_norm_are_refused(linear):
-    """Also where it is not on the graph of the gradient, since the loss is linear in the weight."""
+def test_hessians_through_torchs_weight_norm_are_those_of_plain_operations(linear):
+    """Its kernel is replaced by the formula."""
+    found = []
     for plain in (False, True):
         model = weight_normalized(plain=plain)
-        arguments = (model[0], lambda o, t: o.sum()) if linear else (model, F.cross_entropy)
-        if plain:
-            assert call(HessianOperator, *arguments).order == (28 if linear else 43)
-        else:
-            with pytest.raises(CaptureError, match=r"weight_norm are wrong in torch .* 'weightnorm'"):
-                call(HessianOperator, *arguments)
+        model, loss_fn = (model[0], lambda o, t: o.sum()) if linear else (model, F.cross_entropy)
+        found.append(call(HessianOperator, model, loss_fn).to_dense())
+    is_close(*found, 1e-12)
 
 
-def test_what_does_not_differentiate_twice_through_torchs_weight_norm_goes_on_working():
-    """Gauss-Newton products and other layers; the parameters behind the weight have no Hessian in torch."""
-    model, same = weight_normalized(plain=False), weight_normalized(plain=True)
-    v = direction(43)
-    is_close(call(GGNOperator, model) @ v, call(GGNOperator, same) @ v, 1e-12)
-    is_close(call(model=model, layers="2").to_dense(), call(model=same, layers="2").to_dense(), 1e-12)
-    result, other = (hesscond.probe(m, F.cross_entropy, BATCH) for m in (model, same))
-    is_close(result["2"].hessian(2), other["2"].hessian(2), 1e-12)
-    assert "weight_norm are wrong in torch" in result.skipped["0"]
-    with pytest.raises(CaptureError, match="weight_norm are wrong in torch"):
-        hesscond.probe(model, F.cross_entropy, BATCH, ["0"])
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+def test_torchs_weight_norm_is_measured_at_every_level(level):
+    result, other = (
+        hesscond.probe(weight_normalized(plain=p), F.cross_entropy, BATCH, level=level) for p in (False, True)
+    )
+    assert list(result) == list(other)
+    assert "0" in result or level == "network"
+    for name in result:
+        for own, plain in zip(result[name].conditions, other[name].conditions, strict=True):
+            assert own.resolved
+            assert own.rank == plain.rank
+            assert math.isclose(own.value, plain.value, rel_tol=1e-8)
 
 
 class NormalizedRows(nn.Module):
@@ -621,11 +621,20 @@ class NormalizedRows(nn.Module):
         return torch._weight_norm(z, z.new_ones(len(z), 1), 0)
 
 
-def test_units_in_front_of_it_are_refused_too():
+def test_units_in_front_of_it_are_measured_too():
     model = nn.Sequential(nn.Linear(5, 4), NormalizedRows(), nn.Linear(4, 3)).double()
-    with pytest.raises(CaptureError, match="weight_norm are wrong in torch"):
-        hesscond.probe(model, F.cross_entropy, BATCH, ["0"])
-    assert hesscond.probe(model, F.cross_entropy, BATCH, ["2"])["2"].kappa[0].rank > 0
+    plain = nn.Sequential(model[0], Plain(lambda z: z / z.norm(dim=1, keepdim=True)), model[2])
+    own, truth = (hesscond.probe(m, F.cross_entropy, BATCH, ["0"])["0"] for m in (model, plain))
+    is_close(own.hessian(1), truth.hessian(1), 1e-12)
+
+
+class Plain(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, z):
+        return self.function(z)
 
 
 # -------------------------------------------------------------------------------------------------- many in one pass

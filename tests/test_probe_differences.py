@@ -1,0 +1,296 @@
+"""The second check: double backward against central differences of the gradient."""
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+import hesscond
+from hesscond.capture.snapshot import Snapshot
+from hesscond.errors import CaptureError
+from tests.truth import layer_truth, reverse_over_reverse
+
+LEVELS = ["unit", "layer", "network"]
+torch.manual_seed(0)
+BATCH = torch.randn(30, 5, dtype=torch.float64), torch.randint(0, 3, (30,))
+
+
+class Detached(Function):
+    """x², whose backward makes no graph."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0].detach()
+
+
+class Intermediate(Function):
+    """x², whose backward keeps 2x from the forward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.slope = 2 * x
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.slope
+
+
+class LayerNorm(Function):
+    """A fused layer normalization, which keeps its output and the deviations."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.deviation = x.std(1, correction=0, keepdim=True)
+        ctx.y = (x - x.mean(1, keepdim=True)) / ctx.deviation
+        return ctx.y
+
+    @staticmethod
+    def backward(ctx, g):
+        y = ctx.y
+        return (g - g.mean(1, keepdim=True) - y * (g * y).mean(1, keepdim=True)) / ctx.deviation
+
+
+class FusedCrossEntropy(Function):
+    """A loss that computes its gradient in the forward pass."""
+
+    @staticmethod
+    def forward(ctx, z, t):
+        ctx.slope = (z.softmax(1) - F.one_hot(t, z.shape[1])) / len(z)
+        return F.cross_entropy(z, t)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.slope, None
+
+
+class Right(Function):
+    """x², right twice."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+
+
+class Reversal(Function):
+    """The identity, whose backward has the other sign."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return -g
+
+
+class Step(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def network(function):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 6), Step(function), nn.Linear(6, 3)).double()
+
+
+def probe(model, level="unit", loss=F.cross_entropy, batch=BATCH, **options):
+    return hesscond.probe(model, loss, batch, level=level, **options)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("function", [Detached, Intermediate, LayerNorm, Reversal])
+def test_a_wrong_double_backward_is_refused_and_its_module_named(function, level):
+    if level == "network":
+        with pytest.raises(CaptureError, match=rf"of its gradient: .* module '1', a Step \({function.__name__}"):
+            probe(network(function.apply), level)
+        return
+    result = probe(network(function.apply), level)
+    assert list(result) == ["2"]
+    assert result["2"].check.central.agrees
+    assert f"module '1', a Step ({function.__name__})" in result.skipped["0"]
+    with pytest.raises(CaptureError, match="not those of its gradient"):
+        probe(network(function.apply), level, layers=["0"])
+    assert len(probe(network(function.apply), level, check=False)) == 2
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_fused_loss_is_refused_and_called_the_loss(level):
+    with pytest.raises(CaptureError, match=r"they are wrong in the loss \(FusedCrossEntropy\)"):
+        probe(network(torch.tanh), level, FusedCrossEntropy.apply)
+
+
+def test_what_is_wrong_in_the_second_batch_of_a_stream_is_refused_too():
+    """Parameters that the first batch does not reach are compared on the first that does."""
+
+    class Switch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = network(torch.tanh), network(Intermediate.apply)
+
+        def forward(self, x):
+            return (self.first if x[0, 0] < 0 else self.second)(x)
+
+    x, y = BATCH
+    order = x[:, 0].argsort()
+    halves = [(x[order[:10]], y[:10]), (x[order[20:]], y[20:])]
+    result = probe(Switch().double(), batch=halves)
+    assert sorted(result) == ["first.0", "first.2", "second.2"]
+    assert "not those of its gradient" in result.skipped["second.0"]
+
+
+KINKS = {
+    "relu": torch.relu,
+    "leaky": lambda x: F.leaky_relu(x, 0.2),
+    "absolute": torch.abs,
+    "maximum": lambda x: torch.maximum(x, x.flip(1)),
+    "sorted": lambda x: x.sort(1)[0],
+    "hardtanh": F.hardtanh,
+    "at its kink": lambda x: torch.relu(x - x.detach()) + x,
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "right": Right.apply,
+    "top two": lambda x: x * (x >= x.topk(2, 1).values[:, 1:]),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", KINKS)
+def test_kinks_make_no_false_alarm(name, level):
+    result = probe(network(KINKS[name]), level)
+    for layer in result.values():
+        assert layer.check.central.agrees is not False
+        if name != "at its kink":
+            assert layer.check.central.agrees
+            assert layer.check.central.relative < 1e-5
+    assert level == "network" or len(result) == 2
+
+
+@pytest.mark.parametrize("loss", [F.l1_loss, F.huber_loss, lambda o, t: (o - o.median()).abs().mean()])
+def test_kinks_of_losses_make_none(loss):
+    x, y = BATCH
+    result = probe(network(torch.tanh), "layer", loss, (x, F.one_hot(y, 3).double()))
+    assert all(layer.check.central.agrees is not False for layer in result.values())
+
+
+def no_grad(x):
+    with torch.no_grad():
+        size = x.square().mean().sqrt()
+    return torch.tanh(x / size)
+
+
+HELD = {
+    "detached": lambda x: x * x.detach(),
+    "no_grad": no_grad,
+    "a number": lambda x: torch.tanh(x / x.abs().max().item()),
+    "straight through": lambda x: torch.tanh(x + (x.round() - x).detach()),
+    "data": lambda x: torch.tanh(x) * x.data.abs(),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_model_detaches_is_a_constant(name):
+    model = network(HELD[name])
+    result = probe(model, "layer")
+    for layer in result.values():
+        assert layer.check.central.agrees
+    H = layer_truth(model, F.cross_entropy, BATCH, "0", derivative=reverse_over_reverse)
+    assert torch.allclose(result["0"].hessian(), H, rtol=1e-8, atol=1e-8 * float(H.abs().max()))
+
+
+def test_a_padding_row_is_a_constant():
+    model = nn.Sequential(nn.Embedding(6, 4, padding_idx=0), nn.Flatten(), nn.Tanh(), nn.Linear(8, 3)).double()
+    with torch.no_grad():
+        model[0].weight[0] = 0.3
+    batch = torch.randint(0, 6, (30, 2)), BATCH[1]
+    for layer in probe(model, "layer", layers="*", batch=batch).values():
+        assert layer.check.central.agrees
+
+
+def test_a_float32_model_is_compared_in_float64():
+    model = network(torch.tanh).float()
+    x, y = BATCH
+    result = probe(model, "layer", batch=(x.float(), y), dtype=None)
+    for layer in result.values():
+        assert layer.check.central.agrees
+        assert layer.check.central.relative < 1e-6
+
+
+class Noisy(Function):
+    """x², whose gradient has jumps of 1e-6 everywhere."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (2 * x + 1e-6 * torch.remainder(1e12 * x.detach(), 1.0))
+
+
+def test_a_gradient_that_is_noise_tells_nothing_and_is_said():
+    """Jumps closer than any step."""
+    result = probe(network(Noisy.apply), "layer", layers=["0"])
+    assert result["0"].check.central.agrees is None
+    assert "tell nothing" in str(result["0"].check)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_it_takes_two_evaluations_more(level, monkeypatch):
+    evaluations = []
+    original = Snapshot.evaluate
+
+    def counted(self, *args, **kwargs):
+        evaluations.append(self)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Snapshot, "evaluate", counted)
+    probe(network(torch.relu), level)
+    most = len(evaluations)
+    from hesscond import check
+
+    monkeypatch.setattr(check.Witness, "differentiates", False)
+    monkeypatch.setattr(check.Witness, "_compare", lambda *_: None)
+    evaluations.clear()
+    probe(network(torch.relu), level)
+    assert most - len(evaluations) == 2
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_the_scale_of_the_loss_does_not_matter(scale):
+    def loss(o, t):
+        return scale * F.cross_entropy(o, t)
+
+    assert "0" in probe(network(torch.tanh), "layer", loss)
+    assert "0" in probe(network(Intermediate.apply), "layer", loss).skipped
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e6])
+def test_the_scale_of_the_features_does_not_matter(size):
+    x, y = BATCH
+    batch = x * size, y
+
+    def rescaled(function):
+        model = network(function)
+        with torch.no_grad():
+            model[0].weight.div_(size)
+        return model
+
+    assert probe(rescaled(torch.tanh), "layer", batch=batch)["0"].check.central.agrees
+    assert "0" in probe(rescaled(Intermediate.apply), "layer", batch=batch).skipped
