@@ -22,7 +22,7 @@ from hesscond.capture.layers import weight_shape
 from hesscond.capture.precision import Operations, Precision
 from hesscond.capture.randomness import RandomState
 from hesscond.capture.snapshot import Snapshot
-from hesscond.differences import Culprit, Difference, Differences, worst
+from hesscond.differences import Culprit, Difference, Differences, functions, worst
 from hesscond.errors import CaptureError, HesscondError
 from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, UnitCoordinates
 from hesscond.hessians.linearization import differentiable, gradients
@@ -213,15 +213,15 @@ class Witness:
         self._first: tuple[Batch, RandomState] | None = None
         self._products: dict[int, torch.Tensor] = {}
         self._central: dict[int, Difference] = {}
+        self._functions: set[str] = set()
+        self._wrong: Batch | None = None
 
     def add(self, batch: Batch, directions: Sequence[Direction], weight: float = 1.0) -> None:
         """Add the derivatives of a batch to the directions."""
         used = sorted({i for direction in directions for i in self._indices(direction.whole)})
-        new = [i for i in used if i not in self._central] if self.differentiates else []
-        random = RandomState.now(self._snapshot.gpus) if new or self._first is None else None
+        random = RandomState.now(self._snapshot.gpus)
         counted = None
         if self._first is None:
-            assert random is not None
             self._first = batch, random
             counted = Operations(self.dtype)
         evaluation = self._snapshot.evaluate(self.loss_fn, batch, counted=counted)
@@ -239,10 +239,8 @@ class Witness:
                 self._products[id(direction)] = product
             direction.product.add_(product, alpha=weight)
             direction.slope.add_(slope, alpha=weight)
-        new = [i for i in new if id(leaves[i]) in variables]
-        # a straight-through gradient is not the derivative of what is rounded, on purpose
-        if new and not any(node.name().startswith("FakeQuantize") for node in nodes([evaluation.loss.grad_fn])):
-            assert random is not None
+        new = self._not_compared(evaluation, [i for i in used if id(leaves[i]) in variables])
+        if new:
             del evaluation
             self._compare(batch, random, new, first)
             wrong = {i for i in new if i in self._central and self._central[i].agrees is False}
@@ -251,6 +249,19 @@ class Witness:
                 # a block of the Hessian may be right, and only those to other layers wrong
                 for group in filter(None, groups):
                     self._compare(batch, random, group, None)
+
+    def _not_compared(self, evaluation: Evaluation, used: Sequence[int]) -> list[int]:
+        """The leaves of which second derivatives are still to be compared: all, where a batch has other functions."""
+        if not self.differentiates:
+            return []
+        kinds = functions(evaluation.loss)
+        if kinds <= self._functions:
+            used = [i for i in used if i not in self._central]
+        # a straight-through gradient is not the derivative of what is rounded, on purpose
+        if not used or any(node.name().startswith("FakeQuantize") for node in nodes([evaluation.loss.grad_fn])):
+            return []
+        self._functions |= kinds
+        return [i for i in used if i not in self._central or self._central[i].agrees is not False]
 
     def _compare(
         self, batch: Batch, random: RandomState, chosen: Sequence[int], first: dict[int, torch.Tensor] | None
@@ -281,7 +292,10 @@ class Witness:
             product = gradients([first[i] for i in chosen], leaves, differences.v)
         gradient = [first[i].detach() for i in chosen]
         first.clear()
-        self._central |= zip(chosen, differences.compare(gradient, product), strict=True)
+        found = differences.compare(gradient, product)
+        if self._wrong is None and any(one.agrees is False for one in found):
+            self._wrong = batch
+        self._central |= zip(chosen, found, strict=True)
 
     def _first_again(self) -> Evaluation:
         """The first batch, with the random numbers that it had."""
@@ -360,8 +374,8 @@ class Witness:
 
     @cached_property
     def _culprit(self) -> str:
-        assert self._first is not None
-        return Culprit(self.model, self.loss_fn, self._first[0]).sentence()
+        assert self._wrong is not None
+        return Culprit(self.model, self.loss_fn, self._wrong).sentence()
 
     @property
     def leaf_dtype(self) -> torch.dtype:

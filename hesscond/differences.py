@@ -28,8 +28,8 @@ from hesscond.capture.graph import nodes
 from hesscond.errors import HesscondError
 from hesscond.hessians.linearization import gradients
 
-#: Relative difference that a right model may have in float64; torch's own operations stay below 1e-5.
-AGREES = 1e-4
+#: Relative difference that a right model may have in float64; torch's own operations stay below 1e-7.
+AGREES = 1e-6
 #: The step, relative to the parameters, is the round-off to this power; further trials multiply it by these factors.
 POWER, FACTORS = 0.44, (1.0, 0.1, 10.0, 100.0, 1000.0)
 #: The share of a difference that kinks, or two points, may make of it where it counts as one of the derivatives.
@@ -272,7 +272,7 @@ class Culprit:
         for hook in hooks:
             hook.remove()
         if isinstance(output, torch.Tensor) and self._is_wrong(lambda o: self.loss_fn(o, target), [output]):
-            return "the loss" + functions(self.loss_fn(output.detach().requires_grad_(), target))
+            return "the loss" + in_brackets(functions(self.loss_fn(output.detach().requires_grad_(), target)))
         path, module = "", model
         while True:
             inside = [f"{path}.{name}" if path else name for name, _ in module.named_children()]
@@ -284,7 +284,7 @@ class Culprit:
             return ""
         args, kwargs = self._inputs[path]
         what = f"module {path!r}, a {type(module).__name__}" if path else f"the model, a {type(module).__name__}"
-        return what + functions(*tensors_of(module(*args, **kwargs)))
+        return what + in_brackets(functions(*tensors_of(module(*args, **kwargs))))
 
     def _noting(self, name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -328,14 +328,15 @@ class Culprit:
         return any(one.agrees is False for one in differences.compare([g.detach() for g in first], second))
 
 
-def functions(*outputs: torch.Tensor) -> str:
-    """Names of the `autograd.Function`s behind some outputs, for a sentence."""
-    found = {
-        type(n).__name__.removesuffix("Backward")
-        for n in nodes([o.grad_fn for o in outputs])
-        if isinstance(n, BackwardCFunction)
-    }
-    return f" ({', '.join(sorted(found))})" if found else ""
+def functions(*outputs: torch.Tensor) -> set[str]:
+    """Names of the `autograd.Function`s behind some outputs."""
+    found = (type(node) for node in nodes([output.grad_fn for output in outputs]))
+    return {kind.__name__.removesuffix("Backward") for kind in found if issubclass(kind, BackwardCFunction)}
+
+
+def in_brackets(names: set[str]) -> str:
+    """Names as a sentence takes them, if there are any."""
+    return f" ({', '.join(sorted(names))})" if names else ""
 
 
 def uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

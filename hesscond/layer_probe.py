@@ -294,7 +294,14 @@ class LayerProbe(Measurement):
             # a loader draws from the random state
             with untouched_randomness(gpus_of(list(self.model.parameters()))):
                 sums = run.over([self.data] if is_batch(self.data) else self.data)
-        found = {name: run.result(name, sums) for name in layers if name in sums.blocks}
+        found = {}
+        for name in sums.blocks:
+            try:
+                found[name] = run.result(name, sums)
+            except CaptureError as error:
+                if self._named(name):
+                    raise
+                self.skipped[name] = str(error)
         self.precision = None if witness is None else witness.precision
         self.reached = None if witness is None else witness.reached
         return found
