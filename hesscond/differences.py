@@ -160,15 +160,16 @@ class Differences:
 
     def _judged(self, k: int, trials: Sequence[Directional]) -> Difference:
         """What the trials say of parameter k together."""
-        tolerance, best, wrong = max(AGREES, self.eps**0.25), None, []
+        tolerance, best, wrong, doubt = AGREES if self.eps < 1e-12 else self.eps**0.25, None, [], math.inf
         for trial in trials:
             gap, size = length(trial.gap(k)), max(length(trial.double[k]), length(trial.central[k]))
             v = self.v[k] / self.sizes[k].clamp_min(torch.finfo(self.v[k].dtype).tiny)
             forms = float((v * trial.double[k]).sum()), float((v * trial.central[k]).sum())
             explained, resolved = gap <= tolerance * size + trial.floor, trial.floor <= 0.1 * size
             own = Difference(gap / size if size and (resolved or not explained) else 0.0, None, *forms)
-            if explained and (resolved or not size):
+            if explained and (resolved or not size) and 2 * trial.floor <= doubt:
                 return replace(own, agrees=True)
+            doubt = doubt if explained else min(doubt, gap)
             if best is None or own.relative < best.relative:
                 best = own
             if not explained and trial.bend[k] <= SMOOTH * gap + trial.floor:
