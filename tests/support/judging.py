@@ -1,8 +1,8 @@
 """Constructions that a condition number was once printed for as resolved although it was wrong, and the judge of them.
 
 A construction is a model, a loss, a batch and an independent truth; `verdict_of` compares κ, rank and interval with the
-eigenvalues of the truth. ``PYTHONPATH=CHECKOUT python tests/support/judging.py [--verbose] [WORD …]`` judges the package
-of any checkout and prints how many constructions of each kind are wrong, refused, unresolved and right.
+eigenvalues of the truth. ``PYTHONPATH=CHECKOUT python tests/support/judging.py [--verbose] [WORD …]`` judges the
+package of any checkout and prints how many constructions of each kind are wrong, refused, unresolved and right.
 """
 
 import sys
@@ -24,7 +24,6 @@ if __name__ == "__main__":
     # hesscond may be that of another checkout, and is imported by now; the tests are those of this one
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.kinds import double
 from tests.support.truth import Truth
 
 LEVELS = ("unit", "layer", "network")
@@ -203,8 +202,14 @@ class FormulaTruth:
     def spectrum(self, own, unit):
         """The true spectrum of a Hessian of a result."""
         if own.level == "unit":
-            where = torch.cat([self.index[name].flatten(1)[unit] if self.index[name].ndim > 1 else
-                               self.index[name][unit : unit + 1] for name in own.parameters])  # fmt: skip
+            where = torch.cat(
+                [
+                    self.index[name].flatten(1)[unit]
+                    if self.index[name].ndim > 1
+                    else self.index[name][unit : unit + 1]
+                    for name in own.parameters
+                ]
+            )
         else:
             where = torch.cat([self.index[name].flatten() for name in own.parameters])
         chosen = where.tolist()
@@ -347,9 +352,8 @@ def main(words):
             total["answer possible"] += possible
             missed += [one.name] if possible else []
         if verbose or word == "wrong" or alarm:
-            print(
-                f"{word.upper() if word == 'wrong' or alarm else word} {one.trust} {one.name}: {one.title} ({time.perf_counter() - start:.1f} s)"
-            )
+            shout = word.upper() if word == "wrong" or alarm else word
+            print(f"{shout} {one.trust} {one.name}: {one.title} ({time.perf_counter() - start:.1f} s)")
             for level, pairs in levels.items():
                 shown = [pair for pair in pairs if verbose or pair[1].word in ("wrong", "refused")]
                 for where, verdict in shown if verbose else shown[:2]:
