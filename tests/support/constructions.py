@@ -1107,8 +1107,8 @@ def formula_truth(formula, *, difference=False):
     return truth
 
 
-def elementwise(title, name, trust, loss, exact, inputs, *, outputs=1, weight=None, frozen=None, **facts):
-    """A linear model and a loss that is the mean of ``loss(z)``, in mpmath ``exact(mp, z)``, in float64."""
+def elementwise(title, name, trust, loss, exact, inputs, *, outputs=1, weight=None, **facts):
+    """The construction of a linear model and a loss: the mean of ``loss(z)``, in mpmath of ``exact(mp, z)``."""
 
     def make():
         x = inputs().double()
@@ -1123,7 +1123,8 @@ def elementwise(title, name, trust, loss, exact, inputs, *, outputs=1, weight=No
         z = rows @ own["0.weight"].T + own["0.bias"]
         return sum(exact(mp, one) for one in z.flat) / z.size
 
-    add(trust, name, title, make, truth=formula_truth(formula, difference=trust == "A3"), **facts)
+    make.__name__ = name
+    return Construction(trust, title, make, "0", formula_truth(formula, difference=trust == "A3"), **facts)
 
 
 def samples_without_curvature(curved):
@@ -1237,25 +1238,27 @@ for inputs, title in [(1, "one weight before batch normalization with ε = 1e-3"
         return model, sine_loss, (torch.randn(9, inputs).double(), torch.zeros(9, 1).double())
 
     add("A2c", f"norm_epsilon_{inputs}", title, norm_make, truth=formula_truth(batch_norm_formula), control=True)
-elementwise(
-    "cross-entropy of one logit between 10 and 30",
-    "confident",
-    "A2c",
-    F.softplus,
-    lambda mp, z: mp.log1p(mp.exp(z)),
-    lambda: -10 - 20 * torch.rand(12, 1),
-    weight=[1.0],
-    control=True,
-)
-elementwise(
-    "features × 1e-8",
-    "tiny_features",
-    "A2c",
-    torch.square,
-    lambda mp, z: z * z,
-    lambda: 1e-8 * torch.randn(12, 3),
-    control=True,
-)
+KINDS += [
+    elementwise(
+        "cross-entropy of one logit between 10 and 30",
+        "confident",
+        "A2c",
+        F.softplus,
+        lambda mp, z: mp.log1p(mp.exp(z)),
+        lambda: -10 - 20 * torch.rand(12, 1),
+        weight=[1.0],
+        control=True,
+    ),
+    elementwise(
+        "features × 1e-8",
+        "tiny_features",
+        "A2c",
+        torch.square,
+        lambda mp, z: z * z,
+        lambda: 1e-8 * torch.randn(12, 3),
+        control=True,
+    ),
+]
 
 
 # ----------------------------------------------------------------- A3: losses whose curvature is a difference
@@ -1438,8 +1441,15 @@ DIFFERENCES = {
         (5, 20),
     ),
 }
-for key, (title, loss, exact, where) in DIFFERENCES.items():
-    elementwise(title, f"loss_{key}", "A3", loss, exact, between(*where), weight=[1.0, 1e-3])
+
+
+def elementwise_of(key, where):
+    """The construction of one of these losses with z in another range: (low, high, samples, both signs)."""
+    title, loss, exact, _ = DIFFERENCES[key]
+    return elementwise(title, f"loss_{key}", "A3", loss, exact, between(*where), weight=[1.0, 1e-3])
+
+
+KINDS += [elementwise_of(key, where) for key, (_, _, _, where) in DIFFERENCES.items()]
 
 
 # ----------------------------------------------------------------- A4: features rounded to constants

@@ -277,14 +277,15 @@ class Construction:
 
         return GROUPS[self.trust]
 
-    def verdicts(self, level):
-        """[(where, verdict)] of all Hessians at a level."""
+    def verdicts(self, level, seed=0, factor=1.0):
+        """[(where, verdict)] of all Hessians at a level, with random numbers of a seed and the loss times a factor."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if self.judge is not None:
                 return self.judge(self, level)
-            torch.manual_seed(0)
-            model, loss_fn, batch = self.make()
+            torch.manual_seed(seed)
+            model, plain, batch = self.make()
+            loss_fn = plain if factor == 1 else lambda output, target: factor * plain(output, target)
             options = self.options(model, loss_fn, batch) if callable(self.options) else self.options
             truth = (
                 self.truth(model, loss_fn, batch, options)
