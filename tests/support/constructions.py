@@ -4,6 +4,7 @@
 mpmath, or reasoning (a block of the Hessian that is exactly zero). ``support/judging.py`` compares.
 """
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -1095,14 +1096,14 @@ def softmax_shift_stream():
 # --------------------------------------------------- A2, exactly: samples without curvature; small and nonzero
 
 
-def formula_truth(formula, *, difference=False):
-    """The truth by ``formula(mp, parameters, rows)``, a difference of terms of the size of x², if it is one."""
+def formula_truth(formula, *, difference=False, terms=0.0):
+    """The truth by ``formula(mp, parameters, rows)``, a difference of terms of this size, or of the size of x²."""
 
     def truth(model, loss_fn, batch):
         from mpmath import mp
 
-        terms = float(1 + batch[0].square().sum(1).mean()) if difference else 0.0
-        return FormulaTruth(model, functools.partial(formula, mp), batch[0], terms)
+        size = float(1 + batch[0].square().sum(1).mean()) if difference else terms
+        return FormulaTruth(model, functools.partial(formula, mp), batch[0], size)
 
     return truth
 
@@ -1755,13 +1756,13 @@ for key, (title, spectrum, which) in TOPS.items():
 def iterated(spectrum, seeds=3):
     """A judge: κ by iterations, of matrices that are not formed."""
 
-    def judge(one, level):
+    def judge(one, level, first=0):
 
         from hesscond.operators import as_operator
         from hesscond.spectra.matrix_free import Effort, operator_condition
 
         found = []
-        for seed in range(seeds):
+        for seed in range(first, first + seeds):
             values = spectrum(np.random.default_rng(seed))
             effort = Effort(dense_order=50, quick_order=50, seed=seed)
             kappa = operator_condition(as_operator(diagonal(values)), effort=effort)
@@ -1819,15 +1820,17 @@ class Stored(nn.Module):
 
 
 class UnitTruth(TwinTruth):
-    """Units are rows (``axis`` 0) or columns of the weight, each with its own entry of the bias."""
+    """Units: rows (``axis`` 0) or columns (1) of the weight, each with an entry of the bias; None: there are none."""
 
-    def __init__(self, twin, loss_fn, batch, *, axis, layer="0"):
+    def __init__(self, twin, loss_fn, batch, *, axis, layer="0", own_bias=True):
         super().__init__(twin, loss_fn, batch)
-        self.axis, self.layer = axis, layer
+        self.axis, self.layer, self.own_bias = axis, layer, own_bias
 
     def spectrum(self, own, unit):
         if own.level != "unit" or own.name != self.layer:
             return super().spectrum(own, unit)
+        if self.axis is None:
+            return f"{len(own.units)} units where no weight belongs to one output"
         weight = self.index[f"{self.layer}.weight"]
         # all dimensions but that of the inputs
         weight = weight.flatten(1) if self.axis == 0 else weight.flatten(1).T
@@ -1835,14 +1838,14 @@ class UnitTruth(TwinTruth):
             true = f"{len(weight)} outputs have {weight.shape[1]} weights"
             return f"{len(own.units)} units of order {own.n_params} where {true}"
         where = weight[unit]
-        if (bias := self.index.get(f"{self.layer}.bias")) is not None:
+        if self.own_bias and (bias := self.index.get(f"{self.layer}.bias")) is not None:
             where = torch.cat([bias[unit : unit + 1], where])
         if own.n_params != len(where):
             return f"{', '.join(own.parameters)}: order {own.n_params} where a unit has {len(where)} parameters"
         return Spectrum.of(self.at(where))
 
 
-def stored(name, title, apply, shape, bias, *, axis, outputs, inputs=4, data=None, **facts):
+def stored(name, title, apply, shape, bias, *, axis, outputs, inputs=4, data=None, own_bias=True, **facts):
     """Register a construction with a stored weight; its level unit may be refused."""
 
     def make():
@@ -1850,7 +1853,7 @@ def stored(name, title, apply, shape, bias, *, axis, outputs, inputs=4, data=Non
         return model, CE, (data or functools.partial(classes, 24, inputs))()
 
     def truth(model, loss_fn, batch):
-        return UnitTruth(double(model), loss_fn, batch, axis=axis)
+        return UnitTruth(double(model), loss_fn, batch, axis=axis, own_bias=own_bias)
 
     facts.setdefault("options", {"layers": ["0", "2"]})
     add("A7", name, title, make, truth=truth, **facts)
@@ -1997,3 +2000,551 @@ class FewSamples:
     def spectrum(self, own, unit):
         found = torch.linalg.eigvalsh(2 / len(self.rows) * self.rows @ self.rows.T).flip(0).tolist()
         return Spectrum(found + [0.0] * (own.n_params - len(found)))
+
+
+for key, title, apply, shape, bias, axis, facts in [
+    (
+        "then_matrix",
+        "(x @ W) C + b: the bias is of another map",
+        lambda m, x: (x @ m.weight) @ torch.linspace(-1, 1, 16).view(4, 4).to(x).cos() + m.bias,
+        (4, 4),
+        4,
+        1,
+        {"outputs": 4, "own_bias": False},
+    ),
+    (
+        "input_bias",
+        "(x + b) @ W: the bias is of the inputs",
+        lambda m, x: (x + m.bias) @ m.weight,
+        (4, 4),
+        4,
+        1,
+        {"outputs": 4, "own_bias": False},
+    ),
+    (
+        "symmetric",
+        "x @ (W + Wᵀ): no weight belongs to one output",
+        lambda m, x: x @ (m.weight + m.weight.T),
+        (4, 4),
+        0,
+        None,
+        {"outputs": 4},
+    ),
+    (
+        "both_ways",
+        "x @ W + x @ Wᵀ behind a nonlinearity: rows and columns",
+        lambda m, x: (x @ m.weight).tanh() + x.sin() @ m.weight.T,
+        (4, 4),
+        0,
+        None,
+        {"outputs": 4},
+    ),
+    (
+        "permuted",
+        "x @ W with its outputs in another order",
+        lambda m, x: (x @ m.weight)[:, [2, 0, 3, 1]] + m.bias[[2, 0, 3, 1]],
+        (4, 4),
+        4,
+        1,
+        {"outputs": 4},
+    ),
+    (
+        "matmul_vector",
+        "a loop over samples: W.T @ x_n",
+        lambda m, x: torch.stack([m.weight.T @ row for row in x]) + m.bias,
+        (4, 4),
+        4,
+        1,
+        {"outputs": 4},
+    ),
+    (
+        "two_times",
+        "x @ W, then another tanh and @ W again",
+        lambda m, x: ((x @ m.weight).tanh() @ m.weight) + m.bias,
+        (4, 4),
+        4,
+        1,
+        {"outputs": 4},
+    ),
+]:
+    stored(f"unit_{key}", title, apply, shape, bias, axis=axis, **facts)
+
+
+# ----------------------------------------------------------------- meaner neighbours of A1
+
+
+class MaskedRelu(torch.autograd.Function):
+    """ReLU that keeps its mask: its second derivative is zero, and right."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mask = (x > 0).to(x)
+        return x * ctx.mask
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.mask
+
+
+class SavedOutput(torch.autograd.Function):
+    """tanh that saves its output as torch wants it: differentiable again."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.tanh(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return g * (1 - y * y)
+
+
+class Doubled(torch.autograd.Function):
+    """2x."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+def stale_square():
+    return pointwise("stale", torch.square, lambda x, y: x.detach(), lambda g, k: 2 * k * g).apply
+
+
+for key, title, function in [
+    ("masked_relu", "autograd.Function of ReLU that keeps its mask", MaskedRelu.apply),
+    ("saved_output", "autograd.Function of tanh that saves its output", SavedOutput.apply),
+    ("doubled", "autograd.Function 2x", lambda x: Doubled.apply(x).tanh()),
+    ("sharp_softplus", "softplus with β = 1e5", lambda x: F.softplus(x, beta=1e5)),
+    (
+        "sharp_max",
+        "logsumexp(1e4 x)/1e4",
+        lambda x: torch.cat([torch.logsumexp(1e4 * x, 1, keepdim=True) / 1e4, x[:, 1:].sin()], 1),
+    ),
+    ("very_high_frequency", "sin(1000x)/1000", lambda x: (1000 * x).sin() / 1000),
+    ("cold_softmax", "softmax(50x)", lambda x: (50 * x).softmax(1)),
+    ("hard_gumbel", "hard softmax, straight through by detach", lambda x: hard_softmax(x)),
+    ("rounded_through", "rounding, straight through by detach", lambda x: x + ((4 * x).round() / 4 - x).detach()),
+    ("cube_root", "sign(x)|x|^1.5", lambda x: x.sign() * x.abs().pow(1.5)),
+    ("random_leaks", "RReLU in training mode", lambda x: F.rrelu(x, training=True)),
+    ("floor_division", "x − floor(x)", lambda x: x - x.floor()),
+    (
+        "where_branch",
+        "torch.where of two formulas that meet",
+        lambda x: torch.where(x > 0.1, x.exp() - 0.005, 1 + x.sin() + x**2),
+    ),
+    (
+        "argmax_branch",
+        "Python branch on the argmax of a sample",
+        lambda x: torch.stack([r.sin() if int(r.argmax()) else r.tanh() for r in x]),
+    ),
+    ("normalized_rows", "rows of norm 1", lambda x: F.normalize(x, dim=1)),
+    ("checkerboard", "product of kinks |x|·relu(y)", lambda x: x.abs() * torch.relu(x.roll(1, 1))),
+]:
+    add("A1k", f"kink_{key}", title, lambda f=function: (middle(f), CE, classes()), truth=twin_truth(), control=True)
+
+
+def hard_softmax(x):
+    soft = x.softmax(1)
+    return F.one_hot(soft.argmax(1), x.shape[1]).to(x) - soft.detach() + soft
+
+
+@construction("A1k", "a stale function of the inputs, which reaches no parameter", truth=twin_truth(), control=True)
+def kink_stale_inputs():
+    return nn.Sequential(Applied(stale_square()), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)), CE, classes()
+
+
+@construction("A1k", "a hidden layer of zeros before LeakyReLU", "2", truth=twin_truth(), control=True)
+def kink_zero_layer():
+    model = middle(F.leaky_relu)
+    for p in model[0].parameters():
+        nn.init.zeros_(p)
+    return model, CE, classes()
+
+
+@construction(
+    "A1k", "wide ReLU network, 600 samples", "0", truth=twin_truth(), control=True, options={"layers": ["0", "2"]}
+)
+def kink_many_samples():
+    return nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3)), CE, classes(600, 5)
+
+
+@construction("A1k", "weights of sizes 1e-4 and 1e3 behind ReLU, squared error", truth=twin_truth(), control=True)
+def kink_mixed_scales():
+    model = middle(torch.relu)
+    with torch.no_grad():
+        model[0].weight.mul_(1e3)
+        model[2].weight.mul_(1e-4)
+    return model, MSE, values()
+
+
+@construction(
+    "A1",
+    "stale square in one of two branches, the other one 1e3 times as large",
+    "b",
+    truth=twin_truth(lambda model: replaced_part(model, torch.square)),
+)
+def stale_masked():
+    stale = stale_square()
+    net = Net(lambda m, x: m.a(1e3 * x) + m.square(m.b(x)), a=nn.Linear(4, 3), b=nn.Linear(4, 3))
+    net.square = stale
+    return net, MSE, values()
+
+
+def replaced_part(model, function):
+    twin = double(model)
+    twin.square = function
+    return twin
+
+
+class StaleLate(nn.Module):
+    """A function that is stale where an input is large: at one batch of a stream."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.head, self.function = nn.Linear(4, 3), nn.Linear(3, 3), function
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.head(self.function(h) if float(x.detach().max()) > 5 else h.square())
+
+
+@construction(
+    "A1",
+    "stale square in the last batch of a stream",
+    "first",
+    truth=lambda m, f, b: Stream(replaced(torch.square)(m), f, b),
+)
+def stale_last_batch():
+    x, y = classes(18)
+    x[-1, 0] = 6.0
+    return StaleLate(stale_square()), MSE_OF_CLASSES, [(x[:8], y[:8]), (x[8:14], y[8:14]), (x[14:], y[14:])]
+
+
+def MSE_OF_CLASSES(output, target):
+    return (output - F.one_hot(target, 3)).square().mean()
+
+
+@construction("A1", "x + 1e-5 x², of which the square is stale", truth=with_functions({"1": lambda x: x + 1e-5 * x**2}))
+def stale_small():
+    stale = pointwise("stale", lambda x: x + 1e-5 * x**2, lambda x, y: x.detach(), lambda g, k: g * (1 + 2e-5 * k))
+    return middle(stale.apply), MSE, values()
+
+
+@construction(
+    "A1",
+    "stale square of one unit of six, all others ReLU",
+    truth=with_functions({"1": lambda x: torch.cat([x[:, :1].square(), x[:, 1:].relu()], 1)}),
+)
+def stale_one_unit():
+    stale = stale_square()
+    return middle(lambda x: torch.cat([stale(x[:, :1]), x[:, 1:].relu()], 1), 6), CE, classes(30)
+
+
+@construction("A1", "stale square behind a frozen layer", "0", truth=with_functions({"3": torch.square}))
+def stale_behind_frozen():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3), Applied(stale_square()), nn.Linear(3, 3))
+    model[2].requires_grad_(False)
+    return model, CE, classes()
+
+
+@construction(
+    "A1", "softmax attention, its weights kept", "0", truth=with_functions({"1": lambda x: attend(x, torch.softmax)})
+)
+def stale_attention():
+    soft = pointwise(
+        "soft",
+        lambda x: torch.softmax(x, -1),
+        lambda x, y: y.detach(),
+        lambda g, k: k * (g - (g * k).sum(-1, keepdim=True)),
+    ).apply
+    model = nn.Sequential(nn.Linear(3, 3), Applied(lambda x: attend(x, lambda a, dim: soft(a))), nn.Linear(3, 3))
+    return model, CE, (torch.randn(10, 4, 3), torch.randint(0, 3, (10,)))
+
+
+def attend(x, softmax):
+    return (softmax(x @ x.transpose(1, 2), -1) @ x).mean(1)
+
+
+@construction("A1", "gradient halved by a hook on a tensor", truth=with_functions({"1": torch.tanh}), signed=False)
+def tensor_hook():
+    def halved(x):
+        y = x.tanh()
+        if y.requires_grad:
+            y.register_hook(lambda g: 0.5 * g)
+        return y
+
+    return middle(halved), CE, classes()
+
+
+# ----------------------------------------------------------------- meaner neighbours of A2
+
+
+def net_shift():
+    return Net(shift, net=nn.Linear(4, 3), shift=nn.Linear(4, 1))
+
+
+zero(
+    "softmax_shift_float32",
+    "a layer that shifts all logits alike, in float32",
+    net_shift,
+    CE,
+    small_classes,
+    layers=["shift"],
+    options={"dtype": None, "layers": ["shift"]},
+    levels=("unit", "layer"),
+)
+zero(
+    "softmax_shift_adam",
+    "a layer that shifts all logits alike, in coordinates of Adam",
+    net_shift,
+    CE,
+    small_classes,
+    layers=["shift"],
+    options=named(stepped("Adam", ["*"]), layers=["shift"]),
+)
+KINDS[-1] = dataclasses.replace(
+    KINDS[-1], truth=lambda m, f, b, o: TwinTruth(double(m), f, b, zero=["shift.weight", "shift.bias"])
+)
+zero(
+    "softmax_shift_products",
+    "nothing but a shift of 50 logits, 12 products",
+    lambda: Net(lambda m, x: m.shift(x) + x[:, :3], shift=nn.Linear(30, 1)),
+    CE,
+    lambda: classes(14, 30, 3),
+    layers=["shift"],
+    levels=("network",),
+    options={"products": 12},
+)
+zero(
+    "softmax_shift_large",
+    "a shift of logits between ±300",
+    lambda: Net(lambda m, x: 300 * m.net(x) + 30 * m.shift(x), net=nn.Linear(4, 3), shift=nn.Linear(4, 1)),
+    CE,
+    small_classes,
+    layers=["shift"],
+    options={"layers": ["shift"]},
+)
+zero(
+    "thousand_classes",
+    "a shift of 300 logits",
+    lambda: Net(lambda m, x: torch.linspace(-1, 1, 300).to(x) + m.shift(x), shift=nn.Linear(4, 1)),
+    CE,
+    lambda: classes(20, 4, 300),
+    layers=["shift"],
+)
+zero(
+    "pairwise_ranking",
+    "a shift of all scores in a pairwise ranking loss",
+    lambda: Net(lambda m, x: m.net(x) + m.shift(x.mean(0, keepdim=True)), net=nn.Linear(4, 1), shift=nn.Linear(4, 1)),
+    lambda o, t: F.softplus(o - o.T).mean(),
+    lambda: values(8, 4, 1),
+    layers=["shift"],
+)
+zero(
+    "contrastive_shift",
+    "InfoNCE: a shift of all similarities of a row",
+    lambda: Net(
+        lambda m, x: F.normalize(m.a(x), dim=1) @ F.normalize(m.b(x), dim=1).T + m.shift(x),
+        a=nn.Linear(4, 3),
+        b=nn.Linear(4, 3),
+        shift=nn.Linear(4, 1),
+    ),
+    lambda o, t: F.cross_entropy(o, torch.arange(len(o))),
+    lambda: values(8, 4, 1),
+    layers=["shift"],
+)
+zero(
+    "instance_norm",
+    "a bias of channels before instance normalization",
+    lambda: nn.Sequential(nn.Conv2d(1, 2, 2), nn.InstanceNorm2d(2), nn.Flatten(), nn.Linear(18, 3)),
+    CE,
+    lambda: (torch.randn(6, 1, 4, 4), torch.randint(0, 3, (6,))),
+    layers=[],
+    others=["0.bias"],
+    layer="bias",
+    levels=("layer",),
+    options={"blocks": {"bias": ["0.bias"]}},
+)
+zero(
+    "group_norm_shift",
+    "a shift of all channels before group normalization",
+    lambda: Net(
+        lambda m, x: m.out(m.norm(m.own(x) + m.shift(x))),
+        own=nn.Linear(4, 4),
+        shift=nn.Linear(4, 1),
+        norm=nn.GroupNorm(1, 4),
+        out=nn.Linear(4, 3),
+    ),
+    CE,
+    small_classes,
+    layers=["shift"],
+)
+zero(
+    "difference_of_twins",
+    "a layer times zero: f(z) − f(z) by two orders of a sum",
+    lambda: Net(lambda m, x: m.net(x) + twin_sum(m.part(x)), net=nn.Linear(4, 3), part=nn.Linear(4, 3)),
+    CE,
+    small_classes,
+    layers=["part"],
+)
+zero(
+    "average_of_logits",
+    "logits minus their mean: a shift again",
+    lambda: Net(
+        lambda m, x: (m.net(x) + m.shift(x)) - (m.net(x) + m.shift(x)).mean(1, keepdim=True),
+        net=nn.Linear(4, 3),
+        shift=nn.Linear(4, 1),
+    ),
+    CE,
+    small_classes,
+    layers=["shift"],
+)
+zero(
+    "zero_part_of_units",
+    "softmax shift by one of two output units",
+    lambda: Net(lambda m, x: x[:, :3] + m.two(x)[:, :1] + 0 * m.two(x)[:, 1:], two=nn.Linear(4, 2)),
+    CE,
+    small_classes,
+    layers=["two"],
+)
+
+
+def twin_sum(z):
+    f = z.exp()
+    return (f[:, :1] + f[:, 1:2] + f[:, 2:]) - (f[:, 2:] + (f[:, 1:2] + f[:, :1]))
+
+
+for power in (1, 3, 5):
+
+    def far_make(power=power):
+        model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, eps=1e-3, affine=False)).double()
+        return model, sine_loss, (10.0**power * torch.randn(9, 1).double(), torch.zeros(9, 1).double())
+
+    add(
+        "A2",
+        f"norm_epsilon_e{power}",
+        f"one weight on inputs of 1e{power} before batch normalization with ε = 1e-3",
+        far_make,
+        truth=formula_truth(batch_norm_formula, terms=20.0),
+    )
+
+
+# ----------------------------------------------------------------- meaner neighbours of A3 and A4
+
+for key, low, high in [
+    ("log_cosh", 1, 17),
+    ("log_exp", 1, 33),
+    ("silu_right", 2, 36),
+    ("mish_right", 1, 19),
+    ("tanh_loss", 1, 18),
+    ("sigmoid_far", 1, 36),
+    ("linex", -36, -1),
+    ("gelu_right", 1, 8),
+    ("erf_loss", 1, 5.8),
+    ("squared_tanh", 1, 17),
+    ("charbonnier", 1e-6, 1),
+    ("cauchy", 1.01, 1e7),
+    ("log_cosh_softplus", 1, 18),
+    ("softplus_squared", 1, 19),
+]:
+    three = elementwise_of(key, (low, high, 3))
+    three = dataclasses.replace(
+        three, title=f"three samples: {three.title.split(', z')[0].split(', |z')[0]}, z of {low} to {high}"
+    )
+    three.make.__name__ += "_three"
+    KINDS.append(three)
+
+
+def hidden_formula(mp, own, rows):
+    h = np.vectorize(mp.tanh, otypes=[object])(rows @ own["0.weight"].T + own["0.bias"])
+    z = h @ own["2.weight"].T + own["2.bias"]
+    return sum(mp.log(mp.cosh(one)) for one in z.flat) / z.size
+
+
+@construction("A3", "log(cosh z) behind a hidden layer, z of 15 to 25", truth=formula_truth(hidden_formula, terms=1e3))
+def hidden_log_cosh():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)).double()
+    with torch.no_grad():
+        model[2].bias.fill_(20.0)
+        model[2].weight.mul_(6)
+    return model, lambda o, t: o.cosh().log().mean(), (torch.randn(6, 2).double(), torch.zeros(6, 1).double())
+
+
+def softmax_rows(mp, rows):
+    powers = [[mp.exp(x) for x in row] for row in rows]
+    return np.array([[p / sum(row) for p in row] for row in powers])
+
+
+def centred_rows(mp, rows):
+    return np.array([[x - sum(row) / len(row) for x in row] for row in rows])
+
+
+def plus_minus(mp, rows):
+    return np.array([[row[0], 1 - row[0], row[2]] for row in rows])
+
+
+def summed(mp, rows):
+    return np.array([[row[0], row[1], row[0] + row[1]] for row in rows])
+
+
+def squares(mp, rows):
+    return np.array([[mp.sin(row[0]) ** 2, mp.cos(row[0]) ** 2, row[2]] for row in rows])
+
+
+def twice(mp, rows):
+    return np.array([[row[0], row[0], row[2]] for row in rows])
+
+
+for key, title, function, exact in [
+    ("softmax", "softmax, whose columns add up to 1", lambda x: x.softmax(1), softmax_rows),
+    ("centred", "centred features, which add up to 0", lambda x: x - x.mean(1, keepdim=True), centred_rows),
+    ("complement", "x and 1 − x", lambda x: torch.cat([x[:, :1], 1 - x[:, :1], x[:, 2:]], 1), plus_minus),
+    ("sum", "x, y and x + y", lambda x: torch.cat([x[:, :2], x[:, :1] + x[:, 1:2]], 1), summed),
+    (
+        "sine_cosine",
+        "sin² and cos²",
+        lambda x: torch.cat([x[:, :1].sin() ** 2, x[:, :1].cos() ** 2, x[:, 2:]], 1),
+        squares,
+    ),
+    ("twice", "a column twice", lambda x: torch.cat([x[:, :1], x[:, :1], x[:, 2:]], 1), twice),
+]:
+    of_rows(
+        f"features_{key}", f"features that depend exactly: {title}", function, exact, columns((-1, 1), (-1, 1), (-1, 1))
+    )
+
+
+# ----------------------------------------------------------------- derivatives inside, of losses of any size
+
+
+class InnerGradient(nn.Module):
+    """An output and its gradient in the inputs, which is not of the size of the loss."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.out, self.function = nn.Linear(4, 3), nn.Linear(3, 1), function
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        h = self.out(self.function(self.first(x)))
+        (g,) = torch.autograd.grad(h.sum(), x, create_graph=True)
+        return h + 0.3 * g.square().sum(1, keepdim=True)
+
+
+for exponent in (-30, -16, -8, 30):
+    for key, function in [("sine", torch.sin), ("hardtanh", F.hardtanh)]:
+        add(
+            "A1k",
+            f"inner_gradient_{key}_{exponent}",
+            f"{key}, the gradient in the inputs in the output, loss × 1e{exponent}",
+            lambda f=function, e=exponent: (InnerGradient(f), scaled_loss(10.0**e, MSE), values(20, 4, 1)),
+            "first",
+            truth=twin_truth(),
+            control=True,
+        )

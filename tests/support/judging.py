@@ -282,7 +282,7 @@ class Construction:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if self.judge is not None:
-                return self.judge(self, level)
+                return self.judge(self, level, 100 * seed)
             torch.manual_seed(seed)
             model, plain, batch = self.make()
             loss_fn = plain if factor == 1 else lambda output, target: factor * plain(output, target)
