@@ -33,7 +33,7 @@ TOLERANCE, ROUNDING = 1e-6, 1e-13
 NUMERICAL, POSSIBLE = 1e-12, 1e10
 #: Decimal digits of the exact truth, its step of differences, and the |λ|/|λ|_max that is zero in it.
 DIGITS, STEP, NOTHING = 240, 70, 90
-WORST_FIRST = ("wrong", "refused", "unresolved", "right")
+WORST_FIRST = ("traceback", "wrong", "refused", "unresolved", "right")
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ def main(words):
         try:
             levels = {level: one.verdicts(level) for level in one.levels}
         except Exception as error:
-            levels = {"all": [("", Verdict("wrong", f"traceback: {type(error).__name__}: {error}".splitlines()[0]))]}
+            levels = {"all": [("", Verdict("traceback", f"{type(error).__name__}: {error}".splitlines()[0]))]}
         found = [pair for pairs in levels.values() for pair in pairs]
         word = worst(found)
         total = totals.setdefault(one.trust, Counter())
@@ -352,14 +352,24 @@ def main(words):
             possible = any(v.possible for _, v in found if v.word == word)
             total["answer possible"] += possible
             missed += [one.name] if possible else []
-        if verbose or word == "wrong" or alarm:
-            shout = word.upper() if word == "wrong" or alarm else word
+        bad = word in ("traceback", "wrong") or alarm
+        if verbose or bad:
+            shout = word.upper() if bad else word
             print(f"{shout} {one.trust} {one.name}: {one.title} ({time.perf_counter() - start:.1f} s)")
             for level, pairs in levels.items():
-                shown = [pair for pair in pairs if verbose or pair[1].word in ("wrong", "refused")]
+                shown = [pair for pair in pairs if verbose or pair[1].word in WORST_FIRST[:3]]
                 for where, verdict in shown if verbose else shown[:2]:
                     print(f"    {level} {where}: {verdict.word}: {verdict.sentence[:300]}")
-    columns = ["constructions", "wrong", "refused", "unresolved", "right", "false alarms", "answer possible"]
+    columns = [
+        "constructions",
+        "wrong",
+        "traceback",
+        "refused",
+        "unresolved",
+        "right",
+        "false alarms",
+        "answer possible",
+    ]
     columns += ["hessians", "wrong hessians"]
     print("\n| kind | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
     totals["all"] = sum(totals.values(), Counter())
