@@ -198,7 +198,7 @@ def random_construction(seed):
     """(title, verdicts, construction) of a seed."""
     rng = random.Random(seed)
     factor = rng.choice([1.0] * 4 + [1e-30, 1e30])
-    one = rng.choice([kind for kind in KINDS if kind.judge is None or rng.random() < 0.05])
+    one = rng.choice([kind for kind in KINDS if kind.judge is None or rng.random() < 0.3])
     if one.name.startswith("loss_") and rng.random() < 0.7:
         key = one.name.removeprefix("loss_")
         low, high = DIFFERENCES[key][3][:2]

@@ -349,7 +349,8 @@ def main(words):
         alarm = one.control and word == "refused"
         total["false alarms"] += alarm
         if word in ("refused", "unresolved"):
-            possible = any(v.possible for _, v in found if v.word == word)
+            # what has a wrong backward is to be refused
+            possible = one.trust != "A1" and any(v.possible for _, v in found if v.word == word)
             total["answer possible"] += possible
             missed += [one.name] if possible else []
         bad = word in ("traceback", "wrong") or alarm
