@@ -30,11 +30,16 @@ GROUPS = {
 KINDS: list[Construction] = []
 
 
+def register_one(one):
+    """Put a construction on the list; a wrong backward and a layer that no optimizer holds are to be refused."""
+    KINDS.append(dataclasses.replace(one, refusal=one.refusal or (one.trust in ("A1", "A5") and not one.control)))
+
+
 def construction(trust, title, layer="0", **facts):
     """Register a function that makes (model, loss_fn, batch)."""
 
     def register(make):
-        KINDS.append(Construction(trust, title, make, layer, **facts))
+        register_one(Construction(trust, title, make, layer, **facts))
         return make
 
     return register
@@ -44,7 +49,7 @@ def add(trust, name, title, make, layer="0", **facts):
     """Register a construction of a family by a name."""
     make = functools.partial(make)
     make.__name__ = name
-    KINDS.append(Construction(trust, title, make, layer, **facts))
+    register_one(Construction(trust, title, make, layer, **facts))
 
 
 def twin_truth(make_twin=double, **facts):
@@ -1836,7 +1841,8 @@ class UnitTruth(TwinTruth):
             true = f"{len(weight)} outputs have {weight.shape[1]} weights"
             return f"{len(own.units)} units of order {own.n_params} where {true}"
         where = weight[unit]
-        if self.own_bias and (bias := self.index.get(f"{self.layer}.bias")) is not None:
+        bias = self.index.get(f"{self.layer}.bias") if self.own_bias else None
+        if bias is not None and not (self.own_bias == "either" and len(own.parameters) == 1):
             where = torch.cat([bias[unit : unit + 1], where])
         if own.n_params != len(where):
             return f"{', '.join(own.parameters)}: order {own.n_params} where a unit has {len(where)} parameters"
@@ -1854,6 +1860,7 @@ def stored(name, title, apply, shape, bias, *, axis, outputs, inputs=4, data=Non
         return UnitTruth(double(model), loss_fn, batch, axis=axis, own_bias=own_bias)
 
     facts.setdefault("options", {"layers": ["0", "2"]})
+    facts.setdefault("refusal", axis is None)
     add("A7", name, title, make, truth=truth, **facts)
 
 
@@ -2044,7 +2051,7 @@ for key, title, apply, shape, bias, axis, facts in [
         (4, 4),
         4,
         1,
-        {"outputs": 4},
+        {"outputs": 4, "own_bias": "either"},
     ),
     (
         "matmul_vector",

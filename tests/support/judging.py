@@ -87,15 +87,11 @@ class Verdict:
 def verdict_of(kappa, true, *, signed=True):
     """The verdict on a `ConditionNumber` by the true spectrum; ``signed``: the number of negative ones counts."""
     fewest, most = true.ranks
-    zero_said = kappa.rank == 0 and "zero" in f"{kappa} {kappa.solver}"
+    zero_said = kappa.rank == 0 and (kappa.rank_decision == "zero" or kappa.solver == "zero matrix")
     if most == 0:
         if kappa.resolved and kappa.rank:
             return Verdict("wrong", f"{kappa}; the Hessian is zero")
-        return (
-            Verdict("right", "the Hessian is zero")
-            if kappa.rank == 0
-            else Verdict("unresolved", f"{kappa}; it is zero")
-        )
+        return Verdict("right", "the Hessian is zero") if zero_said else Verdict("unresolved", f"{kappa}; it is zero")
     sizes = [abs(value) for value in true.values]
 
     def ratio(rank):
@@ -245,6 +241,8 @@ class Construction:
         More arguments of `hesscond.probe`; a function of (model, loss_fn, batch) makes them.
     control
         Whether a refusal is a false alarm.
+    refusal
+        Whether a refusal, or a layer that is skipped, is what is wanted.
     signed
         Whether the number of negative eigenvalues counts.
     judge
@@ -259,6 +257,7 @@ class Construction:
     levels: tuple[str, ...] = LEVELS
     options: dict | Callable[..., dict] = field(default_factory=dict)
     control: bool = False
+    refusal: bool = False
     signed: bool = True
     judge: Callable[..., list[Verdict]] | None = None
     library: str | None = None
@@ -349,8 +348,8 @@ def main(words):
         alarm = one.control and word == "refused"
         total["false alarms"] += alarm
         if word in ("refused", "unresolved"):
-            # what has a wrong backward is to be refused
-            possible = one.trust != "A1" and any(v.possible for _, v in found if v.word == word)
+            possible = not (one.refusal and word == "refused")
+            possible = possible and any(v.possible for _, v in found if v.word == word)
             total["answer possible"] += possible
             missed += [one.name] if possible else []
         bad = word in ("traceback", "wrong") or alarm
