@@ -26,6 +26,10 @@ number was once printed, and controls: their truth is exact arithmetic, plain op
 """
 
 
+class WrongError(Exception):
+    """Something is wrong with what a kind gives, and has no place on the page."""
+
+
 def row(kind):
     """The line of a kind."""
     title = kind.title.replace("|", "\\|")
@@ -33,7 +37,7 @@ def row(kind):
         return f"| {title} | `{kind.layer}` | not tried: {kind.missing} | | |"
     cells = measured(kind)
     if faults := [f"{level}: {fault}" for level in LEVELS for fault in cells[level].faults]:
-        raise SystemExit(f"{kind.title}: {'; '.join(faults)}")
+        raise WrongError(f"{kind.name} ({kind.title}): {'; '.join(faults)}")
     texts = [cells[level].text.replace("|", "\\|").replace("<", "&lt;") for level in LEVELS]
     return f"| {title} | `{kind.layer}` | {' | '.join(texts)} |"
 
@@ -56,7 +60,15 @@ def rows_of(text):
 def main(names):
     """Write the page."""
     there = rows_of(PAGE.read_text(encoding="utf-8")) if names else {}
-    rows = [row(kind) if kind.name in names or kind.title not in there else there[kind.title] for kind in KINDS]
+    rows, wrong = [], []
+    for kind in KINDS:
+        try:
+            measure = kind.name in names or kind.title not in there
+            rows.append(row(kind) if measure else there[kind.title])
+        except WrongError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise SystemExit("\n".join([*wrong, "the page is as it was"]))
     PAGE.write_text(page(rows), encoding="utf-8")
 
 
