@@ -2553,3 +2553,7 @@ for exponent in (-30, -16, -8, 30):
             truth=twin_truth(),
             control=True,
         )
+
+
+# by group, as on the page
+KINDS.sort(key=lambda one: list(GROUPS).index(one.trust))
