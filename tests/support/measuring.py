@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_map_only
 
 import hesscond
 from hesscond.errors import HesscondError
-from tests.support import kinds, libraries
+from tests.support import constructions, kinds, libraries
+from tests.support.judging import Construction, text_of
 from tests.support.truth import Truth
 
-KINDS = [*kinds.KINDS, *libraries.KINDS]
+KINDS = [*kinds.KINDS, *libraries.KINDS, *constructions.KINDS]
 LEVELS = ("unit", "layer", "network")
 #: Allowed relative difference of a Hessian to the truth.
 CLOSE = 1e-8
@@ -51,7 +52,22 @@ class Cell:
 @functools.cache
 def measured(kind):
     """{level: cell} of a kind whose library is there."""
+    if isinstance(kind, Construction):
+        return {level: judged(kind, level) for level in LEVELS}
     return processes(kind) if kind.processes > 1 and not dist.is_initialized() else here(kind)
+
+
+def judged(one, level):
+    """One level of a construction."""
+    if level not in one.levels:
+        return Cell("not tried")
+    found = one.verdicts(level)
+    wrong = [f"{where}: {verdict.sentence}" for where, verdict in found if verdict.word == "wrong"]
+    if one.control:
+        wrong += [
+            f"{where}: a false alarm: {verdict.sentence}" for where, verdict in found if verdict.word == "refused"
+        ]
+    return Cell(text_of(found, one.layer), sum(verdict.word != "refused" for _, verdict in found), wrong)
 
 
 def here(kind):
