@@ -146,13 +146,7 @@ def completed(words):
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [
-        ("hesscond figure condit", "conditioning"),
-        pytest.param("hesscond study fc-d", "fc-digits", marks=pytest.mark.slow),
-        pytest.param("hesscond data fetch mn", "mnist", marks=pytest.mark.slow),
-        pytest.param("hesscond stud", "study", marks=pytest.mark.slow),
-        pytest.param("hesscond verify wc-t", "wc-theorem-1", marks=pytest.mark.slow),
-    ],
+    [("hesscond figure condit", "conditioning"), ("hesscond stud", "study")],
 )
 def test_the_shell_is_told(words, expected):
     assert expected in completed(words)
@@ -202,8 +196,10 @@ def test_colours_are_off_where_nobody_wants_them(terminal, no_color, seen, monke
     assert ("\x1b" in written.getvalue()) is terminal
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
-@pytest.mark.parametrize("command", ["statements --long", "methods sphere", "verify van-der-sluis --trials 3"])
+@pytest.mark.parametrize(
+    ("command", "encoding"),
+    [("statements --long", "ascii"), ("methods sphere", "latin-1"), ("verify van-der-sluis --trials 3", "cp1252")],
+)
 def test_a_stream_that_is_not_utf_8_gets_what_it_can_encode(command, encoding):
     done = subprocess.run(
         [sys.executable, "-m", "hesscond", *command.split()],

@@ -254,6 +254,7 @@ model.zero_grad()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peaks are read from Linux's /proc")
 def test_a_vocabulary_of_50_000_is_not_materialized():
     # (diag(p) − ppᵀ) of one word takes 20 GB, and its factor for 32 of them as much as 640

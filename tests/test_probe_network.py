@@ -387,6 +387,7 @@ def passes(model):
     return lambda: count
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("method", [None, "bnp"])
 @pytest.mark.parametrize("loss_fn", [nn.CrossEntropyLoss(), lambda o, t: nn.functional.cross_entropy(o, t)])
 @pytest.mark.parametrize("check", [False, True])

@@ -208,6 +208,7 @@ LOSSES = {
 }  # fmt: skip
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", LOSSES)
 def test_batches_of_unequal_length_are_the_whole(name):
     loss_fn, batches, total, count = LOSSES[name]
@@ -371,6 +372,7 @@ def labels_counted(network):
     return lambda batch: int((batch["labels"][:, network.shift :] != -100).sum())
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("shift", [1, 0])
 @pytest.mark.parametrize("pad", [None, -100])
 @pytest.mark.parametrize("kind", [dict, Encoding])

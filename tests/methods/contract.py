@@ -231,10 +231,11 @@ class MethodContract:
             )
 
     def training(self, kind, dtype, batch):
-        """A case of training; only those that say most are fast."""
+        """A case of training; those that say most are fast."""
         quick = batch == 60 and dtype == torch.float32
         name = f"{kind}-{str(dtype).removeprefix('torch.')}-{batch}"
-        return pytest.param((kind, dtype, batch), id=name, marks=() if quick else pytest.mark.slow)
+        marks = [pytest.mark.share(3)] if quick else [pytest.mark.slow, pytest.mark.share(12)]
+        return pytest.param((kind, dtype, batch), id=name, marks=marks)
 
     def test_it_trains_or_says_why_not(self, spec, training):
         kind, dtype, batch = training

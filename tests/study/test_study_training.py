@@ -452,6 +452,7 @@ def test_progress_reports_every_iteration(tmp_path, digits):
 # --- probes whose rows are made together ----------------------------------------------------------------------------
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("method", [*METHODS, "optimal-kronecker:layers=fc3"])
 def test_rows_made_together_or_at_once_are_the_same(tmp_path, digits, method, monkeypatch):
     """No result depends on those beside it, and no coordinates on the steps after theirs."""
