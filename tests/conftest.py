@@ -42,8 +42,8 @@ def pytest_collection_modifyitems(config, items):
 
 def is_in_share(item, share):
     """Whether a case runs: all of a test that is not marked `share`, and one in n of one that is."""
-    mark = item.get_closest_marker("share")
-    return mark is None or (crc32(item.name.encode()) - share) % mark.args[0] == 0
+    n = max((mark.args[0] for mark in item.iter_markers("share")), default=1)
+    return (crc32(item.name.encode()) - share) % n == 0
 
 
 def pytest_terminal_summary(terminalreporter):

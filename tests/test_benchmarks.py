@@ -44,6 +44,7 @@ def gpu(monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_gpu_on_a_machine_without_one(tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
@@ -74,6 +75,7 @@ def test_gpu_on_a_machine_without_one(tmp_path):
     assert seconds < 60
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_engine_quick(tmp_path):
     done = run("engine.py", "--quick", "--json", "numbers.json", cwd=tmp_path, blocked=MISSING)
@@ -108,6 +110,7 @@ def test_engine_names_an_unknown_row(tmp_path):
     assert "no such row: nothing" in done.stderr
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_everyday_quick(tmp_path):
     done = run("everyday.py", "--quick", "--threads", "1", cwd=tmp_path)
@@ -120,6 +123,7 @@ def test_everyday_quick(tmp_path):
     assert all(abs(sum(column) - 100) <= 3 for column in zip(*shares, strict=True))
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_matrix_free_quick(tmp_path):
     done = run("matrix_free.py", "--quick", "--threads", "1", "--json", "numbers.json", cwd=tmp_path, blocked=MISSING)
@@ -145,6 +149,7 @@ def test_matrix_free_quick(tmp_path):
     assert known["distances"]["hesscond"] < 0.05
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_transformer_and_peers_that_are_missing(tmp_path):
     done = run("transformer.py", "--quick", "--peers", "--threads", 1, cwd=tmp_path, blocked=(*MISSING, "backpack"))
@@ -154,6 +159,7 @@ def test_transformer_and_peers_that_are_missing(tmp_path):
     assert "layer normalization: 32 of 32 eigenvalues nonzero" in done.stdout
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--direct"], ["b0.proj", "b1.qkv"]])
 def test_transformer_quick(arguments, tmp_path):
@@ -170,6 +176,7 @@ def test_transformer_quick(arguments, tmp_path):
     )
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_transformer_takes_every_block(tmp_path):
     done = run("transformer.py", "--quick", "--threads", 1, "--all", cwd=tmp_path)
@@ -180,6 +187,7 @@ def test_transformer_takes_every_block(tmp_path):
     assert 156 + 4 + 40 < int(total.split()[0]) <= 156 + 8 + 4 + 40
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_matrix_free_only_one_section(tmp_path):
     done = run("matrix_free.py", "--quick", "--threads", "1", "--only", "density", cwd=tmp_path)
@@ -295,6 +303,7 @@ def test_a_wrong_condition_number_is_found(gpu):
         assert list(gpu.differences(dataclasses.replace(kappa, **change), kappa))
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_failures_are_reported_and_stop_nothing(gpu, monkeypatch):
     def fail(*args, **kwargs):

@@ -32,6 +32,7 @@ def test_the_python_of_a_page_runs_and_prints_what_it_says(page, tmp_path):
     documented.run(page, tmp_path)
 
 
+@pytest.mark.share(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHELL, ids=name)
 def test_the_commands_of_a_page_print_what_it_says(page, tmp_path):

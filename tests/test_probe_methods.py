@@ -288,7 +288,10 @@ def test_the_network_is_the_one_that_the_method_builds(spec):
         assert abs(value - end) <= 1e-8 * abs(ends).max() or (value > 0 and abs(end) <= 1e-12 * ends[-1])
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    "spec",
+    ["vanilla", "bnp", "adam", "bnp+l2", "weightnorm+minmax", "bnp+groupnorm:groups=2", "gradient-regularization"],
+)
 def test_the_command_measures_what_python_does(spec, call_cli, tmp_path, monkeypatch):
     """The same rows, or the same sentence and exit code 2; the header says what was measured."""
     (tmp_path / "net.py").write_text(TARGET)

@@ -84,6 +84,7 @@ def is_close(found, truth, tolerance=1e-10):
 # ------------------------------------------------------------------------------------------------ against the truth
 
 
+@pytest.mark.share(2)
 @every()
 def test_a_product_with_the_hessian_of_the_network(example):
     truth, gradient, loss = network_truth(example)
@@ -96,6 +97,7 @@ def test_a_product_with_the_hessian_of_the_network(example):
     assert H.loss == pytest.approx(loss, rel=1e-12)
 
 
+@pytest.mark.share(2)
 @every(KINDS)
 def test_the_whole_matrix(example):
     truth, _, _ = network_truth(example)
@@ -107,6 +109,7 @@ def test_the_whole_matrix(example):
     assert torch.allclose(torch.from_numpy(H.to_scipy() @ v), truth @ torch.from_numpy(v), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.share(3)
 @every(fast=KINDS)
 def test_a_product_with_the_gauss_newton_matrix(example):
     G = GGNOperator(*example.make())
@@ -176,6 +179,7 @@ def test_what_is_known_to_be_positive_semidefinite_is_so():
 # ------------------------------------------------------------------------------------------- layers, units, parameters
 
 
+@pytest.mark.share(2)
 @every(KINDS)
 def test_layers_and_units_are_those_of_the_probe(example):
     model, loss_fn, batch = example.make()

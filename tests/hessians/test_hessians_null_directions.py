@@ -86,6 +86,7 @@ def test_layers_claim_nothing_that_is_not_null(name):
     check_layers(ALL[name])
 
 
+@pytest.mark.share(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(ALL) - set(SOME)))
 def test_layers_claim_nothing_that_is_not_null_in_all_cases(name):
@@ -204,6 +205,7 @@ def test_networks_claim_nothing_that_is_not_null(name):
     assert name not in COMPLETE or found == nullity(H)
 
 
+@pytest.mark.share(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(ALL) - set(SOME)))
 def test_networks_claim_nothing_that_is_not_null_in_all_cases(name):

@@ -151,6 +151,7 @@ def test_a_study_trains_with_the_method_of_an_installed_package(tmp_path):
     assert set(open_run(out).table("training").iteration) == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_package_that_is_broken_is_one_sentence(tmp_path):
     """Exit code 2, the entry point and the reason, and no traceback."""
     found = run(distribution(tmp_path, "boost = no_such_module"), "methods")

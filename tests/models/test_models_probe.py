@@ -42,6 +42,7 @@ def test_kappa_of_the_first_and_the_last_layer(name, norm):
             assert kappa.lower <= kappa.value <= kappa.upper < math.inf
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_hessians_of_the_first_and_the_last_layer(name):
     model = reduced(name).double()

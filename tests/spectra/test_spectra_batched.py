@@ -77,6 +77,7 @@ def test_the_truth_is_inside_for_shared_rows_however_graded():
     assert (solvers == "batched Cholesky").sum() > 200
 
 
+@pytest.mark.share(6)
 @pytest.mark.slow
 def test_the_truth_is_inside_ten_thousand_times():
     widths, _ = shared_trials(200, units=50)

@@ -258,6 +258,7 @@ def test_standard_errors_cover_at_the_rate_they_say():
     assert inside["negative"] / trials >= 0.6
 
 
+@pytest.mark.share(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_standard_errors_cover_in_many_trials(name):

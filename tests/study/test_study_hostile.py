@@ -111,13 +111,13 @@ def test_bits_that_were_flipped_many_times(tmp_path):
     folder = written_run(tmp_path / "run")
     path = folder / "run.sqlite"
     content, sentences = path.read_bytes(), []
-    for _ in range(1000):
+    for _ in range(200):
         damaged = bytearray(content)
         for _ in range(rng.choice((1, 2, 20))):
             damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
         sentences.append(refusal(folder))
-    assert 100 < sum(sentence is not None for sentence in sentences) < 1000
+    assert 20 < sum(sentence is not None for sentence in sentences) < 200
     assert all(str(path) in sentence for sentence in sentences if sentence)
 
 

@@ -286,6 +286,7 @@ def killed_and_resumed(folder, study, rng, kills):
                 assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+@pytest.mark.share(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(4))
 def test_kills_at_random_moments(tmp_path, number):

@@ -274,6 +274,7 @@ def test_gain_in_a_layer():
     assert statement("bnp-gain").observe(unresolved)[2].status == "unresolved"
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "trials"),

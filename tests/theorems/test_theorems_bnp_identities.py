@@ -255,6 +255,7 @@ def test_equality_up_to_round_off():
     assert float(discrepancy([1, 3], [1, 2])) == 1.5
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "trials"),

@@ -133,6 +133,7 @@ def test_the_directions_of_rows(dim):
         assert not found[:, 0].any()
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 def test_many_trials():
     assert verify("wc-theorem-2", trials=2000, seed=7, counterexamples=False).ok

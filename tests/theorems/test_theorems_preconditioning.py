@@ -230,6 +230,7 @@ def test_projections_that_are_none():
     assert nearest(rng, w * (1 + 1e-11), 3 * w, 2.0).status == "unresolved"
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "trials"),

@@ -88,6 +88,7 @@ def test_bounds_know_of_nonlinearity_in_every_other_step_only(rate, strength):
     assert found.upper - found.lower < 10 * strength * 1e-6
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("number", [2785, 4530, 6153])
 def test_what_ten_thousand_trials_found(number):
     """Where the bend of one step alone, and its round-off, had decided against a true claim."""
@@ -374,6 +375,7 @@ def test_random_numbers_are_from_the_generator_only():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("id", ["prec-theorem-1", "bnp-theorem-1", "cwo-rate", "wc-quadratic"])
 def test_many_trials(id):
