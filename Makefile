@@ -55,7 +55,7 @@ $(VENV)/.docs: $(VENV)/.installed
 	@touch $@
 
 docs: $(VENV)/.docs ## build the documentation into build/docs, without warnings and without broken links
-	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs build/docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --quiet --jobs auto --fail-on-warning --keep-going -b html docs build/docs
 	$(BIN)/python docs/check_site.py build/docs
 
 gallery: setup ## draw figures/gallery with small runs

@@ -319,6 +319,7 @@ def test_a_large_vocabulary_takes_products_for_the_tokens_that_occur_only():
         result.hessian()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", ["embedding-padded", "batchnorm-eval", "lstm", "attention-packed"])
 def test_a_stream_has_the_hessian_of_the_whole(name):
     model, loss_fn, batch = made(name)
@@ -384,6 +385,7 @@ def test_the_hessian_of_a_single_entry_that_is_round_off_is_not_resolved():
         assert not kappa.resolved or kappa.rank == 0
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_jacobis_scaling_is_that_of_the_block(level):
     model, loss_fn, batch = made("lstm")

@@ -66,6 +66,7 @@ def test_intervals_hold_the_truth(kind, seed, dtype):
     assert not found.kappa.resolved
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("method", ["bnp", "equilibration", "sphere", "adam"])
 @pytest.mark.parametrize("exact", [True, False])
 def test_intervals_in_a_method_s_coordinates_hold_the_truth(method, exact, monkeypatch):
@@ -90,6 +91,7 @@ def test_intervals_in_a_method_s_coordinates_hold_the_truth(method, exact, monke
     assert (20 if exact else 1) <= found.kappa.lower <= largest / float(sizes[sizes > 1e-11 * largest].min())
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", [None, torch.float64])
 def test_small_curvature_of_a_transformer_is_found(dtype):
     # queries and keys, whose curvature is far below that of the rest, and biases of keys, which have none

@@ -138,6 +138,7 @@ def share(H: torch.Tensor, blocks: list[torch.Tensor]) -> float:
     return float(sum(H[b][:, b].square().sum() for b in blocks) / H[inside][:, inside].square().sum())
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("by", ["layer", "row"])
 @pytest.mark.parametrize("name", CASES)
 def test_norms_traces_and_shares_are_those_of_the_dense_hessian(name: str, by: str) -> None:
@@ -236,6 +237,7 @@ def test_what_requires_no_gradient_is_left_out() -> None:
     assert dict(zip(found.names, found.n_params, strict=True)) == {"positions": 12, "norm": 8, "mix": 4, "head.1": 12}
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("by", ["layer", "row"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_estimates_are_within_four_standard_errors(by: str, seed: int) -> None:

@@ -304,6 +304,7 @@ BINARY = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_losses_where_samples_are_saturated(name, activation):

@@ -48,6 +48,7 @@ def size(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_published_size(name):
     shape, outputs, published = PUBLISHED[name]

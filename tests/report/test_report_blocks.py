@@ -222,6 +222,7 @@ def test_cells_are_the_medians_of_the_exported_probes(folder: Path, runs: list[S
     assert any("unresolved" in text for text in said) == (hatched > 0)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_bands_are_the_quartiles_of_the_exported_probes(folder: Path, runs: list[StoredRun], quantity: str) -> None:
     rows = exported(folder)

@@ -84,6 +84,7 @@ def test_the_truth_is_inside_ten_thousand_times():
     assert np.median(widths) < 1e-10
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("shape", [(4, 7), (7, 4), (5, 5), (1, 3), (3, 1)])
 @pytest.mark.parametrize("spread", [0, 9])
 def test_the_truth_is_inside_for_stacks(shape, spread):

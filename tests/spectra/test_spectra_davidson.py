@@ -324,6 +324,7 @@ def test_warm_start_saves_products():
     assert torch.allclose(warm.eigenvalues, cold.eigenvalues, rtol=1e-7)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
 @pytest.mark.parametrize("psd", [True, False])
 def test_scale(scale, psd):

@@ -177,6 +177,7 @@ LIVELY = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("at", [1, 7])
 def test_resumed_with_augmentation_schedule_and_dropout_it_is_the_same(tmp_path, at):
     path = written(tmp_path / "study", "vit-s16", **LIVELY)
