@@ -64,13 +64,6 @@ def test_every_help_has_examples_that_parse(path):
         assert parsed(line).command is not None
 
 
-def test_an_example_that_does_not_parse_is_noticed():
-    with pytest.raises(Exception, match="No such option"):
-        parsed("hesscond study fc-digits --methode bnp")
-    with pytest.raises(Exception, match="No such command"):
-        parsed("hesscond studdy fc-digits")
-
-
 def test_the_main_help_has_examples_and_a_section_for_every_command():
     assert [parsed(line).command.name for line in examples(ROOT)] == ["probe", "study"]
     shown = CliRunner().invoke(app, ["--help"], terminal_width=80).output
@@ -104,12 +97,6 @@ def test_every_listing_is_there_as_json(name, tmp_path, monkeypatch):
     if name != "runs":
         assert found
         assert all(row.get("name") or row.get("id") for row in found)
-
-
-def test_what_lists_and_takes_no_argument_has_json():
-    """Whoever adds a listing is told of the list above."""
-    listing = {path[0] for path, command in LEAVES.items() if any("--json" in p.opts for p in command.params)}
-    assert set(LISTINGS) <= listing
 
 
 def test_completion_of_names():

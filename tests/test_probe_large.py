@@ -44,11 +44,15 @@ def truth(kind, seed):
     return torch.linalg.eigvalsh((H + H.T) / 2)
 
 
-NETWORKS = [(kind, seed) for kind in ("plain", "batchnorm") for seed in range(4)]
+SLOW = [pytest.mark.slow, pytest.mark.share(3)]
+NETWORKS = [
+    pytest.param(kind, seed, marks=SLOW if seed else []) for kind in ("plain", "batchnorm") for seed in range(4)
+]
 
 
 @pytest.mark.parametrize(
-    ("kind", "seed"), [pytest.param(*own, marks=[pytest.mark.slow, pytest.mark.share(3)] * (own[1] > 0)) for own in NETWORKS]
+    ("kind", "seed"),
+    [pytest.param(*own, marks=[pytest.mark.slow, pytest.mark.share(3)] * (own[1] > 0)) for own in NETWORKS],
 )
 @pytest.mark.parametrize("dtype", [None, torch.float64])
 def test_intervals_hold_the_truth(kind, seed, dtype):
