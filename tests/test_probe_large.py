@@ -50,10 +50,7 @@ NETWORKS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "seed"),
-    [pytest.param(*own, marks=[pytest.mark.slow, pytest.mark.share(3)] * (own[1] > 0)) for own in NETWORKS],
-)
+@pytest.mark.parametrize(("kind", "seed"), NETWORKS)
 @pytest.mark.parametrize("dtype", [None, torch.float64])
 def test_intervals_hold_the_truth(kind, seed, dtype):
     model, loss_fn, batch = network(kind, seed)
