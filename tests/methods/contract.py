@@ -234,7 +234,7 @@ class MethodContract:
         """A case of training; those that say most are fast."""
         quick = batch == 60 and dtype == torch.float32
         name = f"{kind}-{str(dtype).removeprefix('torch.')}-{batch}"
-        marks = [pytest.mark.share(3)] if quick else [pytest.mark.slow, pytest.mark.share(12)]
+        marks = [pytest.mark.share(5)] if quick else [pytest.mark.slow, pytest.mark.share(12)]
         return pytest.param((kind, dtype, batch), id=name, marks=marks)
 
     def test_it_trains_or_says_why_not(self, spec, training):

@@ -125,6 +125,7 @@ def run(folder, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_an_installed_package_brings_a_method(tmp_path):
     """It is listed with its options."""
     folder = distribution(tmp_path, "boost = their_package")

@@ -151,7 +151,7 @@ def test_truth_is_inside_the_interval_in_many_random_trials(part):
         check_interval(adversarial(rng, trial))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(
     st.integers(1, 5),
     st.integers(1, 5),
@@ -177,7 +177,7 @@ def test_truth_is_inside_the_interval_for_any_small_matrix(m, n, data):
         assert kappa.rank == len(nonzero)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.integers(0, 10**6), st.floats(-290, 290), st.sampled_from(["none", "rows", "columns", "both"]))
 def test_kappa_does_not_depend_on_scale(seed, exponent, kind):
     rng = np.random.default_rng(seed)

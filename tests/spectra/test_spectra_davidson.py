@@ -190,6 +190,7 @@ def test_layer_within_130_products_and_fewer_than_lobpcg():
     assert result.products < A.products
 
 
+@pytest.mark.slow
 def test_layer_with_null_directions_of_dead_inputs():
     A = layer_hessian(inputs=30, units=20, samples=1500, dead=2)
     truth = torch.linalg.eigvalsh(A.to_dense())
@@ -297,6 +298,7 @@ def test_multiplicity_is_found_out():
     assert result.eigenvalues.tolist() == pytest.approx([0.01, 1e-3, 1e-3, 1e-3], rel=1e-7)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_start_of_other_eigenvectors_hides_nothing(seed):
     """The exact eigenvectors of the second to fifth eigenvalue: settled at once, and not what was asked for."""
@@ -401,6 +403,7 @@ def test_stagnation_falls_back_on_the_correction_equation():
         assert float(result.eigenvalues) == pytest.approx(1e-5, rel=1e-7)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", range(5))
 def test_an_inverse_that_hides_the_answer(seed):
     """M⁻¹ has a hundredth of the component that it should have along the eigenvector that is wanted."""

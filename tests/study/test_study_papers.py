@@ -125,6 +125,7 @@ def test_the_small_version_trains(tmp_path, name):
     check_run(trained(study, data, methods_of(study)[1], tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_the_small_version_on_the_command_line(tmp_path, call_cli):
     """Values in place of classes: there is no accuracy, and the figure is drawn without."""
     out = tmp_path / "out"

@@ -203,6 +203,8 @@ def test_proposition_11():
         assert ratio == pytest.approx(example_of(verdict, claim).factor, rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_the_root_of_the_curvature_is_not_enough():
     class Squared(BNPProposition11):
         def factor(self, B, H):

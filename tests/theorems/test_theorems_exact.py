@@ -21,7 +21,7 @@ matrices = st.integers(1, 5).flatmap(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(matrices, st.integers(-4, 4))
 def test_the_number_of_eigenvalues_below(rows, x):
     """Against the roots of the characteristic polynomial, zero diagonals and multiple eigenvalues too."""

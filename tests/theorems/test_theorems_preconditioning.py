@@ -31,6 +31,8 @@ def test_updates(id):
         assert tally.holds == (100 if tally.claim.true else 0)
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 @pytest.mark.parametrize("id", UPDATES)
 def test_broken_updates(id):
     class Forgotten(UPDATES[id]):

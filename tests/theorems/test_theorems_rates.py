@@ -325,6 +325,8 @@ def test_nothing_is_faster_than_the_best_step():
     assert attained(diverging, k, Decay(0.2, 0.2)).status == "violated"
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_directions_that_change_the_loss():
     class Both(BNPTheorem1):
         """What leaves a unit multiplied, too."""

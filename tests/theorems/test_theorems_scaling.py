@@ -49,6 +49,8 @@ def test_van_der_sluis_holds():
     assert 0.2 < verdict.worst < 1
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_the_one_norm_of_the_wrong_side_is_not_nearly_optimal():
     class Broken(VanDerSluis):
         def scaled(self, A):
@@ -59,6 +61,8 @@ def test_the_one_norm_of_the_wrong_side_is_not_nearly_optimal():
     assert not verdict.ok
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_no_equilibration_at_all_is_not_nearly_optimal():
     class Broken(VanDerSluis):
         def scaled(self, A):
@@ -275,6 +279,8 @@ def test_scaled_inputs_by_something_else():
     check_broken(Symmetric(), "min-max", trials=5)
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_centring_by_something_else_is_violated():
     class Broken(BNPTheorem4):
         def centre(self, H):
