@@ -147,6 +147,7 @@ def test_every_unit_and_layer_of_every_block_is_that_of_the_dense_hessian(other_
     assert all(float(truth[i].abs().max()) == 0 for i in missing)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("name", "streamed"),
     [

@@ -301,6 +301,7 @@ def test_batches_of_equal_length_need_no_decision():
     is_close(HessianOperator(network, gathered, batches, parameters=PARAMETERS).to_dense(), truth)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize("weight", [lambda x, y: y.numel(), [12, 45.0, torch.tensor(12)], torch.tensor([24, 90, 24])])
 def test_weights_given(weight, level):

@@ -179,6 +179,7 @@ def test_a_part_of_the_model_is_a_principal_submatrix() -> None:
         assert frame["trace"][number] == pytest.approx(float(H[own, own].sum()), rel=1e-9)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("layers", "by", "expected"),
     [

@@ -81,6 +81,7 @@ def check_layers(case):
             assert check(H, network_null_directions(operator)) <= nullity(H)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", SOME)
 def test_layers_claim_nothing_that_is_not_null(name):
     check_layers(ALL[name])
@@ -198,6 +199,7 @@ def check_network(case, Operator):
     return check(H, directions), H, directions
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", SOME)
 def test_networks_claim_nothing_that_is_not_null(name):
     found, H, _ = check_network(ALL[name], HessianOperator)

@@ -103,6 +103,7 @@ def test_no_text_touches_another(name, title):
     assert figure.axes[0].get_position().width > 0.75
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg"])
 def test_it_can_be_saved(tmp_path, suffix):
     figure = density_figure(CASES["hessian-null"]())

@@ -209,6 +209,7 @@ def test_the_bounds_contain_each_probes_measure(name, steps):
     assert float(averaged.lower[-2]) == float(averaged.upper[-2]) == 1.0
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_bounds_hold_in_a_dense_matrix_and_in_float32(name, dtype):

@@ -120,6 +120,7 @@ def test_bnp_training_is_a_torch_loop_with_the_method_attached(tmp_path, digits)
     assert torch.equal(weights(training.model), weights(model))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("method", ["vanilla", "bnp"])
 def test_probing_never_changes_training(tmp_path, digits, method):
     probes = {
