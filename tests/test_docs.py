@@ -44,7 +44,7 @@ def test_the_page_of_a_method_is_its_docstring(generate, method):
     assert "``" not in page
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("one", list(statements()), ids=lambda s: s.id)
 def test_the_page_of_a_statement_has_its_claims(generate, one):
     page = generate.statement_page(one, verify(one, trials=1, counterexamples=False))

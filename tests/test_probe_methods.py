@@ -198,7 +198,7 @@ def check_conditions(found, expected):
         assert (own.value, own.rank, own.nullity) == (truth.value, truth.rank, truth.nullity)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("spec", SPECS)
 def test_units_are_those_of_the_network_that_the_method_builds(spec):
     """κ as with the method put to work by hand, H as double backward finds it; the model stays as it is."""
@@ -229,7 +229,7 @@ def test_units_are_those_of_the_network_that_the_method_builds(spec):
         assert same(result["3"].hessian(2), P.T @ H @ P)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("spec", SPECS)
 def test_layers_are_those_of_the_network_that_the_method_builds(spec):
     model, loss_fn, data = make()

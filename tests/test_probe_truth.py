@@ -110,7 +110,7 @@ def test_parameters_of_an_output_channel(C_in, C_out, groups):
         assert torch.equal(back["bias"], module.bias)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("example", EVERY)
 def test_facts_of_the_cases(example):
     model, _, batch = example.make()
@@ -137,7 +137,7 @@ def probed(example, seed, level, device):
     return hesscond.probe(model, loss_fn, batch, level=level)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.share(8)])])
 @pytest.mark.parametrize("example", EVERY)

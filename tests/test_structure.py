@@ -211,7 +211,7 @@ LARGE = (
 )  # fmt: skip
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     "other",
     [pytest.param(own, id=own.name, marks=[pytest.mark.slow] * (own.name in LARGE)) for own in OTHERS],

@@ -186,7 +186,7 @@ def used(monkeypatch):
     return found
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize(
     ("loss", "level"),
     [

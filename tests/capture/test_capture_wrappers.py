@@ -104,6 +104,7 @@ def test_a_forward_context_of_a_checkpoint_stays():
     assert_same(hessians(network(run), "layer"), hessians(network(plain), "layer"))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, lambda m: nn.DataParallel(torch.compile(m))])
 def test_wrapped_models_are_unwrapped_with_the_names_of_the_model_inside(wrap, level):

@@ -84,7 +84,7 @@ def is_close(found, truth, tolerance=1e-10):
 # ------------------------------------------------------------------------------------------------ against the truth
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @every()
 def test_a_product_with_the_hessian_of_the_network(example):
     truth, gradient, loss = network_truth(example)
@@ -97,7 +97,7 @@ def test_a_product_with_the_hessian_of_the_network(example):
     assert H.loss == pytest.approx(loss, rel=1e-12)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @every(KINDS)
 def test_the_whole_matrix(example):
     truth, _, _ = network_truth(example)
@@ -179,7 +179,7 @@ def test_what_is_known_to_be_positive_semidefinite_is_so():
 # ------------------------------------------------------------------------------------------- layers, units, parameters
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @every(KINDS)
 def test_layers_and_units_are_those_of_the_probe(example):
     model, loss_fn, batch = example.make()
@@ -306,6 +306,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("sizes", [[11], [5, 4, 2]], ids=["one-batch", "ragged"])
 @pytest.mark.parametrize("loss", list(LOSSES))
 @pytest.mark.parametrize("network", ["mlp", "cnn"])

@@ -161,6 +161,7 @@ def test_a_loader_that_is_kept_is_read_once(kind, loader):
     assert data.reads == 23
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("loader", list(LOADERS))
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("between", [(), (nn.Dropout(0.5), nn.BatchNorm1d(4))], ids=["plain", "dropout-batchnorm"])

@@ -42,7 +42,7 @@ def runs(four_runs: list[StoredRun]) -> list[StoredRun]:
     return four_runs
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("venue", [None, "icml2024"])
 def test_a_figure_fills_its_page_and_keeps_its_text_on_it(runs: list[StoredRun], name: str, venue: str | None) -> None:

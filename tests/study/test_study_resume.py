@@ -73,7 +73,7 @@ def assert_same(one, other):
     assert torch.equal(a["random"], b["random"])
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("method", ["vanilla", "bnp"])
 @pytest.mark.parametrize("breaks", [(1,), (22, 23, 24), (46, 59), (60,)])
 def test_it_comes_to_the_same_as_without_the_break(tmp_path, digits, method, breaks):

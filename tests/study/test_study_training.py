@@ -454,7 +454,7 @@ def test_progress_reports_every_iteration(tmp_path, digits):
 # --- probes whose rows are made together ----------------------------------------------------------------------------
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("method", [*METHODS, "optimal-kronecker:layers=fc3"])
 def test_rows_made_together_or_at_once_are_the_same(tmp_path, digits, method, monkeypatch):
     """No result depends on those beside it, and no coordinates on the steps after theirs."""
@@ -510,6 +510,7 @@ def test_probes_wait_for_each_other(tmp_path, digits, monkeypatch):
     assert sum(sizes) == 100
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("method", ["vanilla", "bnp"])
 def test_rows_made_together_are_those_made_alone_digit_for_digit(tmp_path, digits, method, threads):
