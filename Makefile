@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test test-slow lint types bench docs gallery support support-page clean
+.PHONY: help setup study test test-slow test-all lint types bench docs gallery support support-page clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/' | expand -t 18
@@ -24,12 +24,15 @@ study: setup ## the main job on embedded real data: vanilla and BNP on scikit-le
 # every worker of pytest would rewrite and compile all tests again
 unexport PYTHONDONTWRITEBYTECODE
 
-test: setup ## the tests, without the slow ones, on all cores
+test: setup ## the tests, without the slow ones, on all cores (HESSCOND_SHARE: tests/README.md)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 
 # those of the support table are run by `make support`
 test-slow: setup ## the slow tests: many random trials, real CIFAR-10 (HESSCOND_DATA_DIR), processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n auto --maxprocesses 8 --ignore tests/support
+
+test-all: export HESSCOND_SHARE = all
+test-all: test test-slow ## all cases of all tests, in hours; the others run a share that turns with the commit
 
 lint: setup ## ruff: lint and format
 	$(BIN)/ruff check .
@@ -54,8 +57,8 @@ $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'
 	@touch $@
 
-docs: $(VENV)/.docs ## build the documentation into build/docs, without warnings and without broken links
-	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs build/docs
+docs: $(VENV)/.docs ## build the documentation into build/docs, no warnings, no broken links (TRIALS=5: sooner)
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --quiet --jobs auto --fail-on-warning --keep-going -b html docs build/docs
 	$(BIN)/python docs/check_site.py build/docs
 
 gallery: setup ## draw figures/gallery with small runs
@@ -64,7 +67,7 @@ gallery: setup ## draw figures/gallery with small runs
 # other libraries' models; what the benchmarks compare with needs a torchvision that these do not work with
 $(VENV)-support/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)-support
-	$(VENV)-support/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[support]'
+	$(VENV)-support/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c $(CONSTRAINTS) -e '.[support]'
 	@touch $@
 
 support: $(VENV)-support/.installed ## the support table's tests, and those of loggers and trainers, with the libraries

@@ -1,7 +1,10 @@
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from zlib import crc32
 
 import pytest
 import torch
@@ -12,6 +15,40 @@ from hesscond.errors import HesscondError
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell's background job ignores Ctrl-C, and so would the processes that tests start and interrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def share_of_head():
+    """The number that picks the cases of tests marked `share`: another for every commit; "0" without git."""
+    ask = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=7", "HEAD"]
+    try:
+        return str(int(subprocess.run(ask, capture_output=True, text=True, check=True).stdout, 16))
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return "0"
+
+
+def pytest_configure(config):
+    # the workers of pytest-xdist inherit it
+    os.environ.setdefault("HESSCOND_SHARE", share_of_head())
+
+
+def pytest_collection_modifyitems(config, items):
+    share = os.environ["HESSCOND_SHARE"]
+    if share == "all":
+        return
+    chosen = [is_in_share(item, int(share)) for item in items]
+    config.hook.pytest_deselected(items=[item for item, own in zip(items, chosen, strict=True) if not own])
+    items[:] = [item for item, own in zip(items, chosen, strict=True) if own]
+
+
+def is_in_share(item, share):
+    """Whether a case runs: all of a test that is not marked `share`, and one in n of one that is."""
+    n = max((mark.args[0] for mark in item.iter_markers("share")), default=1)
+    return (crc32(item.name.encode()) - share) % n == 0
+
+
+def pytest_terminal_summary(terminalreporter):
+    share = os.environ["HESSCOND_SHARE"]
+    terminalreporter.line(f"tests marked `share`: HESSCOND_SHARE={share} runs the same cases again, =all every one")
 
 
 @pytest.fixture(scope="session")

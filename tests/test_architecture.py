@@ -1,6 +1,7 @@
 """The house: each room imports only from the rooms before it, and the engine needs no study dependencies."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -51,8 +52,15 @@ FORBIDDEN = {
 }
 
 
+@functools.cache
+def statements(path):
+    """The imports of a module, those within functions too."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
 def imports(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hesscond."):
             yield node.module.split(".")[1]
 
@@ -77,7 +85,7 @@ def test_no_module_imports_one_that_imports_it():
     graph = {}
     for name, path in paths.items():
         found = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in statements(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 found |= {full if (full := f"{node.module}.{one.name}") in paths else node.module for one in node.names}
             elif isinstance(node, ast.Import):

@@ -44,6 +44,7 @@ def gpu(monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_gpu_on_a_machine_without_one(tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
@@ -74,6 +75,7 @@ def test_gpu_on_a_machine_without_one(tmp_path):
     assert seconds < 60
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_engine_quick(tmp_path):
     done = run("engine.py", "--quick", "--json", "numbers.json", cwd=tmp_path, blocked=MISSING)
@@ -92,22 +94,7 @@ def test_engine_quick(tmp_path):
     assert "told the rank" in answers["torch.func.hessian", "1 unit of layer 1"]
 
 
-@pytest.mark.slow
-def test_engine_only_one_row(tmp_path):
-    done = run("engine.py", "--quick", "--only", "units-3", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "SGD step" in done.stdout
-    assert "of layer 3, 1e-6" in done.stdout
-    assert "of layer 2" not in done.stdout
-
-
-@pytest.mark.slow
-def test_engine_names_an_unknown_row(tmp_path):
-    done = run("engine.py", "--quick", "--only", "nothing", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "no such row: nothing" in done.stderr
-
-
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_everyday_quick(tmp_path):
     done = run("everyday.py", "--quick", "--threads", "1", cwd=tmp_path)
@@ -120,6 +107,7 @@ def test_everyday_quick(tmp_path):
     assert all(abs(sum(column) - 100) <= 3 for column in zip(*shares, strict=True))
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_matrix_free_quick(tmp_path):
     done = run("matrix_free.py", "--quick", "--threads", "1", "--json", "numbers.json", cwd=tmp_path, blocked=MISSING)
@@ -145,6 +133,7 @@ def test_matrix_free_quick(tmp_path):
     assert known["distances"]["hesscond"] < 0.05
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 def test_transformer_and_peers_that_are_missing(tmp_path):
     done = run("transformer.py", "--quick", "--peers", "--threads", 1, cwd=tmp_path, blocked=(*MISSING, "backpack"))
@@ -154,8 +143,9 @@ def test_transformer_and_peers_that_are_missing(tmp_path):
     assert "layer normalization: 32 of 32 eigenvalues nonzero" in done.stdout
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [[], ["--direct"], ["b0.proj", "b1.qkv"]])
+@pytest.mark.parametrize("arguments", [["--direct"], ["b0.proj", "b1.qkv"]])
 def test_transformer_quick(arguments, tmp_path):
     done = run("transformer.py", "--quick", "--threads", 1, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -168,24 +158,6 @@ def test_transformer_quick(arguments, tmp_path):
     assert re.match(
         rf"{8 + 24 if len(arguments) > 1 else 156} units, \d+ resolved, \S+e-1\d from the model's own", total
     )
-
-
-@pytest.mark.slow
-def test_transformer_takes_every_block(tmp_path):
-    done = run("transformer.py", "--quick", "--threads", 1, "--all", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    *_, others, total = done.stdout.splitlines()
-    assert others.startswith("others")
-    # the tokens that occur, 4 positions, and 8 features of each of 5 normalizations
-    assert 156 + 4 + 40 < int(total.split()[0]) <= 156 + 8 + 4 + 40
-
-
-@pytest.mark.slow
-def test_matrix_free_only_one_section(tmp_path):
-    done = run("matrix_free.py", "--quick", "--threads", "1", "--only", "density", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "a known spectrum" in done.stdout
-    assert "λ_max of the whole network" not in done.stdout
 
 
 @pytest.fixture
@@ -214,66 +186,6 @@ def test_the_dense_truth_of_a_layer_is_its_hessian(bottom, copies):
         assert float((H @ Q).abs().max()) < 1e-15
 
 
-def test_products_are_counted_and_capped(bottom):
-    layer = bottom.Layer(bottom.LayerSize(6, 4, 300, 0.5, classes=3, cap=7))
-
-    def greedy(A):
-        A @ torch.ones(A.order, 5, dtype=torch.float64)
-        A @ torch.ones(A.order, dtype=torch.float64)
-        return bottom.Solved("", 1.0)
-
-    def insatiable(A):
-        while True:
-            A @ torch.ones(A.order, dtype=torch.float64)
-
-    def broken(A):
-        raise ValueError("no luck")
-
-    assert bottom.solve(layer, "greedy", greedy, 5.0).products == 6
-    capped = bottom.solve(layer, "insatiable", insatiable, 5.0)
-    assert (capped.products, capped.value, capped.says) == (7, None, "no answer in 7 products")
-    assert "ValueError: no luck" in bottom.solve(layer, "broken", broken, 5.0).says
-
-
-def test_a_wrong_bottom_is_seen(bottom):
-    layer = bottom.Layer(bottom.LayerSize(6, 4, 300, 0.5, classes=3))
-    truth = float(layer.eigenvalues[0])
-    right = bottom.solve(layer, "hesscond", bottom.ours(layer, truth), 20.0)
-    wrong = bottom.solve(layer, "hesscond", bottom.ours(layer, 1.01 * truth), 20.0)
-    assert right.inside
-    assert right.error(truth) < 1e-8
-    assert wrong.inside is False
-    assert "TRUTH OUTSIDE" in bottom.bottom_table([wrong], truth)
-
-
-def test_a_contender_gets_its_fastest_setting_that_suffices(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    import matrix_free_top as top
-
-    tried = []
-
-    def setting(label, value):
-        def call(seed):
-            tried.append(label)
-            return value + 1e-9 * seed
-
-        return top.Setting(label, call)
-
-    contender = top.Contender("tool", [[setting("loose", 1.1), setting("fits", 1.0), setting("tight", 1.0)]])
-    contender.try_all(1.0, (0, 1), 5.0)
-    assert contender.chosen.label == "fits"
-    assert contender.reached
-    assert contender.worst == pytest.approx(1e-9)
-    assert "tight" not in tried
-    never = top.Contender("tool", [[setting("bad", 1.1), setting("better", 1.01)]])
-    never.try_all(1.0, (0,), 5.0)
-    assert never.chosen.label == "better"
-    assert not never.reached
-    for name in list(sys.modules):
-        if name.startswith("matrix_free") or name in ("measuring", "networks", "peers", "workloads"):
-            sys.modules.pop(name)
-
-
 def test_a_wrong_condition_number_is_found(gpu):
     model, loss_fn, batch = case("relu-ce").make()
     layer = list(hesscond.probe(model, loss_fn, batch))[-1]
@@ -293,39 +205,3 @@ def test_a_wrong_condition_number_is_found(gpu):
         assert any(text in problem for problem in problems), (text, problems)
     for change in (wrong["outside"], wrong["negative"], {"resolved": False}):
         assert list(gpu.differences(dataclasses.replace(kappa, **change), kappa))
-
-
-@pytest.mark.slow
-def test_failures_are_reported_and_stop_nothing(gpu, monkeypatch):
-    def fail(*args, **kwargs):
-        raise RuntimeError("the device is on fire")
-
-    report = gpu.Report(gpu.CPU, gpu.environment(gpu.CPU))
-    monkeypatch.setattr(gpu.hesscond, "probe", fail)
-    gpu.compare_cases(report, 20.0, 25)
-    gpu.time_rows(report, True)
-    assert len(report.checks) >= 4
-    assert not any(check["passed"] for check in report.checks)
-    text = report.markdown()
-    assert "RuntimeError: the device is on fire" in text
-    assert "FAILED: RuntimeError: the device is on fire" in text
-    assert "| SGD step" in text
-    json.loads(re.search(r"```json\n(.*?)\n```", text, re.DOTALL)[1])
-
-
-def test_a_time_limit_breaks_off(gpu):
-    report = gpu.Report(gpu.CPU, {"device": "CPU"})
-
-    def forever():
-        while True:
-            pass
-
-    def wrapped():
-        try:
-            forever()
-        except BaseException as error:
-            raise RuntimeError("failed in compiled code") from error
-
-    for loop in (forever, wrapped):
-        assert report.attempt("a loop", loop, 0.1) is None
-        assert report.failures[-1].traceback == "broken off after 0 s"

@@ -155,6 +155,7 @@ def test_without_out_runs_gather_in_runs(run_cli, folder, no_figure):
     assert [r["run"] for r in listed] == [f"runs/{made.name}"]
 
 
+@pytest.mark.slow
 def test_a_method_without_a_rate_in_the_study_takes_its_own_and_says_so(run_cli, folder, no_figure):
     result = run_cli("study", "tiny.toml", "-m", "bnp", "-m", "sphere", "--out", "out")
     assert result.code == 0

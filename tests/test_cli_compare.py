@@ -265,6 +265,7 @@ def test_two_at_a_time_come_to_the_same_numbers_and_are_not_repeated(folder, cal
     assert pd.read_csv("two/comparison.csv")["time"].tolist() == second["time"].tolist()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("method", ["bnp", "kfac", "muon", "batchnorm", "adahessian"])
 def test_measuring_at_a_step_changes_nothing(folder, call_cli, method):
     """The probed run comes to the losses of the same run without probes, bit for bit."""

@@ -44,6 +44,7 @@ def test_the_page_of_a_method_is_its_docstring(generate, method):
     assert "``" not in page
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("one", list(statements()), ids=lambda s: s.id)
 def test_the_page_of_a_statement_has_its_claims(generate, one):
     page = generate.statement_page(one, verify(one, trials=1, counterexamples=False))
@@ -161,27 +162,6 @@ def test_marks_are_replaced_and_nothing_else(reference_pages):
     assert "autoclass:: hesscond.errors.ConfigError" in page
     assert page.startswith("a\n")
     assert page.endswith("<!-- a comment -->")
-
-
-@pytest.mark.parametrize(
-    ("page", "complaint"),
-    [
-        ('<a href="other.html">x</a>', None),
-        ('<a href="other.html#there">x</a>', None),
-        ('<a href="other.html#nowhere">x</a>', "no such place"),
-        ('<a href="missing.html">x</a>', "leads nowhere"),
-        ('<a href="https://example.org/x">x</a>', None),
-        ('<script src="https://example.org/x.js"></script>', "from the network"),
-        ('<link rel="stylesheet" href="https://example.org/x.css">', "from the network"),
-        ('<img src="other.html">', "no alternative text"),
-    ],
-)
-def test_links_of_the_site_are_checked(tmp_path, page, complaint):
-    (tmp_path / "index.html").write_text(page, encoding="utf-8")
-    (tmp_path / "other.html").write_text('<h1 id="there">x</h1>', encoding="utf-8")
-    (tmp_path / "searchindex.js").write_text("", encoding="utf-8")
-    found = module_of("check_site").complaints(tmp_path)
-    assert found == [] if complaint is None else complaint in found[0]
 
 
 @pytest.mark.parametrize("page", ["docs/contributing.md", "tests/README.md"])

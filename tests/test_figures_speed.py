@@ -25,6 +25,7 @@ SETUP = speed.Setup("fc-digits", "paper", (4, 3), 200, 60, 5, (0.1,))
 LAYERS = ("fc1", "fc2", "fc3")
 
 
+@pytest.mark.share(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["bnp", "adam", "batchnorm:position=post", "weightnorm", "sphere"])
 def test_layers_and_network_are_those_of_the_probe(text: str) -> None:

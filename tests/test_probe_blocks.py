@@ -101,6 +101,7 @@ def compare(found, expected):
     assert float((found - expected).abs().max()) <= 1e-10 * max(scale, 1e-3)
 
 
+@pytest.mark.share(3)
 @ids
 def test_every_unit_and_layer_of_every_block_is_that_of_the_dense_hessian(other_case):
     model, loss_fn, batch = other_case.make()
@@ -146,6 +147,7 @@ def test_every_unit_and_layer_of_every_block_is_that_of_the_dense_hessian(other_
     assert all(float(truth[i].abs().max()) == 0 for i in missing)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("name", "streamed"),
     [
@@ -318,6 +320,7 @@ def test_a_large_vocabulary_takes_products_for_the_tokens_that_occur_only():
         result.hessian()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", ["embedding-padded", "batchnorm-eval", "lstm", "attention-packed"])
 def test_a_stream_has_the_hessian_of_the_whole(name):
     model, loss_fn, batch = made(name)
@@ -383,6 +386,7 @@ def test_the_hessian_of_a_single_entry_that_is_round_off_is_not_resolved():
         assert not kappa.resolved or kappa.rank == 0
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_jacobis_scaling_is_that_of_the_block(level):
     model, loss_fn, batch = made("lstm")

@@ -13,6 +13,8 @@ from hesscond.errors import HesscondError
 from tests.fuzzing import LEVELS, built, judged, random_states, seeded, state_of
 from tests.random_programs import write
 
+SEARCH = [pytest.mark.slow, pytest.mark.share(4)]
+
 
 def check(seeds):
     """Judge the programs of these seeds; at least 80 % must have an answer."""
@@ -27,11 +29,12 @@ def check(seeds):
     assert answered[True] >= 0.8 * answered.total(), answered
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 8))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=SEARCH) for part in range(1, 8))])
 def test_random_programs_are_measured_rightly_or_refused(part):
     check(range(25 * part, 25 * part + 25))
 
 
+@pytest.mark.share(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_two_thousand_random_programs_are_measured_rightly_or_refused(part):
@@ -65,12 +68,13 @@ def leaves_alone(seed):
         assert state_of([model, random_states()]) == before, f"something is not as it was, {where}"
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 4))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=SEARCH) for part in range(1, 4))])
 def test_a_probe_leaves_everything_as_it_was(part):
     for seed in range(300 + 6 * part, 306 + 6 * part):
         leaves_alone(seed)
 
 
+@pytest.mark.share(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(10))
 def test_many_probes_leave_everything_as_it_was(part):
@@ -91,7 +95,7 @@ def test_the_judge_tells_wrong_from_right(factor, kind):
     def probe(*args, **options):
         return {name: scaled(layer) for name, layer in hesscond.probe(*args, **options | {"level": "layer"}).items()}
 
-    for seed in range(20):
+    for seed in range(8):
         found = judged(write(seed), probe)
         assert not found.traceback
         # a Hessian that is zero stays so

@@ -44,12 +44,13 @@ def truth(kind, seed):
     return torch.linalg.eigvalsh((H + H.T) / 2)
 
 
-NETWORKS = [(kind, seed) for kind in ("plain", "batchnorm") for seed in range(4)]
+SLOW = [pytest.mark.slow, pytest.mark.share(3)]
+NETWORKS = [
+    pytest.param(kind, seed, marks=SLOW if seed else []) for kind in ("plain", "batchnorm") for seed in range(4)
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "seed"), [pytest.param(*own, marks=[pytest.mark.slow] * (own[1] > 1)) for own in NETWORKS]
-)
+@pytest.mark.parametrize(("kind", "seed"), NETWORKS)
 @pytest.mark.parametrize("dtype", [None, torch.float64])
 def test_intervals_hold_the_truth(kind, seed, dtype):
     model, loss_fn, batch = network(kind, seed)
@@ -66,6 +67,7 @@ def test_intervals_hold_the_truth(kind, seed, dtype):
     assert not found.kappa.resolved
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("method", ["bnp", "equilibration", "sphere", "adam"])
 @pytest.mark.parametrize("exact", [True, False])
 def test_intervals_in_a_method_s_coordinates_hold_the_truth(method, exact, monkeypatch):
@@ -90,6 +92,7 @@ def test_intervals_in_a_method_s_coordinates_hold_the_truth(method, exact, monke
     assert (20 if exact else 1) <= found.kappa.lower <= largest / float(sizes[sizes > 1e-11 * largest].min())
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", [None, torch.float64])
 def test_small_curvature_of_a_transformer_is_found(dtype):
     # queries and keys, whose curvature is far below that of the rest, and biases of keys, which have none
@@ -254,6 +257,7 @@ model.zero_grad()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peaks are read from Linux's /proc")
 def test_a_vocabulary_of_50_000_is_not_materialized():
     # (diag(p) − ppᵀ) of one word takes 20 GB, and its factor for 32 of them as much as 640

@@ -155,6 +155,7 @@ def test_cheapest_exact_routes():
     assert routes("tanh-ce")[-1] == last
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("name", ["relu-ce", "conv2d-two-layers-tanh", "train-batchnorm-conv", "attention-sdpa"])
 def test_a_memory_budget_that_suffices_changes_nothing(name, level):

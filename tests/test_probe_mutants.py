@@ -232,6 +232,7 @@ def network_truth(model, loss_fn, batch):
     )
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_capture_is_noticed(name, monkeypatch):
     mutant = MUTANTS[name]

@@ -31,6 +31,8 @@ KINDS = {
     "transposed2d-groups", "train-dropout-tanh", "train-batchnorm-tanh-mse", "unreached-and-frozen", "siamese-tanh",
 }  # fmt: skip
 
+SLOW = [pytest.mark.slow, pytest.mark.share(4)]
+
 
 def mlp(*widths, seed=0):
     torch.manual_seed(seed)
@@ -45,7 +47,7 @@ def classes(samples, features, count, seed=0):
 
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(c, id=c.name, marks=[] if c.name in KINDS else [pytest.mark.slow]) for c in CASES],
+    [pytest.param(c, id=c.name, marks=[] if c.name in KINDS else SLOW) for c in CASES],
 )
 def test_kappa_of_the_whole_network_is_that_of_the_dense_matrix(example):
     H, _, _ = network_truth(example)
@@ -387,6 +389,7 @@ def passes(model):
     return lambda: count
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("method", [None, "bnp"])
 @pytest.mark.parametrize("loss_fn", [nn.CrossEntropyLoss(), lambda o, t: nn.functional.cross_entropy(o, t)])
 @pytest.mark.parametrize("check", [False, True])

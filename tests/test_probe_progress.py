@@ -18,7 +18,7 @@ NET = """
 import torch
 from torch import nn
 
-def make(width=6, size=8):
+def make(width=4, size=6):
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.Tanh(),
@@ -53,7 +53,7 @@ def test_steps_are_told_from_the_plan_to_the_end():
     assert all(a.elapsed <= b.elapsed for a, b in itertools.pairwise(seen))
     assert [layer for layer, _ in itertools.groupby(p.layer for p in seen[1:])] == list(CONVOLUTIONS)
     # more than one for each unit of every layer
-    assert len(seen) > 3 * 6
+    assert len(seen) > 3 * 4
     assert set(result) == {*CONVOLUTIONS, "10"}
 
 
@@ -69,7 +69,7 @@ def test_telling_changes_no_number_behind_cuts():
     torch.manual_seed(0)
     encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model = nn.Sequential(nn.Linear(5, 8), encoder, nn.Flatten(), nn.Linear(48, 3))
-    batch = torch.randn(40, 6, 5), torch.randint(0, 3, (40,))
+    batch = torch.randn(16, 6, 5), torch.randint(0, 3, (16,))
     seen = []
     frames = [
         hesscond.probe(model, nn.CrossEntropyLoss(), batch, layers="*", progress=progress).to_frame()

@@ -144,11 +144,13 @@ def check(seed):
             assert kappa.rank >= int((sizes > 1e-9 * top).sum()) or not kappa.resolved
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", range(25))
 def test_a_random_network_is_measured_exactly(seed):
     check(seed)
 
 
+@pytest.mark.share(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("decade", range(30))
 def test_many_random_networks_are_measured_exactly(decade):

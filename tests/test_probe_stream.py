@@ -55,11 +55,12 @@ def agree(one, other, rtol=1e-8):
             assert b.kappa == pytest.approx(a.kappa, rel=rtol + 1e-13 * a.kappa)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("example", "level"),
     [
         pytest.param(c, level, id=f"{c.name}-{level}",
-                     marks=() if level == "unit" or c.name in KINDS else pytest.mark.slow)
+                     marks=[] if level == "unit" or c.name in KINDS else [pytest.mark.slow, pytest.mark.share(4)])
         for c in STREAMS for level in ("unit", "layer")
     ],
 )  # fmt: skip

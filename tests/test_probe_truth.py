@@ -41,6 +41,7 @@ def test_two_ways_to_the_truth_agree(name):
     the_ways_agree(case(name), 0)
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("example", EVERY)
@@ -109,6 +110,7 @@ def test_parameters_of_an_output_channel(C_in, C_out, groups):
         assert torch.equal(back["bias"], module.bias)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("example", EVERY)
 def test_facts_of_the_cases(example):
     model, _, batch = example.make()
@@ -135,8 +137,9 @@ def probed(example, seed, level, device):
     return hesscond.probe(model, loss_fn, batch, level=level)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("level", ["unit", "layer"])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.share(8)])])
 @pytest.mark.parametrize("example", EVERY)
 def test_every_block_is_the_dense_hessian(example, seed, level, device):
     truth, size = case_truth(example, seed, str(device))

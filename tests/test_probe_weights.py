@@ -208,6 +208,7 @@ LOSSES = {
 }  # fmt: skip
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", LOSSES)
 def test_batches_of_unequal_length_are_the_whole(name):
     loss_fn, batches, total, count = LOSSES[name]
@@ -300,6 +301,7 @@ def test_batches_of_equal_length_need_no_decision():
     is_close(HessianOperator(network, gathered, batches, parameters=PARAMETERS).to_dense(), truth)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize("weight", [lambda x, y: y.numel(), [12, 45.0, torch.tensor(12)], torch.tensor([24, 90, 24])])
 def test_weights_given(weight, level):
@@ -371,6 +373,7 @@ def labels_counted(network):
     return lambda batch: int((batch["labels"][:, network.shift :] != -100).sum())
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("shift", [1, 0])
 @pytest.mark.parametrize("pad", [None, -100])
 @pytest.mark.parametrize("kind", [dict, Encoding])

@@ -138,6 +138,7 @@ def share(H: torch.Tensor, blocks: list[torch.Tensor]) -> float:
     return float(sum(H[b][:, b].square().sum() for b in blocks) / H[inside][:, inside].square().sum())
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("by", ["layer", "row"])
 @pytest.mark.parametrize("name", CASES)
 def test_norms_traces_and_shares_are_those_of_the_dense_hessian(name: str, by: str) -> None:
@@ -178,6 +179,7 @@ def test_a_part_of_the_model_is_a_principal_submatrix() -> None:
         assert frame["trace"][number] == pytest.approx(float(H[own, own].sum()), rel=1e-9)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("layers", "by", "expected"),
     [
@@ -209,6 +211,7 @@ LARGE = (
 )  # fmt: skip
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     "other",
     [pytest.param(own, id=own.name, marks=[pytest.mark.slow] * (own.name in LARGE)) for own in OTHERS],
@@ -235,6 +238,7 @@ def test_what_requires_no_gradient_is_left_out() -> None:
     assert dict(zip(found.names, found.n_params, strict=True)) == {"positions": 12, "norm": 8, "mix": 4, "head.1": 12}
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("by", ["layer", "row"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_estimates_are_within_four_standard_errors(by: str, seed: int) -> None:

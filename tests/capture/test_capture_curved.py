@@ -382,7 +382,7 @@ def test_saturated_logistic(gap):
             assert node.signs(1) is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     st.integers(1, 4),
     st.integers(1, 5),

@@ -186,6 +186,7 @@ def used(monkeypatch):
     return found
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize(
     ("loss", "level"),
     [

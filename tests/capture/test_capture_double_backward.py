@@ -82,6 +82,7 @@ def test_a_loss_that_couples_the_positions_is_differentiated_in_samples(directio
     assert_true(result, model, by_sample, batch)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("loss", [by_token, by_sample])

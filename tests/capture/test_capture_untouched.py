@@ -99,6 +99,7 @@ def true_hessian(model, batch=(X, Y)):
     return reverse_over_reverse(loss, torch.cat([p.detach().flatten() for p in parameters.values()]))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("draw", DRAWS)
 def test_every_evaluation_sees_the_state_that_there_is_and_leaves_it(draw):
     model, expected = make(draw), true_hessian(make(draw))

@@ -1,8 +1,6 @@
 """Compilers, replicas and checkpoints change nothing: the Hessians are those of the model inside."""
 
 import functools
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -106,6 +104,7 @@ def test_a_forward_context_of_a_checkpoint_stays():
     assert_same(hessians(network(run), "layer"), hessians(network(plain), "layer"))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, lambda m: nn.DataParallel(torch.compile(m))])
 def test_wrapped_models_are_unwrapped_with_the_names_of_the_model_inside(wrap, level):
@@ -184,18 +183,3 @@ def test_gradients_of_a_lookup_that_is_no_module_are_those_of_the_loss(option):
             }
         )
     assert_same(*found)
-
-
-def test_probes_do_not_wake_the_compiler():
-    """It takes a second to import, which every first probe would wait for."""
-    program = """
-import sys, torch, hesscond
-model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2))
-batch = torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1])
-for level in ("unit", "layer", "network"):
-    for result in hesscond.probe(model, torch.nn.CrossEntropyLoss(), batch, level=level).values():
-        result.conditions
-print("torch._dynamo" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

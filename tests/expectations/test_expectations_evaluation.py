@@ -214,7 +214,7 @@ def drawn(rng, bounds):
     ]  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(WHOLE, st.integers(0, 10**9))
 def test_what_is_decided_is_so_at_every_point_within_the_bounds(node, seed):
     rng = random.Random(seed)
@@ -229,7 +229,7 @@ def test_what_is_decided_is_so_at_every_point_within_the_bounds(node, seed):
             assert truth is (found == "met"), written(node)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(WHOLE, st.integers(0, 10**9))
 def test_without_width_everything_that_is_no_tie_is_decided(node, seed):
     rng = random.Random(seed)

@@ -42,7 +42,7 @@ def contains(found, exact):
 
 
 @pytest.mark.parametrize("sign", OPERATIONS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(a=intervals(), b=intervals())
 def test_the_exact_result_is_inside(sign, a, b):
     computed, exact = OPERATIONS[sign]
@@ -54,7 +54,7 @@ def test_the_exact_result_is_inside(sign, a, b):
 
 
 @pytest.mark.parametrize("sign", OPERATIONS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(x=NUMBERS, y=NUMBERS)
 def test_numbers_are_rounded_to_both_sides_or_not_at_all(sign, x, y):
     assume(sign != "/" or y != 0)
@@ -68,7 +68,7 @@ def test_numbers_are_rounded_to_both_sides_or_not_at_all(sign, x, y):
         assert high == math.nextafter(low, math.inf)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(a=intervals(unbounded=False), n=st.integers(-5, 5))
 def test_whole_powers(a, n):
     found = a[0] ** Interval.point(n)
@@ -77,7 +77,7 @@ def test_whole_powers(a, n):
             assert contains(found, x**n)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(base=st.tuples(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6)), power=st.tuples(st.floats(-9, 9), st.floats(-9, 9)))
 def test_other_powers_and_functions(base, power):
     a, b = Interval.between(*sorted(base)), Interval.between(*sorted(power))
@@ -97,7 +97,7 @@ def fraction(x):
     return (-1 if sign else 1) * Fraction(int(mantissa)) * Fraction(2) ** exponent
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(intervals(unbounded=False), min_size=1, max_size=6), st.floats(0, 1))
 def test_functions_of_all_rows(rows, q):
     together = Interval(*(np.array([getattr(one, end) for one, _ in rows], float) for end in ("lower", "upper")))
@@ -116,7 +116,7 @@ def test_functions_of_all_rows(rows, q):
 
 
 @pytest.mark.parametrize("sign", COMPARISONS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(a=intervals(), b=intervals())
 def test_comparisons_are_decided_only_if_all_values_agree(sign, a, b):
     exact = {
@@ -166,7 +166,7 @@ def test_the_logic_is_kleenes(p, q):
         assert (bool(found.certain), bool(found.possible)) == TRUTHS[expected]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.floats(-1e12, 1e12), st.floats(0, 1e12))
 def test_a_printed_interval_contains_the_true_one(low, width):
     high = low + width

@@ -183,6 +183,7 @@ NETWORKS = ["relu-ce", "tanh-ce", "layernorm", "train-batchnorm", "conv2d-two-la
             "attention-by-hand", "embedding", "tuple-output", "unreached-and-frozen", "relu-inplace-ce"]  # fmt: skip
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_inverse_of_a_network_fits_its_gauss_newton_matrix(name):
     model, loss, batch = ALL[name].make()

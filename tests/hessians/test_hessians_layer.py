@@ -62,6 +62,7 @@ def scaling(hessian, scaled):
     return UnitScaling(d), d
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("scaled", ["plain", "alike", "by unit"])
 def test_products_and_eigenvalues_are_those_of_the_matrix(name, scaled):

@@ -85,6 +85,7 @@ def is_close(found, truth, tolerance=1e-10):
 # ------------------------------------------------------------------------------------------------ against the truth
 
 
+@pytest.mark.share(4)
 @every()
 def test_a_product_with_the_hessian_of_the_network(example):
     truth, gradient, loss = network_truth(example)
@@ -97,6 +98,7 @@ def test_a_product_with_the_hessian_of_the_network(example):
     assert H.loss == pytest.approx(loss, rel=1e-12)
 
 
+@pytest.mark.share(3)
 @every(KINDS)
 def test_the_whole_matrix(example):
     truth, _, _ = network_truth(example)
@@ -108,6 +110,7 @@ def test_the_whole_matrix(example):
     assert torch.allclose(torch.from_numpy(H.to_scipy() @ v), truth @ torch.from_numpy(v), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.share(3)
 @every(fast=KINDS)
 def test_a_product_with_the_gauss_newton_matrix(example):
     G = GGNOperator(*example.make())
@@ -177,6 +180,7 @@ def test_what_is_known_to_be_positive_semidefinite_is_so():
 # ------------------------------------------------------------------------------------------- layers, units, parameters
 
 
+@pytest.mark.share(3)
 @every(KINDS)
 def test_layers_and_units_are_those_of_the_probe(example):
     model, loss_fn, batch = example.make()
@@ -303,6 +307,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("sizes", [[11], [5, 4, 2]], ids=["one-batch", "ragged"])
 @pytest.mark.parametrize("loss", list(LOSSES))
 @pytest.mark.parametrize("network", ["mlp", "cnn"])

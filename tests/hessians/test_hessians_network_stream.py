@@ -21,7 +21,7 @@ KINDS = [
     "integer-and-real-inputs", "attention-sdpa", "conv2d-groups", "many-samples", "per-token-lambda", "eval-batchnorm",
 ]  # fmt: skip
 STREAMS = [
-    pytest.param(c, id=c.name, marks=[] if c.name in KINDS else [pytest.mark.slow])
+    pytest.param(c, id=c.name, marks=[] if c.name in KINDS else [pytest.mark.slow, pytest.mark.share(4)])
     for c in CASES if c.streams and c.samples > 2
 ]  # fmt: skip
 
@@ -59,6 +59,7 @@ def room_for(operator, graphs):
 # ------------------------------------------------------------------------------------------------------- the weights
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("example", STREAMS)
 def test_ragged_batches_are_the_whole(example, kind):
@@ -160,6 +161,7 @@ def test_a_loader_that_is_kept_is_read_once(kind, loader):
     assert data.reads == 23
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("loader", list(LOADERS))
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("between", [(), (nn.Dropout(0.5), nn.BatchNorm1d(4))], ids=["plain", "dropout-batchnorm"])

@@ -81,11 +81,13 @@ def check_layers(case):
             assert check(H, network_null_directions(operator)) <= nullity(H)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", SOME)
 def test_layers_claim_nothing_that_is_not_null(name):
     check_layers(ALL[name])
 
 
+@pytest.mark.share(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(ALL) - set(SOME)))
 def test_layers_claim_nothing_that_is_not_null_in_all_cases(name):
@@ -197,6 +199,7 @@ def check_network(case, Operator):
     return check(H, directions), H, directions
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", SOME)
 def test_networks_claim_nothing_that_is_not_null(name):
     found, H, _ = check_network(ALL[name], HessianOperator)
@@ -204,6 +207,7 @@ def test_networks_claim_nothing_that_is_not_null(name):
     assert name not in COMPLETE or found == nullity(H)
 
 
+@pytest.mark.share(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(ALL) - set(SOME)))
 def test_networks_claim_nothing_that_is_not_null_in_all_cases(name):

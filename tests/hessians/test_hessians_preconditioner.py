@@ -86,7 +86,7 @@ def close(found, truth):
     return np.allclose(found.numpy(), truth, rtol=1e-11, atol=1e-11 * max(1.0, np.abs(truth).max(initial=0)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(changes(), st.integers(1, 3), st.integers(0, 1000))
 def test_products_are_those_of_the_matrix(change, columns, seed):
     P, matrix = change

@@ -30,7 +30,7 @@ def whole_and_streamed(case, cuts, layer, seed=0):
     return captured, hessians, statistics[layer]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(0, 60), max_size=6), st.sampled_from(["relu-ce", "tanh-ce", "relu-mse", "relu-nonconvex"]))
 def test_kappa_does_not_depend_on_how_the_data_are_split(cuts, name):
     """Ragged batches, chunks of one sample and chunks smaller than the layer included."""
@@ -112,7 +112,7 @@ def test_dead_features_are_exactly_dead_in_a_stream():
     assert kappa.resolved
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 1000))
 def test_merged_statistics_are_those_of_all_samples(first, second, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -231,10 +231,11 @@ class MethodContract:
             )
 
     def training(self, kind, dtype, batch):
-        """A case of training; only those that say most are fast."""
+        """A case of training; those that say most are fast."""
         quick = batch == 60 and dtype == torch.float32
         name = f"{kind}-{str(dtype).removeprefix('torch.')}-{batch}"
-        return pytest.param((kind, dtype, batch), id=name, marks=() if quick else pytest.mark.slow)
+        marks = [pytest.mark.share(5)] if quick else [pytest.mark.slow, pytest.mark.share(12)]
+        return pytest.param((kind, dtype, batch), id=name, marks=marks)
 
     def test_it_trains_or_says_why_not(self, spec, training):
         kind, dtype, batch = training
@@ -248,6 +249,7 @@ class MethodContract:
                 return
         pytest.fail(f"{spec} does not train: {before} → {after}")
 
+    @pytest.mark.share(3)
     @pytest.mark.parametrize("kind", NETWORKS)
     def test_the_gradient_is_transformed_by_its_P(self, spec, kind):
         model, method, _, _ = trained(spec, kind, batch=30, steps=4)
@@ -279,6 +281,7 @@ class MethodContract:
             tested += 1
         assert tested
 
+    @pytest.mark.share(3)
     @pytest.mark.parametrize("kind", NETWORKS)
     @pytest.mark.parametrize("activation", ["relu", "tanh"])
     def test_its_hessian_is_the_dense_one_in_its_coordinates(self, spec, kind, activation):
@@ -304,6 +307,7 @@ class MethodContract:
             found = probe(model, nn.CrossEntropyLoss(), (x, y), [name], units=[unit], method=method)[name]
             assert torch.allclose(found.hessian(unit), truth, rtol=1e-10, atol=1e-11 * float(truth.norm())), name
 
+    @pytest.mark.share(3)
     @pytest.mark.parametrize("kind", NETWORKS)
     def test_probing_leaves_training_bit_identical(self, spec, kind):
         with_probe = trained(spec, kind, batch=16, dtype=torch.float32, steps=4, probing=True)[0]
@@ -311,6 +315,7 @@ class MethodContract:
         pairs = zip(with_probe.state_dict().items(), without.state_dict().items(), strict=True)
         assert all(a == b and torch.equal(s, t) for (a, s), (b, t) in pairs)
 
+    @pytest.mark.share(3)
     @pytest.mark.parametrize("kind", NETWORKS)
     def test_its_state_saves_and_loads(self, spec, kind):
         """A twin that takes over all states goes on in the same way, bit for bit."""
@@ -333,6 +338,7 @@ class MethodContract:
             how.after_step()
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
+    @pytest.mark.share(3)
     @pytest.mark.parametrize("kind", NETWORKS)
     def test_its_hooks_come_off(self, spec, kind):
         model, method = build(spec, kind)

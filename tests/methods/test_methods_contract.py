@@ -17,6 +17,7 @@ class TestRegistered(MethodContract):
     specs = tuple({"optimal-kronecker": "optimal-kronecker:layers=fc3"}.get(m.name, m.name) for m in registered())
 
 
+@pytest.mark.share(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", [m.name for m in registered()])

@@ -139,6 +139,7 @@ def test_muon_is_torch_s_up_to_its_rounding():
         mine.load_state_dict(theirs.state_dict())
 
 
+@pytest.mark.slow
 def test_psgd_whitens():
     """After many gradients of covariance C_L ⊗ C_R, M is near its inverse square root: Q C Qᵀ near the identity."""
     rng = np.random.default_rng(2)

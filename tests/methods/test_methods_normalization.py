@@ -564,6 +564,7 @@ def test_without_gradient_through_its_statistics_a_single_sample_is_refused_too(
         StopGradientBatchNorm(3)(torch.zeros(1, 3))
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("spec", ["{}", "adam+{}", "{}+adam"])

@@ -328,6 +328,7 @@ def test_coordinates_without_M_are_refused():
         backward(model, method, *(part[:20] for part in digits()))
 
 
+@pytest.mark.slow
 def test_a_study_trains_with_it(tmp_path, call_cli):
     out = call_cli(
         *("study", "fc-digits", "--iterations", 3, "--lr", "0.05", "--out", tmp_path),

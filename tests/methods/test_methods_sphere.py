@@ -551,6 +551,7 @@ class Truth:
         return T, (R + R.T) / 2
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])

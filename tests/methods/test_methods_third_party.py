@@ -125,6 +125,7 @@ def run(folder, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_an_installed_package_brings_a_method(tmp_path):
     """It is listed with its options."""
     folder = distribution(tmp_path, "boost = their_package")
@@ -151,6 +152,7 @@ def test_a_study_trains_with_the_method_of_an_installed_package(tmp_path):
     assert set(open_run(out).table("training").iteration) == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_package_that_is_broken_is_one_sentence(tmp_path):
     """Exit code 2, the entry point and the reason, and no traceback."""
     found = run(distribution(tmp_path, "boost = no_such_module"), "methods")

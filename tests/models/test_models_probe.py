@@ -26,6 +26,7 @@ def close_to_truth(model, loss, data, layer, unit=0):
     torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-9 * truth.abs().max().item())
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("norm", ["published", "none"])
 @pytest.mark.parametrize("name", MODELS)
 def test_kappa_of_the_first_and_the_last_layer(name, norm):
@@ -42,6 +43,7 @@ def test_kappa_of_the_first_and_the_last_layer(name, norm):
             assert kappa.lower <= kappa.value <= kappa.upper < math.inf
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_hessians_of_the_first_and_the_last_layer(name):
     model = reduced(name).double()

@@ -48,6 +48,7 @@ def size(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_published_size(name):
     shape, outputs, published = PUBLISHED[name]
@@ -325,6 +326,7 @@ def test_readable_names():
     assert [*eligible_layers(reduced("gpt", depth=1))] == [*eligible_layers(reduced("vit-b16"))][1:]
 
 
+@pytest.mark.share(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_output_layer_at_the_published_size(name):

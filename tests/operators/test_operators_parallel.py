@@ -19,12 +19,14 @@ def run_processes(count, *command):
     return done.stdout
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
-def found(request):
-    return json.loads(run_processes(request.param, Path(__file__).with_name("parallel_worker.py")))
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def found():
+    return json.loads(run_processes(3, Path(__file__).with_name("parallel_worker.py")))
+
+
 @pytest.mark.parametrize(
     "what", ["together", "led", "sum", "without data", "shifted", "of two operators", "still in step"]
 )
@@ -32,7 +34,6 @@ def test_products_are_the_weighted_sum_over_the_processes(found, what):
     assert found[what] < 1e-13
 
 
-@pytest.mark.slow
 def test_one_process_decides_for_all(found):
     assert len(set(found["drawn"])) == 1
 

@@ -222,6 +222,7 @@ def test_cells_are_the_medians_of_the_exported_probes(folder: Path, runs: list[S
     assert any("unresolved" in text for text in said) == (hatched > 0)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_bands_are_the_quartiles_of_the_exported_probes(folder: Path, runs: list[StoredRun], quantity: str) -> None:
     rows = exported(folder)
@@ -262,6 +263,7 @@ def test_the_table_has_the_numbers_of_the_exported_probes(folder: Path, runs: li
             assert line[f"{name}_q75"] == quantile_of(own, name, 0.75)[1]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("quantity", [None, *QUANTITIES])
 def test_tables_are_written_in_every_format(folder: Path, quantity: str | None) -> None:
     options = ["--quantity", quantity] if quantity else []
@@ -381,7 +383,7 @@ def test_many_blocks_stay_on_the_page(tmp_path: Path) -> None:
     parts = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
     names = ["wte", "wpe", *(f"h.{i}.{part}" for i in range(24) for part in parts), "ln_f", "lm_head"]
     rng = np.random.default_rng(0)
-    rows = [row(n, 10 ** rng.uniform(1, 9), iteration=k) for n in names for k in range(0, 400, 2)]
+    rows = [row(n, 10 ** rng.uniform(1, 9), iteration=k) for n in names for k in range(0, 400, 20)]
     figure = FIGURES["blocks"].draw([logged(tmp_path / "run", rows)])
     figure.draw_without_rendering()
     labels = [text for text in figure.axes[0].get_yticklabels() if text.get_text()]

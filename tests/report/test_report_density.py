@@ -93,6 +93,7 @@ def overlaps(figure: Figure) -> list[tuple[str, str]]:
     return outside + [(n, m) for (n, a), (m, b) in itertools.combinations(boxes, 2) if a.padded(-0.5).overlaps(b)]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("title", [None, "Hessian of the whole network, fc-cifar10, after 20 epochs with bnp, seed 0"])
 @pytest.mark.parametrize("name", CASES)
 def test_no_text_touches_another(name, title):
@@ -102,6 +103,7 @@ def test_no_text_touches_another(name, title):
     assert figure.axes[0].get_position().width > 0.75
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg"])
 def test_it_can_be_saved(tmp_path, suffix):
     figure = density_figure(CASES["hessian-null"]())

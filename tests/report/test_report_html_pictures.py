@@ -6,7 +6,6 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -18,8 +17,8 @@ def opened(source):
     return kind, base64.b64decode(content)
 
 
-@pytest.mark.parametrize("text", ["$\\frac{$_^", "<script>alert(1)</script>\x00\x1b", "学\u202e"])
-def test_names_that_are_no_mathematics_and_no_xml_are_drawn(make, text):
+def test_names_that_are_no_mathematics_and_no_xml_are_drawn(make):
+    text = "$\\frac{$_^<script>alert(1)</script>\x00\x1b学\u202e"
     run = make.run(
         "bnp", probes=[make.probe(kappa=k, kappa_preconditioned=k / 3, kappa_own=k / 3) for k in (1e4, 2e4, 5e4)]
     )

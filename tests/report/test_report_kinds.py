@@ -42,6 +42,7 @@ def runs(four_runs: list[StoredRun]) -> list[StoredRun]:
     return four_runs
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("venue", [None, "icml2024"])
 def test_a_figure_fills_its_page_and_keeps_its_text_on_it(runs: list[StoredRun], name: str, venue: str | None) -> None:
@@ -67,6 +68,7 @@ def tick_labels(ax):
     return [*ax.get_xticklabels(which="both"), *ax.get_yticklabels(which="both")]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", DRAWN)
 def test_one_run_alone_and_twelve_methods_are_drawn(twelve_runs: list[StoredRun], name: str) -> None:
     for chosen in (twelve_runs[-1:], twelve_runs):

@@ -177,6 +177,7 @@ def overlaps(figure: Figure) -> list[tuple[str, str]]:
     return outside + [(n, m) for (n, a), (m, b) in itertools.combinations(boxes, 2) if a.padded(-0.5).overlaps(b)]
 
 
+@pytest.mark.share(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("unresolved", [0.0, 0.2, 2.0])

@@ -55,6 +55,7 @@ def test_png_has_print_resolution(run: StoredRun, tmp_path: Path) -> None:
     assert int.from_bytes(content[16:20], "big") >= 3.3 * 200
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".pdf", ".svg", ".png"])
 def test_the_same_bytes_every_time(run: StoredRun, tmp_path: Path, suffix: str) -> None:

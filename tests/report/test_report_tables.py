@@ -127,6 +127,7 @@ def test_scripts_are_text() -> None:
     assert latex_escaped("a_1 & 50%") == r"a\_1 \& 50\%"
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", ["summary", "seeds", "layers"])
 def test_every_table_in_every_format(four_runs: list[StoredRun], name: str) -> None:
     kind = TABLES[name]

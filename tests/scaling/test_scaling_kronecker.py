@@ -51,13 +51,14 @@ def test_the_gap_is_closed_and_the_pair_is_what_it_says(factors, seed):
         assert np.allclose(other, other[0, 0] * np.eye(len(other)))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", range(2))
 def test_no_other_search_gets_below_the_bound_and_one_arrives_at_it(seed):
     A = ill(12, 2, 2, seed)
     best = optimal_kronecker_scaling(A, (2, 2), rtol=1e-4)
     rng = np.random.default_rng(seed)
     found = []
-    for _ in range(12):
+    for _ in range(8):
         # lower triangular with a positive diagonal: every positive definite LLᵀ once, and the scale of R is free
         def objective(x):
             L, R = np.array([[1, 0], [x[0], math.exp(x[1])]]), np.array([[1, 0], [x[2], math.exp(x[3])]])
@@ -78,7 +79,7 @@ def test_the_bound_holds_for_random_pairs_wherever_it_is_taken(factors):
     """Also far from the optimum, where the partial traces differ and are mended."""
     rng = np.random.default_rng(5)
     m, n, above = 3, 4, []
-    for trial in range(40):
+    for trial in range(20):
         K = ill(20, m, n, 100 + trial) @ np.kron(rng.standard_normal((m, m)), rng.standard_normal((n, n)))
         if trial % 2:
             best = optimal_kronecker_scaling(K, (m, n), factors, rtol=0.3)
@@ -89,12 +90,12 @@ def test_the_bound_holds_for_random_pairs_wherever_it_is_taken(factors):
         bound = max(lower_bound(found, (m, n), pair, factors) for pair in densities)
         above.append(bound > 1.01)
         assert bound <= s[0] / s[-1] * (1 + 1e-9)
-        for _ in range(25):
+        for _ in range(10):
             size = rng.choice([0.1, 1.0, 3.0])
             L, R = np.eye(m) + size * rng.standard_normal((m, m)), np.eye(n) + size * rng.standard_normal((n, n))
             L, R = (np.eye(m) if factors == "right" else L), (np.eye(n) if factors == "left" else R)
             assert kappa(K, L, R) >= bound * (1 - 1e-7)
-    assert sum(above) >= 15
+    assert sum(above) >= 7
 
 
 def test_mixtures_of_eigenvectors_bound_more_than_eigenvectors_before_the_optimum():

@@ -175,6 +175,7 @@ def test_the_tolerance_is_used():
     assert tight.gap < 1 + 1e-7
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("shape", [(100, 100), (100, 300), (200, 100)])
 @pytest.mark.parametrize("side", ["row", "both"])
 def test_a_hundred_is_quick(shape, side):

@@ -85,6 +85,7 @@ def grouped(seed: int) -> tuple[torch.Tensor, int]:
     return (scales[:, None] * scales).sqrt() * A, group
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rows", [None, LEAST_VECTORS])

@@ -143,13 +143,15 @@ def test_truth_is_inside_the_interval_where_no_vector_of_doubles_comes_near_the_
 
 
 @pytest.mark.slow
-def test_truth_is_inside_the_interval_in_many_random_trials():
-    rng = np.random.default_rng(2)
-    for trial in range(10_000):
+@pytest.mark.share(10)
+@pytest.mark.parametrize("part", range(20))
+def test_truth_is_inside_the_interval_in_many_random_trials(part):
+    rng = np.random.default_rng([2, part])
+    for trial in range(500):
         check_interval(adversarial(rng, trial))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(
     st.integers(1, 5),
     st.integers(1, 5),
@@ -175,7 +177,7 @@ def test_truth_is_inside_the_interval_for_any_small_matrix(m, n, data):
         assert kappa.rank == len(nonzero)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.integers(0, 10**6), st.floats(-290, 290), st.sampled_from(["none", "rows", "columns", "both"]))
 def test_kappa_does_not_depend_on_scale(seed, exponent, kind):
     rng = np.random.default_rng(seed)
@@ -266,7 +268,7 @@ def test_the_papers_setting_where_others_print_1e19():
 @pytest.mark.parametrize("rtol", [1e-6, 1e-8])
 def test_the_gram_route_is_taken_only_where_its_bound_allows(rtol):
     rng = np.random.default_rng(6)
-    easy, hard = rng.standard_normal((60, 101)), rng.standard_normal((60, 101)) * 10.0 ** rng.uniform(-5, 0, (60, 1))
+    easy, hard = rng.standard_normal((30, 61)), rng.standard_normal((30, 61)) * 10.0 ** rng.uniform(-5, 0, (30, 1))
     assert factor_condition(easy, rtol=rtol).solver == ("Gram" if rtol == 1e-6 else "SVD")
     kappa = factor_condition(hard, rtol=rtol)
     assert kappa.solver != "Gram"

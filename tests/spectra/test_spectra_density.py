@@ -209,6 +209,7 @@ def test_the_bounds_contain_each_probes_measure(name, steps):
     assert float(averaged.lower[-2]) == float(averaged.upper[-2]) == 1.0
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_bounds_hold_in_a_dense_matrix_and_in_float32(name, dtype):
@@ -258,6 +259,7 @@ def test_standard_errors_cover_at_the_rate_they_say():
     assert inside["negative"] / trials >= 0.6
 
 
+@pytest.mark.share(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_standard_errors_cover_in_many_trials(name):

@@ -184,6 +184,7 @@ def test_an_error_of_its_own():
             hesscond.rank(A, error=error)
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["products UΣVᵀ", "sums GGᵀ", "sums GGᵀ, float32"])
 def test_no_planted_rank_is_decided_wrongly(kind):

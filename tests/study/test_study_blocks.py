@@ -130,6 +130,7 @@ def test_methods_of_weights_measure_other_blocks_in_plain_coordinates(tmp_path):
     assert np.allclose(probe["kappa_own"][2:], probe["kappa"][2:])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_rows_once(logged, text, tmp_path):
     plan = plan_for(tmp_path / "run", "adam")
 

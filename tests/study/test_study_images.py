@@ -87,6 +87,7 @@ def assert_same(one, other):
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("method", "sections"),
     [

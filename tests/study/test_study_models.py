@@ -74,6 +74,7 @@ def first_batch(plan, data):
     return (inputs.flatten(1) if plan.study.model.name == "mlp" else inputs), data.train_targets[order]
 
 
+@pytest.mark.share(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_study_of_every_network(tmp_path, name):
@@ -115,6 +116,7 @@ def test_the_output_layer_is_probed_if_none_is_named(tmp_path):
     assert set(stored.table("probe")["layer"]) == {"fc"}
 
 
+@pytest.mark.share(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["bnp", "sphere", "equilibration", "adam", "batchnorm", "layernorm"])
 def test_methods_on_a_convolution(tmp_path, method):
@@ -175,6 +177,7 @@ LIVELY = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("at", [1, 7])
 def test_resumed_with_augmentation_schedule_and_dropout_it_is_the_same(tmp_path, at):
     path = written(tmp_path / "study", "vit-s16", **LIVELY)

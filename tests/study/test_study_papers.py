@@ -77,14 +77,15 @@ def shortened(study, samples=16):
 def test_all_are_here():
     found = list(built_in())
     assert [study.full_name for study in found] == STUDIES
-    assert all(load_study(name, "small").data.name == data for name, data in DATA.items() if "/" not in name)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", STUDIES)
 def test_both_scales_are_whole(name):
     for scale in SCALES:
         study = load_study(name, scale)
         assert (study.full_name, study.scale, study.small) == (name, scale, {})
+        assert scale != "small" or study.data.name == DATA[name]
         assert len(methods_of(study)) >= 2
         for entry in study.learning_rates:
             for method in entry.rate:
@@ -101,6 +102,7 @@ def slow_but_one(names):
     return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", slow_but_one([name for name in STUDIES if name not in AT_HAND]))
 def test_the_small_version_fits_together(tmp_path, name):
     """Every method fits the network; one of them trains, on noise in place of the data."""
@@ -115,6 +117,7 @@ def test_the_small_version_fits_together(tmp_path, name):
     check_run(trained(study, data, methods[1], tmp_path / "run"))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", slow_but_one(AT_HAND))
 def test_the_small_version_trains(tmp_path, name):
     study = Overrides(iterations=2).apply(load_study(name, "small"))
@@ -122,6 +125,7 @@ def test_the_small_version_trains(tmp_path, name):
     check_run(trained(study, data, methods_of(study)[1], tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_the_small_version_on_the_command_line(tmp_path, call_cli):
     """Values in place of classes: there is no accuracy, and the figure is drawn without."""
     out = tmp_path / "out"
@@ -139,6 +143,7 @@ def test_the_small_version_on_the_command_line(tmp_path, call_cli):
     assert (refused.code, refused.err) == (2, "error: --scale is one of paper, small, not 'large'\n")
 
 
+@pytest.mark.share(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in STUDIES if name not in AT_HAND])
 def test_every_method_trains_on_the_real_data(tmp_path, name):

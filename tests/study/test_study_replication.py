@@ -347,6 +347,7 @@ def test_the_time_of_a_figure(figure, tmp_path, monkeypatch):
     assert (drawn.axes[0].get_ylabel(), list(line.get_ydata())) == ("training time (s)", pytest.approx([2.5, 5.0]))
 
 
+@pytest.mark.slow
 def test_the_list_of_figures(call_cli):
     rows = {row["name"]: row for row in json.loads(call_cli("replicate", "--list", "--json").out)}
     assert rows["bnp-figure-8"]["runs"] == 2

@@ -73,6 +73,7 @@ def assert_same(one, other):
     assert torch.equal(a["random"], b["random"])
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("method", ["vanilla", "bnp"])
 @pytest.mark.parametrize("breaks", [(1,), (22, 23, 24), (46, 59), (60,)])
 def test_it_comes_to_the_same_as_without_the_break(tmp_path, digits, method, breaks):
@@ -285,6 +286,7 @@ def killed_and_resumed(folder, study, rng, kills):
                 assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+@pytest.mark.share(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(4))
 def test_kills_at_random_moments(tmp_path, number):

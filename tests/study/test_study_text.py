@@ -63,6 +63,7 @@ def test_a_run_on_characters(tmp_path):
     assert stored.config["probe"]["layers"] == [*LAYERS[:4], "fc"]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("at", [1, 7])
 def test_resumed_it_is_the_same(tmp_path, at):
     study = study_of(tmp_path)

@@ -25,7 +25,7 @@ def condition(lower, upper, rank=3):
 BOUNDS = st.tuples(st.floats(1, 1e12), st.sampled_from([0.0, 1e-9, 0.5, math.inf]))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(BOUNDS, BOUNDS, st.sampled_from([0.0, 0.05, 1.0]))
 def test_it_is_decided_only_if_all_values_within_the_bounds_agree(now, was, rel):
     (low, width), (old, old_width) = now, was

@@ -203,6 +203,8 @@ def test_proposition_11():
         assert ratio == pytest.approx(example_of(verdict, claim).factor, rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_the_root_of_the_curvature_is_not_enough():
     class Squared(BNPProposition11):
         def factor(self, B, H):
@@ -274,6 +276,7 @@ def test_gain_in_a_layer():
     assert statement("bnp-gain").observe(unresolved)[2].status == "unresolved"
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "trials"),

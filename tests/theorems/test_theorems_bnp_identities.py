@@ -42,6 +42,8 @@ def test_the_counterexample_to_the_sign_of_the_curvature():
     assert torch.autograd.grad(slope, a)[0] < 0
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_without_the_curvature_of_the_activations_the_hessian_is_another():
     """Gauss and Newton's S = Jᵀ ∇²ℓ J leaves out what the second derivative of a smooth activation adds."""
 
@@ -60,6 +62,8 @@ def test_without_the_curvature_of_the_activations_the_hessian_is_another():
     check_broken(GaussNewton(), "Hessian")
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_a_curvature_with_the_wrong_sign_is_violated():
     class Negative(BNPProposition2):
         def curvature(self, network, layer, unit):
@@ -126,6 +130,8 @@ def test_the_counterexample_to_the_hessian_through_the_statistics():
     assert float(torch.func.hessian(lambda weight: loss(weight, at))(at)) == pytest.approx(v**2 / w**2)
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_other_curvatures_of_regression():
     class Unweighted(BNPProposition2):
         regressions: ClassVar = dict.fromkeys(BNPProposition2.regressions, torch.ones_like)
@@ -144,6 +150,8 @@ def test_proposition_9():
     assert tallies(verdict)["diagonal S"].reasons.get("S is diagonal", 0) < 20
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_with_the_diagonal_alone_the_hessian_of_a_channel_is_another():
     class Diagonal(BNPProposition9):
         def blocks(self, layer, channel):
@@ -255,6 +263,7 @@ def test_equality_up_to_round_off():
     assert float(discrepancy([1, 3], [1, 2])) == 1.5
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "trials"),

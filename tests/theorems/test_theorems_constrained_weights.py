@@ -167,6 +167,7 @@ def test_a_step_that_is_not_projected_is_no_decay():
     assert projected_step(w, w, 0.5, 2.0) == pytest.approx(w)
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("id", IDS)
 def test_many_trials(id):

@@ -54,6 +54,8 @@ def test_the_preconditioner_is_that_of_the_first_step_of_adam():
     assert np.allclose(p.detach().numpy(), -0.1 * AdamDiagonal().preconditioner(g) * g)
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_other_powers_of_the_first_gradient():
     class Whole(AdamDiagonal):
         def preconditioner(self, g):
@@ -123,6 +125,8 @@ def test_three_layers_of_the_example():
     assert example.factor == pytest.approx(pair[0] / pair[1], rel=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_layers_that_are_only_scaled():
     class Scaled(LayerwiseGaussNewton):
         """By the trace of each block."""
@@ -161,6 +165,8 @@ def test_the_gauss_newton_matrix_is_the_hessian_without_residuals(seed):
     assert low * (1 - 1e-9) <= values[-1] / values[0] <= high * (1 + 1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_bounds_of_linear_networks_that_leave_something_out():
     class Ends(GaussNewtonLinear):
         """Only the first and the last layer."""
@@ -198,6 +204,8 @@ def test_two_copies_of_the_example():
     assert example.factor == pytest.approx(kappas[1] / kappas[0], rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_other_scales_with_width():
     class Root(WidthCopies):
         """As in the neural tangent parametrization."""
@@ -237,12 +245,13 @@ def test_blocks_of_independent_classes():
 @pytest.mark.parametrize("id", IDS)
 def test_counterexamples_from_any_seed(id):
     false = {claim.name for claim in statement(id).claims if not claim.true}
-    for seed in range(20):
+    for seed in range(6):
         found = list(statement(id).counterexamples(seed))
         assert {example.claim for example in found} == false
         assert all(example.factor > 1 for example in found)
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(("id", "trials"), list(zip(IDS, (3000, 3000, 1500, 2000, 1000, 2000), strict=True)))
 def test_many_trials(id, trials):

@@ -96,6 +96,8 @@ def test_rational_hessians_against_automatic_differentiation(number):
     assert np.allclose(found, both, rtol=1e-11, atol=1e-12 * abs(both).max())
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_weights_that_are_not_scale_invariant():
     class Shifted(WeightConditioningTheorem2):
         """Norms with something added, as an ε against zeros is."""
@@ -133,6 +135,7 @@ def test_the_directions_of_rows(dim):
         assert not found[:, 0].any()
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 def test_many_trials():
     assert verify("wc-theorem-2", trials=2000, seed=7, counterexamples=False).ok

@@ -21,7 +21,7 @@ matrices = st.integers(1, 5).flatmap(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(matrices, st.integers(-4, 4))
 def test_the_number_of_eigenvalues_below(rows, x):
     """Against the roots of the characteristic polynomial, zero diagonals and multiple eigenvalues too."""
@@ -31,7 +31,7 @@ def test_the_number_of_eigenvalues_below(rows, x):
     assert exact.below(fractions(A + A.T), Fraction(x)) == sum(bool(root < x) for root in roots)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(matrices, st.integers(0, 10**6))
 def test_intervals_hold_the_eigenvalues_also_of_pencils(rows, seed):
     A = np.array(rows)

@@ -259,6 +259,7 @@ def test_counterexamples_from_any_seed(id):
         assert all(example.factor > 1 for example in found)
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "trials"),

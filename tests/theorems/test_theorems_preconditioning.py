@@ -31,6 +31,8 @@ def test_updates(id):
         assert tally.holds == (100 if tally.claim.true else 0)
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 @pytest.mark.parametrize("id", UPDATES)
 def test_broken_updates(id):
     class Forgotten(UPDATES[id]):
@@ -230,6 +232,7 @@ def test_projections_that_are_none():
     assert nearest(rng, w * (1 + 1e-11), 3 * w, 2.0).status == "unresolved"
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("id", "trials"),

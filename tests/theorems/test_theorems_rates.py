@@ -88,6 +88,7 @@ def test_bounds_know_of_nonlinearity_in_every_other_step_only(rate, strength):
     assert found.upper - found.lower < 10 * strength * 1e-6
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("number", [2785, 4530, 6153])
 def test_what_ten_thousand_trials_found(number):
     """Where the bend of one step alone, and its round-off, had decided against a true claim."""
@@ -324,6 +325,8 @@ def test_nothing_is_faster_than_the_best_step():
     assert attained(diverging, k, Decay(0.2, 0.2)).status == "violated"
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_directions_that_change_the_loss():
     class Both(BNPTheorem1):
         """What leaves a unit multiplied, too."""
@@ -374,6 +377,7 @@ def test_random_numbers_are_from_the_generator_only():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("id", ["prec-theorem-1", "bnp-theorem-1", "cwo-rate", "wc-quadratic"])
 def test_many_trials(id):

@@ -43,22 +43,26 @@ def diagonals(example):
 
 
 def test_van_der_sluis_holds():
-    verdict = verify("van-der-sluis", trials=30)
+    verdict = verify("van-der-sluis", trials=15)
     assert (verdict.status, verdict.expected, verdict.violations) == ("holds", "holds", 0)
-    assert all(tally.holds >= 25 for tally in verdict.tallies)
+    assert all(tally.holds >= 12 for tally in verdict.tallies)
     assert 0.2 < verdict.worst < 1
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_the_one_norm_of_the_wrong_side_is_not_nearly_optimal():
     class Broken(VanDerSluis):
         def scaled(self, A):
             return A / np.abs(A).sum(0)[None, :]
 
-    verdict = verify(Broken(), trials=30)
+    verdict = verify(Broken(), trials=10)
     assert verdict.status == "violated"
     assert not verdict.ok
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_no_equilibration_at_all_is_not_nearly_optimal():
     class Broken(VanDerSluis):
         def scaled(self, A):
@@ -275,6 +279,8 @@ def test_scaled_inputs_by_something_else():
     check_broken(Symmetric(), "min-max", trials=5)
 
 
+@pytest.mark.slow
+@pytest.mark.share(2)
 def test_centring_by_something_else_is_violated():
     class Broken(BNPTheorem4):
         def centre(self, H):
@@ -340,6 +346,7 @@ def test_observed_in_a_layer():
     assert statement("van-der-sluis").observe(small)[0].status == "not-applicable"
 
 
+@pytest.mark.share(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "id", ["van-der-sluis", "bnp-theorem-4", "wc-proposition-1", "wc-theorem-1", "prec-theorem-4", "bnp-property-a"]

@@ -256,6 +256,7 @@ def trained(loop, step):
 CASES = [(loop, "layer") for loop in LOOPS] + [(plain, "network"), (batch_normalization, "unit"), (transformer, "unit")]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("loop", "level"), CASES, ids=[f"{loop.__name__}-{level}" for loop, level in CASES])
 def test_a_watched_training_is_the_same_bit_for_bit(loop, level):
     watches = []

@@ -299,7 +299,6 @@ def test_a_run_folder_is_read_like_a_study(tmp_path, call_cli):
         ("check", folder, "--expect", "all(rank >= 1)"),
         ("figure", "conditioning", folder, "-o", tmp_path / "kappa.png"),
         ("table", "summary", folder),
-        ("report", folder, "-o", tmp_path / "report.html"),
         ("runs", tmp_path),
         ("export", folder, "--table", "probe"),
     ):
