@@ -90,10 +90,10 @@ def operator_condition(
 
     Up to ``effort.dense_order`` the matrix is formed and measured as any other, its asymmetry taken for the rounding
     of the products. Beyond, λ_max comes from `lanczos` and λ_min⁺ from `smallest_nonzero`; the ``rank_decision`` is
-    then ``"iterative"``: that no nonzero eigenvalue is smaller than the one found rests on random starts, the rank
-    counts as null what is known to be and what was found to be, and ``negative`` is a lower bound. If
-    the iteration does not converge κ is unresolved, with a lower bound from the smallest eigenvalue that was told
-    from zero.
+    then ``"iterative"``: that no eigenvalue is larger holds but for a probability of 1e-6, that no nonzero one is smaller
+    rests on random starts, ``rank`` is an upper bound, of what is not known or found to be null, and ``negative`` a
+    lower one. If the iteration does not converge κ is unresolved, with a lower bound from the smallest eigenvalue that
+    was told from zero, and ``rank`` counts those that were.
 
     Parameters
     ----------
@@ -221,14 +221,18 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
     apart = resolved and max(reached, default=math.inf) < low
     seen_negative = sum(counts) if apart else max(counts)
     uncertain = max(1.0, low / most)
+    # what was told from zero, where not all was
+    nonzeros = [sum(r is found for _, r, _ in nonzero) for found in (ends, bottom)]
+    distinct = max(reached, default=math.inf) < low
+    rank = order - nullity if resolved else sum(nonzeros) if distinct else max(nonzeros)
     return ConditionNumber(
         value=largest / smallest if resolved else math.inf,
         lower=uncertain,
         upper=high / least if resolved else math.inf,
         lambda_max=largest,
         lambda_min=smallest,
-        rank=order - nullity,
-        nullity=nullity,
+        rank=rank,
+        nullity=order - rank,
         negative=0 if psd else seen_negative,
         cutoff=most - smallest,
         gap=smallest / (most - smallest) if most > smallest else math.inf,
