@@ -40,9 +40,6 @@ SHARP = 1e-10
 #: Steps of the equilibration in `graded_errors`; each halves the decades still to go.
 EQUILIBRATION_STEPS = 12
 
-#: The error bounds of Jacobi's method are this many times what its errors are as a rule.
-TYPICAL = 500
-
 #: Entries that are smaller than this beside the largest may underflow when they are squared.
 LEAST = 2.0**-500
 
@@ -190,9 +187,6 @@ def jacobi_values(
     values, u, v = jacobi_svd(core)
     below, above = graded_errors(core, values, u, v, least)
     floors = NOISE * roundoff_of_entries(core, values, u, v)
-    if least is None:
-        # zeros are what the rounding of Jacobi's method itself leaves, which is this much as a rule
-        floors = np.maximum(floors, above / TYPICAL)
     carried = felt(error, u, v, across_rows=across_rows)
     if np.ndim(error) == 2:
         floors = floors + carried

@@ -90,10 +90,10 @@ def operator_condition(
 
     Up to ``effort.dense_order`` the matrix is formed and measured as any other, its asymmetry taken for the rounding
     of the products. Beyond, λ_max comes from `lanczos` and λ_min⁺ from `smallest_nonzero`; the ``rank_decision`` is
-    then ``"iterative"``: that no eigenvalue is larger holds but for a probability of 1e-6, that no nonzero one is smaller
-    rests on random starts, ``rank`` is an upper bound, of what is not known or found to be null, and ``negative`` a
-    lower one. If the iteration does not converge κ is unresolved, with a lower bound from the smallest eigenvalue that
-    was told from zero, and ``rank`` counts those that were.
+    then ``"iterative"``: that no eigenvalue is larger holds but for a probability of 1e-6, that no nonzero one is
+    smaller rests on random starts, ``rank`` is an upper bound, of what is not known or found to be null, and
+    ``negative`` a lower one. If the iteration does not converge κ is unresolved, with a lower bound from the smallest
+    eigenvalue that was told from zero, and ``rank`` counts those that were.
 
     Parameters
     ----------
@@ -210,8 +210,9 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
     # the smallest one that is certainly not zero, of all that were seen
     seen = [(result, i) for result in (bottom, ends) for i in range(len(result.eigenvalues))]
     nonzero = [(abs(float(r.eigenvalues[i])), r, i) for r, i in seen if magnitude_interval(r, i)[0] > 0]
+    solver = f"iteration, {ends.products + bottom.products} products"
     if not nonzero:
-        return zero_matrix(order)
+        return replace(zero_matrix(order), lambda_max=largest, cutoff=high, solver=solver, rank_decision="unresolved")
     smallest, result, index = min(nonzero, key=lambda item: item[0])
     least, most = magnitude_interval(result, index)
     resolved = bottom.converged and ends.converged and result is bottom
@@ -237,7 +238,7 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
         cutoff=most - smallest,
         gap=smallest / (most - smallest) if most > smallest else math.inf,
         resolved=resolved,
-        solver=f"iteration, {ends.products + bottom.products} products",
+        solver=solver,
         rank_decision="iterative" if resolved else "unresolved",
         negative_counted=psd,
     )
