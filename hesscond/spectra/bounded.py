@@ -13,7 +13,7 @@ from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import led
 from hesscond.spectra.basis import Basis, Plan, plan
 from hesscond.spectra.condition import ConditionNumber, zero_matrix
-from hesscond.spectra.eigen import EigenResult, Interval
+from hesscond.spectra.eigen import EigenResult, Interval, quadratic
 from hesscond.spectra.krylov import Krylov, closest
 
 #: Products that measure the rounding of products, and those with the two vectors that are found.
@@ -34,7 +34,9 @@ FAINT = 16.0
 #: Groups whose smallest scale is no smaller beside their root mean square are alike.
 ALIKE = 0.1
 #: The probability with which an eigenvalue lies beyond the interval of the largest one.
-MISSED = 1e-6
+MISSED = 1e-4
+#: Residuals up to this share of half their distance tell two Ritz values apart.
+RATIO = 1e-2
 #: One of so many products goes into the search for directions of little curvature.
 FLAT = 5
 
@@ -49,8 +51,8 @@ class Bounded:
         κ from below: never resolved.
     top
         The eigenvalue of the largest |λ|. That ‖A‖₂ is no smaller than the end of its interval that is nearer to zero
-        is certain but for rounding; that it is no larger than the other end, but for a probability of 1e-6 over random
-        starts (`Krylov.excludes`).
+        is certain but for rounding; that it is no larger than the other end, but for a probability of 1e-4 over random
+        starts (`Krylov.excludes`); in float32, two that are closer than the rounding of a product count as one.
     """
 
     condition: ConditionNumber
@@ -238,7 +240,10 @@ class Search:
             unit,
             lambda limits: process.within(limits, values, errors, MISSED),
         )
-        outer = math.ldexp(reach.high + unit, process.exponent or 0)
+        # an eigenvalue alone at its end is known better than the products that found it
+        excess, scale = reach.high - largest, process.exponent or 0
+        gap = math.ldexp(separation(values, errors) - excess - 2 * unit, scale)
+        outer, beyond = math.ldexp(reach.high + unit, scale), math.ldexp(max(excess - unit, 0.0), scale)
         self.keep(1.0 if precise else OPTIMISM)
         counts = told(values, process.rounding * process.norm)
         taken = self.taken + process.products + MEASURING
@@ -262,6 +267,8 @@ class Search:
         noise = rounding * max(norm, *(own.size for own in found)) + apart
         first = found[0]
         smallest = min(own.smallest(noise) for own in found)
+        if not precise and gap > 0:
+            outer = abs(first.theta) + quadratic(first.residual + noise, gap) + beyond
         low, high = max(0.0, first.size - noise), max(outer, first.size) + noise
         ends = sorted(math.copysign(end, first.theta) for end in (low, high))
         lower, upper = (torch.tensor([end], dtype=torch.float64) for end in ends)
@@ -404,6 +411,15 @@ def inner(x: torch.Tensor, y: torch.Tensor) -> float:
     """xᵀy with float64 sums."""
     parts = zip(x.split(CHUNK), y.split(CHUNK), strict=True)
     return float(sum(torch.dot(a.to(torch.float64), b.to(torch.float64)) for a, b in parts))
+
+
+def separation(ritz: torch.Tensor, errors: torch.Tensor) -> float:
+    """Half the distance of the largest |θ| to the next, if the residuals of both are well below it; 0: they are not."""
+    sizes, order = ritz.abs().sort(descending=True)
+    if len(sizes) < 2:
+        return 0.0
+    half = float(sizes[0] - sizes[1]) / 2
+    return half if float(errors[order[:2]].max()) <= RATIO * half else 0.0
 
 
 def told(ritz: torch.Tensor, rounding: float) -> tuple[int, int]:
