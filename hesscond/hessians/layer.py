@@ -315,10 +315,17 @@ class LayerHessian(BlockHessian):
         return max(self.count, min(share, PANEL))
 
     def rank_bound(self) -> int:
-        """Σ_j of the rank that the rows of block j can have by the zeros of b: terms, or active units and positions."""
+        """Σ_j of the rank that the rows of block j can have by the zeros of b: terms, or active units and positions.
+
+        For each unit no more than features: those that vary over the samples, and one for all constant ones.
+        """
         B = self._factor.B
-        parameters = self.captured.inputs.geometry.n_params
-        known = self.order - parameters if sums_to_zero(self.captured) else self.order
+        features = self.captured.inputs.geometry.n_params
+        if self._one_position and not self.captured.loses_entries:
+            rows = self.captured.H_hat
+            varying = rows.amin(0) != rows.amax(0)
+            features = int(varying.sum()) + int((rows[0, ~varying] != 0).any())
+        known = (self.units - sums_to_zero(self.captured)) * features
         if self.captured.vanishing:
             return min(self.count, known)
         terms = (B != 0).any(3).any(2).sum(0)

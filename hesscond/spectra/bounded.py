@@ -13,8 +13,8 @@ from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import led
 from hesscond.spectra.basis import Basis, Plan, plan
 from hesscond.spectra.condition import ConditionNumber, zero_matrix
-from hesscond.spectra.eigen import RATIO, EigenResult, quadratic
-from hesscond.spectra.krylov import Krylov
+from hesscond.spectra.eigen import EigenResult, Interval, quadratic
+from hesscond.spectra.krylov import Krylov, closest
 
 #: Products that measure the rounding of products, and those with the two vectors that are found.
 MEASURING, FINAL = 3, 2
@@ -33,6 +33,10 @@ SETTLED = 1e-4
 FAINT = 16.0
 #: Groups whose smallest scale is no smaller beside their root mean square are alike.
 ALIKE = 0.1
+#: The probability with which an eigenvalue lies beyond the interval of the largest one.
+MISSED = 1e-4
+#: Residuals up to this share of half their distance tell two Ritz values apart.
+RATIO = 1e-2
 #: One of so many products goes into the search for directions of little curvature.
 FLAT = 5
 
@@ -47,8 +51,8 @@ class Bounded:
         κ from below: never resolved.
     top
         The eigenvalue of the largest |λ|. That ‖A‖₂ is no smaller than the end of its interval that is nearer to zero
-        is certain but for rounding. The other end is ‖r‖ away, or ‖r‖²/gap where the next Ritz value is known well
-        enough; that no eigenvalue is larger, is as with `lanczos`: finitely many products cannot exclude it.
+        is certain but for rounding; that it is no larger than the other end, but for a probability of 1e-4 over random
+        starts (`Krylov.excludes`); in float32, two that are closer than the rounding of a product count as one.
     """
 
     condition: ConditionNumber
@@ -183,7 +187,7 @@ class Search:
         start, self.taken = (None, 0) if level is None else flat_start(A, level, few, fresh)
         storage = Basis(layout, A.order, 2, dtype=A.dtype, device=A.device)
         self.process = Krylov(A, storage, block=1, dtype=A.dtype, rounding=A.rounding, fresh=fresh)
-        self.process.seed(self.process.random() if start is None else start)
+        self.process.start(start)
         self._steps = steps - self.taken
 
     def run(self, optimism: float) -> None:
@@ -229,7 +233,17 @@ class Search:
         self.run(1.0 if precise else OPTIMISM)
         values, Y = torch.linalg.eigh(process.T)
         steepest = Y[:, values.abs().argmax()]
-        gap = math.ldexp(separation(values, process.estimates(Y)), process.exponent or 0)
+        largest = float(values.abs().max())
+        unit, errors = process.rounding * process.norm, process.estimates(Y)
+        reach = closest(
+            lambda d: Interval(-largest - d, largest + d),
+            unit,
+            lambda limits: process.within(limits, values, errors, MISSED),
+        )
+        # an eigenvalue alone at its end is known better than the products that found it
+        excess, scale = reach.high - largest, process.exponent or 0
+        gap = math.ldexp(separation(values, errors) - excess - 2 * unit, scale)
+        outer, beyond = math.ldexp(reach.high + unit, scale), math.ldexp(max(excess - unit, 0.0), scale)
         self.keep(1.0 if precise else OPTIMISM)
         counts = told(values, process.rounding * process.norm)
         taken = self.taken + process.products + MEASURING
@@ -253,8 +267,9 @@ class Search:
         noise = rounding * max(norm, *(own.size for own in found)) + apart
         first = found[0]
         smallest = min(own.smallest(noise) for own in found)
-        beyond = first.residual if gap == 0 else quadratic(first.residual + noise, gap)
-        low, high = max(0.0, first.size - noise), max(abs(first.theta) + beyond, first.size) + noise
+        if not precise and gap > 0:
+            outer = abs(first.theta) + quadratic(first.residual + noise, gap) + beyond
+        low, high = max(0.0, first.size - noise), max(outer, first.size) + noise
         ends = sorted(math.copysign(end, first.theta) for end in (low, high))
         lower, upper = (torch.tensor([end], dtype=torch.float64) for end in ends)
         # ‖Au‖ is nearer to the norm than the Rayleigh quotient

@@ -51,8 +51,8 @@ class ConditionNumber:
         allow. ``"exact"``: as many as the exact rank, see `exact_rank`. ``"numerical"``: the rest are of the size of
         round-off, with a gap of at least 1e3 above their error bounds, and count as zeros: a choice, made where the
         matrix is itself rounded, as activations of a forward pass are. ``"iterative"``: a matrix-free iteration
-        converged to the smallest nonzero one; that none is smaller is as certain as its random starts, and ``rank`` and
-        ``negative`` count what it saw.
+        converged to the smallest nonzero one; that none is smaller is as certain as its random starts, ``rank`` is an
+        upper bound and ``negative`` a lower one.
         ``"unresolved"``: none of these.
     negative_counted
         Whether ``negative`` is their number.
@@ -80,7 +80,7 @@ class ConditionNumber:
         order = self.rank + self.nullity
         if not self.resolved:
             return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues told from zero)"
-        said = "numerical rank" if self.rank_decision == "numerical" else "rank"
+        said = {"numerical": "numerical rank", "iterative": "rank at most"}.get(self.rank_decision, "rank")
         return f"κ = {self.value:.4g} ({said} {self.rank} of {order}, {self.inertia}; {self.solver})"
 
     @property
@@ -178,6 +178,8 @@ def resolve(
     found: list[Values] = []
     for number, route in enumerate(routes, 1):
         values = route()
+        if found:
+            values = sharpened(values, found[-1])
         found.append(values)
         result = conclude(values, order=order, limit=limit, scale=scale)
         kept = 0 if number >= len(routes) - 1 else 1
@@ -197,6 +199,19 @@ def resolve(
         return unresolved(best)
     settled = [conclude(values, order=order, limit=min(limit, rank), scale=scale, exact=True) for values in found]
     return min(reversed(settled), key=lambda result: (not result.resolved, result.width, -result.lower))
+
+
+def sharpened(values: Values, earlier: Values) -> Values:
+    """``values`` with the smaller of two error bounds for the k-th largest, where ``earlier`` has another."""
+    if (values.power, len(values.magnitudes)) != (earlier.power, len(earlier.magnitudes)):
+        return values
+    apart = np.abs(values.magnitudes - earlier.magnitudes)
+    above = values.errors if values.above is None else values.above
+    higher = earlier.errors if earlier.above is None else earlier.above
+    return values._replace(
+        errors=np.minimum(values.errors, apart + earlier.errors),
+        above=np.minimum(above, apart + higher),
+    )
 
 
 def is_good_enough(result: ConditionNumber, rtol: float) -> bool:

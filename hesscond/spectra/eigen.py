@@ -25,10 +25,7 @@ ENDS: dict[str, tuple[str, ...]] = {
     "magnitude": ("size",),
 }
 
-#: A ratio that two components of a random vector are taken to exceed; it falls short with probability 0.006.
-RATIO = 1e-2
-
-#: The same for eigenvalues that are as close to one another as residuals that are asked for, with probability 0.06.
+#: Eigenvalues that differ by up to this many times the residuals asked for are not told apart.
 TIE = 10
 
 
@@ -79,11 +76,12 @@ class EigenResult:
         True residual norms ‖Av − θv‖, from a product with each vector returned.
     lower, upper : (k,) float64
         An interval for each that contains an eigenvalue: θ ± (‖r‖ + the rounding of a product), and the narrower
-        θ ± ‖r‖²/gap where the distance to the rest of the spectrum is known (Kato and Temple).
+        θ ± ‖r‖²/gap where the distance to the rest of the spectrum is known (Kato and Temple). If ``converged``, the
+        i-th contains the i-th eigenvalue, but for a probability of 1e-6 (or what was asked for as ``missed``).
     settled : (k,) bool
         Which residuals are no larger than what was asked for, relative to ``norm``.
     converged
-        Whether all are settled and a search from fresh random vectors found none that was missed.
+        Whether all are settled and none further out was missed, as far as random vectors show it.
     products
         Products of the operator with one vector that were needed.
     norm
@@ -245,85 +243,24 @@ class Wanted:
         """Whether one of ``others`` is further out than those of ``values`` that were wanted."""
         return any(bool((KEYS[end](others) > self.last(end, values) + slack).any()) for end in self.ends)
 
-    def bounded(self, values: torch.Tensor, bounds: Interval) -> bool:
-        """Whether others within ``bounds`` would all be further in than those of ``values`` that were wanted."""
-        extremes = torch.tensor([bounds.low, bounds.high], dtype=torch.float64)
-        return not self.displaced(values, extremes, 0.0)
+    def limits(self, values: torch.Tensor, slack: float, ritz: Interval | None = None) -> Interval:
+        """Places, on each side that counts, beyond which there should be no others; infinite on a side that does not.
 
-    def separated(
-        self, values: torch.Tensor, ritz: Interval, errors: Sequence[float], target: float
-    ) -> Interval | None:
-        """Bounds of all others from their outermost Ritz values and residual norms, or None if these are too large.
-
-        An eigenvalue of which a random vector has little, at a distance d from a Ritz value, goes unnoticed with a
-        residual of about t·d, t the ratio of its component to that of the Ritz vector. A residual of `RATIO`·d is
-        therefore taken to exclude others further out than d = half the way to what was wanted; or, where that is too
-        close to be told apart, one of ``target`` those further out than d = `TIE`·target.
-
-        Parameters
-        ----------
-        values
-            Those that were wanted.
-        ritz
-            The lowest and the highest Ritz value of the others.
-        errors
-            Their residual norms.
-        target
-            The residual norm asked for.
+        With ``ritz``, the lowest and the highest Ritz value of others than ``values``, half the way from these to what
+        was wanted, or ``TIE·slack`` beyond them where that is too close to be told apart. Without, ``slack`` beyond
+        what was wanted.
         """
-        bounds = {"low": -math.inf, "high": math.inf}
-        for side, extreme, error in (("low", -ritz.low, errors[0]), ("high", ritz.high, errors[1])):
-            margins = [float(self.last(end, values)) - extreme for end in self.ends if end in (side, "size")]
-            for margin in margins:
-                if error > max(RATIO * margin / 2, target):
-                    return None
-                bounds[side] = (extreme + max(margin / 2, TIE * target)) * (1 if side == "high" else -1)
-        return Interval(**bounds)
+        places = []
+        for side, sign in (("low", -1), ("high", 1)):
+            ends = [end for end in self.ends if end in (side, "size")]
+            place = float(self.last(ends[0], values)) if ends else math.inf
+            if ends and ritz is not None:
+                extreme = sign * (ritz.low if sign < 0 else ritz.high)
+                place = max((place + extreme) / 2, extreme + TIE * slack)
+            places.append(sign * (place + slack if ritz is None else place))
+        return Interval(*places)
 
 
 def _outermost(values: torch.Tensor, ends: Sequence[str]) -> torch.Tensor:
     ranks = [KEYS[end](values).argsort(descending=True, stable=True).argsort() for end in ends]
     return torch.stack(ranks).amin(0).argsort(stable=True)
-
-
-def random_start_bounds(ritz: torch.Tensor, order: int, steps: int, missed: float, *, psd: bool) -> Interval | None:
-    """Bounds of a whole spectrum from ``steps`` of Lanczos from a random vector, which hold but for ``missed``.
-
-    With Ritz values η ≤ … ≤ ξ after m steps from a vector uniform on the sphere of Rⁿ, λ_max − ξ ≤ ε (λ_max − λ_min)
-    fails with probability 1.648 √n exp(−(2m − 1) √ε) at most, whatever the matrix (Kuczyński and Woźniakowski 1992,
-    SIAM J. Matrix Anal. Appl. 13, Theorem 4.1; shifts change nothing), and likewise for λ_min.
-
-    Parameters
-    ----------
-    ritz
-        The Ritz values.
-    order
-        n.
-    steps
-        m.
-    missed
-        The probability of failure.
-    psd
-        The operator has no negative eigenvalues.
-
-    Returns
-    -------
-    Interval or None
-        None where too few steps were made to bound anything.
-    """
-    epsilon = (_exponent(order, missed) / (2 * steps - 1)) ** 2
-    if epsilon >= 0.5:
-        return None
-    low, high = float(ritz.min()), float(ritz.max())
-    reach = epsilon * (high - low) / (1 - 2 * epsilon)
-    return Interval(max(low - reach, min(low, 0.0)) if psd else low - reach, high + reach)
-
-
-def patience(order: int, missed: float) -> int:
-    """Steps after which those bounds reach no further than a tenth of the spread."""
-    return math.ceil((_exponent(order, missed) / math.sqrt(0.1) + 1) / 2)
-
-
-def _exponent(order: int, missed: float) -> float:
-    # half of what may be missed for either end
-    return math.log(2 * 1.648 * math.sqrt(order) / missed)

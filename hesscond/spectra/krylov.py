@@ -9,6 +9,8 @@ are not of one Krylov space: after a restart from the residual of a Ritz vector,
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Callable
 
 import torch
 
@@ -16,7 +18,10 @@ from hesscond.errors import MatrixError
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.spectra.basis import Basis, orthonormalize_
-from hesscond.spectra.eigen import EigenResult
+from hesscond.spectra.eigen import EigenResult, Interval
+
+#: The share of a random vector in a start that is chosen.
+MIXED = 1e-4
 
 
 class Krylov:
@@ -48,6 +53,13 @@ class Krylov:
         The scale.
     products
         How many products with one vector there were.
+    roots, log_norm
+        While the process goes on from one random vector v, the Ritz values that restarts discarded and log ‖p(A)v‖ of
+        the monic polynomial p whose roots are those and the present Ritz values. None: it does not.
+    ended
+        Whether p is no longer extended, as the process met an invariant subspace.
+    first
+        Rows that were at the front when it started from v, which is random on their complement.
     """
 
     def __init__(
@@ -69,6 +81,8 @@ class Krylov:
         self.next = torch.empty(0, operator.order, dtype=dtype, device=operator.device)
         self.fixed, self.invariant, self.norm, self.products = 0, False, 0.0, 0
         self.exponent: int | None = None
+        self.roots: torch.Tensor | None = None
+        self.log_norm, self.ended, self.first = 0.0, False, 0
 
     @property
     def size(self) -> int:
@@ -118,6 +132,53 @@ class Krylov:
         self.norm = max(self.norm, size)
         return product
 
+    def start(self, given: torch.Tensor | None = None) -> None:
+        """Go on from one random vector, in which every eigenvector has a component: see `excludes`.
+
+        Or from ``given`` (1, n) and `MIXED` times a random one, which is as good with so much smaller components.
+        """
+        vector, share = self.random()[:1], 1.0
+        if given is not None:
+            vector.div_(torch.linalg.vector_norm(vector) / MIXED).add_(given / torch.linalg.vector_norm(given))
+            share = MIXED / float(torch.linalg.vector_norm(vector))
+        self.seed(vector)
+        self.roots, self.log_norm, self.ended, self.first = self.T.diagonal()[:0], -math.log(share), False, self.size
+
+    def excludes(self, place: float, ritz: torch.Tensor, errors: torch.Tensor, missed: float) -> bool:
+        """Whether no eigenvalue is at ``place`` or beyond, but for the probability ``missed`` of a bad start.
+
+        Let u be the eigenvector of the outermost eigenvalue λ on one side and v the random start. Since abs(p(λ))
+        abs(uᵀv) ≤ ‖p(A)v‖, λ is at no place beyond all roots of p where abs(p) exceeds ‖p(A)v‖/δ, if abs(uᵀv) ≥ δ,
+        which fails with a probability of δ√(2m/π) at most where v is uniform on the sphere of Rᵐ. That is one event,
+        however often the question is asked (van Dorsselaer, Hochstenbach and van der Vorst 2000, SIAM J. Matrix Anal.
+        Appl. 22). The components of u in the Ritz vectors count as well, as far as B is known.
+
+        Parameters
+        ----------
+        place
+            Beyond all Ritz values.
+        ritz, errors
+            The Ritz values of the rows behind the ``first``, and their `estimates`.
+        missed
+            The probability, for one side.
+        """
+        if self.roots is None:
+            return False
+        least = missed * math.sqrt(math.pi / 2 / (self.operator.order - self.first))
+        roots = self.roots if self.ended else torch.cat([self.roots, ritz])
+        growth = float((place - roots).abs().log().sum()) - self.log_norm
+        if not self.ended:
+            growth += 0.5 * float((errors / (place - ritz)).square().sum().log1p())
+        return growth > -math.log(least)
+
+    def within(self, limits: Interval, ritz: torch.Tensor, errors: torch.Tensor, missed: float) -> bool:
+        """Whether no eigenvalue is beyond the finite ones of ``limits``, but for the probability ``missed``."""
+        return all(
+            self.excludes(place, ritz, errors, missed / 2)
+            for place in (limits.low, limits.high)
+            if math.isfinite(place) and not (self.operator.psd and place < 0)
+        )
+
     def seed(self, block: torch.Tensor, pairs: list[int] | None = None) -> None:
         """Go on from ``block`` (p, n), overwritten, in place of the next block.
 
@@ -129,7 +190,7 @@ class Krylov:
         self.B = torch.zeros(len(self.next), self.size, dtype=torch.float64)
         if pairs:
             self.B[:, pairs] = L.T[:, : len(pairs)]
-        self.fixed = self.size
+        self.fixed, self.roots = self.size, None
 
     def expand(self) -> None:
         """One product with the next block, which joins the rows."""
@@ -140,7 +201,8 @@ class Krylov:
         # a product has components in its two predecessors, and in others only rounding; after a restart in all
         local = self.size - 2 * self.width
         passes = [(max(local, 0) if local > self.fixed else 0, self.size), (0, self.size)]
-        C, L, self.next = self._orthonormalized(product, self.rounding * self.norm, passes)
+        floor = self.rounding * self.norm
+        C, L, self.next = self._orthonormalized(product, floor, passes)
         T = torch.zeros(self.size, self.size, dtype=torch.float64)
         T[:start, :start] = self.T
         T[start:] = C
@@ -149,6 +211,12 @@ class Krylov:
         self.T = T
         self.B = torch.zeros(len(self.next), self.size, dtype=torch.float64)
         self.B[:, start:] = L.T
+        if self.roots is not None and not self.ended:
+            # what is left is known up to rounding
+            self.log_norm += math.log(max(float(L.sum()), floor) or 1.0)
+            if self.invariant or not len(self.next):
+                self.ended = True
+                self.roots = torch.cat([self.roots, torch.linalg.eigvalsh(self.T[self.first :, self.first :])])
 
     def _orthonormalized(
         self, block: torch.Tensor, floor: float, passes: list[tuple[int, int]]
@@ -164,6 +232,9 @@ class Krylov:
     def restart(self, Y: torch.Tensor) -> None:
         """Go on with the rows YᵀV for orthonormal Y (j, kept)."""
         T = Y.T @ self.T @ Y
+        if self.roots is not None and not self.ended:
+            others = torch.linalg.qr(Y, mode="complete").Q[:, Y.shape[1] :]
+            self.roots = torch.cat([self.roots, torch.linalg.eigvalsh(others.T @ self.T @ others)])
         self.basis.rotate_(Y)
         self.T, self.B = (T + T.T) / 2, self.B @ Y
         self.fixed = self.size
@@ -211,6 +282,14 @@ class Krylov:
                     left[len(pairs)] = r
                     pairs.append(index)
         return values, norms, left[: len(pairs)], pairs
+
+
+def closest(places: Callable[[float], Interval], unit: float, holds: Callable[[Interval], bool]) -> Interval:
+    """The closest of the limits ``places(d)`` that hold, for d a power of √2 times ``unit``."""
+    if unit == 0:  # the operator is
+        return places(0.0)
+    steps = [2.0 ** (n / 2) * unit for n in range(-60, 400)]
+    return places(steps[min(bisect_left(steps, True, key=lambda d: holds(places(d))), len(steps) - 1)])
 
 
 def given_vectors(start: torch.Tensor | EigenResult, process: Krylov) -> torch.Tensor:

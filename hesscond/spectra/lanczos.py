@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, 
 from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.operators.parallel import led
 from hesscond.spectra.basis import Basis, Plan, plan
-from hesscond.spectra.eigen import EigenResult, Interval, Progress, Wanted, intervals, patience, random_start_bounds
-from hesscond.spectra.krylov import Krylov, given_vectors, project_on, set_scale, summed
+from hesscond.spectra.eigen import EigenResult, Interval, Progress, Wanted, intervals
+from hesscond.spectra.krylov import Krylov, closest, given_vectors, project_on, set_scale, summed
 from hesscond.spectra.smallest import smallest_nonzero
 
 logger = logging.getLogger("hesscond")
@@ -26,11 +27,15 @@ SMALLEST = "smallest-nonzero"
 #: Operators up to this order are formed once the iteration has taken as many products as that does.
 FORMED = 2000
 
-#: The probability with which a search may miss an eigenvalue, unless asked otherwise.
+#: The probability with which an eigenvalue may be missed, unless asked otherwise.
 MISSED = 1e-6
 
 #: Residuals must halve within this many continuations, or the products are noisier than they claim.
 ATTEMPTS = 3
+
+#: One eigenvalue whose residual is small is iterated on for this many products more than it took, if that narrows the
+#: interval that the largest one is in.
+MORE = 20
 
 #: Ritz vectors at the far end with estimates below this, relative to the norm, are kept at a restart.
 FAR = 1e-3
@@ -92,8 +97,8 @@ def lanczos(
         Give up after so many products with one vector; by default 10 n + 1,000, at most 100,000. Up to n = 2,000 the
         default is to form the matrix after n products, with as many again, if its ends are too clustered by then.
     missed
-        The probability with which the search for missed eigenvalues may overlook one; 1: do not search. By default
-        1e-6, but no search for one eigenvalue without ``start``: that run is itself a search from a random vector.
+        The probability with which an eigenvalue further out may be overlooked, by default 1e-6; 1: no search, and no
+        claim that nothing is.
     inverse, null_space
         For "smallest-nonzero" only: see there.
     callback
@@ -113,23 +118,21 @@ def lanczos(
 
     Notes
     -----
-    *Certain*, up to the rounding of the products (``operator.rounding``), is that every interval without a search
-    contains an eigenvalue of A, as many in overlapping ones as there are, and that the i-th eigenvalue from the top is
-    no smaller than the i-th value (from the bottom: no larger), as Ritz values are.
+    *Certain*, up to the rounding of the products (``operator.rounding``), is that θ ± ‖r‖ contains an eigenvalue of A,
+    as many in overlapping ones as there are, and that the i-th eigenvalue from the top is no smaller than the i-th
+    value (from the bottom: no larger), as Ritz values are.
 
-    That no eigenvalue further out was missed cannot be certain from products with finitely many vectors: a Krylov space
-    from one vector contains one copy of a multiple eigenvalue. The found vectors are therefore locked and a new process
-    is started on their complement from a random vector, until (1) the bounds of Kuczyński and Woźniakowski for random
-    starts, which hold but for the probability ``missed``, leave nothing further out; or (2), where gaps are too small
-    for that, its extreme Ritz value has a residual well below its distance to those found, or as small as asked for,
-    after so many steps that by (1) nothing isolated is missed: then nothing further out is left with probability one,
-    but without a bound of the probability for finitely many steps (`Wanted.separated` says what is taken for granted);
-    or (3) a wanted eigenvalue turns up, and the iteration goes on with it. By (1) and (2) the rest of the spectrum is
-    bounded. With these bounds the i-th interval contains the i-th eigenvalue, and it is the quadratic one where the
-    rest is further in, or reaches as far as the rest where that is not told apart: see `intervals`.
-
-    One eigenvalue without ``start`` is the outermost with probability one; but it may be another of a cluster that is
-    narrower than about 100 times the tolerance. ``missed=1e-6`` asks for the search there too.
+    That nothing further out was missed holds but for the probability ``missed``, over random vectors: u of the
+    outermost eigenvalue λ has a component in the start v that is not smaller than a known bound, and ‖p(A)v‖, p the
+    polynomial of the iteration, would exceed what it is, if λ were further out than a place that the Ritz values and
+    the recurrence's coefficients give (`Krylov.excludes`), restarted or not. One eigenvalue of an end without ``start``
+    and with ``block=1`` is iterated on until this place is ``tol`` away, or for as many products again and 20 more,
+    and its interval reaches as far as that. Otherwise a Krylov space from one vector does not do, as it contains one
+    copy of a multiple eigenvalue: what was found is locked and a process started on the complement from a random
+    vector, until the others are excluded from being further out than half the way to what was found, or than 10 times
+    ``tol`` beyond their own outermost Ritz value where that is too close; or a wanted eigenvalue turns up, and the
+    iteration goes on with it. The i-th interval then contains the i-th eigenvalue, and it is the quadratic one where
+    the rest is further in, or reaches as far as the rest where that is not told apart: see `intervals`.
 
     Examples
     --------
@@ -170,8 +173,7 @@ def lanczos(
             f"max_products={max_products} is too few for {wanted.count} eigenvalues: "
             f"at least {2 * wanted.count + block} are needed"
         )
-    if missed is None:
-        missed = 1.0 if wanted.count == 1 and start is None else MISSED
+    missed = MISSED if missed is None else missed
 
     def compute() -> EigenResult:
         layout = plan(A.order, wanted.count, block=block, basis=basis, memory=memory, dtype=dtype)
@@ -182,7 +184,9 @@ def lanczos(
         rounding = None if A.measures_rounding and start is None and tol > usual else A.rounding
         process = Krylov(A, storage, block=block, dtype=dtype, rounding=rounding, fresh=fresh)
         run = Run(process, wanted, layout, tol=tol, missed=missed, max_products=max_products, callback=callback)
-        if start is None:
+        if start is None and block == 1:
+            process.start()
+        elif start is None:
             process.seed(process.random())
         else:
             run.begin(start)
@@ -203,7 +207,9 @@ def formed_ends(
     chosen = ends[which] if which in ends else values.abs().argsort(descending=True)[:k].sort(descending=True).values
     U = vectors[:, chosen]
     images = (A @ U.to(A.dtype)).to(torch.float64)
-    theta = (U * images).sum(0)
+    # sorted once more: rounding may swap equal ones
+    theta, order = (U * images).sum(0).sort(descending=True)
+    U, images = U[:, order], images[:, order]
     residuals = torch.linalg.vector_norm(images - U * theta, dim=0).cpu()
     norm = float(values.abs().max())
     # rounding of the products, and of the matrix made of them
@@ -262,6 +268,7 @@ class Run:
         self.norm = 0.0
         self.values = self.residuals = torch.zeros(0, dtype=torch.float64)
         self.measured = False  # whether values and residuals are known before the first iteration
+        self.patience: int | None = None  # products after which the interval is taken as it is
         self.stopped: str | None = None
 
     @property
@@ -273,6 +280,22 @@ class Run:
     def target(self) -> float:
         """Residuals that are iterated for: as small as asked for, or as they get."""
         return max(self.tol * self.norm, self.rounding)
+
+    @property
+    def own(self) -> bool:
+        """Whether the iteration itself shows that nothing is further out: it looks for one value from random."""
+        return self.wanted.k == 1 and self.missed < 1 and self.process.roots is not None and self.process.first == 0
+
+    def excluded(self, limits: Interval, ritz: torch.Tensor, errors: torch.Tensor) -> bool:
+        """Whether all others are within ``limits``, but for the probability ``missed``."""
+        return self.process.within(limits, ritz, errors, self.missed)
+
+    def reached(
+        self, values: torch.Tensor, ritz: torch.Tensor, errors: torch.Tensor, extremes: Interval | None = None
+    ) -> Interval:
+        """The closest of the limits that all others are within, up to a factor of √2."""
+        places = partial(self.wanted.limits, values, ritz=extremes)
+        return closest(places, self.target, lambda limits: self.excluded(limits, ritz, errors))
 
     def begin(self, start: torch.Tensor | EigenResult) -> None:
         """Start from approximate eigenvectors: their Ritz vectors may be good enough; their sum is a good start."""
@@ -317,7 +340,7 @@ class Run:
             if self.process.complete:
                 rest = self.others()
                 break
-            if self.missed >= 1:
+            if self.missed >= 1 or self.own:
                 break
             rest = self.search()
             if rest is not None:
@@ -337,6 +360,12 @@ class Run:
                 errors = process.estimates(Y)
                 estimates = errors[chosen[:count]]
                 settled = process.complete or bool((estimates <= self.target).all())
+                if settled and self.own and not process.complete:
+                    # as many products again, and the interval is as wide as it is then
+                    self.patience = self.patience or 2 * process.products + MORE
+                    limits = self.wanted.limits(values[chosen[:count]], self.target)
+                    waited = process.ended or process.products >= self.patience
+                    settled = waited or self.excluded(limits, values, errors)
                 if settled or process.full or self.spent():
                     process.restart(Y[:, self.kept(chosen, errors, count)])
                     if not settled:
@@ -411,32 +440,25 @@ class Run:
         """
         process, wanted, locked = self.process, self.wanted, len(self.values)
         process.truncate(self.values)
-        process.seed(process.random())
-        others, steps, restarted = process.operator.order - locked, 0, False
-        enough = patience(others, self.missed)
+        process.start()
         while not self.spent():
             process.expand()
-            steps += 1
             values, Y = torch.linalg.eigh(process.T[locked:, locked:])
             self.norm = max(self.norm, float(values.abs().max()))
             if wanted.displaced(self.values, values, 2 * self.rounding):
                 return None
-            low, high = float(values[0]), float(values[-1])
-            if process.complete or (process.invariant and not restarted):
-                return Interval(low - self.rounding, high + self.rounding)
-            psd = process.operator.psd
-            bounds = None if restarted else random_start_bounds(values, others, steps, self.missed, psd=psd)
-            if bounds is not None and wanted.bounded(self.values, bounds):
-                return bounds
-            if steps >= enough:
-                errors = process.estimates(_behind(locked, Y[:, [0, -1]])).tolist()
-                bounds = wanted.separated(self.values, Interval(low, high), errors, self.target)
-                if bounds is not None:
-                    return bounds
+            ritz = Interval(float(values[0]), float(values[-1]))
+            if process.complete:
+                return Interval(ritz.low - self.rounding, ritz.high + self.rounding)
+            errors = process.estimates(_behind(locked, Y))
+            limits = wanted.limits(self.values, self.target, ritz)
+            if self.excluded(limits, values, errors):
+                return limits
+            if process.ended:
+                return self.reached(self.values, values, errors, ritz)
             if process.full:
-                chosen = self.kept(wanted.rivals(values), process.estimates(_behind(locked, Y)), 1)
+                chosen = self.kept(wanted.rivals(values), errors, 1)
                 process.restart(torch.block_diag(torch.eye(locked, dtype=Y.dtype), Y[:, chosen]))
-                restarted = True
                 self.report(self.values, self.residuals, "searching")
         return None
 
@@ -461,8 +483,11 @@ class Run:
         order = self.values.argsort(descending=True, stable=True)
         values, residuals = self.values[order], self.residuals[order]
         lower, upper = intervals(values, residuals, self.rounding, rest)
+        own = rest is None and self.own
+        if own:
+            lower, upper = self.outermost(values, lower, upper)
         settled = residuals <= self.tol * self.norm
-        searched = rest is not None or self.missed >= 1
+        searched = own or rest is not None or self.missed >= 1
         converged = bool(settled.all()) and searched and self.stopped is None
         exponent = process.exponent or 0
         count, products = len(order), process.products
@@ -484,6 +509,18 @@ class Run:
             message=self.message(rest, bool(settled.all())),
         )
 
+    def outermost(
+        self, values: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The intervals ``lower`` to ``upper``, outwards as far as the place beyond which nothing is."""
+        ritz, Y = torch.linalg.eigh(self.process.T)
+        limits = self.reached(values, ritz, self.process.estimates(Y))
+        low = values < 0 if self.wanted.ends == ("size",) else torch.tensor([end == "low" for end in self.wanted.ends])
+        return (
+            torch.where(low, lower.clamp_max(limits.low - self.rounding), lower),
+            torch.where(low, upper, upper.clamp_min(limits.high + self.rounding)),
+        )
+
     def message(self, rest: Interval | None, settled: bool) -> str:
         """In words how the run ended, and what to do if it did not converge."""
         if self.stopped is not None:
@@ -493,8 +530,10 @@ class Run:
                 f"residuals are as small as rounding lets them be, {self.process.rounding:.1e} of the norm, "
                 f"which is more than tol={self.tol:.1e}: ask for a larger tol or use an operator of higher precision"
             )
-        if rest is None:
+        if self.missed >= 1:
             return "all residuals are settled; no search for missed eigenvalues was asked for"
+        if rest is None:
+            return f"all residuals are settled; nothing is further out, but for a probability of {self.missed:.0e}"
         if self.process.complete:
             return "all residuals are settled; the basis spans the whole space"
         return "all residuals are settled, and a search from a random vector found no eigenvalue that was missed"

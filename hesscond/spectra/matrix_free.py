@@ -90,10 +90,10 @@ def operator_condition(
 
     Up to ``effort.dense_order`` the matrix is formed and measured as any other, its asymmetry taken for the rounding
     of the products. Beyond, λ_max comes from `lanczos` and λ_min⁺ from `smallest_nonzero`; the ``rank_decision`` is
-    then ``"iterative"``: that no nonzero eigenvalue is smaller than the one found rests on random starts, the rank
-    counts as null what is known to be and what was found to be, and ``negative`` is a lower bound. If
-    the iteration does not converge κ is unresolved, with a lower bound from the smallest eigenvalue that was told
-    from zero.
+    then ``"iterative"``: that no eigenvalue is larger holds but for a probability of 1e-6, that no nonzero one is
+    smaller rests on random starts, ``rank`` is an upper bound, of what is not known or found to be null, and
+    ``negative`` a lower one. If the iteration does not converge κ is unresolved, with a lower bound from the smallest
+    eigenvalue that was told from zero, and ``rank`` counts those that were.
 
     Parameters
     ----------
@@ -210,8 +210,9 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
     # the smallest one that is certainly not zero, of all that were seen
     seen = [(result, i) for result in (bottom, ends) for i in range(len(result.eigenvalues))]
     nonzero = [(abs(float(r.eigenvalues[i])), r, i) for r, i in seen if magnitude_interval(r, i)[0] > 0]
+    solver = f"iteration, {ends.products + bottom.products} products"
     if not nonzero:
-        return zero_matrix(order)
+        return replace(zero_matrix(order), lambda_max=largest, cutoff=high, solver=solver, rank_decision="unresolved")
     smallest, result, index = min(nonzero, key=lambda item: item[0])
     least, most = magnitude_interval(result, index)
     resolved = bottom.converged and ends.converged and result is bottom
@@ -221,19 +222,23 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
     apart = resolved and max(reached, default=math.inf) < low
     seen_negative = sum(counts) if apart else max(counts)
     uncertain = max(1.0, low / most)
+    # what was told from zero, where not all was
+    nonzeros = [sum(r is found for _, r, _ in nonzero) for found in (ends, bottom)]
+    distinct = max(reached, default=math.inf) < low
+    rank = order - nullity if resolved else sum(nonzeros) if distinct else max(nonzeros)
     return ConditionNumber(
         value=largest / smallest if resolved else math.inf,
         lower=uncertain,
         upper=high / least if resolved else math.inf,
         lambda_max=largest,
         lambda_min=smallest,
-        rank=order - nullity,
-        nullity=nullity,
+        rank=rank,
+        nullity=order - rank,
         negative=0 if psd else seen_negative,
         cutoff=most - smallest,
         gap=smallest / (most - smallest) if most > smallest else math.inf,
         resolved=resolved,
-        solver=f"iteration, {ends.products + bottom.products} products",
+        solver=solver,
         rank_decision="iterative" if resolved else "unresolved",
         negative_counted=psd,
     )

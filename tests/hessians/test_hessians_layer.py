@@ -221,3 +221,26 @@ def test_losses_without_curvature_have_a_hessian_of_zero(loss, level, streamed):
         for kappa in layer.conditions:
             assert (kappa.rank, kappa.nullity, kappa.resolved) == (0, layer.n_params, False), name
             assert kappa.solver == "zero matrix"
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.CrossEntropyLoss()])
+@pytest.mark.parametrize("seed", [1, 7, 12, 24])
+def test_a_constant_feature_is_one_direction_for_each_unit(seed, loss):
+    """A hidden unit without incoming weights: Hessian of a unit tensor that of the loss, so ranks are a product."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    with torch.no_grad():
+        model[0].weight[2] = 0
+        model[0].bias[2] = 0.7
+    x, y = torch.randn(20, 4).double(), torch.randn(20, 3).double()
+    y = y if isinstance(loss, nn.MSELoss) else y.argmax(1)
+    kappa = hesscond.probe(model, loss, (x, y), layers=["2"], level="layer")["2"].kappa
+    rows = torch.cat([torch.ones(20, 1).double(), torch.tanh(model[0](x).detach())], 1)
+    truth = torch.func.hessian(lambda w: loss(rows @ w.view(3, 5).T, y))(
+        torch.cat([model[2].bias.detach()[:, None], model[2].weight.detach()], 1).flatten()
+    )
+    values = torch.linalg.eigvalsh(truth)
+    rank = 12 if isinstance(loss, nn.MSELoss) else 8
+    assert (kappa.rank, kappa.rank_decision) == (rank, "structural")
+    assert kappa.value == pytest.approx(float(values[-1] / values[15 - rank]), rel=1e-8)
+    assert values[14 - rank].abs() < 1e-15 * values[-1]

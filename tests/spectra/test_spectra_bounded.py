@@ -143,3 +143,25 @@ def test_what_does_not_fit_is_refused():
         bounded_condition(A, 5)
     with pytest.raises(MatrixError, match="least basis needs"):
         bounded_condition(A, 40, memory=5 * 8 * N)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("flat", [False, True])
+def test_the_largest_of_a_flat_spectrum_is_in_its_interval(flat, dtype):
+    """Twenty products are not enough to find it, and the interval says so."""
+    scales = torch.ones(N) if not flat else 10.0 ** -torch.arange(10.0).repeat_interleave(N // 10)
+    short = 0
+    for seed in range(8):
+        values = 1 + torch.rand(N, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        A = Diagonal((values * scales).to(dtype))
+        level = (
+            (lambda squares: squares.view(10, -1).mean(1, keepdim=True).expand(10, N // 10).reshape(-1))
+            if flat
+            else None
+        )
+        found = bounded_condition(A, 20, level=level, exact=lambda v=values * scales: Diagonal(v), seed=seed)
+        most = float((values * scales).max())
+        assert float(found.top.lower) <= most * (1 + 1e-12)
+        assert most <= float(found.top.upper) < 4 * most
+        short += found.condition.lambda_max < most * (1 - 1e-5)
+    assert short

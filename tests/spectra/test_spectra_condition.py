@@ -572,3 +572,18 @@ def test_an_eigenvalue_within_the_error_bounds_nothing():
     assert found.lower == 1
     certain = hesscond.condition_number(np.diag([1.0, 0.5, 1e-3])).widened(2e-6)
     assert 900 < certain.lower < 1000
+
+
+@pytest.mark.parametrize("signs", [1.0, -1.0])
+@pytest.mark.parametrize("zeros", [1, 20])
+def test_a_small_eigenvalue_well_above_round_off_is_told_from_zeros(zeros, signs):
+    """Jacobi's bounds are wider here than those of the eigenvalues, which have decided already."""
+    rng = np.random.default_rng(zeros)
+    values = np.concatenate([signs * np.linspace(0.1, 1, 299 - zeros), [1e-10], np.zeros(zeros)])
+    Q = orthogonal(rng, 300)
+    A = (Q * values) @ Q.T
+    for scale in (1.0, 2.0**-100):
+        found = hesscond.condition_number((A + A.T) / 2 * scale, error=1e-16 * scale)
+        assert (found.rank, found.rank_decision) == (300 - zeros, "numerical")
+        assert found.lower <= 1e10 <= found.upper
+        assert found.value == pytest.approx(1e10, rel=1e-3)

@@ -611,3 +611,27 @@ def test_operators_whose_squares_overflow(power):
     assert operator_condition(Dense(A)).value == pytest.approx(5)
     found = smallest_nonzero(Dense(A), dense_order=0)
     assert found.eigenvalues[0] / 10.0**power == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("psd", [True, False])
+def test_words_count_what_was_told_from_zero(psd):
+    """Of a null space that is found one direction at a time, the rest is not 2,000 nonzero eigenvalues."""
+    values = torch.cat([torch.zeros(2170), torch.linspace(1, 2, 30)]).double()
+    operator = Diagonal(values)
+    operator.psd = psd
+    kappa = operator_condition(operator, effort=Effort(dense_order=0, quick_order=0, products=60))
+    assert kappa.rank + kappa.nullity == 2200
+    if kappa.resolved:
+        assert kappa.lower <= 2 <= kappa.upper
+        assert "rank at most" in str(kappa)
+    else:
+        assert kappa.rank <= 30
+        assert kappa.lower <= 2
+        assert f"{kappa.rank} of 2200 eigenvalues told from zero" in str(kappa)
+
+
+def test_the_largest_eigenvalue_of_an_iteration_is_in_its_interval():
+    for seed in range(6):
+        values = 1 + torch.rand(600, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        kappa = operator_condition(Diagonal(values), effort=Effort(dense_order=0, seed=seed))
+        assert kappa.lower <= float(values.max() / values.min()) <= kappa.upper

@@ -12,7 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Dense, Diagonal, SymmetricOperator
-from hesscond.spectra.eigen import Interval, intervals, random_start_bounds
+from hesscond.spectra.basis import Basis, Plan
+from hesscond.spectra.eigen import Interval, intervals
+from hesscond.spectra.krylov import Krylov, closest
 from hesscond.spectra.lanczos import lanczos
 from tests.spectra.spectra_cases import Counting, counted, generator, orthogonal, prescribed, random_spectrum, truth
 
@@ -287,20 +289,72 @@ def test_start_in_an_eigenvector_that_is_no_longer_the_top():
     assert float(result.eigenvalues[0]) == pytest.approx(5)
 
 
-def test_bounds_for_random_starts_hold():
-    """The Ritz values of a few steps are far off; the bounds contain the spectrum."""
+@pytest.mark.parametrize("rows", [10, 60])
+def test_what_a_random_start_excludes(rows):
+    """The Ritz values of a few steps are far off; the places beyond which nothing can be contain the spectrum."""
     spectrum = torch.linspace(0, 1, 400, dtype=torch.float64)
-    for seed in range(20):
-        b = torch.randn(400, generator=generator(seed), dtype=torch.float64)
-        for steps in (20, 40):
-            K = torch.linalg.qr(torch.stack([torch.special.chebyshev_polynomial_t(2 * spectrum - 1, i) * b
-                                             for i in range(steps)], 1)).Q  # fmt: skip
-            ritz = torch.linalg.eigvalsh(K.T @ (spectrum[:, None] * K))
-            bounds = random_start_bounds(ritz, 400, steps, 1e-2, psd=False)
-            assert ritz[-1] < 1
-            assert bounds.low <= 0
-            assert bounds.high >= 1
-    assert random_start_bounds(ritz, 400, 2, 1e-2, psd=False) is None
+    outside, widths = 0, []
+    for seed in range(12):
+        basis = Basis(Plan(rows, rows), 400, 1, dtype=torch.float64, device=spectrum.device)
+        process = Krylov(Diagonal(spectrum), basis, block=1, dtype=torch.float64, rounding=1e-15, fresh=generator(seed))
+        process.start()
+        for _ in range(40):
+            if process.full:  # the outermost on both sides
+                process.restart(torch.linalg.eigh(process.T)[1][:, [0, 1, 2, -2, -1]])
+            process.expand()
+        limits = reach(process, 0.2)
+        outside += limits.low > 0 or limits.high < 1
+        widths.append(limits.high - 1)
+        assert torch.linalg.eigvalsh(process.T).max() * 2.0**process.exponent < 1
+    assert outside <= 4
+    assert sorted(widths)[6] < 0.05
+
+
+def reach(process, missed):
+    """What a process excludes on both sides, in the scale of the operator."""
+    ritz, Y = torch.linalg.eigh(process.T)
+    errors, low, high = process.estimates(Y), float(ritz[0]), float(ritz[-1])
+    found = closest(
+        lambda d: Interval(low - d, high + d), 1e-3, lambda limits: process.within(limits, ritz, errors, missed)
+    )
+    return Interval(found.low * 2.0**process.exponent, found.high * 2.0**process.exponent)
+
+
+FLAT = {
+    "flat": lambda g: 1 + torch.rand(600, generator=g, dtype=torch.float64),
+    "cluster": lambda g: torch.cat([2 - 1e-5 * torch.rand(4, generator=g), 1 + torch.rand(200, generator=g)]).double(),
+    "pairs": lambda g: torch.linspace(1, 2, 100).double() * torch.randn(100, generator=g).double().sign(),
+    "near": lambda g: torch.cat([torch.tensor([2, 2 - 3e-4]), 1.9 * torch.rand(200, generator=g)]).double(),
+}
+
+
+@pytest.mark.parametrize("which", ["top", "bottom", "magnitude", "both"])
+@pytest.mark.parametrize("kind", FLAT)
+def test_the_outermost_eigenvalue_is_in_its_interval(kind, which):
+    """Where a residual of 1e-3 or 1e-4 is reached by the second or the third largest one."""
+    widths = []
+    for seed in range(3):
+        d = FLAT[kind](generator(seed))
+        result = lanczos(Diagonal(d), 1, which, tol=1e-3 if seed % 2 else 1e-4, seed=seed, max_products=1000)
+        assert result.converged
+        ends = [d.max()] * (which != "bottom") + [d.min()] * (which in ("bottom", "both"))
+        lower, upper = result.lower, result.upper
+        if which == "magnitude":
+            ends, lower, upper = [d.abs().max()], *torch.stack([lower.abs(), upper.abs()]).sort(0).values
+        for end, low, high in zip(ends, lower, upper, strict=True):
+            assert low - 1e-14 <= end <= high + 1e-14
+        widths.append(float((upper - lower).max()))
+    assert sorted(widths)[1] < 0.02
+
+
+def test_as_many_intervals_fail_as_are_allowed_to():
+    """With a probability of three tenths on one side, at most that, and some: it is the one that was asked for."""
+    outside = 0
+    for seed in range(30):
+        d = torch.rand(300, generator=generator(seed), dtype=torch.float64)
+        result = lanczos(Diagonal(d), tol=1e-2, missed=0.6, seed=seed, max_products=1000)
+        outside += not result.lower <= d.max() <= result.upper
+    assert 0 < outside <= 10
 
 
 # -- intervals --------------------------------------------------------------------------------------------------------
