@@ -20,7 +20,7 @@ from hesscond.capture.graph import is_transformed
 from hesscond.capture.layers import Layer
 from hesscond.capture.snapshot import Snapshot
 from hesscond.capture.weighting import BatchWeight, Rule, Weights, refuse_nothing
-from hesscond.errors import ConfigError
+from hesscond.errors import bytes_of
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,12 @@ class Problem:
         *,
         watched: Mapping[str, Layer],
         dtype: torch.dtype | None,
-        memory: float | None,
+        memory: float | str | None,
         reduction: str | None,
         weight: BatchWeight | None,
         lift_casts: bool,
     ) -> None:
-        if memory is not None and not memory > 0:
-            raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
+        memory = bytes_of(memory)
         self.model, self.loss_fn, self.dtype, self.lift_casts = model, loss_fn, dtype, lift_casts
         self.snapshot = Snapshot(model, parameters, dtype, lift_casts=lift_casts)
         self.memory = MEMORY if memory is None else int(memory)

@@ -24,7 +24,7 @@ from hesscond.capture.precision import named
 from hesscond.capture.problem import Problem, WatchedEvaluation
 from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
-from hesscond.errors import CaptureError, ConfigError, NotFiniteError
+from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of
 from hesscond.hessians.linearization import (
     GGNLinearization,
     HessianLinearization,
@@ -72,7 +72,8 @@ class NetworkOperator(SymmetricOperator):
     dtype
         Precision of everything (float64 whatever the model's own); None: the model's own.
     memory
-        Bytes that copies of the parameters, graphs and batches may take; None: 4 GB. One graph is needed in any case.
+        Bytes (or ``"2 GB"``) that copies of the parameters, graphs and batches may take; None: 4 GB. One graph is
+        needed in any case.
         A product takes as much again as the parameters for every vector.
     reduction
         For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: found out.
@@ -121,7 +122,7 @@ class NetworkOperator(SymmetricOperator):
         unit: int | None = None,
         parameters: Iterable[str] | str | None = None,
         dtype: torch.dtype | None = torch.float64,
-        memory: float | None = None,
+        memory: float | str | None = None,
         reduction: str | None = None,
         lift_casts: bool = True,
         weight: BatchWeight | None = None,
@@ -129,6 +130,7 @@ class NetworkOperator(SymmetricOperator):
     ) -> None:
         model = measurable(model)
         self.layout = layout_of(model, layers=layers, unit=unit, parameters=parameters)
+        memory = bytes_of(memory)
         self._squares = (MEMORY if memory is None else memory) / 2 if watch else 0
         self.placements = self._placed(self.layout, model)
         watched = {placement.name: placement.layer for placement in self.placements}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, bytes_of
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.operators.parallel import led
@@ -46,7 +46,7 @@ def lanczos(
     tol: float = 1e-8,
     block: int = 1,
     basis: int | None = None,
-    memory: int | None = None,
+    memory: float | str | None = None,
     dtype: torch.dtype | None = None,
     start: torch.Tensor | EigenResult | None = None,
     seed: int = 0,
@@ -161,6 +161,7 @@ def lanczos(
         raise ConfigError(f"block={block} does not fit: give 1 or more")
     wanted, block = Wanted(which, k, A.order), min(block, A.order)
     dtype = A.dtype if dtype is None else dtype
+    memory = bytes_of(memory)
     fits = memory is None or 8 * 3 * A.order**2 <= memory
     small = max_products is None and callback is None and A.order <= FORMED and fits
     if max_products is None:

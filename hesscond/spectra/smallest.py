@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hesscond.errors import ConfigError, MatrixError
+from hesscond.errors import ConfigError, MatrixError, bytes_of
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.operator import ritz_range
 from hesscond.operators.parallel import led
@@ -39,7 +39,7 @@ def smallest_nonzero(
     tol: float = 1e-8,
     norm: float | None = None,
     basis: int | None = None,
-    memory: float | None = None,
+    memory: float | str | None = None,
     dtype: torch.dtype = torch.float64,
     start: torch.Tensor | EigenResult | None = None,
     seed: int = 0,
@@ -146,6 +146,7 @@ def smallest_nonzero(
     """
     operator = as_operator(operator)
     known = operator.null_space if null_space is None else null_space
+    memory = bytes_of(memory)
     if max_products is None:
         max_products = min(10 * operator.order + 1000, 100_000)
     check(operator, k, tol=tol, norm=norm, inverse=inverse, known=known, dtype=dtype, max_products=max_products)

@@ -64,7 +64,7 @@ class Measuring:
         level: str,
         units: Sequence[int] | None,
         rtol: float,
-        memory: float | None,
+        memory: float | str | None,
         seed: int,
         group: ProcessGroup | None,
     ) -> None:
