@@ -63,7 +63,7 @@ from hesscond.hessians import (
     unit_conditions,
     unit_hessian,
 )
-from hesscond.hessians.formed import FormedHessian
+from hesscond.hessians.formed import CHANGED, EIGENVALUES, FormedHessian
 from hesscond.hessians.network_operator import UnitMatrices
 from hesscond.hessians.parameters import Layout, UnitLayout, parameters_of
 from hesscond.hessians.streaming import StreamedBlock
@@ -231,12 +231,15 @@ class LayerProbe(Measurement):
         witness, directions = witnessed(H, [own.operator for own in work.values()], keeps_products=True)
         noise = witness.noise(directions)
         self.precision = witness.precision if self.precision is None and self.check else self.precision
-        formed = H.by_units({name: (own.operator, own.index()) for name, own in work.items() if own.units})
+        matrices = CHANGED if any(self.systems[name] is not None for name in work) else EIGENVALUES
+        parts = {name: (own.operator, own.index()) for name, own in work.items() if own.units}
+        formed = H.by_units(parts, self.memory - H.held, matrices)
+        spare = self.memory - H.held - 8 * sum(own.H.numel() for own in formed.values())
         found = {}
         for (name, own), direction, errors in zip(work.items(), directions, noise, strict=True):
             units = formed.get(name)
             result = found[name] = own.result(
-                source, self.systems[name], errors / direction.v.square().mean().sqrt(), units
+                source, self.systems[name], errors / direction.v.square().mean().sqrt(), units, spare
             )
             if not self.check:
                 continue
@@ -399,10 +402,16 @@ class ByProducts:
         source: BlockSource,
         own: Coordinates | OfInputs | None,
         noise: torch.Tensor,
-        formed: UnitMatrices | None = None,
+        formed: UnitMatrices | None,
+        spare: int,
     ) -> LayerResult:
-        """The Hessians; ``noise`` (n,): the rounding in each row of the block; ``formed``: those of the units."""
+        """The Hessians; ``noise`` (n,): the rounding in each row of the block; ``formed``: those of the units.
+
+        ``spare``: bytes that are left for the work on these.
+        """
         H = self.operator
+        one = 8 * self.live.width**2 * (EIGENVALUES if own is None else CHANGED)
+        threads = max(1, min(threads_for(H.device), len(self.units), spare // one))
         rows = dict(zip(self.units, self.index(), strict=True)) if self.units else {}
 
         def rounding(order: int, errors: torch.Tensor) -> float:
@@ -425,12 +434,12 @@ class ByProducts:
                 return measured(source.products(H.restricted(layout), error=error), layout)
             number = self.units.index(unit)
             spread = torch.hypot(formed.spread[number], torch.full_like(noise[:1], error / (16 * EPS)).sqrt())
-            return measured(FormedHessian(formed.H[number], spread, formed.terms[number]), layout)
+            plain = FormedHessian(formed.H[number], spread, formed.terms[number], memory=spare // threads)
+            return measured(plain, layout)
 
         block = cache(unit_block)
 
         def together() -> list[ConditionNumber]:
-            threads = threads_for(H.device)
             return side_by_side(lambda unit: block(unit).condition_number(rtol=self.probe.rtol), self.units, threads)
 
         return LayerResult(

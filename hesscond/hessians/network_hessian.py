@@ -15,7 +15,7 @@ from hesscond.hessians.null_directions import NullDirections
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.spectra import ConditionNumber, ProductForm
 from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.matrix_free import Effort, Known, formed
+from hesscond.spectra.matrix_free import EIGENVECTORS, ROWS, Effort, Known, formed
 from hesscond.spectra.smallest import sizes
 
 if TYPE_CHECKING:
@@ -81,7 +81,11 @@ class NetworkHessian(BlockHessian):
     def _formed(self) -> torch.Tensor:
         refuse_large(self.order, self.effort.memory)
         H = formed(self.operator).to(torch.float64)
-        return (H + H.T) / 2
+        for rows, columns in zip(H.split(ROWS), H.split(ROWS, 1), strict=True):
+            own = (rows + columns.T) / 2
+            rows.copy_(own)
+            columns.copy_(own.T)
+        return H
 
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
@@ -96,13 +100,13 @@ class NetworkHessian(BlockHessian):
         return [self._changed(P)._condition(rtol) for P in coordinates]
 
     def _condition(self, rtol: float) -> ConditionNumber:
-        if self.order > self.effort.dense_order:
+        if self.order > self.effort.dense_order or not self.effort.holds(self.order):
             try:
                 sizes(self.order, 1, None, self.effort.memory, torch.float64, 0, psd=self.operator.psd)
             except MatrixError as error:
                 raise CaptureError(
                     f"both ends of the spectrum of {self.order:,} parameters do not fit into the memory ({error}): "
-                    "products=60 asks for λ_max and a lower bound of κ"
+                    "at level='network' products=60 asks for λ_max and a lower bound of κ"
                 ) from error
         kappa = ProductForm(self.operator, lambda: self.known[1], self.effort).condition(rtol=rtol)
         return kappa.widened(self.error) if self.error else kappa
@@ -117,8 +121,10 @@ class NetworkHessian(BlockHessian):
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues, descending, and their eigenvectors."""
+        refuse_large(self.order, self.effort.memory, EIGENVECTORS, "eigenvectors")
+        rank = self.condition_number(P).rank
         values, vectors = torch.linalg.eigh(self.matrix(P))
-        largest = values.abs().argsort(descending=True)[: self.condition_number(P).rank]
+        largest = values.abs().argsort(descending=True)[:rank]
         kept = largest[values[largest].argsort(descending=True)]
         return values[kept], vectors[:, kept]
 
@@ -203,11 +209,11 @@ class Padded(BlockHessian):
         return rows.new_zeros(self.order, rows.shape[1]).index_copy_(0, self._index, rows)
 
 
-def refuse_large(order: int, memory: int | None) -> None:
-    """Raise a CaptureError for a dense matrix that does not fit into the memory."""
-    needed = 8 * order**2
+def refuse_large(order: int, memory: int | None, matrices: int = 1, what: str = "dense Hessian") -> None:
+    """Raise a CaptureError for what takes so many dense matrices, if these do not fit into the memory."""
+    needed = 8 * matrices * order**2
     if memory is not None and needed > memory:
         raise CaptureError(
-            f"the dense Hessian of {order:,} parameters takes {needed / 1e9:.3g} GB, more than the "
+            f"the {what} of {order:,} parameters takes {needed / 1e9:.3g} GB, more than the "
             f"{memory / 1e9:.3g} GB allowed: use products with the operator, or raise memory"
         )

@@ -405,7 +405,9 @@ class HessianOperator(NetworkOperator):
     def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
         return HessianLinearization(evaluation, self.problem.snapshot.leaves)
 
-    def by_units(self, blocks: Mapping[str, tuple[Self, torch.Tensor]]) -> dict[str, UnitMatrices]:
+    def by_units(
+        self, blocks: Mapping[str, tuple[Self, torch.Tensor]], memory: int, matrices: int
+    ) -> dict[str, UnitMatrices]:
         """Hessians of units of `restricted` operators where the curvature in tensors behind them makes these cheaper.
 
         Every matrix comes from that curvature, formed once for all blocks (see `hesscond.capture.cuts`), and the
@@ -416,8 +418,11 @@ class HessianOperator(NetworkOperator):
         ----------
         blocks
             By name, the operator of a block and (u, w) which of its rows are each unit's.
+        memory
+            Bytes for all matrices and the work on them.
+        matrices
+            Number of further matrices of the order of a unit that are needed to find κ of one.
         """
-        memory = self.problem.memory
         found: dict[str, UnitMatrices] = {}
         left = dict(blocks)
         for number, linearization in self.linearizations():
@@ -427,13 +432,13 @@ class HessianOperator(NetworkOperator):
             with differentiable():
                 cuts = Cuts(loss, wanted, linearization.evaluation.samples, budget)
                 for rows in wanted:
-                    width = rows.index.shape[1]
-                    way = cuts.way(rows, rows.index.numel(), width)
-                    if way is None or not cuts.has_room(4 * width * way.cut.gradient.numel()):
+                    budget.taken = 8 * sum(own.H.numel() for own in found.values())
+                    way = cuts.way(rows, rows.index.numel(), rows.index.shape[1])
+                    if way is None or not cuts.room_for_rows(way, rows.index, matrices):
                         found.pop(rows.name, None)
                         del left[rows.name]
                     else:
-                        own = UnitMatrices.of(cuts.rows(way, rows.index)).times(weight)
+                        own = UnitMatrices(*cuts.rows(way, rows.index)).times(weight)
                         found[rows.name] = found[rows.name].plus(own) if rows.name in found else own
                     del way
                     cuts.release(rows)
@@ -467,20 +472,14 @@ class UnitMatrices:
     terms: list[int]
     difference: float = math.nan
 
-    @classmethod
-    def of(cls, units: Iterable[tuple[torch.Tensor, torch.Tensor, int]]) -> UnitMatrices:
-        """From what `Cuts.rows` gives for each."""
-        H, spread, terms = zip(*units, strict=True)
-        return cls(torch.stack(H), torch.stack(spread), list(terms))
-
     def times(self, weight: float) -> UnitMatrices:
-        """Of a batch that counts that much."""
-        return replace(self, H=self.H * weight, spread=self.spread * weight**0.5)
+        """The matrices of a batch with a weight, in place."""
+        return self if weight == 1 else replace(self, H=self.H.mul_(weight), spread=self.spread * weight**0.5)
 
     def plus(self, other: UnitMatrices) -> UnitMatrices:
-        """Of two batches together."""
+        """The sum of the matrices of two batches, in place of the first."""
         terms = [mine + own for mine, own in zip(self.terms, other.terms, strict=True)]
-        return UnitMatrices(self.H + other.H, torch.hypot(self.spread, other.spread), terms)
+        return UnitMatrices(self.H.add_(other.H), torch.hypot(self.spread, other.spread), terms)
 
     def confirmed(self, operator: HessianOperator, index: torch.Tensor) -> UnitMatrices | None:
         """With what a product adds to the rounding; None: it differs from that of the unit with the largest Hessian."""

@@ -117,5 +117,6 @@ def scaled_core(matrix: np.ndarray) -> Core:
     transposed = matrix.shape[0] < matrix.shape[1]
     tall = matrix.T if transposed else matrix
     # a product with 2**-scale is exact and four times as fast as ldexp, but 2**1074 is not a double
-    scaled = tall * 2.0**-scale if abs(scale) < 1000 else np.ldexp(tall, -scale)
-    return Core(np.asfortranarray(scaled), scale, columns, transposed)
+    if abs(scale) < 1000:
+        return Core(np.multiply(tall, 2.0**-scale, order="F"), scale, columns, transposed)
+    return Core(np.ldexp(tall, -scale, order="F"), scale, columns, transposed)
