@@ -106,6 +106,9 @@ class LayerProbe(Measurement):
 
     def result(self) -> ProbeResult:
         blocks = self.choice.blocks(self.model)
+        self.refuse_little(
+            block.width if self.level == "unit" and block.units else block.order for block in blocks.values()
+        )
         for name, block in blocks.items():
             try:
                 self.systems[name] = self._system(name, block)
@@ -410,7 +413,7 @@ class ByProducts:
         ``spare``: bytes that are left for the work on these.
         """
         H = self.operator
-        one = 8 * self.live.width**2 * (EIGENVALUES if own is None else CHANGED)
+        one = 8 * max(1, self.live.width) ** 2 * (EIGENVALUES if own is None else CHANGED)
         threads = max(1, min(threads_for(H.device), len(self.units), spare // one))
         rows = dict(zip(self.units, self.index(), strict=True)) if self.units else {}
 

@@ -61,8 +61,7 @@ class NetworkProbe(Measurement):
     def result(self) -> ProbeResult:
         source = self.source()
         named = self.choice.names
-        if self.products is not None:
-            self._refuse_large()
+        self._refuse_large()
         chart = network_chart(self.method, named, self.model)
         if chart is not None:
             if self.team is not None:
@@ -192,13 +191,15 @@ class NetworkProbe(Measurement):
         return ProbeResult({NETWORK: result}, {}, precision)
 
     def _refuse_large(self) -> None:
-        """Raise an error for a network whose vectors alone do not fit, before anything is computed."""
+        """Raise an error for a network of which no vector fits, or not those of the products, before any is made."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         itemsize = max(((self.dtype or p.dtype).itemsize for p in parameters), default=1)
         order = sum(p.numel() for p in parameters)
         if self.choice.names is not None:
             order = sum(block.order for block in self.choice.blocks(self.model).values())
-        self._memory_of(order, itemsize, COPIES * order * itemsize, 0, double=False, check=False)
+        self.refuse_little([order])
+        if self.products is not None:
+            self._memory_of(order, itemsize, COPIES * order * itemsize, 0, double=False, check=False)
 
     def _memory(self, H: HessianOperator, order: int, *, double: bool) -> Memory:
         """What a number of products takes beside the graphs that are there."""

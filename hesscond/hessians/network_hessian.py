@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hesscond.errors import CaptureError, MatrixError
+from hesscond.capture.backward import readable
+from hesscond.errors import CaptureError
 from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates, UnitCoordinates
 from hesscond.hessians.null_directions import NullDirections
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.spectra import ConditionNumber, ProductForm
 from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.matrix_free import EIGENVECTORS, ROWS, Effort, Known, formed
-from hesscond.spectra.smallest import sizes
+from hesscond.spectra.matrix_free import EIGENVECTORS, MATRICES, ROWS, Effort, Known, formed
+from hesscond.spectra.smallest import least_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,14 +101,15 @@ class NetworkHessian(BlockHessian):
         return [self._changed(P)._condition(rtol) for P in coordinates]
 
     def _condition(self, rtol: float) -> ConditionNumber:
-        if self.order > self.effort.dense_order or not self.effort.holds(self.order):
-            try:
-                sizes(self.order, 1, None, self.effort.memory, torch.float64, 0, psd=self.operator.psd)
-            except MatrixError as error:
-                raise CaptureError(
-                    f"both ends of the spectrum of {self.order:,} parameters do not fit into the memory ({error}): "
-                    "at level='network' products=60 asks for λ_max and a lower bound of κ"
-                ) from error
+        memory, iterated = self.effort.memory, least_bytes(self.order, psd=self.operator.psd)
+        dense = self.order <= self.effort.dense_order
+        if memory is not None and iterated > memory and not (dense and self.effort.holds(self.order)):
+            least = min(iterated, 8 * MATRICES * self.order**2) if dense else iterated
+            raise CaptureError(
+                f"both ends of the spectrum of {self.order:,} parameters do not fit into the memory: κ takes "
+                f"{readable(least)}, and {readable(memory)} are left for it: raise memory to {readable(2 * least)}; at "
+                "level='network' products=60 asks for λ_max and a lower bound of κ"
+            )
         kappa = ProductForm(self.operator, lambda: self.known[1], self.effort).condition(rtol=rtol)
         return kappa.widened(self.error) if self.error else kappa
 

@@ -162,7 +162,7 @@ def lanczos(
     wanted, block = Wanted(which, k, A.order), min(block, A.order)
     dtype = A.dtype if dtype is None else dtype
     memory = bytes_of(memory)
-    fits = memory is None or 8 * 3 * A.order**2 <= memory
+    fits = memory is None or 8 * 6 * A.order**2 <= memory
     small = max_products is None and callback is None and A.order <= FORMED and fits
     if max_products is None:
         max_products = max(A.order, 2 * wanted.count + block) if small else min(10 * A.order + 1000, 100_000)

@@ -184,7 +184,9 @@ def dense_condition(
         if not alive.all():
             H = H[np.ix_(alive, alive)]
         exponent = int(np.frexp(max(H.max(), -H.min()))[1])
-        values = eigenvalue_values(np.ldexp(H, -exponent, out=H), *(float(np.ldexp(error, -exponent)) for _ in range(2)))
+        values = eigenvalue_values(
+            np.ldexp(H, -exponent, out=H), *(float(np.ldexp(error, -exponent)) for _ in range(2))
+        )
         found = conclude(values, order=len(given), limit=len(given) if bound is None else bound, scale=exponent)
     del H
     if found.rank_decision == "numerical" and told_in_own_units(given) > found.rank:
@@ -198,6 +200,7 @@ def told_in_own_units(H: np.ndarray) -> int:
     0 if all are of one size already. Parameters of small features have eigenvalues below eps times the norm that are no
     round-off. Rows whose asymmetry is that of rounding alone are left out: a principal submatrix has no larger rank.
     """
+
     def sizes(matrix: np.ndarray) -> np.ndarray:
         return np.asarray(np.maximum(matrix.max(1), -matrix.min(1)))
 

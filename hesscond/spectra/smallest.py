@@ -158,7 +158,7 @@ def smallest_nonzero(
     def compute() -> EigenResult:
         products = Products(operator)
         excluded = Excluded(known, operator.order, dtype, operator.device)
-        if operator.order <= min(dense_order, max_products):
+        if operator.order <= min(dense_order, max_products) and (memory is None or 48 * operator.order**2 <= memory):
             return smallest_dense(products, k, excluded, tol=tol)
         given = 0 if initial is None else len(initial)
         capacity, vectors = sizes(operator.order, k, basis, memory, dtype, given, psd=operator.psd)
@@ -222,13 +222,25 @@ def start_rows(
     return vectors.T.to(dtype)
 
 
+def counts(k: int, *, psd: bool) -> tuple[int, int, int]:
+    """Numbers of vectors: the least in a basis, those beside the bases, and how many bases there are."""
+    if psd:
+        return 2 * k + RANDOM + 7, 3 * k + 17, 2
+    # the search for what was missed has a space of its own, and holds some pairs
+    return 2 * k + RANDOM + 7, 5 * k + 17 + 4 * (PAIRS + 1), 4
+
+
+def least_bytes(order: int, *, psd: bool) -> int:
+    """Bytes of the fewest vectors with which the smallest nonzero eigenvalue can be found."""
+    least, others, spaces = counts(1, psd=psd)
+    return 8 * order * (spaces * least + others)
+
+
 def sizes(
     order: int, k: int, basis: int | None, memory: float | None, dtype: torch.dtype, given: int, *, psd: bool
 ) -> tuple[int, int]:
     """Vectors in the basis, and the most vectors of length n at a time, which is logged."""
-    least, others, spaces = 2 * k + RANDOM + 7, 3 * k + 17, 2
-    if not psd:  # the search for what was missed has a space of its own, and holds some pairs
-        others, spaces = 5 * k + 17 + 4 * (PAIRS + 1), 4
+    least, others, spaces = counts(k, psd=psd)
     capacity = max(BASIS, 2 * k + 30) if basis is None else basis
     if capacity < least:
         raise ConfigError(f"a basis of {capacity} is too small for {k} eigenvalues: at least {least} are needed")
