@@ -54,15 +54,15 @@ def bytes_of(memory: object) -> float | None:
     Examples
     --------
     >>> bytes_of("2 GB"), bytes_of("1.5 KiB"), bytes_of("1e9"), bytes_of(500)
-    (2000000000.0, 1536.0, 1000000000.0, 500)
+    (2000000000.0, 1536.0, 1000000000.0, 500.0)
     """
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*(?:E\+?\d+)?)\s*([KMGT]I?)?B?\s*", memory.upper(), re.ASCII)
-        size: object = float(match[1]) * BYTES[match[2] or ""] if match else None
+        size = float(match[1]) * BYTES[match[2] or ""] if match else math.nan
     else:
-        size = memory
-    if memory is None or (isinstance(size, Real) and not isinstance(size, bool) and 0 < size < math.inf):
-        return size  # type: ignore[return-value]
+        size = float(memory) if isinstance(memory, Real) and not isinstance(memory, bool) else math.nan
+    if memory is None or 0 < size < math.inf:
+        return None if memory is None else size
     raise ConfigError(f"memory must be a positive number of bytes, or a size such as '2 GB', not {memory!r}")
 
 

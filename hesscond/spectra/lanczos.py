@@ -175,7 +175,8 @@ def lanczos(
         missed = 1.0 if wanted.count == 1 and start is None else MISSED
 
     def compute() -> EigenResult:
-        layout = plan(A.order, wanted.count, block=block, basis=basis, memory=memory, dtype=dtype)
+        room = None if memory is None else int(memory)
+        layout = plan(A.order, wanted.count, block=block, basis=basis, memory=room, dtype=dtype)
         fresh = torch.Generator(A.device).manual_seed(seed)
         storage = Basis(layout, A.order, wanted.count, dtype=dtype, device=A.device)
         # a tolerance far above it does not depend on it; given vectors are of no Krylov space, which would show it
