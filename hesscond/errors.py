@@ -36,6 +36,10 @@ class NotFiniteError(CaptureError):
     """Activations or curvature that are NaN or infinite."""
 
 
+class NoDerivativeError(CaptureError):
+    """An operation of which torch has no second derivative."""
+
+
 class MatrixError(HesscondError):
     """A matrix whose condition number is not defined: not two-dimensional, empty, NaN or infinite."""
 

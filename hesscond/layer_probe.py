@@ -217,6 +217,8 @@ class LayerProbe(Measurement):
         try:
             H = source.operator(parameters=list(names))
         except CaptureError as error:
+            if len(blocks) > 1 and not isinstance(self.data, Iterator):
+                return self._apart(blocks)
             if any(map(self._named, blocks)):
                 raise
             self.skipped |= dict.fromkeys(blocks, str(error))
@@ -258,6 +260,21 @@ class LayerProbe(Measurement):
                 continue
             result.uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass)
         return found
+
+    def _apart(self, blocks: Mapping[str, Block]) -> dict[str, LayerResult]:
+        """Blocks that have no products together: those that have some alone, together or else one by one."""
+        fit = {}
+        for name, block in blocks.items():
+            try:
+                self.source().operator(parameters=block.parameters)
+                fit[name] = block
+            except CaptureError as error:
+                if self._named(name):
+                    raise type(error)(f"layer {name!r} cannot be probed: {error}") from None
+                self.skipped[name] = str(error)
+        if len(fit) < len(blocks):
+            return self._by_products(fit) if fit else {}
+        return {name: own for block in fit for name, own in self._by_products({block: fit[block]}).items()}
 
     # layers that are captured
 
@@ -519,6 +536,7 @@ class Capturing:
     directions: dict[str, Direction] = field(default_factory=dict)
     verdicts: dict[str, Check] = field(default_factory=dict)
     in_parameters: frozenset[str] = frozenset()
+    failed: set[str] = field(default_factory=set)
 
     def kept(self, batch: Batch) -> Sums:
         """The Hessians on one batch, by their captures."""
@@ -599,6 +617,8 @@ class Capturing:
             hessians, statistics = stream(weighed(), probe.memory, total, probe.collect)
             for (name, unit), block in hessians.items():
                 blocks.setdefault(name, {})[unit] = block
+        for name in self.failed:
+            blocks.pop(name, None)
         # refuses a stream that is empty, or in which nothing counts
         found = Sums(blocks, statistics, routes, weights.totals(), weights.total)
         if probe.team is not None and self.witness is not None:
@@ -619,9 +639,7 @@ class Capturing:
         CaptureError
             They do not agree then either.
         """
-        probe = self.probe
-        names = list(self.layers)
-        captures = probe.capture(names, batch, weights, self.in_parameters)
+        captures = self._captures(batch, weights)
         weight = 1.0 if captures.mass is None else captures.mass
         if self.witness is None or captures.mass == 0:
             self._left_out(captures)
@@ -632,7 +650,7 @@ class Capturing:
         if unseen - self.in_parameters:
             # the loss depends on them, though not through their outputs
             self.in_parameters |= unseen
-            captures = probe.capture(names, batch, None, self.in_parameters)
+            captures = self._captures(batch, None)
         self._left_out(captures)
         new = {name: own for name, own in captures.items() if name not in self.directions}
         if new:
@@ -647,15 +665,35 @@ class Capturing:
                 self._left_out(captures)
             elif failed:
                 self.in_parameters |= frozenset(failed)
-                captures = probe.capture(names, batch, None, self.in_parameters)
+                captures = self._captures(batch, None)
                 again = {name: own for name, own in captures.items() if name in failed}
                 for name, verdict in self._failed(batch, captures, again).items():
                     refuse_failed(name, verdict, self._reason(captures, verdict))
-            for name in new:
+            for name in new.keys() - self.failed:
                 self.directions[name].count(weight)
         for name in captures.keys() & captures.slopes:
             self.directions[name].add_slopes(captures.slopes[name], weight)
         return captures, weight
+
+    def _captures(self, batch: Batch, weights: Weights | None) -> Captures:
+        """Capture the layers that have finite second derivatives; those that have none are left out from now on.
+
+        Raises
+        ------
+        CaptureError
+            One of them was asked for by its name, or there are several processes, which would have to agree on it.
+        """
+        names = [name for name in self.layers if name not in self.failed]
+        if not names:
+            raise CaptureError("; ".join(f"layer {name!r}: {self.probe.skipped[name]}" for name in self.layers))
+        captures = self.probe.capture(names, batch, weights, self.in_parameters)
+        for name, error in captures.failed.items():
+            if self.probe._named(name) or self.probe.team is not None:
+                raise type(error)(f"layer {name!r} cannot be probed: {error}")
+            self.failed.add(name)
+            self.directions.pop(name, None)
+            self.probe.skipped[name] = str(error)
+        return captures
 
     def _parameters(self, name: str) -> list[str]:
         return [parameter for parameter, _ in parameters_of(self.probe.model, name, self.layers[name])]

@@ -14,12 +14,14 @@ import torch
 from torch import nn
 
 from hesscond.capture.backward import Budget, scattered_signs
+from hesscond.capture.batches import Drawn
 from hesscond.capture.captured import EPS
 from hesscond.capture.capturing import MEMORY
 from hesscond.capture.cuts import Cuts, Rows
 from hesscond.capture.evaluation import Batch, LossFunction, is_finite
 from hesscond.capture.forward import variables_of
 from hesscond.capture.graph import refuse_dead_ends
+from hesscond.capture.nonfinite import NonFinite
 from hesscond.capture.precision import named
 from hesscond.capture.problem import Problem, WatchedEvaluation
 from hesscond.capture.weighting import BatchWeight
@@ -229,11 +231,14 @@ class NetworkOperator(SymmetricOperator):
         reached: set[int] = set()
         for drawn, evaluation in problem.read():
             weight = problem.weights[drawn.number]
-            linearization = self._linearized(evaluation)
-            refuse_dead_ends(linearization.ends())
-            if not depends and linearization.depends:
-                # an operation without a second derivative, or an infinite one, is found here
-                self._checked(self._product(linearization, torch.ones_like(self.point)))
+            try:
+                linearization = self._linearized(evaluation)
+                refuse_dead_ends(linearization.ends())
+                if not depends and linearization.depends:
+                    # an operation without a second derivative, or an infinite one, is found here
+                    checked(self._product(linearization, torch.ones_like(self.point)))
+            except NotFiniteError as error:
+                raise self._explained(error, [drawn]) from None
             depends |= linearization.depends
             reached |= variables_of(evaluation.loss)
             psd &= linearization.psd
@@ -320,7 +325,10 @@ class NetworkOperator(SymmetricOperator):
         assert total is not None
         if self.total_mass != 1:
             total /= self.total_mass
-        return self._checked(total)
+        try:
+            return checked(total)
+        except NotFiniteError as error:
+            raise self._explained(error, (drawn for drawn, _ in self.problem.counted())) from None
 
     def _one_by_one(self, linearization: Linearization, rows: torch.Tensor) -> torch.Tensor:
         products = [self._product(linearization, row) for row in rows]
@@ -347,10 +355,12 @@ class NetworkOperator(SymmetricOperator):
     def _product(self, linearization: Linearization, vector: torch.Tensor) -> torch.Tensor:
         return self.layout.vector_of(linearization.product(self.layout.tensors_of(vector), self._among))
 
-    def _checked(self, products: torch.Tensor) -> torch.Tensor:
-        if not is_finite(products):
-            raise NotFiniteError("a product with second derivatives of the loss has NaN or infinite entries")
-        return products
+    def _explained(self, error: NotFiniteError, batches: Iterable[Drawn]) -> NotFiniteError:
+        """The error with the operation that is to blame, in the first batch in which there is one."""
+        snapshot = self.problem.snapshot
+        leaves = snapshot.leaves if self._among is None else [snapshot.leaves[i] for i in self._among]
+        reasons = (NonFinite(self.problem.loss_fn, drawn.batch).reason(snapshot, leaves) for drawn in batches)
+        return NotFiniteError(f"{error}{next(filter(None, reasons), '')}")
 
     @property
     def measures_rounding(self) -> bool:
@@ -378,6 +388,13 @@ class NetworkOperator(SymmetricOperator):
         asymmetry = torch.dot(u.to(torch.float64), Av) - torch.dot(v.to(torch.float64), Au.to(torch.float64))
         norm = max(float(size), float(Av.norm()))
         return max(ROUNDING * eps, MARGIN * max(abs(float(asymmetry)), float((again - Av).norm())) / norm)
+
+
+def checked(products: torch.Tensor) -> torch.Tensor:
+    """Products, if they are finite."""
+    if not is_finite(products):
+        raise NotFiniteError("a product with second derivatives of the loss has NaN or infinite entries")
+    return products
 
 
 class HessianOperator(NetworkOperator):
