@@ -27,6 +27,7 @@ from hesscond.capture.batches import is_batch
 from hesscond.capture.captured import EPS
 from hesscond.capture.forward import COMPLEX
 from hesscond.capture.layers import ELIGIBLE
+from hesscond.capture.nonfinite import reasons
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
 from hesscond.capture.weighting import Rule, Weights, mass_of
@@ -263,16 +264,15 @@ class LayerProbe(Measurement):
 
     def _apart(self, blocks: Mapping[str, Block]) -> dict[str, LayerResult]:
         """Blocks that have no products together: those that have some alone, together or else one by one."""
-        fit = {}
-        for name, block in blocks.items():
-            try:
-                self.source().operator(parameters=block.parameters)
-                fit[name] = block
-            except CaptureError as error:
-                if self._named(name):
-                    raise type(error)(f"layer {name!r} cannot be probed: {error}") from None
-                self.skipped[name] = str(error)
-        if len(fit) < len(blocks):
+        parts = {name: [self.model.get_parameter(p) for p in block.parameters] for name, block in blocks.items()}
+        batches = [self.data] if is_batch(self.data) else self.data
+        failing = reasons(self.model, self.loss_fn, batches, parts, self.dtype, lift_casts=self.lift_casts)
+        for name, reason in failing.items():
+            self.skipped[name] = f"no second derivatives: {reason}"
+            if self._named(name):
+                raise CaptureError(f"layer {name!r} cannot be probed: {self.skipped[name]}")
+        fit = {name: block for name, block in blocks.items() if name not in failing}
+        if failing:
             return self._by_products(fit) if fit else {}
         return {name: own for block in fit for name, own in self._by_products({block: fit[block]}).items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -14,9 +15,9 @@ from hesscond.capture.curvature import Differentiator, Request
 from hesscond.capture.evaluation import Batch, LossFunction
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
-from hesscond.capture.nonfinite import NonFinite
+from hesscond.capture.nonfinite import reasons
 from hesscond.capture.pace import Pace
-from hesscond.capture.snapshot import Snapshot
+from hesscond.capture.request import NOT_FINITE
 from hesscond.capture.weighting import Weights, refuse_nothing
 from hesscond.capture.wrappers import measurable
 from hesscond.errors import CaptureError, NotFiniteError
@@ -168,15 +169,17 @@ def capture(
         result.slopes = slopes_of(forward, [request for request in requests if request.parameters is None])
     differentiator = Differentiator(forward, requests, memory, pace or Pace())
     found = differentiator.capture()
-    search = NonFinite(loss_fn, batch)
-    for name, error in differentiator.failed.items():
-        reason = ""
-        if isinstance(error, NotFiniteError):
-            snapshot = Snapshot(model, list(chosen[name].parameters()), dtype, lift_casts=lift_casts)
-            reason = search.reason(snapshot, snapshot.leaves)
-        result.failed[name] = type(error)(f"{error}{reason}")
-        if not optional:
-            raise type(error)(f"layer {name!r} cannot be probed: {result.failed[name]}")
+    result.failed = dict(differentiator.failed)
+    unbounded = [name for name, error in result.failed.items() if isinstance(error, NotFiniteError)]
+    if unbounded:
+        parts = {name: list(chosen[name].parameters()) for name in unbounded}
+        # whatever fails in the search, the error that is there is raised
+        with suppress(Exception):
+            for name, reason in reasons(model, loss_fn, [batch], parts, dtype, lift_casts=lift_casts).items():
+                result.failed[name] = NotFiniteError(f"{NOT_FINITE}: {reason}")
+    if result.failed and not optional:
+        name, error = next(iter(result.failed.items()))
+        raise type(error)(f"layer {name!r} cannot be probed: {error}")
     result.update({request.name: found[request.name] for request in requests if request.name in found})
     result.stopped = [r.name for r in requests if r.name not in found and r.name not in result.failed]
     return result

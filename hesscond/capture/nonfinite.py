@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hesscond.capture.backward import scattered_signs
 from hesscond.capture.evaluation import Batch, LossFunction, checked_batch, is_finite, leading_dimension
@@ -28,6 +28,26 @@ NAMES = {"linalg_vector_norm": "linalg.vector_norm", "linalg_matrix_norm": "lina
 HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
 
+def reasons(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batches: Iterable[Batch],
+    parts: Mapping[str, Sequence[nn.Parameter]],
+    dtype: torch.dtype | None,
+    *,
+    lift_casts: bool,
+) -> dict[str, str]:
+    """By name, why the second derivatives in some parameters of a model are not finite: see `NonFinite.reasons`."""
+    every = {id(p): p for own in parts.values() for p in own}
+    snapshot = Snapshot(model, list(every.values()), dtype, lift_casts=lift_casts)
+    place = dict(zip(every, snapshot.leaves, strict=True))
+    leaves = {name: [place[id(p)] for p in own] for name, own in parts.items()}
+    found: dict[str, str] = {}
+    for batch in batches:
+        found = NonFinite(loss_fn, batch).reasons(snapshot, leaves) | found
+    return found
+
+
 class NonFinite:
     """The derivatives of the loss of one batch, searched for operations that make them NaN or infinite."""
 
@@ -36,34 +56,42 @@ class NonFinite:
         inputs, target = checked_batch(batch)
         self.whole = Part(inputs, target, leading_dimension(inputs))
         self._spans: list[tuple[int, int, str]] = []
-        self._samples: dict[str, str] = {}
 
-    def reason(self, snapshot: Snapshot, leaves: Sequence[torch.Tensor]) -> str:
-        """A clause that names operation, place and samples, and what to do; empty if nothing was found.
+    def reasons(self, snapshot: Snapshot, parts: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, str]:
+        """By name, why the second derivatives of the loss in some leaves of a snapshot are not finite, or not in torch.
 
-        Parameters
-        ----------
-        snapshot
-            The model.
-        leaves
-            Those of the snapshot's in which the derivatives are not finite.
+        A clause with the operation, its place, the samples, and what to do. Parts whose derivatives are finite are left
+        out.
         """
-        # whatever fails here, the error that is being explained is the one to be raised
-        with suppress(Exception), untouched_randomness(snapshot.gpus):
-            with self._traced(snapshot.model):
-                loss = snapshot.evaluate(self.loss_fn, (self.whole.source, self.whole.target)).loss
-            found = culprit(loss, leaves)
-            if found is None:
-                return ""
-            node, order = found
-            what = f"the {order} derivative of {operation(node)}{self._place(node)} is not finite"
-            if what not in self._samples:
-                self._samples[what] = self._found_samples(snapshot, leaves)
-            samples = self._samples[what]
-            root = re.search(ROOTS, node.name())
-            way = "add a small eps under the root" if root else "put torch.where in front of it, not only behind it"
-            return f": {what}{samples and f' at {samples}'}; {way}" + (samples and f", or leave {samples} out")
-        return ""
+        with untouched_randomness(snapshot.gpus), self._traced(snapshot.model):
+            loss = snapshot.evaluate(self.loss_fn, (self.whole.source, self.whole.target)).loss
+        found: dict[str, str] = {}
+        known: list[tuple[Any, str]] = []
+        for name, leaves in parts.items():
+            try:
+                if has_finite_product(loss, leaves):
+                    continue
+            except RuntimeError as error:
+                found[name] = str(error).splitlines()[0].rstrip(".")
+                continue
+            within = dependent([loss.grad_fn], {get_gradient_edge(leaf).node for leaf in leaves})
+            reason = next((text for node, text in known if node in within), "")
+            if not reason and (guilty := culprit(loss, leaves)) is not None:
+                reason = self._reason(*guilty, snapshot, leaves)
+                known.append((guilty[0], reason))
+            found[name] = reason or "they are NaN or infinite"
+        return found
+
+    def _reason(self, node: Any, order: str, snapshot: Snapshot, leaves: Sequence[torch.Tensor]) -> str:
+        samples = self._found_samples(snapshot, leaves)
+        way = "add a small eps under the root" if re.search(ROOTS, node.name()) else "put a torch.where in front of it"
+        return (
+            f"the {order} derivative of {operation(node)}{self._place(node)} is not finite"
+            + (samples and f" at {samples}")
+            + f"; {way}"
+            + ("" if "root" in way else ", not only behind it")
+            + (samples and f", or leave {samples} out")
+        )
 
     @contextmanager
     def _traced(self, model: nn.Module) -> Iterator[None]:
@@ -132,13 +160,13 @@ def has_finite_product(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> bo
     first = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
     curved = [g for g in first if g is not None and g.requires_grad]
     signs = [scattered_signs(g) for g in curved]
-    second = torch.autograd.grad(curved, leaves, signs, allow_unused=True) if curved else ()
-    return all(is_finite(g) for g in (*first, *second) if g is not None)
+    second = torch.autograd.grad(curved, leaves, signs, allow_unused=True, retain_graph=True) if curved else ()
+    return all(is_finite(g.detach()) for g in (*first, *second) if g is not None)
 
 
 def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, str] | None:
     """The first node, from the leaves to a loss, that makes finite derivatives not finite; "first" or "second"."""
-    ends = {torch.autograd.graph.get_gradient_edge(leaf).node for leaf in leaves}
+    ends = {get_gradient_edge(leaf).node for leaf in leaves}
     within = dependent([loss.grad_fn], ends)
     ordered = sorted((n for n in nodes([loss.grad_fn]) if n in within - ends), key=lambda node: node._sequence_nr())
     edges = [GradientEdge(node, k) for node in ordered for k in range(len(node._input_metadata))]
@@ -154,12 +182,12 @@ def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, st
             continue
         outputs, seeds = zip(*own, strict=True)
         first = torch.autograd.grad(outputs, inputs, seeds, create_graph=True, allow_unused=True)
-        if any(g is not None and not is_finite(g) for g in first):
+        if any(g is not None and not is_finite(g.detach()) for g in first):
             return node, "first"
         curved = [g for g in first if g is not None and g.requires_grad]
         signs = [scattered_signs(g) for g in curved]
         second = torch.autograd.grad(curved, [*inputs, *seeds], signs, allow_unused=True, retain_graph=True)
-        if any(g is not None and not is_finite(g) for g in second):
+        if any(g is not None and not is_finite(g.detach()) for g in second):
             return node, "second"
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -359,8 +360,12 @@ class NetworkOperator(SymmetricOperator):
         """The error with the operation that is to blame, in the first batch in which there is one."""
         snapshot = self.problem.snapshot
         leaves = snapshot.leaves if self._among is None else [snapshot.leaves[i] for i in self._among]
-        reasons = (NonFinite(self.problem.loss_fn, drawn.batch).reason(snapshot, leaves) for drawn in batches)
-        return NotFiniteError(f"{error}{next(filter(None, reasons), '')}")
+        # whatever fails in the search, the error that is there is raised
+        with suppress(Exception):
+            for drawn in batches:
+                for reason in NonFinite(self.problem.loss_fn, drawn.batch).reasons(snapshot, {"": leaves}).values():
+                    return NotFiniteError(f"{error}: {reason}")
+        return error
 
     @property
     def measures_rounding(self) -> bool:
