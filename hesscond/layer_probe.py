@@ -149,13 +149,7 @@ class LayerProbe(Measurement):
     # what blocks are measured in
 
     def _system(self, name: str, block: Block) -> Coordinates | OfInputs | None:
-        """The coordinates of a block.
-
-        Raises
-        ------
-        ConfigError
-            The method has none for it.
-        """
+        """The coordinates of a block."""
         if block.layer is not None:
             return coordinates_at(self.method, name)
         if any(self.model.get_parameter(parameter).is_complex() for parameter in block.parameters):
@@ -373,15 +367,7 @@ class ByProducts:
 
     @classmethod
     def of(cls, probe: LayerProbe, block: Block, H: HessianOperator, catalogue: Catalogue) -> ByProducts:
-        """A block of the parameters of an operator.
-
-        Raises
-        ------
-        ConfigError
-            No such units; too many products.
-        CaptureError
-            The loss does not depend on its parameters, or, for one of the user's own, on all of them.
-        """
+        """A block of the parameters of an operator."""
         own = block.name in probe.choice.groups
         missing = [name for name in block.parameters if name not in H.reached]
         if missing and (own or len(missing) == len(block.parameters)):
@@ -486,13 +472,7 @@ class ByProducts:
 
 
 def occurring(block: Block, H: HessianOperator, tensors: Mapping[str, nn.Parameter]) -> Block:
-    """The rows of a table that the loss depends on: with a nonzero gradient, or a nonzero row of the Hessian.
-
-    Raises
-    ------
-    CaptureError
-        There is none.
-    """
+    """The rows of a table that the loss depends on: with a nonzero gradient, or a nonzero row of the Hessian."""
     whole = H.restricted(BlockLayout([block], tensors))
     v = torch.randn(whole.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     used = (whole.gradient != 0) | (whole @ v.to(whole.device) != 0)
@@ -559,13 +539,7 @@ class Capturing:
         return joined(all_or_none(team, own, failure))
 
     def result(self, name: str, sums: Sums) -> LayerResult:
-        """The result of a layer in its coordinates.
-
-        Raises
-        ------
-        CaptureError
-            It does not agree with the model.
-        """
+        """The result of a layer in its coordinates."""
         probe, geometry = self.probe, Geometry.of(self.layers[name])
         own = probe.resolved(name, sums.statistics.get(name), geometry)
         source = probe.source(lambda layer, unit: sums.blocks[layer][unit])
@@ -633,11 +607,6 @@ class Capturing:
         """The captures of a batch and its weight; layers seen for the first time are compared with the model at once.
 
         Those that do not agree are captured again, in their parameters.
-
-        Raises
-        ------
-        CaptureError
-            They do not agree then either.
         """
         captures = self._captures(batch, weights)
         weight = 1.0 if captures.mass is None else captures.mass
@@ -676,13 +645,7 @@ class Capturing:
         return captures, weight
 
     def _captures(self, batch: Batch, weights: Weights | None) -> Captures:
-        """Capture the layers that have finite second derivatives; those that have none are left out from now on.
-
-        Raises
-        ------
-        CaptureError
-            One of them was asked for by its name, or there are several processes, which would have to agree on it.
-        """
+        """Capture the layers that have finite second derivatives; those that have none are left out from now on."""
         names = [name for name in self.layers if name not in self.failed]
         if not names:
             raise CaptureError("; ".join(f"layer {name!r}: {self.probe.skipped[name]}" for name in self.layers))
@@ -699,13 +662,7 @@ class Capturing:
         return [parameter for parameter, _ in parameters_of(self.probe.model, name, self.layers[name])]
 
     def _left_out(self, captures: Captures) -> None:
-        """Note what a batch does not reach; an error if it was asked for, and the batch is all there is.
-
-        Raises
-        ------
-        CaptureError
-            Also if a stream was stopped: it is measured when it is over.
-        """
+        """Note what a batch does not reach; an error if it was asked for, and the batch is all there is."""
         if captures.stopped and not is_batch(self.probe.data):
             raise CaptureError("stopped before all batches were read: a stream is measured as a whole")
         self.probe.skipped.update(dict.fromkeys(captures.stopped, STOPPED))
@@ -810,13 +767,7 @@ class Sums:
 
 
 def joined(parts: Sequence[Sums]) -> Sums:
-    """What several processes have, together.
-
-    Raises
-    ------
-    CaptureError
-        No target counts in any of them.
-    """
+    """What several processes have, together."""
     everyone = [part.masses for part in parts]
     masses = [mass_of(own, everyone) for own in everyone]
     blocks: dict[str, dict[int | None, BlockHessian]] = {}

@@ -60,13 +60,7 @@ class Measurement(ABC):
 
     @abstractmethod
     def result(self) -> ProbeResult:
-        """What was found.
-
-        Raises
-        ------
-        ConfigError, CaptureError
-            As `hesscond.probe`.
-        """
+        """What was found."""
 
     def refuse_little(self, orders: Iterable[int]) -> None:
         """Raise a ConfigError for a memory that does not hold a vector of the smallest Hessian."""

@@ -222,13 +222,7 @@ def probe(
 
 
 def whole_numbers(units: Any) -> tuple[int, ...]:
-    """Units as integers, those of numpy and torch too.
-
-    Raises
-    ------
-    ConfigError
-        They are something else.
-    """
+    """Units as integers, those of numpy and torch too."""
     try:
         return tuple(map(index, units))
     except TypeError:
@@ -249,13 +243,7 @@ def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:
 
 
 def check_group(group: object) -> None:
-    """Refuse what is no group of processes.
-
-    Raises
-    ------
-    ConfigError
-        It is none, nor None.
-    """
+    """Refuse what is no group of processes."""
     if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
         raise ConfigError(f"group must be a process group of torch.distributed, not {group!r}")
 

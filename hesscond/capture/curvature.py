@@ -47,17 +47,6 @@ MANY = 4096
 class Differentiator:
     """Second derivatives of one loss in the perturbations of layers.
 
-    Parameters
-    ----------
-    forward
-        The loss with its graph.
-    requests
-        What is wanted.
-    memory
-        Bytes that everything captured, and the work in progress, may take.
-    pace
-        Is told what is planned and done.
-
     Attributes
     ----------
     failed

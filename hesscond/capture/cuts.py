@@ -228,17 +228,7 @@ class Cut:
 
 
 class Way:
-    """What lies between a site and a cut z behind it: first and second derivatives of z.
-
-    Parameters
-    ----------
-    site
-        δ.
-    cut
-        z.
-    budget
-        Memory.
-    """
+    """What lies between a site and a cut z behind it: first and second derivatives of z."""
 
     def __init__(self, site: Site, cut: Cut, budget: Budget) -> None:
         self.site, self.cut, self.budget = site, cut, budget
@@ -349,19 +339,7 @@ class Chain:
 
 
 class Cuts:
-    """Cuts of the graph of a loss, found and formed where they make derivatives of layers cheaper.
-
-    Parameters
-    ----------
-    loss
-        The scalar loss.
-    requests
-        Layers and parameters in the order in which their curvature will be asked for.
-    samples
-        N.
-    budget
-        Memory.
-    """
+    """Cuts of the graph of a loss, found and formed where they make derivatives of layers cheaper."""
 
     def __init__(self, loss: torch.Tensor, requests: Sequence[Target], samples: int, budget: Budget) -> None:
         self.loss, self.samples, self.budget = loss, samples, budget
@@ -374,17 +352,7 @@ class Cuts:
         self._mixes: dict[tuple[Any, Any, int], bool] = {}
 
     def way(self, request: Target, directions: int, per_block: int) -> Way | None:
-        """The way from a layer to its cut; None: it is better off without, or cannot have one.
-
-        Parameters
-        ----------
-        request
-            The layer, or the parameters.
-        directions
-            What its curvature takes without a cut.
-        per_block
-            The entries of a block of one position that are wanted.
-        """
+        """The way from a layer to its cut; None: it is better off without, or cannot have one."""
         chain = self.worth(request, directions)
         if chain is None:
             return None
@@ -548,15 +516,7 @@ class Cuts:
     # the plan
 
     def plan(self, request: Target, chain: Chain, directions: int, per_block: int) -> float | None:
-        """Choose the cuts for a layer, which takes that share of the time then; None: it is better off without.
-
-        Parameters
-        ----------
-        request, directions, per_block
-            As for `way`.
-        chain
-            The candidates.
-        """
+        """Choose the cuts for a layer, which takes that share of the time then; None: it is better off without."""
         end = len(chain.nodes)
         direct = 2.0 * directions * chain.numbers[end]
         if not end:

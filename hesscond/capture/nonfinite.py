@@ -13,17 +13,15 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hesscond.capture.backward import scattered_signs
-from hesscond.capture.evaluation import Batch, LossFunction, checked_batch, is_finite, leading_dimension
+from hesscond.capture.evaluation import Batch, LossFunction, checked_batch, leading_dimension
 from hesscond.capture.graph import dependent, nodes
-from hesscond.capture.randomness import untouched_randomness
 from hesscond.capture.snapshot import Snapshot
 from hesscond.capture.weighting import Part
 
 #: Evaluations that are spent on finding samples, and samples that are listed.
 EVALUATIONS, LISTED = 64, 5
-#: Operations that take a root, and others by the words for the same in torch.
+#: Nodes of operations that take a root.
 ROOTS = r"Norm|Sqrt|Rsqrt|Pow|Std|Hypot|Dist"
-NAMES = {"linalg_vector_norm": "linalg.vector_norm", "linalg_matrix_norm": "linalg.matrix_norm"}
 #: Where torch and this package are: their lines are not the model's.
 HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
@@ -63,7 +61,7 @@ class NonFinite:
         A clause with the operation, its place, the samples, and what to do. Parts whose derivatives are finite are left
         out.
         """
-        with untouched_randomness(snapshot.gpus), self._traced(snapshot.model):
+        with self._traced(snapshot.model):
             loss = snapshot.evaluate(self.loss_fn, (self.whole.source, self.whole.target)).loss
         found: dict[str, str] = {}
         known: list[tuple[Any, str]] = []
@@ -83,13 +81,14 @@ class NonFinite:
         return found
 
     def _reason(self, node: Any, order: str, snapshot: Snapshot, leaves: Sequence[torch.Tensor]) -> str:
+        """The clause for a node whose derivative of that order is not finite."""
         samples = self._found_samples(snapshot, leaves)
         way = "add a small eps under the root" if re.search(ROOTS, node.name()) else "put a torch.where in front of it"
         return (
             f"the {order} derivative of {operation(node)}{self._place(node)} is not finite"
             + (samples and f" at {samples}")
             + f"; {way}"
-            + ("" if "root" in way else ", not only behind it")
+            + (", not only behind it" if "where" in way else "")
             + (samples and f", or leave {samples} out")
         )
 
@@ -161,7 +160,12 @@ def has_finite_product(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> bo
     curved = [g for g in first if g is not None and g.requires_grad]
     signs = [scattered_signs(g) for g in curved]
     second = torch.autograd.grad(curved, leaves, signs, allow_unused=True, retain_graph=True) if curved else ()
-    return all(is_finite(g.detach()) for g in (*first, *second) if g is not None)
+    return are_finite((*first, *second))
+
+
+def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
+    """Whether no entry of any of the tensors is NaN or infinite."""
+    return all(bool(tensor.isfinite().all()) for tensor in tensors if tensor is not None)
 
 
 def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, str] | None:
@@ -174,7 +178,7 @@ def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, st
     for node in ordered:
         own = [(GradientEdge(node, k), next(slopes)) for k in range(len(node._input_metadata))]
         # what comes from behind is not finite already
-        if any(slope is not None and not is_finite(slope) for _, slope in own):
+        if not are_finite(slope for _, slope in own):
             continue
         own = [(edge, slope.detach().requires_grad_()) for edge, slope in own if slope is not None]
         inputs = [GradientEdge(*edge) for edge in dict.fromkeys(node.next_functions) if edge[0] in within]
@@ -182,12 +186,12 @@ def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, st
             continue
         outputs, seeds = zip(*own, strict=True)
         first = torch.autograd.grad(outputs, inputs, seeds, create_graph=True, allow_unused=True)
-        if any(g is not None and not is_finite(g.detach()) for g in first):
+        if not are_finite(first):
             return node, "first"
         curved = [g for g in first if g is not None and g.requires_grad]
         signs = [scattered_signs(g) for g in curved]
         second = torch.autograd.grad(curved, [*inputs, *seeds], signs, allow_unused=True, retain_graph=True)
-        if any(g is not None and not is_finite(g.detach()) for g in second):
+        if not are_finite(second):
             return node, "second"
     return None
 
@@ -196,8 +200,6 @@ def operation(node: Any) -> str:
     """The function of torch that made a node of the graph, by its name."""
     stem = re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
-    if name in NAMES:
-        return f"torch.{NAMES[name]}"
     if name.startswith("linalg_") or hasattr(torch, name):
         return f"torch.{name.replace('linalg_', 'linalg.', 1)}"
     return f"torch.nn.functional.{name}" if hasattr(nn.functional, name) else stem

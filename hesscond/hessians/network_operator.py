@@ -207,13 +207,7 @@ class NetworkOperator(SymmetricOperator):
         return dict(zip(self.names, self.layout.tensors_of(vector), strict=True))
 
     def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The inverse of `unflatten`: (n,).
-
-        Raises
-        ------
-        ConfigError
-            Not one tensor for each name, of the parameter's shape.
-        """
+        """The inverse of `unflatten`: (n,)."""
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         wanted = {name: tuple(shape) for name, shape in zip(self.names, self.layout.shapes, strict=True)}
         if found != wanted:
@@ -296,13 +290,7 @@ class NetworkOperator(SymmetricOperator):
     # products
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V for V (n, k).
-
-        Raises
-        ------
-        CaptureError
-            The product is NaN or infinite; the data have changed.
-        """
+        """A V for V (n, k)."""
         return self._mean(vectors.T.contiguous(), self._one_by_one).T
 
     def to_dense(self) -> torch.Tensor:

@@ -630,13 +630,7 @@ class Density:
 
 
 def places(x: float | Sequence[float] | torch.Tensor) -> torch.Tensor:
-    """The places x as a vector (m,) of float64 on the host.
-
-    Raises
-    ------
-    ConfigError
-        NaN.
-    """
+    """The places x as a vector (m,) of float64 on the host."""
     at = torch.as_tensor(x, dtype=torch.float64, device="cpu").reshape(-1)
     if bool(at.isnan().any()):
         raise ConfigError("the distribution function is not defined at NaN")

@@ -352,15 +352,6 @@ class Run:
 
         Half of those that are not among the ``first``: the next best. At most half of these give way to the last ones,
         at the far end of the spectrum, if they have converged: the process would only find them again.
-
-        Parameters
-        ----------
-        chosen
-            Their indices, the best first.
-        errors
-            Estimates of their residual norms.
-        first
-            How many stay in any case.
         """
         process, found = self.process, len(chosen)
         if process.complete:

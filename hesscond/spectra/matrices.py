@@ -24,14 +24,7 @@ def as_array(matrix: object) -> np.ndarray:
 
 
 def as_matrix(matrix: object) -> np.ndarray:
-    """A finite, non-empty, two-dimensional float64 array of ``matrix`` (a torch tensor is copied to the host).
-
-    Raises
-    ------
-    MatrixError
-        Not two-dimensional, empty, complex or masked, with NaN or infinite entries, or with entries that are no
-        doubles, such as integers beyond 2⁵³.
-    """
+    """A finite, non-empty, two-dimensional float64 array of ``matrix`` (a torch tensor is copied to the host)."""
     if np.ma.is_masked(matrix):
         raise MatrixError("the matrix has masked entries: fill them or leave their rows or columns out")
     try:

@@ -108,15 +108,6 @@ def operator_condition(
         Relative accuracy of the eigenvalues.
     effort
         Limits of the iteration.
-
-    Returns
-    -------
-    ConditionNumber
-
-    Raises
-    ------
-    MatrixError
-        The products are not finite.
     """
     limits = effort or Effort()
     facts = known()

@@ -113,19 +113,7 @@ def affordable_rank(core: np.ndarray) -> int | None:
 
 
 def structural_rank_bound(matrix: np.ndarray) -> int:
-    """Largest rank that a matrix with these zeros and these repeated rows and columns can have.
-
-    Parameters
-    ----------
-    matrix : (m, n) array
-
-    Returns
-    -------
-    int
-        The size of a maximum matching of the nonzero pattern (Dulmage–Mendelsohn; the "term rank"), taken
-        after exact duplicates of rows and of columns were merged. It overcounts whenever the dependence is
-        not visible in the pattern; it never undercounts.
-    """
+    """Largest rank that a matrix with these zeros and these repeated rows and columns can have."""
     distinct = distinct_rows(distinct_rows(matrix).T)
     # without zeros all of the smaller side can be matched
     return min(distinct.shape) if distinct.all() else int(structural_rank(csr_array(distinct != 0)))

@@ -448,13 +448,7 @@ def eigenpairs(A: torch.Tensor, known: Subspace | None) -> tuple[torch.Tensor, t
 
 
 def smallest_dense(products: Products, k: int, excluded: Excluded, *, tol: float) -> EigenResult:
-    """The same as by iteration, from all eigenvalues.
-
-    Raises
-    ------
-    MatrixError
-        The operator is not symmetric, or it is said to be positive semidefinite and is not.
-    """
+    """The same as by iteration, from all eigenvalues."""
     A = formed(products)
     values, vectors = eigenpairs(A, excluded.known)
     sizes = values.abs()

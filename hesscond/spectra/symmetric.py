@@ -174,15 +174,6 @@ def uncertain_condition(
 
     By eigenvalues if the normwise bound resolves κ; by one-sided Jacobi where the rounding of some rows is much smaller
     than that of others, so that the small eigenvalues that live there are known better.
-
-    Parameters
-    ----------
-    matrix, rounding
-        The matrix and its rounding.
-    given, given_norm
-        Bounds of other errors in its entries, (k, k), and of all of them in the 2-norm.
-    order, bounds, scale, rtol
-        As for `resolve`.
     """
     unit = EPS * rounding.norm
     routes = [partial(eigenvalue_values, matrix, rounding.norm_growth * unit + given_norm, NOISE * unit)]

@@ -509,13 +509,7 @@ class Watch:
 
 
 def loss_value(loss: object) -> float:
-    """A loss as a number.
-
-    Raises
-    ------
-    ConfigError
-        It is none.
-    """
+    """A loss as a number."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
         return float(loss.detach())
     if isinstance(loss, Real) and not isinstance(loss, bool):
