@@ -200,6 +200,6 @@ def operation(node: Any) -> str:
     """The function of torch that made a node of the graph, by its name."""
     stem = re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
-    if name.startswith("linalg_") or hasattr(torch, name):
-        return f"torch.{name.replace('linalg_', 'linalg.', 1)}"
+    if (room := re.match("(linalg|special)_", name)) or hasattr(torch, name):
+        return f"torch.{name.replace('_', '.', 1) if room else name}"
     return f"torch.nn.functional.{name}" if hasattr(nn.functional, name) else stem
