@@ -30,7 +30,7 @@ JACOBI_ORDER = 1000
 #: method; and for eigenvectors.
 MATRICES, JACOBI, EIGENVECTORS = 3, 12, 6
 #: Rows of a matrix that are compared with its columns at a time.
-ROWS = 512
+ROWS = 64
 #: Asymmetry of a formed matrix is rounding; so many times its size is taken as the bound of what is in the matrix.
 SAFETY = 16.0
 
@@ -214,7 +214,7 @@ def told_in_own_units(H: np.ndarray) -> int:
         part[left_out] = 0
         part[:, left_out] = 0
     noise = SAFETY * float(np.linalg.norm(error)) + NOISE * EPS * float(np.linalg.norm(scaled))
-    del error
+    del error, part
     return int((np.abs(np.linalg.eigvalsh(scaled)) > noise).sum())
 
 
