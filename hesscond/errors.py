@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Real
+
+#: Bytes in the units of memory sizes.
+BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 class HesscondError(Exception):
@@ -30,6 +36,10 @@ class NotFiniteError(CaptureError):
     """Activations or curvature that are NaN or infinite."""
 
 
+class NoDerivativeError(CaptureError):
+    """An operation of which torch has no second derivative."""
+
+
 class MatrixError(HesscondError):
     """A matrix whose condition number is not defined: not two-dimensional, empty, NaN or infinite."""
 
@@ -40,6 +50,24 @@ class RunError(HesscondError):
 
 class DivergedError(Exception):
     """The loss became NaN or infinite. The log is kept; the command line exits with code 1."""
+
+
+def bytes_of(memory: object) -> float | None:
+    """Number of bytes of a ``memory=`` argument: a number, or a size such as ``"2 GB"``; None stays None.
+
+    Examples
+    --------
+    >>> bytes_of("2 GB"), bytes_of("1.5 KiB"), bytes_of("1e9"), bytes_of(500)
+    (2000000000.0, 1536.0, 1000000000.0, 500.0)
+    """
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+\.?\d*(?:E\+?\d+)?)\s*([KMGT]I?)?B?\s*", memory.upper(), re.ASCII)
+        size = float(match[1]) * BYTES[match[2] or ""] if match else math.nan
+    else:
+        size = float(memory) if isinstance(memory, Real) and not isinstance(memory, bool) else math.nan
+    if memory is None or 0 < size < math.inf:
+        return None if memory is None else size
+    raise ConfigError(f"memory must be a positive number of bytes, or a size such as '2 GB', not {memory!r}")
 
 
 def did_you_mean(given: str, known: Iterable[str], *, otherwise: str | None = None) -> str:

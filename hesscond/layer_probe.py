@@ -27,6 +27,7 @@ from hesscond.capture.batches import is_batch
 from hesscond.capture.captured import EPS
 from hesscond.capture.forward import COMPLEX
 from hesscond.capture.layers import ELIGIBLE
+from hesscond.capture.nonfinite import reasons
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
 from hesscond.capture.weighting import Rule, Weights, mass_of
@@ -63,7 +64,7 @@ from hesscond.hessians import (
     unit_conditions,
     unit_hessian,
 )
-from hesscond.hessians.formed import FormedHessian
+from hesscond.hessians.formed import CHANGED, EIGENVALUES, FormedHessian
 from hesscond.hessians.network_operator import UnitMatrices
 from hesscond.hessians.parameters import Layout, UnitLayout, parameters_of
 from hesscond.hessians.streaming import StreamedBlock
@@ -106,6 +107,9 @@ class LayerProbe(Measurement):
 
     def result(self) -> ProbeResult:
         blocks = self.choice.blocks(self.model)
+        self.refuse_little(
+            block.width if self.level == "unit" and block.units else block.order for block in blocks.values()
+        )
         for name, block in blocks.items():
             try:
                 self.systems[name] = self._system(name, block)
@@ -145,13 +149,7 @@ class LayerProbe(Measurement):
     # what blocks are measured in
 
     def _system(self, name: str, block: Block) -> Coordinates | OfInputs | None:
-        """The coordinates of a block.
-
-        Raises
-        ------
-        ConfigError
-            The method has none for it.
-        """
+        """The coordinates of a block."""
         if block.layer is not None:
             return coordinates_at(self.method, name)
         if any(self.model.get_parameter(parameter).is_complex() for parameter in block.parameters):
@@ -214,6 +212,8 @@ class LayerProbe(Measurement):
         try:
             H = source.operator(parameters=list(names))
         except CaptureError as error:
+            if len(blocks) > 1 and not isinstance(self.data, Iterator):
+                return self._apart(blocks)
             if any(map(self._named, blocks)):
                 raise
             self.skipped |= dict.fromkeys(blocks, str(error))
@@ -231,12 +231,15 @@ class LayerProbe(Measurement):
         witness, directions = witnessed(H, [own.operator for own in work.values()], keeps_products=True)
         noise = witness.noise(directions)
         self.precision = witness.precision if self.precision is None and self.check else self.precision
-        formed = H.by_units({name: (own.operator, own.index()) for name, own in work.items() if own.units})
+        matrices = CHANGED if any(self.systems[name] is not None for name in work) else EIGENVALUES
+        parts = {name: (own.operator, own.index()) for name, own in work.items() if own.units}
+        formed = H.by_units(parts, self.memory - H.held, matrices)
+        spare = self.memory - H.held - 8 * sum(own.H.numel() for own in formed.values())
         found = {}
         for (name, own), direction, errors in zip(work.items(), directions, noise, strict=True):
             units = formed.get(name)
             result = found[name] = own.result(
-                source, self.systems[name], errors / direction.v.square().mean().sqrt(), units
+                source, self.systems[name], errors / direction.v.square().mean().sqrt(), units, spare
             )
             if not self.check:
                 continue
@@ -252,6 +255,20 @@ class LayerProbe(Measurement):
                 continue
             result.uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass)
         return found
+
+    def _apart(self, blocks: Mapping[str, Block]) -> dict[str, LayerResult]:
+        """Blocks that have no products together: those that have some alone, together or else one by one."""
+        parts = {name: [self.model.get_parameter(p) for p in block.parameters] for name, block in blocks.items()}
+        batches = [self.data] if is_batch(self.data) else self.data
+        failing = reasons(self.model, self.loss_fn, batches, parts, self.dtype, lift_casts=self.lift_casts)
+        for name, reason in failing.items():
+            self.skipped[name] = f"no second derivatives: {reason}"
+            if self._named(name):
+                raise CaptureError(f"layer {name!r} cannot be probed: {self.skipped[name]}")
+        fit = {name: block for name, block in blocks.items() if name not in failing}
+        if failing:
+            return self._by_products(fit) if fit else {}
+        return {name: own for block in fit for name, own in self._by_products({block: fit[block]}).items()}
 
     # layers that are captured
 
@@ -357,15 +374,7 @@ class ByProducts:
 
     @classmethod
     def of(cls, probe: LayerProbe, block: Block, H: HessianOperator, catalogue: Catalogue) -> ByProducts:
-        """A block of the parameters of an operator.
-
-        Raises
-        ------
-        ConfigError
-            No such units; too many products.
-        CaptureError
-            The loss does not depend on its parameters, or, for one of the user's own, on all of them.
-        """
+        """A block of the parameters of an operator."""
         own = block.name in probe.choice.groups
         missing = [name for name in block.parameters if name not in H.reached]
         if missing and (own or len(missing) == len(block.parameters)):
@@ -406,10 +415,16 @@ class ByProducts:
         source: BlockSource,
         own: Coordinates | OfInputs | None,
         noise: torch.Tensor,
-        formed: UnitMatrices | None = None,
+        formed: UnitMatrices | None,
+        spare: int,
     ) -> LayerResult:
-        """The Hessians; ``noise`` (n,): the rounding in each row of the block; ``formed``: those of the units."""
+        """The Hessians; ``noise`` (n,): the rounding in each row of the block; ``formed``: those of the units.
+
+        ``spare``: bytes that are left for the work on these.
+        """
         H = self.operator
+        one = 8 * max(1, self.live.width) ** 2 * (EIGENVALUES if own is None else CHANGED)
+        threads = max(1, min(threads_for(H.device), len(self.units), spare // one))
         rows = dict(zip(self.units, self.index(), strict=True)) if self.units else {}
 
         def rounding(order: int, errors: torch.Tensor) -> float:
@@ -432,12 +447,12 @@ class ByProducts:
                 return measured(source.products(H.restricted(layout), error=error), layout)
             number = self.units.index(unit)
             spread = torch.hypot(formed.spread[number], torch.full_like(noise[:1], error / (16 * EPS)).sqrt())
-            return measured(FormedHessian(formed.H[number], spread, formed.terms[number]), layout)
+            plain = FormedHessian(formed.H[number], spread, formed.terms[number], memory=spare // threads)
+            return measured(plain, layout)
 
         block = cache(unit_block)
 
         def together() -> list[ConditionNumber]:
-            threads = threads_for(H.device)
             return side_by_side(lambda unit: block(unit).condition_number(rtol=self.probe.rtol), self.units, threads)
 
         return LayerResult(
@@ -464,13 +479,7 @@ class ByProducts:
 
 
 def occurring(block: Block, H: HessianOperator, tensors: Mapping[str, nn.Parameter]) -> Block:
-    """The rows of a table that the loss depends on: with a nonzero gradient, or a nonzero row of the Hessian.
-
-    Raises
-    ------
-    CaptureError
-        There is none.
-    """
+    """The rows of a table that the loss depends on: with a nonzero gradient, or a nonzero row of the Hessian."""
     whole = H.restricted(BlockLayout([block], tensors))
     v = torch.randn(whole.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     used = (whole.gradient != 0) | (whole @ v.to(whole.device) != 0)
@@ -514,6 +523,7 @@ class Capturing:
     directions: dict[str, Direction] = field(default_factory=dict)
     verdicts: dict[str, Check] = field(default_factory=dict)
     in_parameters: frozenset[str] = frozenset()
+    failed: set[str] = field(default_factory=set)
 
     def kept(self, batch: Batch) -> Sums:
         """The Hessians on one batch, by their captures."""
@@ -536,13 +546,7 @@ class Capturing:
         return joined(all_or_none(team, own, failure))
 
     def result(self, name: str, sums: Sums) -> LayerResult:
-        """The result of a layer in its coordinates.
-
-        Raises
-        ------
-        CaptureError
-            It does not agree with the model.
-        """
+        """The result of a layer in its coordinates."""
         probe, geometry = self.probe, Geometry.of(self.layers[name])
         own = probe.resolved(name, sums.statistics.get(name), geometry)
         source = probe.source(lambda layer, unit: sums.blocks[layer][unit])
@@ -594,6 +598,8 @@ class Capturing:
             hessians, statistics = stream(weighed(), probe.memory, total, probe.collect)
             for (name, unit), block in hessians.items():
                 blocks.setdefault(name, {})[unit] = block
+        for name in self.failed:
+            blocks.pop(name, None)
         # refuses a stream that is empty, or in which nothing counts
         found = Sums(blocks, statistics, routes, weights.totals(), weights.total)
         if probe.team is not None and self.witness is not None:
@@ -608,15 +614,8 @@ class Capturing:
         """The captures of a batch and its weight; layers seen for the first time are compared with the model at once.
 
         Those that do not agree are captured again, in their parameters.
-
-        Raises
-        ------
-        CaptureError
-            They do not agree then either.
         """
-        probe = self.probe
-        names = list(self.layers)
-        captures = probe.capture(names, batch, weights, self.in_parameters)
+        captures = self._captures(batch, weights)
         weight = 1.0 if captures.mass is None else captures.mass
         if self.witness is None or captures.mass == 0:
             self._left_out(captures)
@@ -627,7 +626,7 @@ class Capturing:
         if unseen - self.in_parameters:
             # the loss depends on them, though not through their outputs
             self.in_parameters |= unseen
-            captures = probe.capture(names, batch, None, self.in_parameters)
+            captures = self._captures(batch, None)
         self._left_out(captures)
         new = {name: own for name, own in captures.items() if name not in self.directions}
         if new:
@@ -645,27 +644,35 @@ class Capturing:
                 self._left_out(captures)
             elif failed:
                 self.in_parameters |= frozenset(failed)
-                captures = probe.capture(names, batch, None, self.in_parameters)
+                captures = self._captures(batch, None)
                 again = {name: own for name, own in captures.items() if name in failed}
                 for name, verdict in self._failed(batch, captures, again).items():
                     refuse_failed(name, verdict, self._reason(captures, verdict))
-            for name in new:
+            for name in new.keys() - self.failed:
                 self.directions[name].count(weight)
         for name in captures.keys() & captures.slopes:
             self.directions[name].add_slopes(captures.slopes[name], weight)
         return captures, weight
 
+    def _captures(self, batch: Batch, weights: Weights | None) -> Captures:
+        """Capture the layers that have finite second derivatives; those that have none are left out from now on."""
+        names = [name for name in self.layers if name not in self.failed]
+        if not names:
+            raise CaptureError("; ".join(f"layer {name!r}: {self.probe.skipped[name]}" for name in self.layers))
+        captures = self.probe.capture(names, batch, weights, self.in_parameters)
+        for name, error in captures.failed.items():
+            if self.probe._named(name) or self.probe.team is not None:
+                raise type(error)(f"layer {name!r} cannot be probed: {error}")
+            self.failed.add(name)
+            self.directions.pop(name, None)
+            self.probe.skipped[name] = str(error)
+        return captures
+
     def _parameters(self, name: str) -> list[str]:
         return [parameter for parameter, _ in parameters_of(self.probe.model, name, self.layers[name])]
 
     def _left_out(self, captures: Captures) -> None:
-        """Note what a batch does not reach; an error if it was asked for, and the batch is all there is.
-
-        Raises
-        ------
-        CaptureError
-            Also if a stream was stopped: it is measured when it is over.
-        """
+        """Note what a batch does not reach; an error if it was asked for, and the batch is all there is."""
         if captures.stopped and not is_batch(self.probe.data):
             raise CaptureError("stopped before all batches were read: a stream is measured as a whole")
         self.probe.skipped.update(dict.fromkeys(captures.stopped, STOPPED))
@@ -780,13 +787,7 @@ class Sums:
 
 
 def joined(parts: Sequence[Sums]) -> Sums:
-    """What several processes have, together.
-
-    Raises
-    ------
-    CaptureError
-        No target counts in any of them.
-    """
+    """What several processes have, together."""
     everyone = [part.masses for part in parts]
     masses = [mass_of(own, everyone) for own in everyone]
     blocks: dict[str, dict[int | None, BlockHessian]] = {}

@@ -12,7 +12,9 @@ from torch import nn
 
 from hesscond.applied import Measured
 from hesscond.capture import Batch, LossFunction, Pace
+from hesscond.capture.backward import readable
 from hesscond.capture.weighting import BatchWeight
+from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, BlockSource, Choice, HessianOperator
 from hesscond.operators.parallel import Team
 from hesscond.results import ProbeResult
@@ -58,13 +60,16 @@ class Measurement(ABC):
 
     @abstractmethod
     def result(self) -> ProbeResult:
-        """What was found.
+        """What was found."""
 
-        Raises
-        ------
-        ConfigError, CaptureError
-            As `hesscond.probe`.
-        """
+    def refuse_little(self, orders: Iterable[int]) -> None:
+        """Raise a ConfigError for a memory that does not hold a vector of the smallest Hessian."""
+        least = min(orders, default=0)
+        if self.memory < 8 * least:
+            raise ConfigError(
+                f"memory={readable(self.memory)} holds no vector of the smallest Hessian, whose {least:,} parameters "
+                f"take {readable(8 * least)}: memory= is a number of bytes, or a size such as '2 GB'"
+            )
 
     def source(self, captured: Callable[[str, int | None], BlockHessian] | None = None) -> BlockSource:
         """What blocks are made from: products with the Hessian of the loss, and what was captured of it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from operator import index
@@ -15,7 +14,7 @@ from hesscond.applied import ProbeMethod, applied
 from hesscond.capture import MEMORY, Batch, LossFunction, Pace, Progress
 from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.capture.wrappers import check_problem, measurable
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, bytes_of
 from hesscond.hessians import Choice
 from hesscond.layer_probe import LayerProbe
 from hesscond.measurement import Measurement
@@ -42,7 +41,7 @@ def probe(
     units: Sequence[int] | None = None,
     dtype: torch.dtype | None = torch.float64,
     rtol: float = 1e-8,
-    memory: float | None = None,
+    memory: float | str | None = None,
     reduction: str | None = None,
     weight: BatchWeight | None = None,
     group: ProcessGroup | None = None,
@@ -105,7 +104,8 @@ def probe(
     rtol
         Relative width of κ's interval that is good enough; 1e-6 is faster.
     memory
-        Bytes that captures, Hessians and the work on them may take; None: 4 GB.
+        Bytes that captures, Hessians and the work on them may take beyond a pass of the model itself: a number, or a
+        size such as ``"2 GB"`` or ``"500 MB"``; None: 4 GB.
     reduction
         For a stream, whether the loss is a ``"mean"`` over the samples of a batch (for a loss of torch: over what it
         divides by) or their ``"sum"``; None: found out from parts of the batches, or refused.
@@ -178,8 +178,7 @@ def probe(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigError(f"dtype must be a floating-point type of torch or None, not {dtype!r}")
     check_weighting(reduction, weight)
-    if memory is not None and not (is_number(memory) and 0 < memory < math.inf):
-        raise ConfigError(f"memory must be a positive number of bytes, not {memory!r}")
+    size = bytes_of(memory)
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress must be a function of a hesscond.capture.Progress, not {progress!r}")
     choice = Choice.of(model, layers, blocks, level)
@@ -195,7 +194,7 @@ def probe(
         if level != "network":
             raise ConfigError(f"products are those with a whole network: leave them out at level {level!r}")
         refuse_few(products)
-    budget = MEMORY if memory is None else int(memory)
+    budget = MEMORY if size is None else int(size)
     refuse_sharded(model)
     whole = level == "network" and choice.names is None
     work = applied(model, method, data, loss_fn=loss_fn, dtype=dtype, whole=whole, alone=team is None)
@@ -225,13 +224,7 @@ def probe(
 
 
 def whole_numbers(units: Any) -> tuple[int, ...]:
-    """Units as integers, those of numpy and torch too.
-
-    Raises
-    ------
-    ConfigError
-        They are something else.
-    """
+    """Units as integers, those of numpy and torch too."""
     try:
         return tuple(map(index, units))
     except TypeError:
@@ -252,13 +245,7 @@ def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:
 
 
 def check_group(group: object) -> None:
-    """Refuse what is no group of processes.
-
-    Raises
-    ------
-    ConfigError
-        It is none, nor None.
-    """
+    """Refuse what is no group of processes."""
     if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
         raise ConfigError(f"group must be a process group of torch.distributed, not {group!r}")
 

@@ -2,14 +2,23 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import hesscond
-from hesscond.errors import CaptureError
+from hesscond.capture import cuts
+from hesscond.errors import CaptureError, ConfigError, bytes_of
+from hesscond.hessians.network_operator import HessianOperator
 from hesscond.methods import WeightNormalization
+from hesscond.operators import Diagonal
+from hesscond.spectra import density, lanczos
+from hesscond.spectra.matrix_free import MATRICES, dense_condition
+from hesscond.spectra.symmetric import rounded_condition
 
 
 def convolutions():
@@ -93,3 +102,170 @@ def test_a_large_convolution_stays_within_two_gigabytes():
     resolved, kilobytes = done.stdout.split()
     assert resolved == "True"
     assert int(kilobytes) * 1024 < 2e9
+
+
+class Kan(nn.Module):
+    """A layer of splines, whose units have many parameters each."""
+
+    def __init__(self, n_in, n_out, grid=8):
+        super().__init__()
+        self.base = nn.Parameter(torch.randn(n_out, n_in) * 0.1)
+        self.spline = nn.Parameter(torch.randn(n_out, n_in, grid) * 0.1)
+        self.register_buffer("grid", torch.linspace(-1, 1, grid))
+
+    def forward(self, x):
+        basis = torch.exp(-9 * (x[..., None] - self.grid) ** 2)
+        return functional.silu(x) @ self.base.T + torch.einsum("nik,oik->no", basis, self.spline)
+
+
+def splines(n_in=5, n_out=4, samples=9):
+    torch.manual_seed(0)
+    batch = torch.rand(samples, n_in), torch.randint(3, (samples,))
+    return nn.Sequential(Kan(n_in, n_out), Kan(n_out, 3)), nn.CrossEntropyLoss(), batch
+
+
+@pytest.mark.parametrize("memory", [None, 2e5, 1.7e4])
+@pytest.mark.parametrize("units", [None, [2], [1, 3]])
+@pytest.mark.parametrize("layer", ["0.spline", "1.spline", "0"])
+def test_units_by_products_whatever_the_memory(monkeypatch, layer, units, memory):
+    monkeypatch.setattr(cuts, "WORTHWHILE", 0.0)
+    if layer == "1.spline" and units == [1, 3]:
+        units = [0, 1]
+    model, loss_fn, (x, y) = splines()
+    kwargs = {} if memory is None else {"memory": memory + 4 * 8 * sum(p.numel() for p in model.parameters())}
+    found = hesscond.probe(model, loss_fn, (x, y), [layer], units=units, **kwargs)[layer]
+    wide = {name: value.double() for name, value in model.state_dict().items()}
+    names = ["0.base", "0.spline"] if layer == "0" else [layer]
+    for unit in found.units:
+
+        def loss(row, unit=unit):
+            parts, start = {}, 0
+            for name in names:
+                own = wide[name][unit].numel()
+                rows = row[start : start + own].view_as(wide[name][unit])
+                parts[name] = torch.cat([wide[name][:unit], rows[None], wide[name][unit + 1 :]])
+                start += own
+            return loss_fn(torch.func.functional_call(model, wide | parts, (x.double(),)), y)
+
+        at = torch.cat([wide[name][unit].flatten() for name in names])
+        truth = torch.func.hessian(loss)(at)
+        assert (found.hessian(unit) - truth).norm() <= 1e-12 * truth.norm()
+
+
+def test_curvature_behind_parameters_in_small_pieces(monkeypatch):
+    monkeypatch.setattr(cuts, "WORTHWHILE", 0.0)
+    model, loss_fn, batch = splines(samples=7)
+    routes = set()
+    for layer in ("0.spline", "1.spline"):
+        monkeypatch.setattr(cuts, "TOGETHER", 2**22)
+        whole = hesscond.probe(model, loss_fn, batch, [layer])[layer]
+        monkeypatch.setattr(cuts, "TOGETHER", 100)
+        pieces = hesscond.probe(model, loss_fn, batch, [layer])[layer]
+        routes.add(pieces.route)
+        for unit in whole.units:
+            truth = whole.hessian(unit)
+            assert (pieces.hessian(unit) - truth).norm() <= 1e-13 * truth.norm()
+    assert any("through the curvature behind" in route for route in routes)
+
+
+def peak(function):
+    """Bytes that a function takes at most beyond what is there."""
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not reset.exists():
+        pytest.skip("no peak of a part of a process on this system")
+
+    def read(kind):
+        return 1024 * int(next(line for line in status.read_text().splitlines() if line.startswith(kind)).split()[1])
+
+    reset.write_text("5")
+    before = read("VmRSS")
+    function()
+    return read("VmHWM") - before
+
+
+def test_a_formed_matrix_takes_the_matrices_that_are_counted():
+    n = 900
+    rng = np.random.default_rng(0)
+    F = rng.standard_normal((40, n)) * 10.0 ** np.linspace(0, -6, n)
+    H = F.T @ F
+    noisy = torch.from_numpy(H * (1 + 1e-16 * rng.standard_normal((n, n))))
+    for solve, matrices in (
+        (lambda: dense_condition(noisy, None, 0.0, 1e-8, jacobi=False), MATRICES - 1),
+        (lambda: rounded_condition(H, np.abs(F).sum(0), terms=40, rtol=1e-8, graded=False), 5),
+    ):
+        solve()
+        assert peak(solve) <= (matrices + 0.3) * 8 * n**2
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+def test_a_memory_that_holds_no_vector_is_refused_at_once(level):
+    model, loss_fn, batch = splines()
+    layers = None if level == "network" else ["0.spline"]
+    for memory in (2, "2", 7.5, "20 B"):
+        with pytest.raises(ConfigError, match=r"memory=.* B holds no vector of the smallest Hessian.*'2 GB'"):
+            hesscond.probe(model, loss_fn, batch, layers, level, memory=memory)
+    name = layers[0] if layers else level
+    with pytest.raises(CaptureError, match=r"κ takes .*kB, and .* are left for it: raise memory to \S+ kB;") as caught:
+        _ = hesscond.probe(model, loss_fn, batch, layers, level, memory=4000)[name].kappa
+    if level == "unit":
+        enough = str(caught.value).partition("raise memory to ")[2].partition(";")[0]
+        assert hesscond.probe(model, loss_fn, batch, layers, level, memory=enough)[name].kappa
+
+
+def test_sizes_in_words():
+    model, loss_fn, batch = splines()
+    sizes = {"2 GB": 2e9, "500 MB": 5e8, "2GiB": 2.0**31, "1.5e9": 1.5e9, "3 kb": 3e3, " 1.5 t ": 1.5e12, "64": 64.0}
+    assert {size: bytes_of(size) for size in sizes} == sizes
+    expected = hesscond.probe(model, loss_fn, batch, ["0.base"])["0.base"].kappa
+    assert hesscond.probe(model, loss_fn, batch, ["0.base"], memory="500 MB")["0.base"].kappa == expected
+    assert HessianOperator(model, loss_fn, batch, memory="1 GiB").problem.memory == 2**30
+    A = Diagonal(torch.arange(1.0, 60.0, dtype=torch.float64))
+    assert lanczos(A, 1, memory="1 MB").converged
+    assert density(A, memory="1 MB")
+    watch = hesscond.watch(model, loss_fn, batch, memory="100 MB", level="layer", layers=["0.base"])
+    watch.close()
+    for bad in ("", "GB", "-2 GB", "2 gigs", "nan", "inf", "0", 0, -1, True, [1], float("nan"), "1e", "2 G B"):
+        for use in (
+            lambda bad: hesscond.probe(model, loss_fn, batch, memory=bad),
+            lambda bad: HessianOperator(model, loss_fn, batch, memory=bad),
+            lambda bad: lanczos(A, 1, memory=bad),
+            lambda bad: lanczos(A, 1, "smallest-nonzero", memory=bad),
+            lambda bad: density(A, memory=bad),
+        ):
+            with pytest.raises(ConfigError, match="memory must be a positive number of bytes") as caught:
+                use(bad)
+            assert "\n" not in str(caught.value)
+
+
+SPLINES = """
+import resource, torch, hesscond
+resource.setrlimit(resource.RLIMIT_AS, (8 * 10**9, 8 * 10**9))
+from tests.test_probe_memory import splines, Kan
+from torch import nn
+
+torch.manual_seed(0)
+batch = torch.rand(64, 784), torch.randint(10, (64,))
+model, loss_fn = nn.Sequential(Kan(784, 64), Kan(64, 10)).double(), nn.CrossEntropyLoss()
+loss = loss_fn(model(batch[0].double()), batch[1])
+parameters = list(model.parameters())
+slopes = torch.autograd.grad(loss, parameters, create_graph=True)
+torch.autograd.grad(slopes, parameters, [torch.ones_like(p) for p in parameters])
+# what is imported late
+small, small_loss, small_batch = splines()
+hesscond.probe(small, small_loss, small_batch, ["0.spline"])["0.spline"].kappa
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = hesscond.probe(model.float(), loss_fn, batch, layers=["0.spline"], units=[0], memory="2 GB")["0.spline"]
+kappa = found.kappa[0]
+print(kappa.resolved, kappa.rank, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_unit_of_six_thousand_parameters_stays_within_two_gigabytes():
+    done = subprocess.run([sys.executable, "-c", SPLINES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    resolved, rank, kilobytes = done.stdout.split()
+    assert resolved == "True"
+    # one for each sample
+    assert int(rank) == 64
+    assert int(kilobytes) * 1024 < 1.2 * 2e9

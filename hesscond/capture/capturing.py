@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -14,9 +15,12 @@ from hesscond.capture.curvature import Differentiator, Request
 from hesscond.capture.evaluation import Batch, LossFunction
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
+from hesscond.capture.nonfinite import reasons
 from hesscond.capture.pace import Pace
+from hesscond.capture.request import NOT_FINITE
 from hesscond.capture.weighting import Weights, refuse_nothing
 from hesscond.capture.wrappers import measurable
+from hesscond.errors import CaptureError, NotFiniteError
 
 #: Bytes that a capture and the work on it may take unless told otherwise.
 MEMORY = 4 * 10**9
@@ -58,8 +62,11 @@ class Captures(dict[str, LayerCapture]):
         The layers that were differentiated in their parameters.
     stopped
         The layers that are missing because somebody asked to stop.
+    failed
+        The layers that have no finite second derivatives, with the reason; an error if layers are not ``optional``.
     """
 
+    failed: dict[str, CaptureError]
     skipped: dict[str, str]
     mass: float | None
     slopes: dict[str, Slopes]
@@ -149,7 +156,7 @@ def capture(
         forward = run(in_parameters=in_parameters | forward.entangled, keep_inputs=forward.overwritten)
     result = Captures()
     result.skipped, result.loss, result.slopes = forward.bypassed, float(forward.loss.detach()), {}
-    result.in_parameters, result.stopped = set(forward.parameters), []
+    result.in_parameters, result.stopped, result.failed = set(forward.parameters), [], {}
     result.mass = None if weights is None else weights.add(batch, forward)
     if result.mass == 0 or not forward.calls:
         return result
@@ -160,9 +167,21 @@ def capture(
     ]
     if slopes:
         result.slopes = slopes_of(forward, [request for request in requests if request.parameters is None])
-    found = Differentiator(forward, requests, memory, pace or Pace()).capture()
+    differentiator = Differentiator(forward, requests, memory, pace or Pace())
+    found = differentiator.capture()
+    result.failed = dict(differentiator.failed)
+    unbounded = [name for name, error in result.failed.items() if isinstance(error, NotFiniteError)]
+    if unbounded:
+        parts = {name: list(chosen[name].parameters()) for name in unbounded}
+        # whatever fails in the search, the error that is there is raised
+        with suppress(Exception):
+            for name, reason in reasons(model, loss_fn, [batch], parts, dtype, lift_casts=lift_casts).items():
+                result.failed[name] = NotFiniteError(f"{NOT_FINITE}: {reason}")
+    if result.failed and not optional:
+        name, error = next(iter(result.failed.items()))
+        raise type(error)(f"layer {name!r} cannot be probed: {error}")
     result.update({request.name: found[request.name] for request in requests if request.name in found})
-    result.stopped = [request.name for request in requests if request.name not in found]
+    result.stopped = [r.name for r in requests if r.name not in found and r.name not in result.failed]
     return result
 
 

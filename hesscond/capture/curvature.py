@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -29,6 +29,7 @@ from hesscond.capture.layers import Geometry, by_position
 from hesscond.capture.pace import Pace, Stopped
 from hesscond.capture.request import Request
 from hesscond.capture.second_derivatives import saturates, underflows
+from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError
 
 OUTPUT_ROUTE = "loss curvature of the output"
 FACTOR_ROUTE = "loss factor through a piecewise linear tail"
@@ -46,21 +47,16 @@ MANY = 4096
 class Differentiator:
     """Second derivatives of one loss in the perturbations of layers.
 
-    Parameters
+    Attributes
     ----------
-    forward
-        The loss with its graph.
-    requests
-        What is wanted.
-    memory
-        Bytes that everything captured, and the work in progress, may take.
-    pace
-        Is told what is planned and done.
+    failed
+        By layer, why it has no finite second derivatives.
     """
 
     def __init__(self, forward: ForwardPass, requests: Sequence[Request], memory: int, pace: Pace) -> None:
         self.loss, self.samples, self.pace = forward.loss, forward.samples, pace
         self.requests = requests
+        self.failed: dict[str, CaptureError] = {}
         self.curved = curved_nodes(self.loss)
         self.start = [] if self.curved is None else [node.edge.node for node in self.curved]
         self.consumers = consumers([self.loss.grad_fn])
@@ -68,13 +64,7 @@ class Differentiator:
         self.budget = Budget(memory, self.samples, largest, self.loss.device)
 
     def capture(self) -> dict[str, LayerCapture]:
-        """Ĥ and S of every layer requested, or of those that were complete when it was stopped.
-
-        Raises
-        ------
-        CaptureError
-            More memory needed than there is; NaN or infinite derivatives.
-        """
+        """Ĥ and S of every layer requested but the `failed`, or of those that were complete when it was stopped."""
         captured: dict[str, LayerCapture] = {}
         linear: list[Request] = []
         curved: list[Request] = []
@@ -83,7 +73,8 @@ class Differentiator:
             if request.parameters is not None:
                 curved.append(request)
             elif direct is not None and is_diagonal(direct, request):
-                captured[request.name] = request.finished(from_entries(direct, request), OUTPUT_ROUTE, self.samples)
+                with self.noting(request):
+                    captured[request.name] = request.finished(from_entries(direct, request), OUTPUT_ROUTE, self.samples)
             elif self.is_linear_from(request) and not self.is_outnumbered(request):
                 linear.append(request)
             else:
@@ -99,16 +90,32 @@ class Differentiator:
             with suppress(Stopped):
                 plans = self.planned(twice, curved)
                 for request in curved:
-                    captured[request.name] = replace(twice.capture(request, plans[request.name]), vanishing=vanishing)
-                    self.pace.finish(request.name)
+                    if request.name in plans:
+                        with self.noting(request):
+                            found = twice.capture(request, plans[request.name])
+                            captured[request.name] = replace(found, vanishing=vanishing)
+                        self.pace.finish(request.name)
         return captured
+
+    @contextmanager
+    def noting(self, request: Request) -> Iterator[None]:
+        """Within, a layer that has no finite second derivatives becomes one of the `failed`."""
+        try:
+            yield
+        except (NotFiniteError, NoDerivativeError) as error:
+            self.failed[request.name] = error
 
     def planned(self, twice: SecondDerivatives, requests: Sequence[Request]) -> dict[str, Plan]:
         """The plan for every layer, with what it takes where somebody wants to know."""
-        plans = {request.name: twice.planned(request) for request in requests}
+        plans = {}
+        for request in requests:
+            with self.noting(request):
+                plans[request.name] = twice.planned(request)
         if self.pace.tell is not None:
             for request in requests:
-                twice.told(request, plans[request.name])
+                if request.name in plans:
+                    with self.noting(request):
+                        twice.told(request, plans[request.name])
             self.pace.begin()
         return plans
 
@@ -246,10 +253,11 @@ class Differentiator:
                 own = [next(gradients) for _ in request.calls]
                 if any(gradient is not None for gradient in own):
                     noise[number] = noise[number] + ROUNDING * root_sum_squares(request.positions(own, blocks))
-        return {
-            request.name: request.finished(sink.result(bound), FACTOR_ROUTE, self.samples, blocks)
-            for request, sink, bound in zip(requests, sinks, noise, strict=True)
-        }
+        found = {}
+        for request, sink, bound in zip(requests, sinks, noise, strict=True):
+            with self.noting(request):
+                found[request.name] = request.finished(sink.result(bound), FACTOR_ROUTE, self.samples, blocks)
+        return found
 
 
 def from_entries(curved: CurvedNode, request: Request) -> Diagonal:

@@ -228,17 +228,7 @@ class Cut:
 
 
 class Way:
-    """What lies between a site and a cut z behind it: first and second derivatives of z.
-
-    Parameters
-    ----------
-    site
-        δ.
-    cut
-        z.
-    budget
-        Memory.
-    """
+    """What lies between a site and a cut z behind it: first and second derivatives of z."""
 
     def __init__(self, site: Site, cut: Cut, budget: Budget) -> None:
         self.site, self.cut, self.budget = site, cut, budget
@@ -349,19 +339,7 @@ class Chain:
 
 
 class Cuts:
-    """Cuts of the graph of a loss, found and formed where they make derivatives of layers cheaper.
-
-    Parameters
-    ----------
-    loss
-        The scalar loss.
-    requests
-        Layers and parameters in the order in which their curvature will be asked for.
-    samples
-        N.
-    budget
-        Memory.
-    """
+    """Cuts of the graph of a loss, found and formed where they make derivatives of layers cheaper."""
 
     def __init__(self, loss: torch.Tensor, requests: Sequence[Target], samples: int, budget: Budget) -> None:
         self.loss, self.samples, self.budget = loss, samples, budget
@@ -374,17 +352,7 @@ class Cuts:
         self._mixes: dict[tuple[Any, Any, int], bool] = {}
 
     def way(self, request: Target, directions: int, per_block: int) -> Way | None:
-        """The way from a layer to its cut; None: it is better off without, or cannot have one.
-
-        Parameters
-        ----------
-        request
-            The layer, or the parameters.
-        directions
-            What its curvature takes without a cut.
-        per_block
-            The entries of a block of one position that are wanted.
-        """
+        """The way from a layer to its cut; None: it is better off without, or cannot have one."""
         chain = self.worth(request, directions)
         if chain is None:
             return None
@@ -548,15 +516,7 @@ class Cuts:
     # the plan
 
     def plan(self, request: Target, chain: Chain, directions: int, per_block: int) -> float | None:
-        """Choose the cuts for a layer, which takes that share of the time then; None: it is better off without.
-
-        Parameters
-        ----------
-        request, directions, per_block
-            As for `way`.
-        chain
-            The candidates.
-        """
+        """Choose the cuts for a layer, which takes that share of the time then; None: it is better off without."""
         end = len(chain.nodes)
         direct = 2.0 * directions * chain.numbers[end]
         if not end:
@@ -781,37 +741,63 @@ class Cuts:
                 found[unit] = (S + S.mT) / 2, lengths * upper.size.view(blocks, -1).amax(1)
         yield from (found[unit] for unit in range(len(request.units)))
 
-    def rows(self, way: Way, index: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-        """∇²L (w, w) in the parameters of every unit, (w,) d, and how many products were summed up for an entry.
+    def room_for_rows(self, way: Way, index: torch.Tensor, matrices: int) -> bool:
+        """Whether `rows` fits into the memory, and ``matrices`` more of the order of a unit."""
+        units, width = index.shape
+        return self.has_room(width * (3 * way.cut.gradient.numel() + (units + max(3, matrices)) * width))
+
+    def rows(self, way: Way, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        """∇²L (u, w, w) in the parameters of every unit, (u, w) d, and how many products were summed up for an entry.
 
         Round-off in what an entry (k, l) is made from changes it by eps·d_k·d_l times what sums let it grow.
         """
         upper, (units, width) = way.cut, index.shape
-        found: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
+        H, spread = upper.H.new_empty(units, width, width), upper.H.new_empty(units, width)
+        terms = [0] * units
 
-        def keep(members: Sequence[int], J: torch.Tensor, products: torch.Tensor, second: torch.Tensor) -> None:
-            lengths = J.unflatten(2, (len(upper.H), -1)).square().sum(3) @ upper.size
-            sizes = (lengths + second.abs().amax((1, 2))[:, None]).sqrt()
-            H, terms = products + second, (J != 0).any(1).sum(1).tolist()
-            found.update(zip(members, zip((H + H.mT) / 2, sizes, terms, strict=True), strict=True))
+        def keep(unit: int, J: torch.Tensor, products: torch.Tensor) -> None:
+            # the second derivatives are in their place already
+            second = H[unit]
+            lengths = J.unflatten(1, (len(upper.H), -1)).square().sum(2) @ upper.size
+            spread[unit] = (lengths + torch.maximum(second.amax(), -second.amin())).sqrt()
+            terms[unit] = int((J != 0).any(0).sum())
+            products += second
+            torch.add(products, products.T, out=second).div_(2)
 
         groups = disjoint(way, index, 1)
         if len(groups) < units:
             for members, reached in groups:
-                images, second = way.along(index[members], 1)
-                for unit, entries, own in zip(members, reached, second, strict=True):
-                    J = images[0].where(entries, 0.0)
-                    keep([unit], J[None], upper.between(J, entries)[None], own)
+                images = H.new_empty(width, upper.gradient.numel())
+                for at, values in way.chunks(1, range(width)):
+                    rows = slice(at.start, at.stop)
+                    values.zero_()[torch.arange(len(values))[:, None], :, index[members][:, rows].T] = 1
+                    image, second = way.derivatives(values)
+                    images[rows] = image[:, 0]
+                    for unit in members:
+                        H[unit, rows] = second[:, 0, index[unit]]
+                for unit, entries in zip(members, reached, strict=True):
+                    J = images.where(entries, 0.0)
+                    keep(unit, J, upper.between(J, entries))
         else:
             # units that share all of z share the passes through H
-            step = max(1, TOGETHER // (width * upper.gradient.numel()))
+            together, numel = min(TOGETHER, self.budget.memory // 256), upper.gradient.numel()
+            step = max(1, together // (width * numel))
             for start in range(0, units, step):
                 own = index[start : start + step]
-                parts = [way.derivatives(values) for _, values in way.chunks(1, own.flatten().tolist())]
-                J, second = (torch.cat(part)[:, 0].unflatten(0, own.shape) for part in zip(*parts, strict=True))
-                products = upper.times(J.flatten(0, 1)[:, None]).view(J.shape) @ J.mT
-                keep(range(start, start + len(own)), J, products, second.gather(2, own[:, None].expand(-1, width, -1)))
-        yield from (found[unit] for unit in range(units))
+                J, second = H.new_empty(*own.shape, numel), H[start : start + len(own)]
+                places = own.repeat_interleave(width, 0)
+                for at, values in way.chunks(1, own.flatten().tolist()):
+                    image, all_of_it = way.derivatives(values)
+                    J.view(-1, numel)[at.start : at.stop] = image[:, 0]
+                    second.view(-1, width)[at.start : at.stop] = all_of_it[:, 0].gather(1, places[at.start : at.stop])
+                products = torch.empty_like(second)
+                for rows in torch.arange(width).split(max(1, together // (len(own) * numel))):
+                    part = J[:, rows[0] : rows[-1] + 1]
+                    images = upper.times(part.flatten(0, 1)[:, None]).view(part.shape)
+                    products[:, rows[0] : rows[-1] + 1] = images @ J.mT
+                for unit, rows_of_J, found in zip(range(start, units), J, products, strict=False):
+                    keep(unit, rows_of_J, found)
+        return H, spread, terms
 
     def positionwise_units(self, way: Way, request: Request, apart: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Where J is block diagonal over positions: one direction a unit."""

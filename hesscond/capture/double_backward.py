@@ -21,13 +21,13 @@ from hesscond.capture.backward import (
 )
 from hesscond.capture.captured import Curvature, Diagonal, Factor, Formed, LayerCapture
 from hesscond.capture.curved import CANCELLED, without_cancellation
-from hesscond.capture.cuts import Cuts
+from hesscond.capture.cuts import Cuts, symmetric
 from hesscond.capture.evaluation import is_finite
 from hesscond.capture.graph import refuse_dead_ends, refuse_wrong_derivatives
 from hesscond.capture.layers import Geometry, from_unit_weights, unit_weights
 from hesscond.capture.pace import Pace
-from hesscond.capture.request import Request
-from hesscond.errors import CaptureError, NotFiniteError
+from hesscond.capture.request import NOT_FINITE, Request
+from hesscond.errors import NoDerivativeError, NotFiniteError
 
 DOUBLE_ROUTE = "double backward"
 PARAMETER_ROUTE = "double backward in the parameters"
@@ -58,23 +58,7 @@ class Plan:
 
 
 class SecondDerivatives:
-    """Second derivatives of a loss in what the requests perturb.
-
-    Parameters
-    ----------
-    loss
-        The scalar loss.
-    requests
-        All that will be captured.
-    samples
-        N.
-    budget
-        Memory.
-    proved_apart
-        Whether the samples are known not to influence each other behind a layer.
-    pace
-        Is told what is planned and done.
-    """
+    """Second derivatives of a loss in what the requests perturb."""
 
     def __init__(
         self,
@@ -111,13 +95,7 @@ class SecondDerivatives:
         return torch.zeros_like(values) if product is None else request.positions(product, values.shape[1])
 
     def derivatives(self, request: Request, seeds: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None] | None:
-        """Second derivatives in all variables of a layer along k directions; None: all are zero.
-
-        Raises
-        ------
-        CaptureError
-            An operation without a second derivative.
-        """
+        """Second derivatives in all variables of a layer along k directions; None: all are zero."""
         if not self.along[request.name].live:
             return None
         try:
@@ -125,7 +103,7 @@ class SecondDerivatives:
         except RuntimeError as error:
             if "derivative" not in str(error):
                 raise
-            raise CaptureError(
+            raise NoDerivativeError(
                 f"the second derivatives behind layer {request.name!r} are not in torch: {first_line(error)}"
             ) from error
 
@@ -139,7 +117,10 @@ class SecondDerivatives:
         shape = (1, blocks, Geometry.of(request.layer).units, request.inputs(blocks).positions)
         for subset in separating_subsets(blocks, request.deltas[0].device)[::2]:
             seed = on_samples(subset, torch.Size(shape[1:]), torch.float64, blocks)
-            if reaches(self.product(request, seed[None])[0], ~subset, blocks):
+            product = self.product(request, seed[None])[0]
+            if reaches(product, ~subset, blocks):
+                if not is_finite(product):
+                    raise NotFiniteError(NOT_FINITE)
                 return False
         return True
 
@@ -337,7 +318,7 @@ class SecondDerivatives:
                 else:
                     matrices[column, row] = torch.einsum("kjp,jpn->kn", product[:, :, unit], H_hat[:, :, group])
             spread[own] = torch.maximum(spread[own], lengths * math.sqrt(largest))
-        return Formed((matrices + matrices.mT) / 2, spread, blocks * positions)
+        return Formed(symmetric(matrices), spread, blocks * positions)
 
     def in_weights(self, request: Request) -> Formed:
         """Hessians in the weight and bias themselves, for a layer that is used in several ways."""
@@ -372,14 +353,15 @@ class SecondDerivatives:
             else:
                 matrices[number, parameter] = products[torch.arange(len(index)), own].to(torch.float64)
             self.pace.did(request.name, len(index))
-        spread = matrices.abs().max().clamp_min(self.lost[request.name]).sqrt().expand(order)
-        return Formed((matrices + matrices.mT) / 2, spread, max(1, sum(call.delta.numel() for call in request.calls)))
+        largest = torch.maximum(matrices.amax(), -matrices.amin())
+        spread = largest.clamp_min(self.lost[request.name]).sqrt().expand(order)
+        return Formed(symmetric(matrices), spread, max(1, sum(call.delta.numel() for call in request.calls)))
 
 
 def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows b_r (q, J, q) and signs (q, J) with S_j = Σ_r s_r b_r b_rᵀ, of symmetric S (J, q, q), and norms (J,)."""
     if not is_finite(S):
-        raise NotFiniteError("the second derivatives of the loss are NaN or infinite")
+        raise NotFiniteError(NOT_FINITE)
     values, vectors = torch.linalg.eigh((S + S.mT) / 2)
     rows = (vectors * values.abs().sqrt()[:, None, :]).permute(2, 0, 1)
     return rows, torch.where(values < 0, -1.0, 1.0).T.to(rows), values.abs().amax(1)

@@ -20,7 +20,7 @@ from hesscond.capture.graph import is_transformed
 from hesscond.capture.layers import Layer
 from hesscond.capture.snapshot import Snapshot
 from hesscond.capture.weighting import BatchWeight, Rule, Weights, refuse_nothing
-from hesscond.errors import ConfigError
+from hesscond.errors import bytes_of
 
 
 @dataclass(frozen=True)
@@ -46,23 +46,6 @@ class Problem:
     Every part of a computation evaluates the same batches, each in the random state in which it was met first. The
     model is only run, never changed.
 
-    Parameters
-    ----------
-    model, loss_fn, data
-        As for `hesscond.probe`.
-    parameters
-        Those of the model's to differentiate in.
-    watched
-        Layers whose calls are noted in every evaluation.
-    dtype
-        Precision that everything is cast to; None: the model's own.
-    memory
-        Bytes for copies of the parameters, batches, and whatever is made of them; None: 4 GB.
-    reduction, weight
-        What a batch of a stream counts: see `hesscond.capture.weighting.Weights`.
-    lift_casts
-        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
-
     Attributes
     ----------
     snapshot
@@ -75,11 +58,6 @@ class Problem:
         What each batch counts, and what the weighted sum is divided by, once they were read.
     room
         Bytes that are left for graphs.
-
-    Raises
-    ------
-    ConfigError
-        Memory that is no positive number; data that are neither a batch nor a stream.
     """
 
     def __init__(
@@ -91,13 +69,12 @@ class Problem:
         *,
         watched: Mapping[str, Layer],
         dtype: torch.dtype | None,
-        memory: float | None,
+        memory: float | str | None,
         reduction: str | None,
         weight: BatchWeight | None,
         lift_casts: bool,
     ) -> None:
-        if memory is not None and not memory > 0:
-            raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
+        memory = bytes_of(memory)
         self.model, self.loss_fn, self.dtype, self.lift_casts = model, loss_fn, dtype, lift_casts
         self.snapshot = Snapshot(model, parameters, dtype, lift_casts=lift_casts)
         self.memory = MEMORY if memory is None else int(memory)
@@ -118,13 +95,7 @@ class Problem:
         return self._copies + self.batches.held
 
     def read(self) -> Iterator[tuple[Drawn, WatchedEvaluation]]:
-        """Every batch that counts, for the first time; then the weights are known.
-
-        Raises
-        ------
-        ConfigError, CaptureError
-            An empty batch or stream; a loss that does not show what a batch counts; what `Snapshot.evaluate` raises.
-        """
+        """Every batch that counts, for the first time; then the weights are known."""
         for drawn in self.batches:
             evaluation = self._watch(drawn.batch)
             # whatever one batch counts, its loss is that of the data
@@ -149,13 +120,7 @@ class Problem:
 
     @cached_property
     def masses(self) -> Mapping[Rule, float]:
-        """What the data count beside those of others: Σ_k m_k, by each rule that may hold.
-
-        Raises
-        ------
-        ConfigError
-            One batch, whose loss is neither the mean nor the sum of those of its parts.
-        """
+        """What the data count beside those of others: Σ_k m_k, by each rule that may hold."""
         if self.single:
             (drawn,) = self.batches
             with drawn.state.again():

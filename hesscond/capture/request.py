@@ -17,6 +17,9 @@ from hesscond.errors import NotFiniteError
 
 COUPLED = ", samples coupled"
 
+#: What is said of a layer whose curvature is not finite.
+NOT_FINITE = "the curvature of the loss is NaN or infinite"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -106,25 +109,10 @@ class Request:
         return result
 
     def finished(self, curvature: Curvature, route: str, samples: int, blocks: int | None = None) -> LayerCapture:
-        """The result, once its curvature is known to be finite.
-
-        Parameters
-        ----------
-        curvature, route
-            What was found and how.
-        samples
-            N.
-        blocks
-            The blocks that the curvature is in; None: as many as the layout allows for samples.
-
-        Raises
-        ------
-        NotFiniteError
-            NaN or infinite curvature.
-        """
+        """The result, once its curvature is known to be finite."""
         tensor = getattr(curvature, {Diagonal: "root", Factor: "B", Formed: "matrices"}[type(curvature)])
         if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
-            raise NotFiniteError(f"the curvature of the loss at layer {self.name!r} is NaN or infinite")
+            raise NotFiniteError(NOT_FINITE)
         if blocks is None:
             blocks = samples if self.splits(samples) else 1
         elif blocks == 1 < samples:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, bytes_of
 from hesscond.study import StoredRun, find_runs, open_run
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ Scale = Annotated[
     str | None,
     typer.Option(help="paper, or small: with the changes of the study's table [small], for minutes on a CPU."),
 ]
-BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 def check_file(option: str, path: Path | None, suffixes: Any) -> None:
@@ -55,18 +53,15 @@ def names_of(texts: Sequence[str] | None) -> list[str] | None:
 def parse_size(text: str) -> int:
     """Bytes from ``2GB``, ``512 MiB`` or a plain number of them.
 
-    Raises
-    ------
-    ConfigError
-        Anything else.
-
     Examples
     --------
     >>> parse_size("2GB"), parse_size("1.5 KiB")
     (2000000000, 1536)
     """
-    match = re.fullmatch(r"\s*(\d+\.?\d*)\s*([KMGT]I?)?B?\s*", text.upper(), re.ASCII)
-    size = int(float(match[1]) * BYTES[match[2] or ""]) if match else 0
+    try:
+        size = int(bytes_of(text) or 0)
+    except ConfigError:
+        size = 0
     if size < 1:
         raise ConfigError(f"--memory takes a size as 500MB or 2GB, not {text!r}")
     return size

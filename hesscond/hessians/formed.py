@@ -10,6 +10,10 @@ import torch
 from hesscond.hessians.coordinates import LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.spectra import ConditionNumber, SummedForm, conditions
 
+#: Matrices of the order of H that its eigenvalues take beside it, in its own coordinates and in others; and Jacobi's
+#: method.
+EIGENVALUES, CHANGED, JACOBI = 5, 8, 12
+
 
 @dataclass(frozen=True)
 class FormedHessian(BlockHessian):
@@ -26,6 +30,8 @@ class FormedHessian(BlockHessian):
         Number of units, on each of which a preconditioner acts.
     vanishing
         Whether what was summed up may lack numbers that double precision does not hold: no small eigenvalue is zero.
+    memory
+        Bytes for the work on it; None: as many as it takes.
     """
 
     H: torch.Tensor
@@ -33,6 +39,7 @@ class FormedHessian(BlockHessian):
     terms: int
     units: int = 1
     vanishing: bool = False
+    memory: int | None = None
 
     @property
     def order(self) -> int:
@@ -57,11 +64,12 @@ class FormedHessian(BlockHessian):
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
         """κ in several coordinate systems at once."""
-        forms = []
+        forms: list[SummedForm] = []
+        graded = self.memory is None or 8 * JACOBI * self.order**2 <= self.memory
         for P in coordinates:
             spread = self.spread if P is None else self._dense(P).abs().T @ self.spread
             least = (lambda: self.order) if self.vanishing else None
-            forms.append(SummedForm(self.matrix(P), spread, self.terms, least_rank=least))
+            forms.append(SummedForm(self.matrix(P), spread, self.terms, least, graded))
         return conditions(forms, rtol=rtol)
 
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hesscond.errors import CaptureError, MatrixError
+from hesscond.capture.backward import readable
+from hesscond.errors import CaptureError
 from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates, UnitCoordinates
 from hesscond.hessians.null_directions import NullDirections
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.spectra import ConditionNumber, ProductForm
 from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.matrix_free import Effort, Known, formed
-from hesscond.spectra.smallest import sizes
+from hesscond.spectra.matrix_free import EIGENVECTORS, MATRICES, ROWS, Effort, Known, formed
+from hesscond.spectra.smallest import least_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +82,11 @@ class NetworkHessian(BlockHessian):
     def _formed(self) -> torch.Tensor:
         refuse_large(self.order, self.effort.memory)
         H = formed(self.operator).to(torch.float64)
-        return (H + H.T) / 2
+        for rows, columns in zip(H.split(ROWS), H.split(ROWS, 1), strict=True):
+            own = (rows + columns.T) / 2
+            rows.copy_(own)
+            columns.copy_(own.T)
+        return H
 
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
@@ -96,14 +101,15 @@ class NetworkHessian(BlockHessian):
         return [self._changed(P)._condition(rtol) for P in coordinates]
 
     def _condition(self, rtol: float) -> ConditionNumber:
-        if self.order > self.effort.dense_order:
-            try:
-                sizes(self.order, 1, None, self.effort.memory, torch.float64, 0, psd=self.operator.psd)
-            except MatrixError as error:
-                raise CaptureError(
-                    f"both ends of the spectrum of {self.order:,} parameters do not fit into the memory ({error}): "
-                    "products=60 asks for λ_max and a lower bound of κ"
-                ) from error
+        memory, iterated = self.effort.memory, least_bytes(self.order, psd=self.operator.psd)
+        dense = self.order <= self.effort.dense_order
+        if memory is not None and iterated > memory and not (dense and self.effort.holds(self.order)):
+            least = min(iterated, 8 * MATRICES * self.order**2) if dense else iterated
+            raise CaptureError(
+                f"both ends of the spectrum of {self.order:,} parameters do not fit into the memory: κ takes "
+                f"{readable(least)}, and {readable(memory)} are left for it: raise memory to {readable(2 * least)}; at "
+                "level='network' products=60 asks for λ_max and a lower bound of κ"
+            )
         kappa = ProductForm(self.operator, lambda: self.known[1], self.effort).condition(rtol=rtol)
         return kappa.widened(self.error) if self.error else kappa
 
@@ -117,8 +123,10 @@ class NetworkHessian(BlockHessian):
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues, descending, and their eigenvectors."""
+        refuse_large(self.order, self.effort.memory, EIGENVECTORS, "eigenvectors")
+        rank = self.condition_number(P).rank
         values, vectors = torch.linalg.eigh(self.matrix(P))
-        largest = values.abs().argsort(descending=True)[: self.condition_number(P).rank]
+        largest = values.abs().argsort(descending=True)[:rank]
         kept = largest[values[largest].argsort(descending=True)]
         return values[kept], vectors[:, kept]
 
@@ -203,11 +211,11 @@ class Padded(BlockHessian):
         return rows.new_zeros(self.order, rows.shape[1]).index_copy_(0, self._index, rows)
 
 
-def refuse_large(order: int, memory: int | None) -> None:
-    """Raise a CaptureError for a dense matrix that does not fit into the memory."""
-    needed = 8 * order**2
+def refuse_large(order: int, memory: int | None, matrices: int = 1, what: str = "dense Hessian") -> None:
+    """Raise a CaptureError for what takes so many dense matrices, if these do not fit into the memory."""
+    needed = 8 * matrices * order**2
     if memory is not None and needed > memory:
         raise CaptureError(
-            f"the dense Hessian of {order:,} parameters takes {needed / 1e9:.3g} GB, more than the "
+            f"the {what} of {order:,} parameters takes {needed / 1e9:.3g} GB, more than the "
             f"{memory / 1e9:.3g} GB allowed: use products with the operator, or raise memory"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,17 +15,19 @@ import torch
 from torch import nn
 
 from hesscond.capture.backward import Budget, scattered_signs
+from hesscond.capture.batches import Drawn
 from hesscond.capture.captured import EPS
 from hesscond.capture.capturing import MEMORY
 from hesscond.capture.cuts import Cuts, Rows
 from hesscond.capture.evaluation import Batch, LossFunction, is_finite
 from hesscond.capture.forward import variables_of
 from hesscond.capture.graph import refuse_dead_ends
+from hesscond.capture.nonfinite import NonFinite
 from hesscond.capture.precision import named
 from hesscond.capture.problem import Problem, WatchedEvaluation
 from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
-from hesscond.errors import CaptureError, ConfigError, NotFiniteError
+from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of
 from hesscond.hessians.linearization import (
     GGNLinearization,
     HessianLinearization,
@@ -72,7 +75,8 @@ class NetworkOperator(SymmetricOperator):
     dtype
         Precision of everything (float64 whatever the model's own); None: the model's own.
     memory
-        Bytes that copies of the parameters, graphs and batches may take; None: 4 GB. One graph is needed in any case.
+        Bytes (or ``"2 GB"``) that copies of the parameters, graphs and batches may take; None: 4 GB. One graph is
+        needed in any case.
         A product takes as much again as the parameters for every vector.
     reduction
         For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: found out.
@@ -121,7 +125,7 @@ class NetworkOperator(SymmetricOperator):
         unit: int | None = None,
         parameters: Iterable[str] | str | None = None,
         dtype: torch.dtype | None = torch.float64,
-        memory: float | None = None,
+        memory: float | str | None = None,
         reduction: str | None = None,
         lift_casts: bool = True,
         weight: BatchWeight | None = None,
@@ -129,6 +133,7 @@ class NetworkOperator(SymmetricOperator):
     ) -> None:
         model = measurable(model)
         self.layout = layout_of(model, layers=layers, unit=unit, parameters=parameters)
+        memory = bytes_of(memory)
         self._squares = (MEMORY if memory is None else memory) / 2 if watch else 0
         self.placements = self._placed(self.layout, model)
         watched = {placement.name: placement.layer for placement in self.placements}
@@ -202,13 +207,7 @@ class NetworkOperator(SymmetricOperator):
         return dict(zip(self.names, self.layout.tensors_of(vector), strict=True))
 
     def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The inverse of `unflatten`: (n,).
-
-        Raises
-        ------
-        ConfigError
-            Not one tensor for each name, of the parameter's shape.
-        """
+        """The inverse of `unflatten`: (n,)."""
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         wanted = {name: tuple(shape) for name, shape in zip(self.names, self.layout.shapes, strict=True)}
         if found != wanted:
@@ -227,11 +226,14 @@ class NetworkOperator(SymmetricOperator):
         reached: set[int] = set()
         for drawn, evaluation in problem.read():
             weight = problem.weights[drawn.number]
-            linearization = self._linearized(evaluation)
-            refuse_dead_ends(linearization.ends())
-            if not depends and linearization.depends:
-                # an operation without a second derivative, or an infinite one, is found here
-                self._checked(self._product(linearization, torch.ones_like(self.point)))
+            try:
+                linearization = self._linearized(evaluation)
+                refuse_dead_ends(linearization.ends())
+                if not depends and linearization.depends:
+                    # an operation without a second derivative, or an infinite one, is found here
+                    checked(self._product(linearization, torch.ones_like(self.point)))
+            except NotFiniteError as error:
+                raise self._explained(error, [drawn]) from None
             depends |= linearization.depends
             reached |= variables_of(evaluation.loss)
             psd &= linearization.psd
@@ -288,13 +290,7 @@ class NetworkOperator(SymmetricOperator):
     # products
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V for V (n, k).
-
-        Raises
-        ------
-        CaptureError
-            The product is NaN or infinite; the data have changed.
-        """
+        """A V for V (n, k)."""
         return self._mean(vectors.T.contiguous(), self._one_by_one).T
 
     def to_dense(self) -> torch.Tensor:
@@ -318,7 +314,10 @@ class NetworkOperator(SymmetricOperator):
         assert total is not None
         if self.total_mass != 1:
             total /= self.total_mass
-        return self._checked(total)
+        try:
+            return checked(total)
+        except NotFiniteError as error:
+            raise self._explained(error, (drawn for drawn, _ in self.problem.counted())) from None
 
     def _one_by_one(self, linearization: Linearization, rows: torch.Tensor) -> torch.Tensor:
         products = [self._product(linearization, row) for row in rows]
@@ -345,10 +344,16 @@ class NetworkOperator(SymmetricOperator):
     def _product(self, linearization: Linearization, vector: torch.Tensor) -> torch.Tensor:
         return self.layout.vector_of(linearization.product(self.layout.tensors_of(vector), self._among))
 
-    def _checked(self, products: torch.Tensor) -> torch.Tensor:
-        if not is_finite(products):
-            raise NotFiniteError("a product with second derivatives of the loss has NaN or infinite entries")
-        return products
+    def _explained(self, error: NotFiniteError, batches: Iterable[Drawn]) -> NotFiniteError:
+        """The error with the operation that is to blame, in the first batch in which there is one."""
+        snapshot = self.problem.snapshot
+        leaves = snapshot.leaves if self._among is None else [snapshot.leaves[i] for i in self._among]
+        # whatever fails in the search, the error that is there is raised
+        with suppress(Exception):
+            for drawn in batches:
+                for reason in NonFinite(self.problem.loss_fn, drawn.batch).reasons(snapshot, {"": leaves}).values():
+                    return NotFiniteError(f"{error}: {reason}")
+        return error
 
     @property
     def measures_rounding(self) -> bool:
@@ -378,6 +383,13 @@ class NetworkOperator(SymmetricOperator):
         return max(ROUNDING * eps, MARGIN * max(abs(float(asymmetry)), float((again - Av).norm())) / norm)
 
 
+def checked(products: torch.Tensor) -> torch.Tensor:
+    """Products, if they are finite."""
+    if not is_finite(products):
+        raise NotFiniteError("a product with second derivatives of the loss has NaN or infinite entries")
+    return products
+
+
 class HessianOperator(NetworkOperator):
     """The Hessian of the loss of a data set in parameters of a network; arguments and attributes of its base.
 
@@ -403,7 +415,9 @@ class HessianOperator(NetworkOperator):
     def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
         return HessianLinearization(evaluation, self.problem.snapshot.leaves)
 
-    def by_units(self, blocks: Mapping[str, tuple[Self, torch.Tensor]]) -> dict[str, UnitMatrices]:
+    def by_units(
+        self, blocks: Mapping[str, tuple[Self, torch.Tensor]], memory: int, matrices: int
+    ) -> dict[str, UnitMatrices]:
         """Hessians of units of `restricted` operators where the curvature in tensors behind them makes these cheaper.
 
         Every matrix comes from that curvature, formed once for all blocks (see `hesscond.capture.cuts`), and the
@@ -414,8 +428,11 @@ class HessianOperator(NetworkOperator):
         ----------
         blocks
             By name, the operator of a block and (u, w) which of its rows are each unit's.
+        memory
+            Bytes for all matrices and the work on them.
+        matrices
+            Number of further matrices of the order of a unit that are needed to find κ of one.
         """
-        memory = self.problem.memory
         found: dict[str, UnitMatrices] = {}
         left = dict(blocks)
         for number, linearization in self.linearizations():
@@ -425,13 +442,13 @@ class HessianOperator(NetworkOperator):
             with differentiable():
                 cuts = Cuts(loss, wanted, linearization.evaluation.samples, budget)
                 for rows in wanted:
-                    width = rows.index.shape[1]
-                    way = cuts.way(rows, rows.index.numel(), width)
-                    if way is None or not cuts.has_room(4 * width * way.cut.gradient.numel()):
+                    budget.taken = 8 * sum(own.H.numel() for own in found.values())
+                    way = cuts.way(rows, rows.index.numel(), rows.index.shape[1])
+                    if way is None or not cuts.room_for_rows(way, rows.index, matrices):
                         found.pop(rows.name, None)
                         del left[rows.name]
                     else:
-                        own = UnitMatrices.of(cuts.rows(way, rows.index)).times(weight)
+                        own = UnitMatrices(*cuts.rows(way, rows.index)).times(weight)
                         found[rows.name] = found[rows.name].plus(own) if rows.name in found else own
                     del way
                     cuts.release(rows)
@@ -465,20 +482,14 @@ class UnitMatrices:
     terms: list[int]
     difference: float = math.nan
 
-    @classmethod
-    def of(cls, units: Iterable[tuple[torch.Tensor, torch.Tensor, int]]) -> UnitMatrices:
-        """From what `Cuts.rows` gives for each."""
-        H, spread, terms = zip(*units, strict=True)
-        return cls(torch.stack(H), torch.stack(spread), list(terms))
-
     def times(self, weight: float) -> UnitMatrices:
-        """Of a batch that counts that much."""
-        return replace(self, H=self.H * weight, spread=self.spread * weight**0.5)
+        """The matrices of a batch with a weight, in place."""
+        return self if weight == 1 else replace(self, H=self.H.mul_(weight), spread=self.spread * weight**0.5)
 
     def plus(self, other: UnitMatrices) -> UnitMatrices:
-        """Of two batches together."""
+        """The sum of the matrices of two batches, in place of the first."""
         terms = [mine + own for mine, own in zip(self.terms, other.terms, strict=True)]
-        return UnitMatrices(self.H + other.H, torch.hypot(self.spread, other.spread), terms)
+        return UnitMatrices(self.H.add_(other.H), torch.hypot(self.spread, other.spread), terms)
 
     def confirmed(self, operator: HessianOperator, index: torch.Tensor) -> UnitMatrices | None:
         """With what a product adds to the rounding; None: it differs from that of the unit with the largest Hessian."""

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from hesscond.errors import ConfigError, MatrixError
+from hesscond.errors import ConfigError, MatrixError, bytes_of
 from hesscond.operators import Estimate, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.operator import ROUNDING
 from hesscond.operators.parallel import led
@@ -91,7 +91,7 @@ def plan_density(
     steps: int = 80,
     method: str = "auto",
     dtype: torch.dtype | None = None,
-    memory: float | None = None,
+    memory: float | str | None = None,
     null_space: Subspace | None = None,
 ) -> DensityPlan:
     """What `density` would do with these arguments, without a product.
@@ -102,7 +102,8 @@ def plan_density(
         Arguments that make no sense, or one probe that does not fit into ``memory``.
     """
     order, null = operator.order, operator.null_space if null_space is None else null_space
-    refuse_misfits(order, probes=probes, steps=steps, method=method, memory=memory, null=null)
+    refuse_misfits(order, probes=probes, steps=steps, method=method, null=null)
+    memory = bytes_of(memory)
     steps = min(steps, order - (null.dimension if null is not None else 0))
     dtype = operator.dtype if dtype is None else dtype
     bytes_of_one = order * dtype.itemsize
@@ -122,16 +123,12 @@ def plan_density(
     return DensityPlan("lanczos", steps, block, block * one, block * one * bytes_of_one, probes * steps)
 
 
-def refuse_misfits(
-    order: int, *, probes: int, steps: int, method: str, memory: float | None, null: Subspace | None
-) -> None:
+def refuse_misfits(order: int, *, probes: int, steps: int, method: str, null: Subspace | None) -> None:
     """Raise the error of arguments that make no sense for an operator of that order."""
     if method not in METHODS:
         raise ConfigError(f"method is one of {', '.join(METHODS)}, not {method!r}")
     if probes < 1 or steps < 1:
         raise ConfigError(f"the density takes at least one probe and one step, not {probes} and {steps}")
-    if memory is not None and not memory > 0:
-        raise ConfigError(f"memory must be a positive number of bytes, not {memory}")
     if null is not None and null.order != order:
         raise ConfigError(f"a subspace of R^{null.order} is no null space of an operator of order {order}")
 
@@ -144,7 +141,7 @@ def density(
     seed: int = 0,
     method: str = "auto",
     dtype: torch.dtype | None = None,
-    memory: float | None = None,
+    memory: float | str | None = None,
     null_space: Subspace | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Density:
@@ -633,13 +630,7 @@ class Density:
 
 
 def places(x: float | Sequence[float] | torch.Tensor) -> torch.Tensor:
-    """The places x as a vector (m,) of float64 on the host.
-
-    Raises
-    ------
-    ConfigError
-        NaN.
-    """
+    """The places x as a vector (m,) of float64 on the host."""
     at = torch.as_tensor(x, dtype=torch.float64, device="cpu").reshape(-1)
     if bool(at.isnan().any()):
         raise ConfigError("the distribution function is not defined at NaN")

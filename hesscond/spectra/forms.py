@@ -228,15 +228,20 @@ class SummedForm(Form):
         d such that a relative change eps of the products changes entry (i, j) by eps·d_i·d_j.
     terms
         How many.
+    graded
+        Whether there is memory for Jacobi's method.
     """
 
     matrix: object
     spread: object
     terms: int
     least_rank: RankBound | None = None
+    graded: bool = True
 
     def _measured(self, rtol: float) -> ConditionNumber:
-        return rounded_condition(as_matrix(self.matrix), as_array(self.spread), terms=self.terms, rtol=rtol)
+        return rounded_condition(
+            as_matrix(self.matrix), as_array(self.spread), terms=self.terms, rtol=rtol, graded=self.graded
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, bytes_of
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.operators.parallel import led
@@ -51,7 +51,7 @@ def lanczos(
     tol: float = 1e-8,
     block: int = 1,
     basis: int | None = None,
-    memory: int | None = None,
+    memory: float | str | None = None,
     dtype: torch.dtype | None = None,
     start: torch.Tensor | EigenResult | None = None,
     seed: int = 0,
@@ -164,7 +164,8 @@ def lanczos(
         raise ConfigError(f"block={block} does not fit: give 1 or more")
     wanted, block = Wanted(which, k, A.order), min(block, A.order)
     dtype = A.dtype if dtype is None else dtype
-    fits = memory is None or 8 * 3 * A.order**2 <= memory
+    memory = bytes_of(memory)
+    fits = memory is None or 8 * 6 * A.order**2 <= memory
     small = max_products is None and callback is None and A.order <= FORMED and fits
     if max_products is None:
         max_products = max(A.order, 2 * wanted.count + block) if small else min(10 * A.order + 1000, 100_000)
@@ -176,7 +177,8 @@ def lanczos(
     missed = MISSED if missed is None else missed
 
     def compute() -> EigenResult:
-        layout = plan(A.order, wanted.count, block=block, basis=basis, memory=memory, dtype=dtype)
+        room = None if memory is None else int(memory)
+        layout = plan(A.order, wanted.count, block=block, basis=basis, memory=room, dtype=dtype)
         fresh = torch.Generator(A.device).manual_seed(seed)
         storage = Basis(layout, A.order, wanted.count, dtype=dtype, device=A.device)
         # a tolerance far above it does not depend on it; given vectors are of no Krylov space, which would show it
@@ -379,15 +381,6 @@ class Run:
 
         Half of those that are not among the ``first``: the next best. At most half of these give way to the last ones,
         at the far end of the spectrum, if they have converged: the process would only find them again.
-
-        Parameters
-        ----------
-        chosen
-            Their indices, the best first.
-        errors
-            Estimates of their residual norms.
-        first
-            How many stay in any case.
         """
         process, found = self.process, len(chosen)
         if process.complete:

@@ -24,14 +24,7 @@ def as_array(matrix: object) -> np.ndarray:
 
 
 def as_matrix(matrix: object) -> np.ndarray:
-    """A finite, non-empty, two-dimensional float64 array of ``matrix`` (a torch tensor is copied to the host).
-
-    Raises
-    ------
-    MatrixError
-        Not two-dimensional, empty, complex or masked, with NaN or infinite entries, or with entries that are no
-        doubles, such as integers beyond 2⁵³.
-    """
+    """A finite, non-empty, two-dimensional float64 array of ``matrix`` (a torch tensor is copied to the host)."""
     if np.ma.is_masked(matrix):
         raise MatrixError("the matrix has masked entries: fill them or leave their rows or columns out")
     try:
@@ -117,5 +110,6 @@ def scaled_core(matrix: np.ndarray) -> Core:
     transposed = matrix.shape[0] < matrix.shape[1]
     tall = matrix.T if transposed else matrix
     # a product with 2**-scale is exact and four times as fast as ldexp, but 2**1074 is not a double
-    scaled = tall * 2.0**-scale if abs(scale) < 1000 else np.ldexp(tall, -scale)
-    return Core(np.asfortranarray(scaled), scale, columns, transposed)
+    if abs(scale) < 1000:
+        return Core(np.multiply(tall, 2.0**-scale, order="F"), scale, columns, transposed)
+    return Core(np.ldexp(tall, -scale, order="F"), scale, columns, transposed)

@@ -16,7 +16,7 @@ from hesscond.spectra.condition import GAP, NOISE, ConditionNumber, conclude, un
 from hesscond.spectra.eigen import EigenResult
 from hesscond.spectra.factored import EPS, EQUILIBRATION_STEPS
 from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.matrices import as_matrix, scaled_core
+from hesscond.spectra.matrices import as_matrix
 from hesscond.spectra.smallest import smallest_nonzero
 from hesscond.spectra.symmetric import eigenvalue_values, symmetric_condition
 
@@ -26,8 +26,11 @@ DENSE_ORDER = 12_000
 QUICK_ORDER = 1000
 #: Formed matrices up to this order are worth Jacobi's method, which has small eigenvalues to more digits.
 JACOBI_ORDER = 1000
-#: A dense eigendecomposition holds so many matrices.
-MATRICES = 3
+#: Matrices of the order of a formed one that are held at a time for its eigenvalues, itself included; for Jacobi's
+#: method; and for eigenvectors.
+MATRICES, JACOBI, EIGENVECTORS = 3, 12, 6
+#: Rows of a matrix that are compared with its columns at a time.
+ROWS = 64
 #: Asymmetry of a formed matrix is rounding; so many times its size is taken as the bound of what is in the matrix.
 SAFETY = 16.0
 
@@ -55,9 +58,9 @@ class Effort:
     quick_order: int = QUICK_ORDER
     seed: int = 0
 
-    def holds(self, order: int) -> bool:
-        """Whether the memory holds what a dense decomposition needs."""
-        return self.memory is None or 8 * MATRICES * order**2 <= self.memory
+    def holds(self, order: int, matrices: int = MATRICES) -> bool:
+        """Whether the memory holds so many matrices: by default, what a dense decomposition needs."""
+        return self.memory is None or 8 * matrices * order**2 <= self.memory
 
 
 @dataclass(frozen=True)
@@ -105,15 +108,6 @@ def operator_condition(
         Relative accuracy of the eigenvalues.
     effort
         Limits of the iteration.
-
-    Returns
-    -------
-    ConditionNumber
-
-    Raises
-    ------
-    MatrixError
-        The products are not finite.
     """
     limits = effort or Effort()
     facts = known()
@@ -125,7 +119,8 @@ def operator_condition(
     if A.order <= (limits.quick_order if iterable else limits.dense_order) and limits.holds(A.order):
         # that of float64 shows in the asymmetry, and costs products to measure
         rounding = 0.0 if A.dtype == torch.float64 else A.rounding
-        kappa = dense_condition(formed(A), null_space, rounding, rtol)
+        jacobi = A.order <= JACOBI_ORDER and limits.holds(A.order, JACOBI)
+        kappa = dense_condition(formed(A), null_space, rounding, rtol, jacobi=jacobi)
         return replace(kappa, nullity=kappa.nullity + operator.order - A.order)
     # the eigenvalue's error is of the order of the square of the residual
     largest = lanczos(A, 1, "top" if A.psd else "magnitude", tol=rtol**0.5, memory=limits.memory, seed=limits.seed)
@@ -152,27 +147,39 @@ def formed(operator: SymmetricOperator) -> torch.Tensor:
     return led(operator, operator.to_dense)
 
 
-def dense_condition(matrix: torch.Tensor, known: Subspace | None, rounding: float, rtol: float) -> ConditionNumber:
-    """κ of a matrix of products, whose asymmetry is rounding; a small one with Jacobi's method if that helps."""
-    H = as_matrix(matrix)
+def dense_condition(
+    matrix: torch.Tensor, known: Subspace | None, rounding: float, rtol: float, *, jacobi: bool
+) -> ConditionNumber:
+    """κ of a matrix of products, whose asymmetry is rounding; with Jacobi's method if it may be used and helps."""
+    given = as_matrix(matrix)
     # squares of numbers that are far from 1 overflow or underflow
-    largest = float(np.abs(H).max()) or 1.0
-    asymmetry = largest * float(np.linalg.norm(H / largest - H.T / largest)) / 2
-    scale = largest * float(np.linalg.norm(H / largest))
+    largest = float(max(given.max(), -given.min())) or 1.0
+    parts = []
+    for start in range(0, len(given), ROWS):
+        rows = given[start : start + ROWS] / largest
+        parts.append((np.linalg.norm(rows - given[:, start : start + ROWS].T / largest), np.linalg.norm(rows)))
+    asymmetry, scale = (largest * float(np.linalg.norm(own)) for own in zip(*parts, strict=True))
     # round-off of float64 at least; of the precision of the products if that is coarser
     coarse = rounding * scale if matrix.dtype != torch.float64 else 0.0
-    error = max(SAFETY * asymmetry, NOISE * EPS * scale, coarse)
-    bound = None if known is None else len(H) - known.dimension
-    given, H = H, (H + H.T) / 2
-    if len(H) <= JACOBI_ORDER:
+    error = max(SAFETY * asymmetry / 2, NOISE * EPS * scale, coarse)
+    bound = None if known is None else len(given) - known.dimension
+    H = given + given.T
+    H /= 2
+    if jacobi:
         rank_bound = None if bound is None else partial(int, bound)
         found = symmetric_condition(H, rank_bound=rank_bound, rtol=rtol, error=error, floor=error)
     else:
-        core, exponent, *_ = scaled_core(H)
-        if core.size == 0:
-            return zero_matrix(len(H))
-        values = eigenvalue_values(core, *(float(np.ldexp(error, -exponent)) for _ in range(2)))
-        found = conclude(values, order=len(H), limit=len(H) if bound is None else bound, scale=exponent)
+        alive = H.any(1)
+        if not alive.any():
+            return zero_matrix(len(given))
+        if not alive.all():
+            H = H[np.ix_(alive, alive)]
+        exponent = int(np.frexp(max(H.max(), -H.min()))[1])
+        values = eigenvalue_values(
+            np.ldexp(H, -exponent, out=H), *(float(np.ldexp(error, -exponent)) for _ in range(2))
+        )
+        found = conclude(values, order=len(given), limit=len(given) if bound is None else bound, scale=exponent)
+    del H
     if found.rank_decision == "numerical" and told_in_own_units(given) > found.rank:
         return unresolved(found)
     return found
@@ -184,22 +191,31 @@ def told_in_own_units(H: np.ndarray) -> int:
     0 if all are of one size already. Parameters of small features have eigenvalues below eps times the norm that are no
     round-off. Rows whose asymmetry is that of rounding alone are left out: a principal submatrix has no larger rank.
     """
-    symmetric = (H + H.T) / 2
-    alive = np.flatnonzero(np.abs(symmetric).max(1))
-    scaled, error = symmetric[np.ix_(alive, alive)], (H - H.T)[np.ix_(alive, alive)] / 2
-    sizes = np.abs(scaled).max(1)
-    if not len(alive) or sizes.max() < GAP * sizes.min():
+
+    def sizes(matrix: np.ndarray) -> np.ndarray:
+        return np.asarray(np.maximum(matrix.max(1), -matrix.min(1)))
+
+    scaled = H + H.T
+    scaled /= 2
+    rows = sizes(scaled)
+    alive = rows > 0
+    if not alive.any() or rows.max() < GAP * rows[alive].min():
         return 0
+    error = H - H.T
+    error /= 2
     for _ in range(EQUILIBRATION_STEPS):
-        factors = np.ldexp(1.0, -(np.frexp(np.abs(scaled).max(1))[1] // 2))
-        scaled, error = (part * factors[:, None] * factors for part in (scaled, error))
-    kept = np.abs(error).max(1) < np.abs(scaled).max(1) / GAP
-    scaled, error = scaled[np.ix_(kept, kept)], error[np.ix_(kept, kept)]
-    if not kept.any():
-        return 0
-    values = np.abs(np.linalg.eigvalsh(scaled))
+        factors = np.where(alive, np.ldexp(1.0, -(np.frexp(sizes(scaled))[1] // 2)), 0.0)
+        for part in (scaled, error):
+            part *= factors[:, None]
+            part *= factors
+    # zeros change neither norms nor the eigenvalues that are counted
+    left_out = ~(sizes(error) < sizes(scaled) / GAP)
+    for part in (scaled, error):
+        part[left_out] = 0
+        part[:, left_out] = 0
     noise = SAFETY * float(np.linalg.norm(error)) + NOISE * EPS * float(np.linalg.norm(scaled))
-    return int((values > noise).sum())
+    del error, part
+    return int((np.abs(np.linalg.eigvalsh(scaled)) > noise).sum())
 
 
 def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *, psd: bool) -> ConditionNumber:

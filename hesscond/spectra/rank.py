@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -17,6 +18,8 @@ LOW, HIGH, PRIMES = 2**22, 2**23, 268_216
 BLOCK = 64
 #: Exact ranks are found up to this product of the two orders and the smaller of them: order 1,000.
 EXACT_WORK = 10**9
+#: Bytes of a matrix from which on its rows are compared by their digests.
+LARGE = 2**24
 #: The probability with which the rank may be larger than what was found.
 FAILURE = 1e-15
 
@@ -110,19 +113,7 @@ def affordable_rank(core: np.ndarray) -> int | None:
 
 
 def structural_rank_bound(matrix: np.ndarray) -> int:
-    """Largest rank that a matrix with these zeros and these repeated rows and columns can have.
-
-    Parameters
-    ----------
-    matrix : (m, n) array
-
-    Returns
-    -------
-    int
-        The size of a maximum matching of the nonzero pattern (Dulmage–Mendelsohn; the "term rank"), taken
-        after exact duplicates of rows and of columns were merged. It overcounts whenever the dependence is
-        not visible in the pattern; it never undercounts.
-    """
+    """Largest rank that a matrix with these zeros and these repeated rows and columns can have."""
     distinct = distinct_rows(distinct_rows(matrix).T)
     # without zeros all of the smaller side can be matched
     return min(distinct.shape) if distinct.all() else int(structural_rank(csr_array(distinct != 0)))
@@ -131,8 +122,10 @@ def structural_rank_bound(matrix: np.ndarray) -> int:
 def distinct_rows(matrix: np.ndarray) -> np.ndarray:
     """Each row once, in the order in which they come first."""
     # of the two zeros one
-    rows = np.ascontiguousarray(matrix + 0.0)
-    places = {row.tobytes(): i for i, row in reversed(list(enumerate(rows)))}
+    rows = np.add(matrix, 0.0, order="C")
+    # all bytes of a large matrix would be another one
+    key = (lambda row: blake2b(row.tobytes()).digest()) if rows.nbytes > LARGE else np.ndarray.tobytes
+    places = {key(row): i for i, row in reversed(list(enumerate(rows)))}
     return rows if len(places) == len(rows) else rows[sorted(places.values())]
 
 

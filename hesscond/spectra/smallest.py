@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hesscond.errors import ConfigError, MatrixError
+from hesscond.errors import ConfigError, MatrixError, bytes_of
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.operator import ritz_range
 from hesscond.operators.parallel import led
@@ -39,7 +39,7 @@ def smallest_nonzero(
     tol: float = 1e-8,
     norm: float | None = None,
     basis: int | None = None,
-    memory: float | None = None,
+    memory: float | str | None = None,
     dtype: torch.dtype = torch.float64,
     start: torch.Tensor | EigenResult | None = None,
     seed: int = 0,
@@ -146,6 +146,7 @@ def smallest_nonzero(
     """
     operator = as_operator(operator)
     known = operator.null_space if null_space is None else null_space
+    memory = bytes_of(memory)
     if max_products is None:
         max_products = min(10 * operator.order + 1000, 100_000)
     check(operator, k, tol=tol, norm=norm, inverse=inverse, known=known, dtype=dtype, max_products=max_products)
@@ -157,7 +158,7 @@ def smallest_nonzero(
     def compute() -> EigenResult:
         products = Products(operator)
         excluded = Excluded(known, operator.order, dtype, operator.device)
-        if operator.order <= min(dense_order, max_products):
+        if operator.order <= min(dense_order, max_products) and (memory is None or 48 * operator.order**2 <= memory):
             return smallest_dense(products, k, excluded, tol=tol)
         given = 0 if initial is None else len(initial)
         capacity, vectors = sizes(operator.order, k, basis, memory, dtype, given, psd=operator.psd)
@@ -221,13 +222,25 @@ def start_rows(
     return vectors.T.to(dtype)
 
 
+def counts(k: int, *, psd: bool) -> tuple[int, int, int]:
+    """Numbers of vectors: the least in a basis, those beside the bases, and how many bases there are."""
+    if psd:
+        return 2 * k + RANDOM + 7, 3 * k + 17, 2
+    # the search for what was missed has a space of its own, and holds some pairs
+    return 2 * k + RANDOM + 7, 5 * k + 17 + 4 * (PAIRS + 1), 4
+
+
+def least_bytes(order: int, *, psd: bool) -> int:
+    """Bytes of the fewest vectors with which the smallest nonzero eigenvalue can be found."""
+    least, others, spaces = counts(1, psd=psd)
+    return 8 * order * (spaces * least + others)
+
+
 def sizes(
     order: int, k: int, basis: int | None, memory: float | None, dtype: torch.dtype, given: int, *, psd: bool
 ) -> tuple[int, int]:
     """Vectors in the basis, and the most vectors of length n at a time, which is logged."""
-    least, others, spaces = 2 * k + RANDOM + 7, 3 * k + 17, 2
-    if not psd:  # the search for what was missed has a space of its own, and holds some pairs
-        others, spaces = 5 * k + 17 + 4 * (PAIRS + 1), 4
+    least, others, spaces = counts(k, psd=psd)
     capacity = max(BASIS, 2 * k + 30) if basis is None else basis
     if capacity < least:
         raise ConfigError(f"a basis of {capacity} is too small for {k} eigenvalues: at least {least} are needed")
@@ -435,13 +448,7 @@ def eigenpairs(A: torch.Tensor, known: Subspace | None) -> tuple[torch.Tensor, t
 
 
 def smallest_dense(products: Products, k: int, excluded: Excluded, *, tol: float) -> EigenResult:
-    """The same as by iteration, from all eigenvalues.
-
-    Raises
-    ------
-    MatrixError
-        The operator is not symmetric, or it is said to be positive semidefinite and is not.
-    """
+    """The same as by iteration, from all eigenvalues."""
     A = formed(products)
     values, vectors = eigenpairs(A, excluded.known)
     sizes = values.abs()

@@ -147,11 +147,12 @@ def signed_jacobi_values(core: np.ndarray, error: float, floor: float = 0.0) -> 
 class Rounding(NamedTuple):
     """What rounding has left of a symmetric matrix (k, k) that was summed up.
 
-    ``size`` (k, k): a relative change eps of the terms changes entry (i, j) by eps·size_ij; ``norm``: and the whole, in
-    the 2-norm, by eps·norm; ``growth`` and ``norm_growth``: the constants by which errors may exceed these.
+    ``size`` (k, k): a relative change eps of the terms changes entry (i, j) by eps·size_ij (None: only the norm is
+    used); ``norm``: and the whole, in the 2-norm, by eps·norm; ``growth`` and ``norm_growth``: the constants by which
+    errors may exceed these.
     """
 
-    size: np.ndarray
+    size: np.ndarray | None
     norm: float
     growth: float
     norm_growth: float
@@ -162,7 +163,7 @@ def uncertain_condition(
     matrix: np.ndarray,
     rounding: Rounding,
     *,
-    given: np.ndarray,
+    given: np.ndarray | float,
     given_norm: float,
     order: int,
     bounds: Sequence[Callable[[], int]],
@@ -173,49 +174,43 @@ def uncertain_condition(
 
     By eigenvalues if the normwise bound resolves κ; by one-sided Jacobi where the rounding of some rows is much smaller
     than that of others, so that the small eigenvalues that live there are known better.
-
-    Parameters
-    ----------
-    matrix, rounding
-        The matrix and its rounding.
-    given, given_norm
-        Bounds of other errors in its entries, (k, k), and of all of them in the 2-norm.
-    order, bounds, scale, rtol
-        As for `resolve`.
     """
     unit = EPS * rounding.norm
     routes = [partial(eigenvalue_values, matrix, rounding.norm_growth * unit + given_norm, NOISE * unit)]
-    scales = rounding.size.diagonal()
-    if scales.max() > GRADED * scales.min():
-        routes.append(partial(uncertain_values, matrix, rounding, given))
+    if rounding.size is not None and rounding.size.diagonal().max() > GRADED * rounding.size.diagonal().min():
+        routes.append(partial(uncertain_values, matrix, rounding, rounding.size, given))
     return resolve(routes, order=order, bounds=bounds, scale=scale, rtol=rtol)
 
 
-def uncertain_values(matrix: np.ndarray, rounding: Rounding, given: np.ndarray) -> Values:
+def uncertain_values(matrix: np.ndarray, rounding: Rounding, size: np.ndarray, given: np.ndarray | float) -> Values:
     """|λ| by one-sided Jacobi, with bounds that hold for every matrix within the errors of the entries."""
     values, signs, u, v = signed_jacobi(matrix)
-    error = EPS * rounding.growth * rounding.size + given
+    error = EPS * rounding.growth * size + given
     below, above = graded_errors(matrix, values, u, v, smallest_singular_value(matrix, error), error)
-    floors = weighted(NOISE * EPS * rounding.size + given, u, v)
+    floors = weighted(NOISE * EPS * size + given, u, v)
     return Values(values, below, floors, 1, "Jacobi SVD", signs < 0, above)
 
 
 @few_threads
-def rounded_condition(matrix: np.ndarray, spread: np.ndarray, *, terms: int, rtol: float) -> ConditionNumber:
+def rounded_condition(
+    matrix: np.ndarray, spread: np.ndarray, *, terms: int, rtol: float, graded: bool = True
+) -> ConditionNumber:
     """κ of a symmetric (n, n) array whose entries are sums of ``terms`` products, known up to rounding of these.
 
-    ``spread`` (n,): d such that a relative change eps of the terms changes entry (i, j) by eps·d_i·d_j.
+    ``spread`` (n,): d such that a relative change eps of the terms changes entry (i, j) by eps·d_i·d_j. ``graded``:
+    whether there is memory for Jacobi's method, which takes three times as many matrices as eigenvalues.
     """
     core, scale, kept, _ = scaled_core(matrix)
     if core.size == 0:
         return zero_matrix(len(matrix))
     # exactly: d d may overflow where the entries do not
     d = np.ldexp(spread[kept], -(scale // 2)) * (2.0**-0.5 if scale % 2 else 1.0)
-    rounding = Rounding(np.outer(d, d), float(d @ d), error_factor(terms, 1), error_factor(terms, len(matrix)))
+    size = np.outer(d, d) if graded and (d * d).max() > GRADED * (d * d).min() else None
+    rounding = Rounding(size, float(d @ d), error_factor(terms, 1), error_factor(terms, len(matrix)))
     return uncertain_condition(
         core,
         rounding,
-        given=np.zeros_like(core),
+        given=0.0,
         given_norm=0.0,
         order=len(matrix),
         bounds=[partial(structural_rank_bound, core)],

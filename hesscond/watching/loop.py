@@ -54,7 +54,7 @@ def watch(
     *,
     units: Sequence[int] | None = None,
     rtol: float = 1e-4,
-    memory: float | None = None,
+    memory: float | str | None = None,
     seed: int = 0,
     group: ProcessGroup | None = None,
     name: str = "watch",
@@ -171,7 +171,7 @@ class Watch:
         *,
         units: Sequence[int] | None,
         rtol: float,
-        memory: float | None,
+        memory: float | str | None,
         seed: int,
         group: ProcessGroup | None,
         name: str,
@@ -509,13 +509,7 @@ class Watch:
 
 
 def loss_value(loss: object) -> float:
-    """A loss as a number.
-
-    Raises
-    ------
-    ConfigError
-        It is none.
-    """
+    """A loss as a number."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
         return float(loss.detach())
     if isinstance(loss, Real) and not isinstance(loss, bool):

@@ -64,7 +64,7 @@ class Measuring:
         level: str,
         units: Sequence[int] | None,
         rtol: float,
-        memory: float | None,
+        memory: float | str | None,
         seed: int,
         group: ProcessGroup | None,
     ) -> None:
@@ -268,13 +268,7 @@ def units_of(result: LayerResult) -> Sequence[int | None]:
 
 
 def groups_of(optimizer: Any) -> list[dict[str, Any]]:
-    """The parameter groups of one or several optimizers.
-
-    Raises
-    ------
-    ConfigError
-        Something else among them.
-    """
+    """The parameter groups of one or several optimizers."""
     several = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not several:
         raise ConfigError("no optimizer was given: leave optimizer= out, or name those that train the model")

@@ -130,7 +130,7 @@ NAN = float("nan")
 OPTIONS = {
     "seed": (["x", 1.5, None, -1, True, NAN, 2**70], "seed must be a whole number"),
     "rtol": (["1e-3", None, NAN, -1, True, [1e-3], 1], "rtol must lie between 0 and 1"),
-    "memory": (["2GB", -1, NAN, True, [1], float("inf")], "memory must be a positive number of bytes"),
+    "memory": (["much", -1, NAN, True, [1], float("inf")], "memory must be a positive number of bytes"),
     "strict": (["yes", None, 2], "strict must be True or False"),
     "name": ([None, 3, "", " ", "a\nb", "\0"], "name must be a name"),
     "layers": ([3, True, [3], [None], [["0"]]], "layers must be names"),

@@ -1,0 +1,205 @@
+"""Which operation of a model has derivatives that are NaN or infinite, in which module, and at which samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from hesscond.capture.backward import scattered_signs
+from hesscond.capture.evaluation import Batch, LossFunction, checked_batch, leading_dimension
+from hesscond.capture.graph import dependent, nodes
+from hesscond.capture.snapshot import Snapshot
+from hesscond.capture.weighting import Part
+
+#: Evaluations that are spent on finding samples, and samples that are listed.
+EVALUATIONS, LISTED = 64, 5
+#: Nodes of operations that take a root.
+ROOTS = r"Norm|Sqrt|Rsqrt|Pow|Std|Hypot|Dist"
+#: Where torch and this package are: their lines are not the model's.
+HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+
+
+def reasons(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batches: Iterable[Batch],
+    parts: Mapping[str, Sequence[nn.Parameter]],
+    dtype: torch.dtype | None,
+    *,
+    lift_casts: bool,
+) -> dict[str, str]:
+    """By name, why the second derivatives in some parameters of a model are not finite: see `NonFinite.reasons`."""
+    every = {id(p): p for own in parts.values() for p in own}
+    snapshot = Snapshot(model, list(every.values()), dtype, lift_casts=lift_casts)
+    place = dict(zip(every, snapshot.leaves, strict=True))
+    leaves = {name: [place[id(p)] for p in own] for name, own in parts.items()}
+    found: dict[str, str] = {}
+    for batch in batches:
+        found = NonFinite(loss_fn, batch).reasons(snapshot, leaves) | found
+    return found
+
+
+class NonFinite:
+    """The derivatives of the loss of one batch, searched for operations that make them NaN or infinite."""
+
+    def __init__(self, loss_fn: LossFunction, batch: Batch) -> None:
+        self.loss_fn = loss_fn
+        inputs, target = checked_batch(batch)
+        self.whole = Part(inputs, target, leading_dimension(inputs))
+        self._spans: list[tuple[int, int, str]] = []
+
+    def reasons(self, snapshot: Snapshot, parts: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, str]:
+        """By name, why the second derivatives of the loss in some leaves of a snapshot are not finite, or not in torch.
+
+        A clause with the operation, its place, the samples, and what to do. Parts whose derivatives are finite are left
+        out.
+        """
+        with self._traced(snapshot.model):
+            loss = snapshot.evaluate(self.loss_fn, (self.whole.source, self.whole.target)).loss
+        found: dict[str, str] = {}
+        known: list[tuple[Any, str]] = []
+        for name, leaves in parts.items():
+            try:
+                if has_finite_product(loss, leaves):
+                    continue
+            except RuntimeError as error:
+                found[name] = str(error).splitlines()[0].rstrip(".")
+                continue
+            within = dependent([loss.grad_fn], {get_gradient_edge(leaf).node for leaf in leaves})
+            reason = next((text for node, text in known if node in within), "")
+            if not reason and (guilty := culprit(loss, leaves)) is not None:
+                reason = self._reason(*guilty, snapshot, leaves)
+                known.append((guilty[0], reason))
+            found[name] = reason or "they are NaN or infinite"
+        return found
+
+    def _reason(self, node: Any, order: str, snapshot: Snapshot, leaves: Sequence[torch.Tensor]) -> str:
+        """The clause for a node whose derivative of that order is not finite."""
+        samples = self._found_samples(snapshot, leaves)
+        way = "add a small eps under the root" if re.search(ROOTS, node.name()) else "put a torch.where in front of it"
+        return (
+            f"the {order} derivative of {operation(node)}{self._place(node)} is not finite"
+            + (samples and f" at {samples}")
+            + f"; {way}"
+            + (", not only behind it" if "where" in way else "")
+            + (samples and f", or leave {samples} out")
+        )
+
+    @contextmanager
+    def _traced(self, model: nn.Module) -> Iterator[None]:
+        """Within, nodes keep the line of code that made them, and modules what they have made."""
+        number = torch.autograd._get_sequence_nr
+        self._spans, open_ = [], []
+
+        def entered(*_: Any) -> None:
+            open_.append(number())
+
+        with ExitStack() as stack:
+            for name, module in model.named_modules():
+                stack.callback(module.register_forward_pre_hook(entered).remove)
+
+                def left(*_: Any, name: str = name) -> None:
+                    self._spans.append((open_.pop(), number(), name))
+
+                stack.callback(module.register_forward_hook(left).remove)
+            stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
+            yield
+
+    def _place(self, node: Any) -> str:
+        """The module that a node was made in, and the line of code."""
+        number = node._sequence_nr()
+        names = [(stop - start, name) for start, stop, name in self._spans if start <= number < stop]
+        parts = [f"module {min(names)[1]!r}"] if names and min(names)[1] else [] if names else ["the loss"]
+        for line in reversed(node.metadata.get("traceback_", [])):
+            match = re.match(r'\s*File "(.+)", line (\d+)', line)
+            if match and not match[1].startswith(HOMES):
+                parts.append(f"{Path(match[1]).name}, line {match[2]}")
+                break
+        return f" ({', '.join(parts)})" if parts else ""
+
+    def _found_samples(self, snapshot: Snapshot, leaves: Sequence[torch.Tensor]) -> str:
+        """The samples without which the derivatives are finite, in words; empty if there are none such."""
+        left = EVALUATIONS
+
+        def fails(index: list[int]) -> bool:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise RuntimeError("too many evaluations")
+            part = self.whole.rows(torch.tensor(index))
+            loss = snapshot.evaluate(self.loss_fn, (part.source, part.target)).loss
+            return not has_finite_product(loss, leaves)
+
+        def guilty(index: list[int]) -> list[int]:
+            """The samples that fail alone, of some that fail together."""
+            if len(index) == 1:
+                return index
+            half = len(index) // 2
+            return [i for part in (index[:half], index[half:]) if fails(part) for i in guilty(part)]
+
+        with suppress(Exception):
+            every = list(range(self.whole.samples))
+            found = guilty(every)
+            rest = [i for i in every if i not in found]
+            if found and rest and not fails(rest):
+                shown = ", ".join(map(str, found[:LISTED])) + (" …" if len(found) > LISTED else "")
+                return f"sample{'s' if len(found) > 1 else ''} {shown}"
+        return ""
+
+
+def has_finite_product(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether the gradient in some leaves and a product with the Hessian are finite."""
+    first = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
+    curved = [g for g in first if g is not None and g.requires_grad]
+    signs = [scattered_signs(g) for g in curved]
+    second = torch.autograd.grad(curved, leaves, signs, allow_unused=True, retain_graph=True) if curved else ()
+    return are_finite((*first, *second))
+
+
+def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
+    """Whether no entry of any of the tensors is NaN or infinite."""
+    return all(bool(tensor.isfinite().all()) for tensor in tensors if tensor is not None)
+
+
+def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, str] | None:
+    """The first node, from the leaves to a loss, that makes finite derivatives not finite; "first" or "second"."""
+    ends = {get_gradient_edge(leaf).node for leaf in leaves}
+    within = dependent([loss.grad_fn], ends)
+    ordered = sorted((n for n in nodes([loss.grad_fn]) if n in within - ends), key=lambda node: node._sequence_nr())
+    edges = [GradientEdge(node, k) for node in ordered for k in range(len(node._input_metadata))]
+    slopes = iter(torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True))
+    for node in ordered:
+        own = [(GradientEdge(node, k), next(slopes)) for k in range(len(node._input_metadata))]
+        # what comes from behind is not finite already
+        if not are_finite(slope for _, slope in own):
+            continue
+        own = [(edge, slope.detach().requires_grad_()) for edge, slope in own if slope is not None]
+        inputs = [GradientEdge(*edge) for edge in dict.fromkeys(node.next_functions) if edge[0] in within]
+        if not own or not inputs:
+            continue
+        outputs, seeds = zip(*own, strict=True)
+        first = torch.autograd.grad(outputs, inputs, seeds, create_graph=True, allow_unused=True)
+        if not are_finite(first):
+            return node, "first"
+        curved = [g for g in first if g is not None and g.requires_grad]
+        signs = [scattered_signs(g) for g in curved]
+        second = torch.autograd.grad(curved, [*inputs, *seeds], signs, allow_unused=True, retain_graph=True)
+        if not are_finite(second):
+            return node, "second"
+    return None
+
+
+def operation(node: Any) -> str:
+    """The function of torch that made a node of the graph, by its name."""
+    stem = re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
+    if (room := re.match("(linalg|special)_", name)) or hasattr(torch, name):
+        return f"torch.{name.replace('_', '.', 1) if room else name}"
+    return f"torch.nn.functional.{name}" if hasattr(nn.functional, name) else stem
