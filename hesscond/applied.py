@@ -23,6 +23,7 @@ from hesscond.hessians.blocks import ROOT
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.methods import Method, Spec, Vanilla, parse
 from hesscond.methods.base import no_step
+from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
 from hesscond.methods.optimizers import AtWork
 from hesscond.methods.regularization import Regularization
@@ -37,6 +38,8 @@ ProbeMethod = str | Spec | Method | torch.optim.Optimizer | Sequence[torch.optim
 #: What is left of it to measure the layers of a network in.
 Measured = Method | OfInputs | Coordinates | None
 
+#: So many names are listed in what is measured.
+FEW = 4
 #: How to apply a method to a model itself.
 BY_HAND = "method=hesscond.methods.parse({!r}).create(model)"
 
@@ -158,7 +161,10 @@ def applied(
             raise ConfigError(f"method {method.name!r} is at work on another model than the one to probe")
         if whole:
             method.check_network()
-        measured: list[Coordinates] = []
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        still = method.unmoved(trained)
+        names: dict[str, None] = {}
+        plain: list[str] = []
         refusals: list[ConfigError] = []
         for name in eligible_layers(model):
             try:
@@ -167,13 +173,23 @@ def applied(
                 # said of the layers that are asked for, when they are
                 refusals.append(refusal)
             else:
-                measured += [] if own is None else [own]
-        if refusals and not measured:
+                names |= {} if own is None else {own.name: None}
+                plain += [name] if own is None else []
+        if isinstance(method, ByParameter):
+            inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
+            outside = [name for name in trained if id(model.get_parameter(name)) not in inside]
+            names |= {method.coordinates_name: None} if set(outside) - set(still) else {}
+        if refusals and not names:
             raise refusals[0]
-        if not measured and any(part.preconditions for part in getattr(method, "parts", [method])):
+        if not names and any(part.preconditions for part in getattr(method, "parts", [method])):
             raise no_step(method.whole.name)
-        names = dict.fromkeys(own.name for own in measured)
-        return work(model, method if measured else None, what=said(" and ".join(names), None))
+        what = said(" and ".join(names), None)
+        if names and plain:
+            what += f", and plain ones in {listed(plain)}"
+        if still:
+            moved = [name for name in trained if name not in still]
+            what += f", of the parameters moved by {method.name}: {listed(moved)}"
+        return work(model, method if names else None, what=what)
     if method is None or isinstance(method, Coordinates):
         return work(model, method, what=said(None if method is None else method.name, None))
     raise ConfigError(
@@ -196,10 +212,17 @@ def at_work(model: nn.Module, optimizers: Any) -> AtWork:
     return AtWork(model, several)
 
 
+def listed(names: Sequence[str]) -> str:
+    """The first few of some names, and how many there are."""
+    return ", ".join(names) if len(names) <= FEW else f"{', '.join(names[:FEW])}, … ({len(names)} in all)"
+
+
 def said(name: str | None, chosen: OfInputs | None) -> str:
     """Coordinates in words."""
     if chosen is not None:
-        return f"coordinates of {chosen.part.name}, from the statistics of the data"
+        layers = chosen.options.get("layers")
+        where = f" in {listed(layers)}, and plain ones in other layers" if layers is not None else ""
+        return f"coordinates of {chosen.part.name}{where}, from the statistics of the data"
     return f"coordinates: {name}" if name else "plain coordinates"
 
 

@@ -91,8 +91,8 @@ class LayerProbe(Measurement):
     ----------
     systems
         What each layer is measured in.
-    skipped
-        Layers that were not measured, with the reason.
+    blocks
+        What of each layer is measured.
     reached
         Names of the parameters that the loss depends on, once they are known.
     precision
@@ -100,20 +100,21 @@ class LayerProbe(Measurement):
     """
 
     systems: dict[str, Coordinates | OfInputs | None] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
+    blocks: dict[str, Block] = field(default_factory=dict)
     reached: set[str] | None = None
     precision: Precision | None = None
 
     def result(self) -> ProbeResult:
-        blocks = self.choice.blocks(self.model)
-        for name, block in blocks.items():
+        blocks = self.blocks
+        for name, block in self.choice.blocks(self.model).items():
             try:
-                self.systems[name] = self._system(name, block)
+                part = self.moved(name, block)
+                self.systems[name] = self._system(name, part)
+                blocks[name] = part
             except ConfigError as error:
-                if self._named(name):
+                if self.named(name):
                     raise
                 self.skipped[name] = str(error)
-        blocks = {name: block for name, block in blocks.items() if name in self.systems}
         charts = {name: own for name in blocks if isinstance(own := self.systems[name], Chart)}
         plain = {name: block for name, block in blocks.items() if name not in charts and block.layer is None}
         if (charts or plain) and self.team is not None:
@@ -137,10 +138,6 @@ class LayerProbe(Measurement):
         skipped = {name: why for name, why in self.skipped.items() if name not in found}
         precision = "not looked at (check=False)" if self.precision is None else str(self.precision)
         return ProbeResult({name: found[name] for name in blocks if name in found}, skipped, precision)
-
-    def _named(self, name: str) -> bool:
-        """Whether a block was asked for by its name, so that it must not be left out."""
-        return self.choice.names is not None and name not in self.choice.optional
 
     # what blocks are measured in
 
@@ -177,7 +174,7 @@ class LayerProbe(Measurement):
             try:
                 found[name] = self._in_chart(name, chart)
             except CaptureError as error:
-                if self._named(name):
+                if self.named(name):
                     raise
                 self.skipped[name] = str(error)
         return found
@@ -214,7 +211,7 @@ class LayerProbe(Measurement):
         try:
             H = source.operator(parameters=list(names))
         except CaptureError as error:
-            if any(map(self._named, blocks)):
+            if any(map(self.named, blocks)):
                 raise
             self.skipped |= dict.fromkeys(blocks, str(error))
             return {}
@@ -223,7 +220,7 @@ class LayerProbe(Measurement):
             try:
                 work[name] = ByProducts.of(self, block, H, catalogue)
             except HesscondError as error:
-                if self._named(name):
+                if self.named(name):
                     raise
                 self.skipped[name] = str(error)
         if not work:
@@ -246,7 +243,7 @@ class LayerProbe(Measurement):
                     result.check = replace(result.check, difference=max(result.check.difference, units.difference))
                 refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
             except CaptureError as error:
-                if self._named(name):
+                if self.named(name):
                     raise
                 self.skipped[name] = str(found.pop(name) and error)
                 continue
@@ -536,7 +533,8 @@ class Capturing:
         CaptureError
             It does not agree with the model.
         """
-        probe, geometry = self.probe, Geometry.of(self.layers[name])
+        probe, geometry, block = self.probe, Geometry.of(self.layers[name]), self.probe.blocks[name]
+        moved = {id(probe.model.get_parameter(parameter)) for parameter in block.parameters}
         own = probe.resolved(name, sums.statistics.get(name), geometry)
         source = probe.source(lambda layer, unit: sums.blocks[layer][unit])
         together = None
@@ -547,8 +545,8 @@ class Capturing:
             probe.level,
             [unit for unit in sums.blocks[name] if unit is not None],
             partial(source.block, own, name),
-            parameters=self._parameters(name),
-            n_params=geometry.n_params * (geometry.units if probe.level == "layer" else 1),
+            parameters=[p for p in self._parameters(name) if id(probe.model.get_parameter(p)) in moved],
+            n_params=block.order // (1 if probe.level == "layer" else geometry.units),
             route=sums.routes[name],
             rtol=probe.rtol,
             conditions=together,
@@ -660,7 +658,7 @@ class Capturing:
             raise CaptureError("stopped before all batches were read: a stream is measured as a whole")
         self.probe.skipped.update(dict.fromkeys(captures.stopped, STOPPED))
         for name, reason in captures.skipped.items():
-            if self.probe._named(name) and is_batch(self.probe.data):
+            if self.probe.named(name) and is_batch(self.probe.data):
                 raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
         self.probe.skipped.update(captures.skipped)
 
