@@ -185,13 +185,15 @@ class LayerProbe(Measurement):
         units = chart.chosen_units(self.model, name, self.units) if self.level == "unit" else ()
         # all of them now: the model may be another one when they are read
         blocks = {unit: source.block(chart, name, unit) for unit in units or [None]}
-        H = source.latest
+        H, block = source.latest, self.blocks[name]
+        whole = not units or block.layer is not None
+        own = {piece.parameter for piece in block.pieces if whole or piece.rows is not None}
         result = LayerResult(
             name,
             self.level,
             units,
             blocks.__getitem__,
-            parameters=H.names,
+            parameters=[parameter for parameter in H.names if whole or parameter in own],
             n_params=next(iter(blocks.values())).order,
             route=f"products, in {chart.name}",
             rtol=self.rtol,
@@ -216,7 +218,7 @@ class LayerProbe(Measurement):
             self.skipped |= dict.fromkeys(blocks, str(error))
             return {}
         work: dict[str, ByProducts] = {}
-        for name, block in blocks.items():
+        for name, block in (self._by_use(blocks, H, catalogue) if self.level == "unit" else blocks).items():
             try:
                 work[name] = ByProducts.of(self, block, H, catalogue)
             except HesscondError as error:
@@ -249,6 +251,41 @@ class LayerProbe(Measurement):
                 continue
             result.uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass)
         return found
+
+    def _by_use(self, blocks: Mapping[str, Block], H: HessianOperator, catalogue: Catalogue) -> dict[str, Block]:
+        """Blocks by the outputs of their parameters; what of them has others is one more, or is skipped.
+
+        Raises
+        ------
+        ConfigError
+            A block named has rows that are not outputs.
+        """
+        found: dict[str, Block] = {}
+        taken: set[str] = set()
+        # a parameter that a module has for its outputs needs no block of its own
+        for name in sorted(blocks, key=lambda name: catalogue.module(name) is None):
+            block = blocks[name]
+            if name in self.choice.groups:
+                found[name] = block
+            if name in self.choice.groups or (name in catalogue.parameters and not self.named(name) and taken >= set(block.parameters)):
+                continue
+            try:
+                found[name], *others = catalogue.by_use(block, H.uses)
+            except ConfigError as error:
+                if self.named(name):
+                    raise
+                self.skipped[name] = str(error)
+                continue
+            taken |= {piece.parameter for piece in found[name].pieces if piece.rows is not None}
+            for other in others:
+                if self.named(name):
+                    key, own = other.name, found[name].pieces[-1].parameter
+                    self.skipped[key] = f"parameter {key!r} has none of the outputs of {own!r}: name it, layers=[{key!r}]"
+                    continue
+                found[other.name], self.blocks[other.name] = other, other
+                self.systems[other.name] = self._system(other.name, other)
+                taken |= set(other.parameters)
+        return {name: found[name] for name in (*blocks, *found) if name in found}
 
     # layers that are captured
 
@@ -371,6 +408,7 @@ class ByProducts:
                     "on it"
                 )
             units = block.chosen(probe.units) if probe.units is not None or not block.table else tuple(live.units)
+            live = live.at(range(len(live.units)))
             products = len(units) * live.width
             if products > PRODUCTS:
                 raise ConfigError(

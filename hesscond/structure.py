@@ -237,8 +237,7 @@ def rows_of(block: Block, placed: torch.Tensor | None) -> dict[str, torch.Tensor
             if piece.rows is None:
                 found[piece.parameter] = [numbers]
                 continue
-            rows = numbers.view(piece.shape[0], len(piece.rows), -1)
-            for place, unit in enumerate(block.units):
-                found.setdefault(f"{block.name}[{unit}]", []).append(rows[:, place].flatten())
+            for unit, own in zip(block.units, piece.places(), strict=True):
+                found.setdefault(f"{block.name}[{unit}]", []).append(numbers[own])
     whole = not block.units or len(found) == 1
     return {block.name: torch.arange(block.order)} if whole else {name: torch.cat(own) for name, own in found.items()}

@@ -71,6 +71,8 @@ def places(model):
 
 
 def is_transposed(model, key):
+    if key in ("p2", "middle.scales.1"):  # h @ p
+        return True
     return isinstance(model.get_submodule(key.rpartition(".")[0].partition(".parametrizations")[0]), Conv1D)
 
 

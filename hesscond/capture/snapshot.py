@@ -74,6 +74,11 @@ class Snapshot:
         self._owners = {id(t): key for key, t in tensors.items() if isinstance(t, nn.Parameter)}
         self._homes = {t.device for t in tensors.values()}
 
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """All parameters of the model, as they are in its evaluations."""
+        return [self._state[key] for key in self._owners.values()]
+
     def at(self, values: Sequence[torch.Tensor]) -> Snapshot:
         """The same with other values of the leaves, in their order."""
         moved = copy(self)
