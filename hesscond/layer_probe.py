@@ -267,7 +267,9 @@ class LayerProbe(Measurement):
             block = blocks[name]
             if name in self.choice.groups:
                 found[name] = block
-            if name in self.choice.groups or (name in catalogue.parameters and not self.named(name) and taken >= set(block.parameters)):
+            if name in self.choice.groups or (
+                name in catalogue.parameters and not self.named(name) and taken >= set(block.parameters)
+            ):
                 continue
             try:
                 found[name], *others = catalogue.by_use(block, H.uses)
@@ -279,8 +281,11 @@ class LayerProbe(Measurement):
             taken |= {piece.parameter for piece in found[name].pieces if piece.rows is not None}
             for other in others:
                 if self.named(name):
-                    key, own = other.name, found[name].pieces[-1].parameter
-                    self.skipped[key] = f"parameter {key!r} has none of the outputs of {own!r}: name it, layers=[{key!r}]"
+                    first = found[name].pieces[-1].parameter
+                    self.skipped |= {
+                        key: f"parameter {key!r} has none of the outputs of {first!r}: name it, layers=[{key!r}]"
+                        for key in other.parameters
+                    }
                     continue
                 found[other.name], self.blocks[other.name] = other, other
                 self.systems[other.name] = self._system(other.name, other)

@@ -174,6 +174,7 @@ def block_structure(
         weight=weight,
     )
     if by == "row":
+        asked = [part for block in asked for part in outputs(block, H, catalogue)]
         # rows of tables that nothing looks up are zero
         asked = [occurring(block, H, catalogue.parameters) if block.table else block for block in asked]
     H = H.restricted(BlockLayout(asked, catalogue.parameters))
@@ -220,6 +221,16 @@ def trained(block: Block, catalogue: Catalogue) -> Block:
     if not pieces:
         raise ConfigError(frozen(block.parameters[0]))
     return replace(block, pieces=pieces)
+
+
+def outputs(block: Block, H: HessianOperator, catalogue: Catalogue) -> list[Block]:
+    """A block by the outputs of its parameters, or whole if its rows are not outputs."""
+    if block.layer is not None:
+        return [block]
+    try:
+        return catalogue.by_use(block, H.uses)
+    except ConfigError:
+        return [replace(block, units=(), pieces=tuple(replace(piece, rows=None) for piece in block.pieces))]
 
 
 def rows_of(block: Block, placed: torch.Tensor | None) -> dict[str, torch.Tensor]:

@@ -26,14 +26,18 @@ STEPS = 5000
 
 VIEWS = {f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Alias", "Clone", "ToCopy")}
 VIEWS |= {f"SqueezeBackward{number}" for number in range(3)}
-#: What takes entries of a parameter as the data say.
-LOOKUPS = ("Embedding", "Index", "Gather")
-#: Linear, or elementwise, in one tensor of the same shape.
+#: What takes entries of one dimension, or puts them among others; of those that the data choose, ``GATHERS``.
+GATHERS = {f"{name}Backward0" for name in ("IndexSelect", "Index", "IndexAdd", "ScatterAdd")}
+PARTS = {
+    f"{name}Backward0" for name in ("Slice", "Select", "Unbind", "Split", "SplitWithSizes", "Cat", "Stack")
+} | GATHERS
+#: Linear, or elementwise but for a normalization, in one tensor of the same shape.
 LINEAR = {f"{name}Backward0" for name in ("Neg", "NativeDropout", "MaskedFill", "Tril", "Triu")}
-SAME = LINEAR | {f"{name}Backward{i}" for name in (*ELEMENTWISE, "Softmax", "LogSoftmax") for i in (0, 1)} - VIEWS
-SUMS = {"SumBackward1", "MeanBackward1"}
-REDUCTIONS = {f"{name}Backward{i}" for name in ("Sum", "Mean", "Norm", "LinalgVectorNorm", "Var", "Std") for i in (0, 1)}
-NORMALIZATIONS = {f"Native{kind}NormBackward0" for kind in ("Layer", "Group", "Batch")}
+SAME = {f"{name}Backward{i}" for name in (*ELEMENTWISE, "Softmax", "LogSoftmax") for i in (0, 1)} - VIEWS | LINEAR
+SAME |= {f"Native{kind}NormBackward0" for kind in ("Layer", "Group", "Batch")}
+REDUCTIONS = ("Sum", "Mean", "Norm", "LinalgVectorNorm", "Var", "Std")
+#: What leaves entries entries, wherever they are.
+UNSEEN = VIEWS | SAME | PARTS | {f"{name}Backward0" for name in ("T", "Transpose", "Permute", "Expand")}
 #: Products: the number of the first factor among the inputs, the names of both where they are saved, and the dimensions
 #: of both and of the result, which lacks what is contracted.
 PRODUCTS = {
@@ -67,6 +71,11 @@ class Place:
     @classmethod
     def of(cls, shape: Sequence[int]) -> Place:
         return cls(tuple(((d, size, 1),) if size > 1 else () for d, size in enumerate(shape)), (0,) * len(shape))
+
+    @property
+    def early(self) -> bool:
+        """Whether there was no product with activations yet."""
+        return self.node is None and not self.entries
 
     def kept(self, dims: Sequence[int] | None = None) -> set[int]:
         """The dimensions of the parameter that are in some dimensions of the tensor, or in all."""
@@ -194,20 +203,19 @@ class Uses:
                     # it is not known where the entries are: what comes of them may still be no product
                     if consumer.name() in UNSEEN:
                         waiting += [((consumer, k), None) for k in range(len(consumer._input_metadata))]
-                    elif consumer.name() not in ENDS:
+                    elif not consumer.name().startswith((*REDUCTIONS, "Add", "Sub")):
                         lost = lost or kind
                     continue
-                for result, moved, goes_on in self._through(consumer, number, key[1], place):
+                for result, moved, goes_on in self._through(consumer, number, place):
                     if moved is None:
-                        if place.node is not None or place.entries:
-                            continue
-                        if consumer.name() in UNSEEN:
+                        if place.early and consumer.name() in UNSEEN:
                             waiting.append(((consumer, result), None))
-                        else:
+                        elif place.early:
                             lost = lost or kind
                         continue
+                    # what comes out of a nonlinear function is an activation
                     active = moved.inner and place.node is None and consumer.name() in SAME - LINEAR
-                    if (moved.node is not None and place.node is None) or active:
+                    if active or (moved.node is not None and place.node is None):
                         left = tuple(sorted(sized - moved.summed))
                         if moved.kept() & moved.summed or (moved.inner and not left):
                             use.reason = "whose rows and columns are both summed over"
@@ -227,18 +235,14 @@ class Uses:
             use.reason = f"which goes through {lost}, of which it is not known what it does to rows and columns"
         return use
 
-    def _through(self, node: Any, number: int, result: int, place: Place) -> Iterator[tuple[int, Place | None, bool]]:
+    def _through(self, node: Any, number: int, place: Place) -> Iterator[tuple[int, Place | None, bool]]:
         """The places after a node that takes a tensor, by its results, and whether it is followed further.
 
         A place is None where it is not known what the node does.
         """
-        name, shape = node.name(), shape_of(node)
-        early = place.node is None and not place.entries
+        name, shape, early = node.name(), shape_of(node), place.early
         if name in VIEWS or (name in SAME and (early or name in LINEAR)):
             yield 0, place.viewed(shape), True
-        elif name in NORMALIZATIONS:
-            if early and number == 0:
-                yield 0, place.viewed(shape), True
         elif name == "TBackward0":
             yield 0, place.moved(place.dims[::-1]), True
         elif name == "TransposeBackward0":
@@ -276,14 +280,14 @@ class Uses:
         elif name in ("EmbeddingBackward0", "EmbeddingBagBackward0"):
             others = frozenset(range(1, len(place.offset)))
             yield 0, replace(place.moved(()), summed=place.summed | others, node=node), False
-        elif name in SUMS and not early:
+        elif name in ("SumBackward1", "MeanBackward1") and not early:
             dims = {dimension(d, len(place.dims)) for d in node._saved_dim}
             gone = place.kept(sorted(dims))
             if place.entries or not gone:
                 left = [own for d, own in enumerate(place.dims) if d not in dims]
                 after = replace(place.moved(left), summed=place.summed | gone).viewed(shape)
                 yield 0, after if after is None or not gone else replace(after, entries=False, node=node), True
-        elif early and name not in REDUCTIONS and name != "SumBackward0":
+        elif early and not name.startswith(REDUCTIONS):
             yield 0, None, False
 
     def _parts(self, name: str, node: Any, number: int, place: Place) -> Iterator[tuple[int, Place | None, bool]]:
@@ -322,10 +326,10 @@ class Uses:
             elif name == "SplitWithSizesBackward0":
                 start = sum(node._saved_split_sizes[:result])
             elif name == "CatBackward0":
-                before = [edge for edge in node.next_functions[:number]]
+                before = list(node.next_functions[:number])
                 if all(parent is not None for parent, _ in before):
                     start = -sum(shape_of(parent, k)[dim] for parent, k in before)
-            gathered = name in ("IndexSelectBackward0", "IndexBackward0", "IndexAddBackward0")
+            gathered = name in GATHERS
             if gathered and place.node is not None and place.kept([dim]):
                 return
             after = place.part(dim, start, step, 1 if gathered else size)
@@ -352,26 +356,27 @@ class Uses:
             yield 0, place.moved([*place.dims, *((),) * (len(shape) - 2) * lone]).spread(shape), False
             return
         elif number != 1 or (name == "ConvolutionBackward0" and node._saved_transposed and node._saved_groups > 1):
-            if place.node is None and not place.entries:
+            if place.early:
                 yield 0, None, False
             return
         else:
             # the first dimension is that of outputs, the second of a transposed convolution
             at = int(name == "ConvolutionBackward0" and node._saved_transposed)
             own = "".join("o" if d == at else chr(ord("p") + d) for d in range(len(place.dims)))
-            after = "xo" + "yzuvw"[: len(shape) - 2] if name == "ConvolutionBackward0" else "xyzuvw"[: len(shape) - 1] + "o"
+            after = (
+                "xo" + "yzuvw"[: len(shape) - 2] if name == "ConvolutionBackward0" else "xyzuvw"[: len(shape) - 1] + "o"
+            )
             constant = False
         gone = place.kept([d for d, letter in enumerate(own) if letter not in after])
         dims = dict(zip(own, place.dims, strict=True))
         result: list[Factors] = [
             dims.get(letter, ((None, size, 0),) if size > 1 else ()) for letter, size in zip(after, shape, strict=True)
         ]
-        early = place.node is None and not place.entries
-        if not early and (gone or place.entries):
+        if not place.early and (gone or place.entries):
             return
         inner = place.inner | (gone if constant else frozenset())
         moved = replace(place.moved(result), summed=place.summed | gone, inner=inner)
-        yield 0, replace(moved, node=node) if early and not constant else moved, True
+        yield 0, replace(moved, node=node) if place.early and not constant else moved, True
 
     def _is_pure(self, node: Any, number: int, saved: Sequence[str], first: int = 0) -> bool:
         """Whether an input of a node is a function of parameters alone."""
@@ -389,7 +394,9 @@ class Uses:
                 waiting.pop()
             elif (variable := getattr(top, "variable", None)) is not None:
                 self._pure[top] = variable.untyped_storage().data_ptr() in self._storages
-            elif top.name().startswith(LOOKUPS) or any(edge is None for edge, _ in top.next_functions):
+            elif top.name().startswith(("Embedding", "Index", "Gather")) or any(
+                edge is None for edge, _ in top.next_functions
+            ):
                 self._pure[top] = False
             elif unknown := [edge for edge, _ in top.next_functions if edge not in self._pure]:
                 waiting += unknown
@@ -411,16 +418,6 @@ class Uses:
         return self._after[node]
 
 
-#: Nodes that take some entries of one dimension, or put them among others.
-PARTS = {
-    f"{name}Backward0"
-    for name in ("Slice", "Select", "Unbind", "Split", "SplitWithSizes", "Cat", "Stack", "IndexSelect", "Index", "IndexAdd")
-}
-#: What leaves entries entries, and what ends them without a product.
-UNSEEN = VIEWS | SAME | PARTS | {f"{name}Backward0" for name in ("T", "Transpose", "Permute", "Expand")}
-ENDS = REDUCTIONS | {"AddBackward0", "SubBackward0"}
-
-
 def signed(value: int) -> int:
     """A saved number, of which negative ones are saved modulo 2**64."""
     return value - 2**64 if value >= 2**63 else value
@@ -433,7 +430,7 @@ def met(
 
     There are none where a dimension is one of rows for one of them alone.
     """
-    factors: list[tuple[int, tuple[int | None, int], tuple[int | None, int]]] = []
+    factors: list[tuple[int, tuple[tuple[int | None, int], tuple[int | None, int]]]] = []
     for own in zip(places[0].dims, places[1].dims, strict=True):
         a, b = (list(side)[::-1] for side in own)
         while a and b:
@@ -446,8 +443,8 @@ def met(
             if (d is None) != (e is None):
                 return set()
             if d is not None:
-                factors.append((outer, (d, s * (n // outer)), (e, t * (m // outer))))
-    sizes = [size for size, _, _ in factors]
+                factors.append((outer, ((d, s * (n // outer)), (e, t * (m // outer)))))
+    sizes = [size for size, _ in factors]
     grid = torch.cartesian_prod(*map(torch.arange, sizes)).view(-1, len(sizes)) if sizes else torch.zeros(1, 0).long()
     inside = torch.ones(len(grid), dtype=torch.bool)
     numbers = []
@@ -457,8 +454,8 @@ def met(
             offset = places[side].offset[d]
             if offset is None:
                 return set()
-            own_steps = [f[1 + side][1] if f[1 + side][0] == d else 0 for f in factors]
-            at = offset + grid @ torch.tensor(own_steps, dtype=torch.long)
+            strides = [steps[side][1] if steps[side][0] == d else 0 for _, steps in factors]
+            at = offset + grid @ torch.tensor(strides, dtype=torch.long)
             inside &= (at >= 0) & (at < shapes[side][d])
             number = number * shapes[side][d] + at
         numbers.append(number)

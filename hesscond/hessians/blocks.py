@@ -410,10 +410,10 @@ class Catalogue:
                 refuse_unclear(block.name, piece, "whose rows are no outputs" if odd else found[piece.parameter].reason)
             return [block]
         if isinstance(module, ELIGIBLE):
-            # which outputs there are is known
-            clear = [replace(piece, rows=None) if found[piece.parameter].reason else piece for piece in block.pieces]
-            same = {key: own for key, own in weights.items() if own.count == len(block.units)}
-            return [replace(block, pieces=tuple(same.get(piece.parameter, piece) for piece in clear))]
+            # its outputs are known, and rows are those of them where nothing else is seen
+            same = {key: piece for key, piece in weights.items() if piece.count == len(block.units)}
+            same |= {p.parameter: replace(p, rows=None) for p in rows if same and found[p.parameter].reason}
+            return [replace(block, pieces=tuple(same.get(piece.parameter, piece) for piece in block.pieces))]
         left = sorted(block.pieces, key=lambda piece: self.owner(piece.parameter) is not owner)
         parts: list[Block] = []
         while first := next((weights[piece.parameter] for piece in left if piece.parameter in weights), None):
@@ -826,8 +826,8 @@ def refuse_unclear(name: str, piece: Piece, reason: str) -> None:
     """Raise a ConfigError if there is a reason why the rows of a parameter are no units."""
     if reason and piece.rows is not None:
         raise ConfigError(
-            f"layer {name!r} is not divided into units, which are outputs: {piece.parameter!r} is a parameter {reason}; "
-            "use level='layer'"
+            f"layer {name!r} is not divided into units, which are outputs: {piece.parameter!r} is a parameter "
+            f"{reason}; use level='layer'"
         )
 
 
