@@ -46,19 +46,7 @@ BY_HAND = "method=hesscond.methods.parse({!r}).create(model)"
 
 @dataclass(frozen=True)
 class Applied:
-    """A network as a method builds it, and what is left for a probe of it.
-
-    Attributes
-    ----------
-    model
-        The model that was given, or a copy that the method was applied to.
-    method
-        What to measure the layers in: a method at work on that model, coordinates, or None: the plain ones.
-    data
-        Those given; where the method read them all, in memory.
-    what
-        What is measured, in words.
-    """
+    """A network as a method builds it, and what is left for a probe of it."""
 
     model: nn.Module
     method: Measured
@@ -106,23 +94,7 @@ def applied(
     whole: bool = False,
     alone: bool = True,
 ) -> Applied:
-    """What `hesscond.probe` measures if it is given ``method``: see there.
-
-    Parameters
-    ----------
-    model, method, data, loss_fn, dtype
-        Those of the probe.
-    whole
-        Whether it is of all parameters of the network together.
-    alone
-        Whether this process has all the data.
-
-    Raises
-    ------
-    ConfigError
-        No such method, or one for another model; it is not defined for this one, or not for all its parameters; no step
-        has defined its coordinates yet; the model cannot be copied.
-    """
+    """What `hesscond.probe` measures if it is given ``method``: see there."""
     work = partial(Applied, data=data, given=model)
     if isinstance(method, (str, Spec)):
         spec = parse(method) if isinstance(method, str) else method
@@ -198,13 +170,7 @@ def applied(
 
 
 def at_work(model: nn.Module, optimizers: Any) -> AtWork:
-    """One or several optimizers as a method.
-
-    Raises
-    ------
-    ConfigError
-        Something else among them, or what `AtWork` refuses.
-    """
+    """One or several optimizers as a method."""
     several = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
     for one in several:
         if not isinstance(one, torch.optim.Optimizer):
@@ -229,13 +195,7 @@ def said(name: str | None, chosen: OfInputs | None) -> str:
 def rebuilt(
     model: nn.Module, spec: Spec, data: Batch | Iterable[Batch], *, alone: bool
 ) -> tuple[Method, Batch | Iterable[Batch]]:
-    """Methods at work on a copy of a model, as a study builds it, and the data, read if a method reads them all.
-
-    Raises
-    ------
-    ConfigError
-        The model cannot be copied, or the methods do not fit it, its mode or the data.
-    """
+    """Methods at work on a copy of a model, as a study builds it, and the data, read if a method reads them all."""
     try:
         own = deepcopy(model)
     except Exception as error:
@@ -283,12 +243,6 @@ def take_first_step(
     """Show the data to a method at work on a copy of the model, as the mini-batch of its first step.
 
     The copy is cast to ``dtype``, unless that is None.
-
-    Raises
-    ------
-    ConfigError
-        The data are not one batch, all of which this process has; the copy does not run in this precision; no parameter
-        requires a gradient.
     """
     if not (alone and is_batch(data)):
         raise ConfigError(
@@ -321,13 +275,7 @@ def take_first_step(
 
 
 def first_arguments(method: str, batches: Iterable[Batch]) -> torch.Tensor:
-    """What a model gets as its first argument, of all batches together.
-
-    Raises
-    ------
-    ConfigError
-        It is no tensor.
-    """
+    """What a model gets as its first argument, of all batches together."""
     found = []
     for batch in batches:
         inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else None
@@ -383,13 +331,7 @@ def coordinates_at(method: Measured, layer: str) -> Coordinates | OfInputs | Non
 
 
 def from_data(spec: Spec) -> OfInputs | None:
-    """The coordinates of the one of the methods named whose coordinates the data define.
-
-    Raises
-    ------
-    ConfigError
-        Several have such coordinates.
-    """
+    """The coordinates of the one of the methods named whose coordinates the data define."""
     found = [part for part in spec.parts if part[0].needs_statistics]
     if len(found) > 1:
         names = " and ".join(part.name for part, _ in found)
@@ -400,15 +342,7 @@ def from_data(spec: Spec) -> OfInputs | None:
 def layer_coordinates(
     method: Measured, operator: NetworkOperator, *, team: Team | None = None
 ) -> Mapping[str, LinearCoordinates | None]:
-    """The P of each layer of an operator, from the statistics of its inputs over all the data (of all processes).
-
-    Raises
-    ------
-    ConfigError
-        Coordinates that are no P known beforehand.
-    CaptureError
-        A layer that the data do not reach.
-    """
+    """The P of each layer of an operator, from the statistics of its inputs over all the data (of all processes)."""
     chosen = unit_layout(operator).layers
     seen: dict[str, Any] = {}
     if isinstance(method, OfInputs):

@@ -281,11 +281,8 @@ class LayerProbe(Measurement):
             taken |= {piece.parameter for piece in found[name].pieces if piece.rows is not None}
             for other in others:
                 if self.named(name):
-                    first = found[name].pieces[-1].parameter
-                    self.skipped |= {
-                        key: f"parameter {key!r} has none of the outputs of {first!r}: name it, layers=[{key!r}]"
-                        for key in other.parameters
-                    }
+                    apart = f"belongs to other outputs than the units of layer {name!r}: name it"
+                    self.skipped |= {key: f"parameter {key!r} {apart}, layers=[{key!r}]" for key in other.parameters}
                     continue
                 found[other.name], self.blocks[other.name] = other, other
                 self.systems[other.name] = self._system(other.name, other)

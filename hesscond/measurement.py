@@ -63,22 +63,10 @@ class Measurement(ABC):
 
     @abstractmethod
     def result(self) -> ProbeResult:
-        """What was found.
-
-        Raises
-        ------
-        ConfigError, CaptureError
-            As `hesscond.probe`.
-        """
+        """What was found."""
 
     def moved(self, name: str, block: Block) -> Block:
-        """The part of a block that the method's steps move; the others of its parameters are skipped.
-
-        Raises
-        ------
-        ConfigError
-            There is none, or a block of the user's own has others.
-        """
+        """The part of a block that the method's steps move; the others of its parameters are skipped."""
         still = self.method.unmoved(block.parameters) if isinstance(self.method, Method) else {}
         if not still:
             return block

@@ -210,13 +210,7 @@ def block_structure(
 
 
 def trained(block: Block, catalogue: Catalogue) -> Block:
-    """What of a block requires a gradient.
-
-    Raises
-    ------
-    ConfigError
-        Nothing does.
-    """
+    """What of a block requires a gradient."""
     pieces = tuple(piece for piece in block.pieces if catalogue.parameters[piece.parameter].requires_grad)
     if not pieces:
         raise ConfigError(frozen(block.parameters[0]))

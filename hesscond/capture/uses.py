@@ -25,7 +25,7 @@ Factors = tuple[tuple[int | None, int, int], ...]
 STEPS = 5000
 
 VIEWS = {f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Alias", "Clone", "ToCopy")}
-VIEWS |= {f"SqueezeBackward{number}" for number in range(3)}
+VIEWS |= {f"SqueezeBackward{number}" for number in range(5)}
 #: What takes entries of one dimension, or puts them among others; of those that the data choose, ``GATHERS``.
 GATHERS = {f"{name}Backward0" for name in ("IndexSelect", "Index", "IndexAdd", "ScatterAdd")}
 PARTS = {
@@ -198,7 +198,7 @@ class Uses:
             if place is not None and place.inner and not place.kept():
                 continue
             for consumer, number in self._consumers.get(key, ()):
-                kind = consumer.name().removesuffix("0").removesuffix("Backward")
+                kind = consumer.name().partition("Backward")[0]
                 if place is None:
                     # it is not known where the entries are: what comes of them may still be no product
                     if consumer.name() in UNSEEN:

@@ -259,13 +259,7 @@ class Catalogue:
         raise ConfigError(f"no layer {name!r} to probe in the model: {self._nearest(name)}")
 
     def _exact(self, name: str) -> Block | None:
-        """The block of a module or of a parameter; None: there is none of that name.
-
-        Raises
-        ------
-        ConfigError
-            A module without parameters.
-        """
+        """The block of a module or of a parameter; None: there is none of that name."""
         module = self.module(name)
         if module is not None:
             inside = self._inside(name, module)
@@ -483,13 +477,7 @@ class Catalogue:
     # parts
 
     def _part(self, name: str, whole: Block, base: str, label: str) -> Block:
-        """A part of a block.
-
-        Raises
-        ------
-        ConfigError
-            It has no such part.
-        """
+        """A part of a block."""
         parts = self.parts(base)
         if label in parts:
             return parts[label](name)

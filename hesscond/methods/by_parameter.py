@@ -41,13 +41,7 @@ class ByParameter(Method):
         return [ParameterMap.still(p) if P is None else P for p, P in zip(own, found, strict=True)]
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
-        """P of the layer's units.
-
-        Raises
-        ------
-        ConfigError
-            No such layer; one whose weight is computed from other parameters, in which the steps are taken.
-        """
+        """P of the layer's units."""
         module = chosen_layers(self.model, [layer])[layer]
         there = [p for p in (module.weight, module.bias) if p is not None]
         own = [p for p in there if isinstance(p, nn.Parameter)]
@@ -104,13 +98,7 @@ class ByParameter(Method):
         return found if all(maps) else layer_map(module, *maps, name=self.coordinates_name)
 
     def of_parameters(self, block: str, names: Sequence[str]) -> ParameterCoordinates:
-        """P of the last step, whatever the parameters belong to.
-
-        Raises
-        ------
-        ConfigError
-            There was no step yet.
-        """
+        """P of the last step, whatever the parameters belong to."""
         self.refuse_no_step()
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         found = {name: self.map_of(parameters[name]) or ParameterMap.still(parameters[name]) for name in names}

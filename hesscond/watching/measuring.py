@@ -31,28 +31,7 @@ Row = dict[str, Any]
 
 
 class Measuring:
-    """A model, its loss and a batch that stays the same, measured again and again.
-
-    Parameters
-    ----------
-    model, loss_fn, data
-        As `hesscond.probe` takes them; of the data a copy is kept.
-    optimizer
-        Whose coordinates are measured too; one, or several that train the model together.
-    layers, level, units, rtol, memory, group
-        As `hesscond.probe` takes them; without ``group`` this process measures alone, also a replicated model.
-    seed
-        What dropout draws while it is measured, the same every time.
-
-    Attributes
-    ----------
-    samples
-        Of the data.
-    names
-        The blocks that are measured; None: all that the data reach.
-    left_out
-        The blocks that are no longer measured.
-    """
+    """A model, its loss and a batch that stays the same, measured again and again."""
 
     def __init__(
         self,
@@ -94,13 +73,7 @@ class Measuring:
         self._try()
 
     def _try(self) -> None:
-        """Find out now what would fail every time: nothing is decomposed yet.
-
-        Raises
-        ------
-        ConfigError
-            The model and its loss do not run on the data.
-        """
+        """Find out now what would fail every time: nothing is decomposed yet."""
         try:
             with self.apart():
                 self.blocks = list(self._probe(None))
@@ -129,13 +102,7 @@ class Measuring:
             yield
 
     def rows(self) -> tuple[list[Row], list[str]]:
-        """A row for each block, or unit of it, and what has to be said of what is missing.
-
-        Raises
-        ------
-        HesscondError
-            As `hesscond.probe`.
-        """
+        """A row for each block, or unit of it, and what has to be said of what is missing."""
         notes: list[str] = []
         own = self._at_work(notes)
         # where M = c I, κ is the same in both coordinates, and one probe has all
@@ -288,13 +255,7 @@ def units_of(result: LayerResult) -> Sequence[int | None]:
 
 
 def groups_of(optimizer: Any) -> list[dict[str, Any]]:
-    """The parameter groups of one or several optimizers.
-
-    Raises
-    ------
-    ConfigError
-        Something else among them.
-    """
+    """The parameter groups of one or several optimizers."""
     several = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not several:
         raise ConfigError("no optimizer was given: leave optimizer= out, or name those that train the model")

@@ -107,13 +107,7 @@ class AtWork(ByParameter):
 
 
 def rate_of(known: Known, group: dict[str, Any]) -> float:
-    """The learning rate of a parameter group.
-
-    Raises
-    ------
-    ConfigError
-        It is no number.
-    """
+    """The learning rate of a parameter group."""
     try:
         return float(group["lr"])
     except (TypeError, ValueError, KeyError):
