@@ -112,7 +112,7 @@ class LayerProbe(Measurement):
                 self.systems[name] = self._system(name, part)
                 blocks[name] = part
             except ConfigError as error:
-                if self.named(name):
+                if self._named(name):
                     raise
                 self.skipped[name] = str(error)
         charts = {name: own for name in blocks if isinstance(own := self.systems[name], Chart)}
@@ -174,7 +174,7 @@ class LayerProbe(Measurement):
             try:
                 found[name] = self._in_chart(name, chart)
             except CaptureError as error:
-                if self.named(name):
+                if self._named(name):
                     raise
                 self.skipped[name] = str(error)
         return found
@@ -213,7 +213,7 @@ class LayerProbe(Measurement):
         try:
             H = source.operator(parameters=list(names))
         except CaptureError as error:
-            if any(map(self.named, blocks)):
+            if any(map(self._named, blocks)):
                 raise
             self.skipped |= dict.fromkeys(blocks, str(error))
             return {}
@@ -222,7 +222,7 @@ class LayerProbe(Measurement):
             try:
                 work[name] = ByProducts.of(self, block, H, catalogue)
             except HesscondError as error:
-                if self.named(name):
+                if self._named(name):
                     raise
                 self.skipped[name] = str(error)
         if not work:
@@ -245,7 +245,7 @@ class LayerProbe(Measurement):
                     result.check = replace(result.check, difference=max(result.check.difference, units.difference))
                 refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
             except CaptureError as error:
-                if self.named(name):
+                if self._named(name):
                     raise
                 self.skipped[name] = str(found.pop(name) and error)
                 continue
@@ -268,19 +268,19 @@ class LayerProbe(Measurement):
             if name in self.choice.groups:
                 found[name] = block
             if name in self.choice.groups or (
-                name in catalogue.parameters and not self.named(name) and taken >= set(block.parameters)
+                name in catalogue.parameters and not self._named(name) and taken >= set(block.parameters)
             ):
                 continue
             try:
                 found[name], *others = catalogue.by_use(block, H.uses)
             except ConfigError as error:
-                if self.named(name):
+                if self._named(name):
                     raise
                 self.skipped[name] = str(error)
                 continue
             taken |= {piece.parameter for piece in found[name].pieces if piece.rows is not None}
             for other in others:
-                if self.named(name):
+                if self._named(name):
                     apart = f"belongs to other outputs than the units of layer {name!r}: name it"
                     self.skipped |= {key: f"parameter {key!r} {apart}, layers=[{key!r}]" for key in other.parameters}
                     continue
@@ -698,7 +698,7 @@ class Capturing:
             raise CaptureError("stopped before all batches were read: a stream is measured as a whole")
         self.probe.skipped.update(dict.fromkeys(captures.stopped, STOPPED))
         for name, reason in captures.skipped.items():
-            if self.probe.named(name) and is_batch(self.probe.data):
+            if self.probe._named(name) and is_batch(self.probe.data):
                 raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
         self.probe.skipped.update(captures.skipped)
 

@@ -78,7 +78,7 @@ class Measurement(ABC):
         self.skipped |= {key: f"parameter {key!r} {why}" for key, why in still.items()}
         return replace(block, pieces=tuple(piece for piece in block.pieces if piece.parameter not in still))
 
-    def named(self, name: str) -> bool:
+    def _named(self, name: str) -> bool:
         """Whether a block was asked for by its name, so that it must not be left out."""
         return self.choice.names is not None and name not in self.choice.optional
 

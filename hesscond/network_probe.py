@@ -118,7 +118,7 @@ class NetworkProbe(Measurement):
             try:
                 own = self.moved(name, block)
             except ConfigError as error:
-                if self.named(name):
+                if self._named(name):
                     raise
                 self.skipped[name] = str(error)
                 continue

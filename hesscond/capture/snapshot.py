@@ -74,11 +74,6 @@ class Snapshot:
         self._owners = {id(t): key for key, t in tensors.items() if isinstance(t, nn.Parameter)}
         self._homes = {t.device for t in tensors.values()}
 
-    @property
-    def parameters(self) -> list[torch.Tensor]:
-        """All parameters of the model, as they are in its evaluations."""
-        return [self._state[key] for key in self._owners.values()]
-
     def at(self, values: Sequence[torch.Tensor]) -> Snapshot:
         """The same with other values of the leaves, in their order."""
         moved = copy(self)
@@ -158,3 +153,8 @@ class Snapshot:
         finally:
             for module, training in zip(modules, before, strict=True):
                 module.training = training
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """All parameters of the model, as they are in its evaluations."""
+        return [self._state[key] for key in self._owners.values()]
