@@ -23,6 +23,7 @@ from hesscond.hessians.blocks import ROOT
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.methods import Method, Spec, Vanilla, parse
 from hesscond.methods.base import no_step
+from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
 from hesscond.methods.optimizers import AtWork
 from hesscond.methods.regularization import Regularization
@@ -37,25 +38,15 @@ ProbeMethod = str | Spec | Method | torch.optim.Optimizer | Sequence[torch.optim
 #: What is left of it to measure the layers of a network in.
 Measured = Method | OfInputs | Coordinates | None
 
+#: So many names are listed in what is measured.
+FEW = 4
 #: How to apply a method to a model itself.
 BY_HAND = "method=hesscond.methods.parse({!r}).create(model)"
 
 
 @dataclass(frozen=True)
 class Applied:
-    """A network as a method builds it, and what is left for a probe of it.
-
-    Attributes
-    ----------
-    model
-        The model that was given, or a copy that the method was applied to.
-    method
-        What to measure the layers in: a method at work on that model, coordinates, or None: the plain ones.
-    data
-        Those given; where the method read them all, in memory.
-    what
-        What is measured, in words.
-    """
+    """A network as a method builds it, and what is left for a probe of it."""
 
     model: nn.Module
     method: Measured
@@ -103,23 +94,7 @@ def applied(
     whole: bool = False,
     alone: bool = True,
 ) -> Applied:
-    """What `hesscond.probe` measures if it is given ``method``: see there.
-
-    Parameters
-    ----------
-    model, method, data, loss_fn, dtype
-        Those of the probe.
-    whole
-        Whether it is of all parameters of the network together.
-    alone
-        Whether this process has all the data.
-
-    Raises
-    ------
-    ConfigError
-        No such method, or one for another model; it is not defined for this one, or not for all its parameters; no step
-        has defined its coordinates yet; the model cannot be copied.
-    """
+    """What `hesscond.probe` measures if it is given ``method``: see there."""
     work = partial(Applied, data=data, given=model)
     if isinstance(method, (str, Spec)):
         spec = parse(method) if isinstance(method, str) else method
@@ -158,7 +133,10 @@ def applied(
             raise ConfigError(f"method {method.name!r} is at work on another model than the one to probe")
         if whole:
             method.check_network()
-        measured: list[Coordinates] = []
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        still = method.unmoved(trained)
+        names: dict[str, None] = {}
+        plain: list[str] = []
         refusals: list[ConfigError] = []
         for name in eligible_layers(model):
             try:
@@ -167,13 +145,23 @@ def applied(
                 # said of the layers that are asked for, when they are
                 refusals.append(refusal)
             else:
-                measured += [] if own is None else [own]
-        if refusals and not measured:
+                names |= {} if own is None else {own.name: None}
+                plain += [name] if own is None else []
+        if isinstance(method, ByParameter):
+            inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
+            outside = [name for name in trained if id(model.get_parameter(name)) not in inside]
+            names |= {method.coordinates_name: None} if set(outside) - set(still) else {}
+        if refusals and not names:
             raise refusals[0]
-        if not measured and any(part.preconditions for part in getattr(method, "parts", [method])):
+        if not names and any(part.preconditions for part in getattr(method, "parts", [method])):
             raise no_step(method.whole.name)
-        names = dict.fromkeys(own.name for own in measured)
-        return work(model, method if measured else None, what=said(" and ".join(names), None))
+        what = said(" and ".join(names), None)
+        if names and plain:
+            what += f", and plain ones in {listed(plain)}"
+        if still:
+            moved = [name for name in trained if name not in still]
+            what += f", of the parameters moved by {method.name}: {listed(moved)}"
+        return work(model, method if names else None, what=what)
     if method is None or isinstance(method, Coordinates):
         return work(model, method, what=said(None if method is None else method.name, None))
     raise ConfigError(
@@ -182,13 +170,7 @@ def applied(
 
 
 def at_work(model: nn.Module, optimizers: Any) -> AtWork:
-    """One or several optimizers as a method.
-
-    Raises
-    ------
-    ConfigError
-        Something else among them, or what `AtWork` refuses.
-    """
+    """One or several optimizers as a method."""
     several = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
     for one in several:
         if not isinstance(one, torch.optim.Optimizer):
@@ -196,23 +178,24 @@ def at_work(model: nn.Module, optimizers: Any) -> AtWork:
     return AtWork(model, several)
 
 
+def listed(names: Sequence[str]) -> str:
+    """The first few of some names, and how many there are."""
+    return ", ".join(names) if len(names) <= FEW else f"{', '.join(names[:FEW])}, … ({len(names)} in all)"
+
+
 def said(name: str | None, chosen: OfInputs | None) -> str:
     """Coordinates in words."""
     if chosen is not None:
-        return f"coordinates of {chosen.part.name}, from the statistics of the data"
+        layers = chosen.options.get("layers")
+        where = f" in {listed(layers)}, and plain ones in other layers" if layers is not None else ""
+        return f"coordinates of {chosen.part.name}{where}, from the statistics of the data"
     return f"coordinates: {name}" if name else "plain coordinates"
 
 
 def rebuilt(
     model: nn.Module, spec: Spec, data: Batch | Iterable[Batch], *, alone: bool
 ) -> tuple[Method, Batch | Iterable[Batch]]:
-    """Methods at work on a copy of a model, as a study builds it, and the data, read if a method reads them all.
-
-    Raises
-    ------
-    ConfigError
-        The model cannot be copied, or the methods do not fit it, its mode or the data.
-    """
+    """Methods at work on a copy of a model, as a study builds it, and the data, read if a method reads them all."""
     try:
         own = deepcopy(model)
     except Exception as error:
@@ -260,12 +243,6 @@ def take_first_step(
     """Show the data to a method at work on a copy of the model, as the mini-batch of its first step.
 
     The copy is cast to ``dtype``, unless that is None.
-
-    Raises
-    ------
-    ConfigError
-        The data are not one batch, all of which this process has; the copy does not run in this precision; no parameter
-        requires a gradient.
     """
     if not (alone and is_batch(data)):
         raise ConfigError(
@@ -298,13 +275,7 @@ def take_first_step(
 
 
 def first_arguments(method: str, batches: Iterable[Batch]) -> torch.Tensor:
-    """What a model gets as its first argument, of all batches together.
-
-    Raises
-    ------
-    ConfigError
-        It is no tensor.
-    """
+    """What a model gets as its first argument, of all batches together."""
     found = []
     for batch in batches:
         inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else None
@@ -360,13 +331,7 @@ def coordinates_at(method: Measured, layer: str) -> Coordinates | OfInputs | Non
 
 
 def from_data(spec: Spec) -> OfInputs | None:
-    """The coordinates of the one of the methods named whose coordinates the data define.
-
-    Raises
-    ------
-    ConfigError
-        Several have such coordinates.
-    """
+    """The coordinates of the one of the methods named whose coordinates the data define."""
     found = [part for part in spec.parts if part[0].needs_statistics]
     if len(found) > 1:
         names = " and ".join(part.name for part, _ in found)
@@ -377,15 +342,7 @@ def from_data(spec: Spec) -> OfInputs | None:
 def layer_coordinates(
     method: Measured, operator: NetworkOperator, *, team: Team | None = None
 ) -> Mapping[str, LinearCoordinates | None]:
-    """The P of each layer of an operator, from the statistics of its inputs over all the data (of all processes).
-
-    Raises
-    ------
-    ConfigError
-        Coordinates that are no P known beforehand.
-    CaptureError
-        A layer that the data do not reach.
-    """
+    """The P of each layer of an operator, from the statistics of its inputs over all the data (of all processes)."""
     chosen = unit_layout(operator).layers
     seen: dict[str, Any] = {}
     if isinstance(method, OfInputs):

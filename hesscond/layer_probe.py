@@ -92,8 +92,8 @@ class LayerProbe(Measurement):
     ----------
     systems
         What each layer is measured in.
-    skipped
-        Layers that were not measured, with the reason.
+    blocks
+        What of each layer is measured.
     reached
         Names of the parameters that the loss depends on, once they are known.
     precision
@@ -101,23 +101,24 @@ class LayerProbe(Measurement):
     """
 
     systems: dict[str, Coordinates | OfInputs | None] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
+    blocks: dict[str, Block] = field(default_factory=dict)
     reached: set[str] | None = None
     precision: Precision | None = None
 
     def result(self) -> ProbeResult:
-        blocks = self.choice.blocks(self.model)
+        chosen, blocks = self.choice.blocks(self.model), self.blocks
         self.refuse_little(
-            block.width if self.level == "unit" and block.units else block.order for block in blocks.values()
+            block.width if self.level == "unit" and block.units else block.order for block in chosen.values()
         )
-        for name, block in blocks.items():
+        for name, block in chosen.items():
             try:
-                self.systems[name] = self._system(name, block)
+                part = self.moved(name, block)
+                self.systems[name] = self._system(name, part)
+                blocks[name] = part
             except ConfigError as error:
                 if self._named(name):
                     raise
                 self.skipped[name] = str(error)
-        blocks = {name: block for name, block in blocks.items() if name in self.systems}
         charts = {name: own for name in blocks if isinstance(own := self.systems[name], Chart)}
         plain = {name: block for name, block in blocks.items() if name not in charts and block.layer is None}
         if (charts or plain) and self.team is not None:
@@ -141,10 +142,6 @@ class LayerProbe(Measurement):
         skipped = {name: why for name, why in self.skipped.items() if name not in found}
         precision = "not looked at (check=False)" if self.precision is None else str(self.precision)
         return ProbeResult({name: found[name] for name in blocks if name in found}, skipped, precision)
-
-    def _named(self, name: str) -> bool:
-        """Whether a block was asked for by its name, so that it must not be left out."""
-        return self.choice.names is not None and name not in self.choice.optional
 
     # what blocks are measured in
 
@@ -186,13 +183,15 @@ class LayerProbe(Measurement):
         units = chart.chosen_units(self.model, name, self.units) if self.level == "unit" else ()
         # all of them now: the model may be another one when they are read
         blocks = {unit: source.block(chart, name, unit) for unit in units or [None]}
-        H = source.latest
+        H, block = source.latest, self.blocks[name]
+        whole = not units or block.layer is not None
+        own = {piece.parameter for piece in block.pieces if whole or piece.rows is not None}
         result = LayerResult(
             name,
             self.level,
             units,
             blocks.__getitem__,
-            parameters=H.names,
+            parameters=[parameter for parameter in H.names if whole or parameter in own],
             n_params=next(iter(blocks.values())).order,
             route=f"products, in {chart.name}",
             rtol=self.rtol,
@@ -219,7 +218,7 @@ class LayerProbe(Measurement):
             self.skipped |= dict.fromkeys(blocks, str(error))
             return {}
         work: dict[str, ByProducts] = {}
-        for name, block in blocks.items():
+        for name, block in (self._by_use(blocks, H, catalogue) if self.level == "unit" else blocks).items():
             try:
                 work[name] = ByProducts.of(self, block, H, catalogue)
             except HesscondError as error:
@@ -269,6 +268,43 @@ class LayerProbe(Measurement):
         if failing:
             return self._by_products(fit) if fit else {}
         return {name: own for block in fit for name, own in self._by_products({block: fit[block]}).items()}
+
+    def _by_use(self, blocks: Mapping[str, Block], H: HessianOperator, catalogue: Catalogue) -> dict[str, Block]:
+        """Blocks by the outputs of their parameters; what of them has others is one more, or is skipped.
+
+        Raises
+        ------
+        ConfigError
+            A block named has rows that are not outputs.
+        """
+        found: dict[str, Block] = {}
+        taken: set[str] = set()
+        # a parameter that a module has for its outputs needs no block of its own
+        for name in sorted(blocks, key=lambda name: catalogue.module(name) is None):
+            block = blocks[name]
+            if name in self.choice.groups:
+                found[name] = block
+            if name in self.choice.groups or (
+                name in catalogue.parameters and not self._named(name) and taken >= set(block.parameters)
+            ):
+                continue
+            try:
+                found[name], *others = catalogue.by_use(block, H.uses)
+            except ConfigError as error:
+                if self._named(name):
+                    raise
+                self.skipped[name] = str(error)
+                continue
+            taken |= {piece.parameter for piece in found[name].pieces if piece.rows is not None}
+            for other in others:
+                if self._named(name):
+                    apart = f"belongs to other outputs than the units of layer {name!r}: name it"
+                    self.skipped |= {key: f"parameter {key!r} {apart}, layers=[{key!r}]" for key in other.parameters}
+                    continue
+                found[other.name], self.blocks[other.name] = other, other
+                self.systems[other.name] = self._system(other.name, other)
+                taken |= set(other.parameters)
+        return {name: found[name] for name in (*blocks, *found) if name in found}
 
     # layers that are captured
 
@@ -390,6 +426,7 @@ class ByProducts:
                     "on it"
                 )
             units = block.chosen(probe.units) if probe.units is not None or not block.table else tuple(live.units)
+            live = live.at(range(len(live.units)))
             products = len(units) * live.width
             if products > PRODUCTS:
                 raise ConfigError(
@@ -547,7 +584,8 @@ class Capturing:
 
     def result(self, name: str, sums: Sums) -> LayerResult:
         """The result of a layer in its coordinates."""
-        probe, geometry = self.probe, Geometry.of(self.layers[name])
+        probe, geometry, block = self.probe, Geometry.of(self.layers[name]), self.probe.blocks[name]
+        moved = {id(probe.model.get_parameter(parameter)) for parameter in block.parameters}
         own = probe.resolved(name, sums.statistics.get(name), geometry)
         source = probe.source(lambda layer, unit: sums.blocks[layer][unit])
         together = None
@@ -558,8 +596,8 @@ class Capturing:
             probe.level,
             [unit for unit in sums.blocks[name] if unit is not None],
             partial(source.block, own, name),
-            parameters=self._parameters(name),
-            n_params=geometry.n_params * (geometry.units if probe.level == "layer" else 1),
+            parameters=[p for p in self._parameters(name) if id(probe.model.get_parameter(p)) in moved],
+            n_params=block.order // (1 if probe.level == "layer" else geometry.units),
             route=sums.routes[name],
             rtol=probe.rtol,
             conditions=together,

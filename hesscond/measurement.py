@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -15,7 +15,8 @@ from hesscond.capture import Batch, LossFunction, Pace
 from hesscond.capture.backward import readable
 from hesscond.capture.weighting import BatchWeight
 from hesscond.errors import ConfigError
-from hesscond.hessians import BlockHessian, BlockSource, Choice, HessianOperator
+from hesscond.hessians import Block, BlockHessian, BlockSource, Choice, HessianOperator
+from hesscond.methods import Method
 from hesscond.operators.parallel import Team
 from hesscond.results import ProbeResult
 
@@ -38,6 +39,8 @@ class Measurement(ABC):
         Products with a whole network that may be taken; None: as many as it takes.
     pace
         Is told what is planned and done.
+    skipped
+        What is not measured, with the reason.
     """
 
     model: nn.Module
@@ -57,6 +60,7 @@ class Measurement(ABC):
     team: Team | None
     products: int | None
     pace: Pace = field(default_factory=Pace)
+    skipped: dict[str, str] = field(default_factory=dict)
 
     @abstractmethod
     def result(self) -> ProbeResult:
@@ -70,6 +74,23 @@ class Measurement(ABC):
                 f"memory={readable(self.memory)} holds no vector of the smallest Hessian, whose {least:,} parameters "
                 f"take {readable(8 * least)}: memory= is a number of bytes, or a size such as '2 GB'"
             )
+
+    def moved(self, name: str, block: Block) -> Block:
+        """The part of a block that the method's steps move; the others of its parameters are skipped."""
+        still = self.method.unmoved(block.parameters) if isinstance(self.method, Method) else {}
+        if not still:
+            return block
+        if name in self.choice.groups:
+            key, why = next(iter(still.items()))
+            raise ConfigError(f"block {name!r} cannot be measured so: its parameter {key!r} {why}")
+        if len(still) == len(block.parameters):
+            raise ConfigError(f"layer {name!r} {next(iter(still.values()))}")
+        self.skipped |= {key: f"parameter {key!r} {why}" for key, why in still.items()}
+        return replace(block, pieces=tuple(piece for piece in block.pieces if piece.parameter not in still))
+
+    def _named(self, name: str) -> bool:
+        """Whether a block was asked for by its name, so that it must not be left out."""
+        return self.choice.names is not None and name not in self.choice.optional
 
     def source(self, captured: Callable[[str, int | None], BlockHessian] | None = None) -> BlockSource:
         """What blocks are made from: products with the Hessian of the loss, and what was captured of it."""

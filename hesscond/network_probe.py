@@ -23,6 +23,7 @@ from hesscond.hessians import (
     BlockLayout,
     BlockSource,
     Catalogue,
+    Choice,
     Coordinates,
     HessianOperator,
     LinearCoordinates,
@@ -48,6 +49,7 @@ from hesscond.results import Memory, NetworkResult, ProbeResult, gigabytes
 from hesscond.roles import NETWORK
 from hesscond.spectra import Known, bounded_condition
 from hesscond.spectra.bounded import FINAL, LEAST_VECTORS, MEASURING
+from hesscond.structure import trained
 
 #: Vectors of all parameters that an operator holds: their copies, their place, the gradient, and that with its graph.
 COPIES = 4
@@ -72,11 +74,15 @@ class NetworkProbe(Measurement):
             block, route = source.products(operator, nothing_known), f"products, in {chart.name}"
             again = partial(of_chart, chart)
             return self._checked(block, source.latest, parts, route, operator, again)
-        outside = None if self.method is None or named is not None else outside_of_layers(self.model)
-        by_parameter = self.method if outside is not None and isinstance(self.method, ByParameter) else None
-        if self.method is not None and named is None and by_parameter is None:
-            named = tuple(layers_with_everything(self.model))
-        blocks = {} if named is None else replace(self.choice, names=named).blocks(self.model)
+        by_parameter = None
+        if isinstance(self.method, ByParameter):
+            blocks = self._moved()
+            if any(block.layer is None for block in blocks.values()):
+                by_parameter = self.method
+        else:
+            if self.method is not None and named is None:
+                named = tuple(layers_with_everything(self.model))
+            blocks = {} if named is None else replace(self.choice, names=named).blocks(self.model)
         H = self._operator(source, blocks)
         whole = H if self.team is None else shared(H, self.team)
         route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
@@ -90,7 +96,7 @@ class NetworkProbe(Measurement):
             return self._checked(source.products(changed, nothing_known), H, parts, route, changed, again)
         parts = {}
         for name, where in H.parts.items():
-            owner = name if blocks else name.rpartition(".")[0] or "model"
+            owner = name.rpartition(".")[0] or "model" if named is None else name
             parts.setdefault(owner, []).append(where)
         if by_parameter is not None:
             changed = in_parameters(by_parameter, H, whole)
@@ -101,10 +107,29 @@ class NetworkProbe(Measurement):
         known = partial(all_known, H) if self.team is None else lambda: ((), Known(None, network_inverse(H)))
         return self._checked(source.products(whole, known), H, parts, route, whole, again)
 
+    def _moved(self) -> dict[str, Block]:
+        """What the method's steps move of the blocks, or of the network: plain layers, and blocks without ``layer``."""
+        choice, catalogue = self.choice, Catalogue(self.model)
+        if choice.names is None:
+            choice = Choice(tuple(catalogue.natural))
+        found = {}
+        for name, block in choice.blocks(self.model).items():
+            try:
+                own = self.moved(name, block)
+            except ConfigError as error:
+                if self._named(name):
+                    raise
+                self.skipped[name] = str(error)
+                continue
+            if self.choice.names is None:
+                own = trained(own, catalogue)
+            found[name] = own if own.order == block.order else replace(own, layer=None)
+        return found
+
     def _operator(self, source: BlockSource, blocks: Mapping[str, Block]) -> HessianOperator:
         """The Hessian in all parameters, or in those of the blocks named."""
         odd = next((name for name, block in blocks.items() if block.layer is None), None)
-        if odd is not None and self.method is not None:
+        if odd is not None and not isinstance(self.method, ByParameter | None):
             raise ConfigError(
                 f"the coordinates of a method are those of a plain weight, which layer {odd!r} does not have: name "
                 "others"
@@ -117,6 +142,9 @@ class NetworkProbe(Measurement):
             if odd is None:
                 return source.operator(layers=list(blocks) or None, watch=watch)
             layout = self._layout(blocks)
+            if self.choice.names is None:
+                names = [name for name, _ in self.model.named_parameters() if name in layout.names]
+                return source.operator(parameters=names, watch=watch)
             return source.operator(parameters=layout.names, watch=watch).restricted(layout)
 
         return make() if self.team is None else agreed(self.team, make)
@@ -171,7 +199,7 @@ class NetworkProbe(Measurement):
                 level=H.layout.levelled if isinstance(operator, (HessianOperator, DataParallel)) else None,
                 memory=result.memory.vectors,
             )
-        return ProbeResult({NETWORK: result}, {}, precision)
+        return ProbeResult({NETWORK: result}, self.skipped, precision)
 
     def _refuse_large(self) -> None:
         """Raise an error for a network of which no vector fits, or not those of the products, before any is made."""
@@ -275,6 +303,8 @@ def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:
 
 def network_chart(method: Measured, layers: Sequence[str] | None, model: nn.Module) -> Coordinates | None:
     """The coordinates of all parameters of the network together, where ``method`` is no P of its layers."""
+    if isinstance(method, ByParameter):
+        return None
     found = [coordinates_at(method, name) for name in eligible_layers(model)]
     charts = [own for own in found if own is not None and not isinstance(own, (LinearCoordinates, OfInputs))]
     if not charts:

@@ -75,9 +75,9 @@ def probe(
         ``"attn[q]"``, their heads ``"attn[q.0]"``, the gates i, f, g, o or r, z, n of recurrent cells ``"lstm[f]"``,
         layers and directions ``"lstm[l1_reverse]"``, ranges of rows ``"fc[0:64]"``. None: all dense and convolutional
         layers that the data reach (``skipped`` names the others, and parameters of other modules). What is no dense or
-        convolutional layer is measured by products with the Hessian, its units being the rows of its parameters: the
-        tokens that occur of an embedding, shift and scale of a feature of a normalization, the rows of packed or
-        recurrent weights with their biases, the columns of the ``Conv1D`` of Hugging Face's transformers.
+        convolutional layer is measured by products with the Hessian, its units being the outputs of its weight (columns
+        where y = x W) with the biases that are added to them, or rows: the tokens that occur of an embedding, shift and
+        scale of a feature of a normalization, the rows of packed or recurrent weights with their biases.
     level
         ``"unit"``: one Hessian for every output unit's [b, w]; ``"layer"``: one for all parameters of the layer;
         ``"network"``: one for all parameters that require a gradient, or for those of ``layers`` together, under the
@@ -91,7 +91,8 @@ def probe(
         step on it; methods whose coordinates many steps define (``"adam"``) are refused. A method at work on the model,
         ``BNP(model)``: the coordinates of its last step. An optimizer that has taken a step, of torch,
         pytorch-optimizer or heavyball, or several that train the model together: P with M = P Pᵀ of its step −η M g,
-        read from its state (see `hesscond.methods.optimizers`). Or a `Preconditioner`, or a chart such as
+        read from its state (see `hesscond.methods.optimizers`), of the parameters that they move: the others are in
+        ``skipped``. Or a `Preconditioner`, or a chart such as
         `hesscond.hessians.Jacobi`. The result says in words which it was (``result.coordinates``).
     blocks
         Groups of one's own by name, each a list of names as for ``layers``: one Hessian each, at level "unit" too.

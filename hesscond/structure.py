@@ -174,6 +174,7 @@ def block_structure(
         weight=weight,
     )
     if by == "row":
+        asked = [part for block in asked for part in outputs(block, H, catalogue)]
         # rows of tables that nothing looks up are zero
         asked = [occurring(block, H, catalogue.parameters) if block.table else block for block in asked]
     H = H.restricted(BlockLayout(asked, catalogue.parameters))
@@ -209,17 +210,21 @@ def block_structure(
 
 
 def trained(block: Block, catalogue: Catalogue) -> Block:
-    """What of a block requires a gradient.
-
-    Raises
-    ------
-    ConfigError
-        Nothing does.
-    """
+    """What of a block requires a gradient."""
     pieces = tuple(piece for piece in block.pieces if catalogue.parameters[piece.parameter].requires_grad)
     if not pieces:
         raise ConfigError(frozen(block.parameters[0]))
     return replace(block, pieces=pieces)
+
+
+def outputs(block: Block, H: HessianOperator, catalogue: Catalogue) -> list[Block]:
+    """A block by the outputs of its parameters, or whole if its rows are not outputs."""
+    if block.layer is not None:
+        return [block]
+    try:
+        return catalogue.by_use(block, H.uses)
+    except ConfigError:
+        return [replace(block, units=(), pieces=tuple(replace(piece, rows=None) for piece in block.pieces))]
 
 
 def rows_of(block: Block, placed: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -237,8 +242,7 @@ def rows_of(block: Block, placed: torch.Tensor | None) -> dict[str, torch.Tensor
             if piece.rows is None:
                 found[piece.parameter] = [numbers]
                 continue
-            rows = numbers.view(piece.shape[0], len(piece.rows), -1)
-            for place, unit in enumerate(block.units):
-                found.setdefault(f"{block.name}[{unit}]", []).append(rows[:, place].flatten())
+            for unit, own in zip(block.units, piece.places(), strict=True):
+                found.setdefault(f"{block.name}[{unit}]", []).append(numbers[own])
     whole = not block.units or len(found) == 1
     return {block.name: torch.arange(block.order)} if whole else {name: torch.cat(own) for name, own in found.items()}

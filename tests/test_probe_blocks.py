@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hesscond
@@ -17,7 +18,7 @@ from hesscond.hessians import Catalogue, Jacobi, role
 from hesscond.hessians import OptimalDiagonal as Optimal
 from hesscond.methods import parse
 from hesscond.roles import KINDS, Role, role_of
-from tests.cases import CE, OTHERS, Conv1D, Piped, case, split
+from tests.cases import CE, OTHERS, AddLowRank, Conv1D, Piped, case, split
 from tests.truth import forward_over_reverse, reverse_over_reverse
 
 ids = pytest.mark.parametrize("other_case", OTHERS, ids=lambda c: c.name)
@@ -71,6 +72,8 @@ def places(model):
 
 
 def is_transposed(model, key):
+    if key in ("p2", "middle.scales.1"):  # h @ p
+        return True
     return isinstance(model.get_submodule(key.rpartition(".")[0].partition(".parametrizations")[0]), Conv1D)
 
 
@@ -579,3 +582,249 @@ def test_names_alone_say_the_roles_of_the_blocks_of_transformers(name, unknown):
 def test_a_transposed_convolution_has_no_rows_to_name():
     with pytest.raises(ConfigError, match=r"'up' has no part \[0:2\]: it has none"):
         Catalogue(nn.ModuleDict({"up": nn.ConvTranspose1d(4, 4, 2)})).block("up[0:2]")
+
+
+# units by what a weight does
+
+
+class Does(nn.Module):
+    """Parameters of given shapes, and what a function makes of them and of an input."""
+
+    def __init__(self, shapes, function):
+        super().__init__()
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x, **dict(self.named_parameters()))
+
+
+def of_heads(x, W, b):
+    return (torch.einsum("ni,hio->nho", x, W) + b).flatten(1)
+
+
+def by_gates(x, W, U, b):
+    h = x.new_zeros(len(x), 4)
+    for _ in range(3):
+        h = torch.tanh(x @ W + h @ U + b)
+    return h
+
+
+def by_edges(x, W, b):
+    to, source = torch.arange(8) % 5, (3 * torch.arange(8)) % 7
+    return torch.zeros_like(x[:, :1] @ W[:1]).index_add(0, to, (x @ W)[source]) + b
+
+
+def by_relations(x, W, b):
+    return torch.cat([x @ W[k] + b[k] for k in range(3)], 1)
+
+
+SQUARE = {"W": (4, 4), "b": (4,)}
+CONV = {"W": (4, 4, 2), "b": (4,)}
+SPIKES = torch.randn(4, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+#: Shapes; what is computed; by parameter of a unit, the dimensions that number units.
+COLUMNS = {"b": (0,), "W": (1,)}
+ROWS = {"b": (0,), "W": (0,)}
+USES = {
+    "x W": (SQUARE, lambda x, W, b: x @ W + b, COLUMNS),
+    "x W, narrow": ({"W": (4, 3), "b": (3,)}, lambda x, W, b: x @ W + b, COLUMNS),
+    "x W, wide": ({"b": (6,), "W": (4, 6)}, lambda x, W, b: x @ W + b, COLUMNS),
+    "x Wt": (SQUARE, lambda x, W, b: x @ W.T + b, ROWS),
+    "linear": (SQUARE, lambda x, W, b: F.linear(x, W, b), ROWS),
+    "linear of a transpose": (SQUARE, lambda x, W, b: F.linear(x, W.t(), b), COLUMNS),
+    "addmm": (SQUARE, lambda x, W, b: torch.addmm(b, x, W), COLUMNS),
+    "einsum io": (SQUARE, lambda x, W, b: torch.einsum("io,ni->no", W, x) + b, COLUMNS),
+    "einsum oi": (SQUARE, lambda x, W, b: torch.einsum("oi,ni->no", W, x) + b, ROWS),
+    "by hand": (SQUARE, lambda x, W, b: (x[:, :, None] * W).sum(1) + b, COLUMNS),
+    "of tokens": (SQUARE, lambda x, W, b: (torch.stack([x, x.sin()], 1) @ W + b).flatten(1), COLUMNS),
+    "heads": ({"W": (2, 4, 3), "b": (2, 3)}, of_heads, {"b": (0, 1), "W": (0, 2)}),
+    "heads, flat bias": (
+        {"W": (4, 2, 2), "b": (4,)},
+        lambda x, W, b: torch.einsum("ni,iho->nho", x, W).flatten(1) + b,
+        {"b": (0,), "W": (1, 2)},
+    ),
+    "relations": ({"W": (3, 4, 4), "b": (3, 4)}, by_relations, {"b": (0, 1), "W": (0, 2)}),
+    "graph": (SQUARE, lambda x, W, b: x @ x.T @ (x @ W) + b, COLUMNS),
+    "messages": (SQUARE, by_edges, COLUMNS),
+    "recurrence": ({"W": (4, 4), "U": (4, 4), "b": (4,)}, by_gates, COLUMNS | {"U": (1,)}),
+    "convolution": (CONV, lambda x, W, b: F.conv1d(x[:, :, None] * SPIKES, W, b).flatten(1), ROWS),
+    "convolution, permuted": (
+        CONV,
+        lambda x, W, b: F.conv1d(x[:, :, None] * SPIKES, W.transpose(0, 1), b).flatten(1),
+        COLUMNS,
+    ),
+    "transposed convolution": (
+        CONV,
+        lambda x, W, b: F.conv_transpose1d(x[:, :, None] * SPIKES, W, b).flatten(1),
+        COLUMNS,
+    ),
+    "positive": (SQUARE, lambda x, W, b: x @ F.softplus(W) + b, COLUMNS),
+    "masked": (SQUARE, lambda x, W, b: x @ (W * torch.eye(4).roll(1, 0).add(0.5)) + b, COLUMNS),
+    "of unit length": (
+        {"g": (1, 4), "W": (4, 4), "b": (4,)},
+        lambda x, g, W, b: x @ (g * W / W.norm(dim=0, keepdim=True)) + b,
+        {"b": (0,), "g": (1,), "W": (1,)},
+    ),
+    "two products": (
+        {"W": (4, 4), "V": (4, 4, 2), "b": (4,)},
+        lambda x, W, V, b: x @ W + torch.einsum("nik,oik->no", x[:, :, None] * SPIKES[:, :2], V) + b,
+        COLUMNS | {"V": (0,)},
+    ),
+    "bias of what follows": (SQUARE, lambda x, W, b: torch.tanh(x @ W) + b, {"W": (1,)}),
+    "bias of all": ({"W": (4, 4), "b": ()}, lambda x, W, b: x @ W + b, {"W": (1,)}),
+    "two layers": (
+        {"W": (4, 4), "b": (4,), "V": (4, 4), "c": (4,)},
+        lambda x, W, b, V, c: torch.tanh(x @ W + b) @ V + c,
+        COLUMNS,
+    ),
+    "one output": ({"W": (4,), "b": ()}, lambda x, W, b: (x @ W + b)[:, None], {"b": (), "W": ()}),
+    "slices": (
+        SQUARE,
+        lambda x, W, b: torch.cat([x @ W[:, :1] + b[:1], torch.tanh(x @ W[:, 1:] + b[1:])], 1),
+        COLUMNS,
+    ),
+}  # fmt: skip
+
+
+def in_the_middle(shapes, function):
+    """What is computed between a dense layer and a smooth loss; the middle alone has a number of outputs."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(5, 4), Does(shapes, function)).double()
+    return model, lambda output, target: (torch.tanh(output) - target[:, None]).square().mean()
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_unit_is_an_output_of_what_a_weight_does(use):
+    shapes, function, expected = USES[use]
+    model, loss_fn = in_the_middle(shapes, function)
+    x, y = torch.randn(7, 5, dtype=torch.float64), torch.linspace(-1, 1, 7, dtype=torch.float64)
+    named = {key: p.detach() for key, p in model.named_parameters()}
+    result = hesscond.probe(model, loss_fn, (x, y), ["1"])["1"]
+    assert set(result.parameters) == {f"1.{key}" for key in expected}
+    assert result.check.passed
+    first = named["1.W"]
+    assert len(result.units) == int(torch.tensor([first.shape[d] for d in expected["W"]]).prod())
+    for unit in result.units:
+        places = {}
+        for key in result.parameters:
+            numbers, axes = torch.arange(named[key].numel()).view(named[key].shape), expected[key[2:]]
+            rest = [d for d in range(numbers.ndim) if d not in axes]
+            places[key] = numbers.permute((*axes, *rest)).reshape(len(result.units), -1)[unit]
+        sizes = [len(place) for place in places.values()]
+
+        def loss(theta, places=places, sizes=sizes):
+            parts = dict(zip(places, theta.split(sizes), strict=True))
+            values = {
+                key: named[key].flatten().index_put((places[key],), part).view(named[key].shape)
+                for key, part in parts.items()
+            }
+            return loss_fn(functional_call(model, named | values, (x,)), y)
+
+        truth = torch.func.hessian(loss)(torch.cat([named[key].flatten()[place] for key, place in places.items()]))
+        compare(result.hessian(unit), truth)
+        assert result.n_params == len(truth)
+
+
+UNCLEAR = {
+    "number outputs in one use": (SQUARE, lambda x, W, b: torch.tanh(x @ W + b) @ W.T),
+    "goes through LinalgMatrixExp": (SQUARE, lambda x, W, b: x @ torch.matrix_exp(W) + b),
+    "are both summed over": ({"W": (4, 4), "Q": (4, 4)}, lambda x, W, Q: torch.softmax(x @ (Q @ W).T, 1) @ Q),
+    "goes through Convolution": (
+        {"W": (4, 3, 2), "b": (6,)},
+        lambda x, W, b: F.conv_transpose1d(x[:, :, None] * SPIKES, W, b, groups=2).flatten(1),
+    ),
+}
+
+
+@pytest.mark.parametrize("words", UNCLEAR)
+def test_rows_that_are_no_outputs_are_no_units(words):
+    """Both levels: a unit is refused, the layer is measured."""
+    model, loss_fn = in_the_middle(*UNCLEAR[words])
+    batch = torch.randn(7, 5, dtype=torch.float64), torch.zeros(7, dtype=torch.float64)
+    with pytest.raises(
+        ConfigError, match=rf"'1.W' is not divided into units.* {words}.*; use level='layer'"
+    ) as refusal:
+        hesscond.probe(model, loss_fn, batch, ["1.W"])
+    assert "\n" not in str(refusal.value)
+    assert words in hesscond.probe(model, loss_fn, batch, "*").skipped.get("1.W", "") + str(refusal.value)
+    assert hesscond.probe(model, loss_fn, batch, ["1"], "layer")["1"].kappa.rank > 0
+
+
+def test_what_a_glob_finds_of_two_layers_in_one_module_has_the_units_of_each():
+    model, loss_fn = in_the_middle(*USES["two layers"][:2])
+    batch = torch.randn(7, 5, dtype=torch.float64), torch.zeros(7, dtype=torch.float64)
+    found = hesscond.probe(model, loss_fn, batch, "1*")
+    assert {name: result.parameters for name, result in found.items()} == {"1": ("1.b", "1.W"), "1.V": ("1.c", "1.V")}
+    named = hesscond.probe(model, loss_fn, batch, ["1", "1.V"])
+    assert named["1"].hessian(2).shape == (5, 5)
+    assert named["1.V"].parameters == ("1.V",)
+    compare(named["1.V"].hessian(1), found["1.V"].hessian(1)[1:, 1:])
+    alone = hesscond.probe(model, loss_fn, batch, ["1"])
+    assert set(alone.skipped) == {"1.V", "1.c"}
+    assert "'1.V' belongs to other outputs than the units of layer '1'" in alone.skipped["1.V"]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_columns_are_those_of_streams_and_scaled_losses_in_single_precision_too(scale):
+    model, loss_fn = in_the_middle(*USES["x W"][:2])
+    batch = torch.randn(8, 5, dtype=torch.float64), torch.zeros(8, dtype=torch.float64)
+    plain = hesscond.probe(model, loss_fn, batch, ["1"])["1"]
+    data = (batch[0].float(), batch[1].float())
+    model.float()
+    found = hesscond.probe(model, lambda o, t: scale * loss_fn(o, t), split(data, [3, 5]), ["1"], reduction="mean")["1"]
+    assert found.parameters == ("1.b", "1.W")
+    for kappa, own in zip(found.kappa, plain.kappa, strict=True):
+        assert kappa.rank == own.rank
+        assert kappa.value == pytest.approx(own.value, rel=1e-3)
+
+
+def test_rows_of_the_weight_of_a_transposed_convolution_are_its_inputs():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConvTranspose1d(4, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)).double()
+    batch = torch.randn(6, 4, 3, dtype=torch.float64), torch.arange(6) % 3
+    layer = hesscond.probe(model, CE, batch, ["0"])["0"]
+    weight = hesscond.probe(model, CE, batch, ["0.weight"])["0.weight"]
+    for unit in range(4):
+        compare(weight.hessian(unit), layer.hessian(unit)[1:, 1:])
+    assert list(hesscond.probe(model, CE, batch, "*")) == ["0", "3"]
+
+
+def test_a_table_that_is_multiplied_as_it_is_has_no_rows_for_units():
+    """Looked up, its rows are units; as x E, its columns are outputs."""
+
+    class Soft(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(4, 4), nn.Linear(4, 3)
+
+        def forward(self, ids):
+            h = self.table(ids).tanh()
+            return self.head((torch.softmax(h, 1) @ self.table.weight).tanh())
+
+    torch.manual_seed(0)
+    batch = torch.arange(8) % 4, torch.arange(8) % 3
+    with pytest.raises(ConfigError, match=r"'table' is not divided into units.* number outputs in one use"):
+        hesscond.probe(Soft().double(), CE, batch, ["table"])
+
+
+@pytest.mark.parametrize("part", ["1[0:2]", "1.W[1:3]"])
+def test_a_range_of_rows_is_none_of_units_where_columns_are_outputs(part):
+    model, loss_fn = in_the_middle(*USES["x W"][:2])
+    batch = torch.randn(8, 5, dtype=torch.float64), torch.zeros(8, dtype=torch.float64)
+    with pytest.raises(ConfigError, match="is a parameter whose rows are no outputs; use level='layer'"):
+        hesscond.probe(model, loss_fn, batch, [part])
+    assert hesscond.probe(model, loss_fn, batch, [part], "layer")[part].kappa.rank > 0
+
+
+def test_a_factor_of_the_rank_of_its_layer_is_no_part_of_a_unit():
+    """W + BA with as many rows in A as outputs: they are none."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4)
+    nn.utils.parametrize.register_parametrization(layer, "weight", AddLowRank(4, 4, 4))
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 3)).double()
+    batch = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) % 3
+    found = hesscond.probe(model, CE, batch, ["0"])["0"]
+    prefix = "0.parametrizations.weight"
+    assert set(found.parameters) == {"0.bias", f"{prefix}.original", f"{prefix}.0.B"}
+    assert found.n_params == 9

@@ -352,6 +352,21 @@ def test_methods_at_work_are_measured_after_a_step_only():
         assert same(hesscond.probe(model, loss_fn, (x, y), ["3"], method=method)["3"].hessian(1), P.T @ H @ P)
 
 
+@pytest.mark.parametrize("at_work", [False, True])
+def test_layers_that_a_method_leaves_alone_are_named_as_plain(at_work):
+    model, loss_fn, (x, y) = make()
+    method = "bnp:layers=3"
+    if at_work:
+        method = BNP(model, layers=("3",))
+        loss_fn(model(x), y).backward()
+        method.transform_gradients()
+    found = hesscond.probe(model, loss_fn, (x, y), level="layer", method=method)
+    plain = hesscond.probe(model, loss_fn, (x, y), level="layer")
+    assert [same(found[name].hessian(), plain[name].hessian()) for name in ("0", "5")] == [True, True]
+    words = ", and plain ones in 0, 5" if at_work else "coordinates of bnp in 3, and plain ones in other layers"
+    assert words in found.coordinates
+
+
 def test_a_method_at_work_on_another_model_is_refused():
     model, loss_fn, data = make()
     other, _, _ = make()

@@ -153,3 +153,8 @@ class Snapshot:
         finally:
             for module, training in zip(modules, before, strict=True):
                 module.training = training
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """All parameters of the model, as they are in its evaluations."""
+        return [self._state[key] for key in self._owners.values()]

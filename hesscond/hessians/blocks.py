@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from hesscond.capture.layers import (
     eligible_layers,
     is_computed,
 )
+from hesscond.capture.uses import Uses
 from hesscond.errors import ConfigError
 from hesscond.hessians.parameters import Layout
 from hesscond.roles import KINDS, Role, role_of
@@ -38,6 +40,8 @@ HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads")
 GATES = {nn.LSTM: "ifgo", nn.LSTMCell: "ifgo", nn.GRU: "rzn", nn.GRUCell: "rzn"}
 #: Normalizations whose scale and shift have an entry for every feature, whatever their shape.
 FEATURES = (nn.LayerNorm, nn.RMSNorm)
+#: Modules whose rows are units by torch's own documentation.
+PACKING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 #: An error lists the layers of a model up to so many, and of a larger one the names that are nearest.
 SHORT, SUGGESTIONS = 8, 4
 
@@ -51,33 +55,51 @@ class Piece:
     parameter
         Its name in the model; the first, if it has several.
     shape
-        (a, m, b): the parameter as an array of which a row is a slice along the second dimension.
+        (a, m, b), or (a, m, b, m', c, …): the parameter as an array of which a row is a slice along the second
+        dimension, or along every second one together.
     rows
-        Which of the m rows, one for each unit; None: all of the parameter, which belongs to no unit alone.
+        Which of the rows, one for each unit; None: all of the parameter, which belongs to no unit alone.
     """
 
     parameter: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     rows: Sequence[int] | None
+
+    @property
+    def count(self) -> int:
+        """Number of rows that the parameter has."""
+        return prod(self.shape[1::2])
 
     @property
     def width(self) -> int:
         """Entries of a row."""
-        return self.shape[0] * self.shape[2]
+        return prod(self.shape[::2])
 
     @property
     def size(self) -> int:
         """Entries of all the rows."""
-        return self.width * (self.shape[1] if self.rows is None else len(self.rows))
+        return self.width * (self.count if self.rows is None else len(self.rows))
 
     def index(self) -> torch.Tensor | None:
         """(size,) where the entries are in the flattened parameter; None: all of them are there, in its order."""
-        if self.rows is None or self.rows == range(self.shape[1]):
+        if self.rows is None or self.rows == range(self.count):
             return None
-        outer, m, inner = self.shape
-        rows = torch.tensor(self.rows)
-        starts = torch.arange(outer)[:, None] * m + rows
-        return (starts[..., None] * inner + torch.arange(inner)).flatten()
+        rows = self._table()[torch.tensor(self.rows)]
+        outer = self.shape[0] if len(self.shape) == 3 else 1
+        return rows.unflatten(1, (outer, -1)).transpose(0, 1).flatten()
+
+    def places(self) -> torch.Tensor:
+        """(units, width) where the entries of each row are among those of the piece."""
+        if self.index() is None:
+            return self._table()
+        outer = self.shape[0] if len(self.shape) == 3 else 1
+        return torch.arange(self.size).view(outer, -1, self.width // outer).transpose(0, 1).flatten(1)
+
+    def _table(self) -> torch.Tensor:
+        """(rows, width) where the entries of each row are in the flattened parameter."""
+        axes = range(len(self.shape))
+        numbers = torch.arange(prod(self.shape)).view(self.shape).permute(*axes[1::2], *axes[::2])
+        return numbers.reshape(self.count, self.width)
 
 
 @dataclass(frozen=True)
@@ -237,13 +259,7 @@ class Catalogue:
         raise ConfigError(f"no layer {name!r} to probe in the model: {self._nearest(name)}")
 
     def _exact(self, name: str) -> Block | None:
-        """The block of a module or of a parameter; None: there is none of that name.
-
-        Raises
-        ------
-        ConfigError
-            A module without parameters.
-        """
+        """The block of a module or of a parameter; None: there is none of that name."""
         module = self.module(name)
         if module is not None:
             inside = self._inside(name, module)
@@ -321,7 +337,7 @@ class Catalogue:
         for number, block in enumerate(blocks, 1):
             known.append(block.name)
             for piece in block.pieces:
-                size = piece.shape[1] * piece.width
+                size = piece.count * piece.width
                 owner = owners.setdefault(piece.parameter, torch.zeros(size, dtype=torch.int32))
                 index = piece.index()
                 own = owner if index is None else owner[index]
@@ -364,6 +380,69 @@ class Catalogue:
             undivided, count = f"no parameter of layer {name!r} belongs to one unit: use level='layer'", None
         return Block(name, pieces, range(count or 0), isinstance(module, TABLES), undivided=undivided)
 
+    def by_use(self, block: Block, uses: Uses) -> list[Block]:
+        """A block divided by the outputs of its parameters: those of its first weight are its units.
+
+        What has other outputs is a block of its own, by the name of its weight. Parameters that the loss does not
+        multiply with activations keep their rows.
+
+        Raises
+        ------
+        ConfigError
+            The rows of a parameter are not outputs, or it is not seen what they are.
+        """
+        found = {piece.parameter: uses.of(piece.parameter) for piece in block.pieces}
+        weights = {key: self._by_units(key, use.units) for key, use in found.items() if use.units is not None}
+        module = self.module(block.name)
+        owner = self.owner(block.parameters[0]) if module is None else module
+        if not block.units or isinstance(owner, PACKING) or is_transposed_dense(owner):
+            return [block]
+        rows = [piece for piece in block.pieces if piece.rows is not None]
+        if block.table or any(len(piece.rows or ()) < piece.count for piece in rows):
+            for piece in rows:
+                odd = weights.get(piece.parameter, piece).shape != piece.shape
+                refuse_unclear(block.name, piece, "whose rows are no outputs" if odd else found[piece.parameter].reason)
+            return [block]
+        if isinstance(module, ELIGIBLE):
+            # its outputs are known, and rows are those of them where nothing else is seen
+            same = {key: piece for key, piece in weights.items() if piece.count == len(block.units)}
+            same |= {p.parameter: replace(p, rows=None) for p in rows if same and found[p.parameter].reason}
+            return [replace(block, pieces=tuple(same.get(piece.parameter, piece) for piece in block.pieces))]
+        left = sorted(block.pieces, key=lambda piece: self.owner(piece.parameter) is not owner)
+        parts: list[Block] = []
+        while first := next((weights[piece.parameter] for piece in left if piece.parameter in weights), None):
+            members = {first.parameter: first}
+            for key, own in (queue := [(first.parameter, first)]):
+                for name in (piece.parameter for piece in left if piece.parameter not in members):
+                    if (order := uses.order(key, name)) is not None:
+                        every = range(self.parameters[name].ndim)
+                        other = weights[name] if name in weights else self._by_units(name, every)
+                        members[name] = replace(other, rows=ranged([order[row] for row in own.rows or ()]))
+                        queue.append((name, members[name]))
+            biases = [key for key, own in members.items() if key not in weights and own.width == 1]
+            pieces = [members[piece.parameter] for piece in block.pieces if piece.parameter in members]
+            pieces.sort(key=lambda piece: piece.parameter not in biases)
+            parts.append(Block(first.parameter if parts else block.name, tuple(pieces), range(first.count)))
+            left = [piece for piece in left if piece.parameter not in members]
+        if not parts:
+            if not type(owner).__module__.startswith("torch.") or isinstance(owner, TRANSPOSED):
+                for piece in rows:
+                    refuse_unclear(block.name, piece, found[piece.parameter].reason)
+            return [block]
+        return parts + [self.bare(piece.parameter) for piece in left]
+
+    def _by_units(self, name: str, units: Sequence[int]) -> Piece:
+        """A parameter with a row for each entry of some of its dimensions together."""
+        shape = [1]
+        for d, size in enumerate(self.parameters[name].shape):
+            # those of the rows are every second one
+            if (d in units) == (len(shape) % 2 == 0):
+                shape[-1] *= size
+            else:
+                shape.append(size)
+        shape += [1] * (2 if len(shape) == 1 else len(shape) % 2 == 0)
+        return Piece(name, tuple(shape), range(prod(shape[1::2])))
+
     def _pieces(self, names: Iterable[str], count: int | None) -> tuple[Piece, ...]:
         """All of some parameters, biases first, by rows where there are ``count`` of them."""
         # False sorts first
@@ -398,13 +477,7 @@ class Catalogue:
     # parts
 
     def _part(self, name: str, whole: Block, base: str, label: str) -> Block:
-        """A part of a block.
-
-        Raises
-        ------
-        ConfigError
-            It has no such part.
-        """
+        """A part of a block."""
         parts = self.parts(base)
         if label in parts:
             return parts[label](name)
@@ -660,9 +733,8 @@ class Choice:
             for own in catalogue.matching(name):
                 block = catalogue.block(own)
                 # at this level what belongs to no unit has blocks of its own
-                beside = (
-                    [p.parameter for p in block.pieces if p.rows is None] if level == "unit" and block.units else []
-                )
+                apart = level == "unit" and block.units and block.layer is None
+                beside = [p.parameter for p in block.pieces if p.rows is None] if apart else []
                 optional |= {key for key in (own, *beside) if key not in found}
                 found |= dict.fromkeys((own, *beside))
         own_groups = {} if groups is None else {name: catalogue.members(name, given) for name, given in groups.items()}
@@ -733,6 +805,20 @@ def heads(letter: str, rows: range, number: int) -> dict[str, range]:
     return found
 
 
+def ranged(rows: Sequence[int]) -> Sequence[int]:
+    """Numbers as a range, if they count from 0."""
+    return range(len(rows)) if list(rows) == list(range(len(rows))) else tuple(rows)
+
+
+def refuse_unclear(name: str, piece: Piece, reason: str) -> None:
+    """Raise a ConfigError if there is a reason why the rows of a parameter are no units."""
+    if reason and piece.rows is not None:
+        raise ConfigError(
+            f"layer {name!r} is not divided into units, which are outputs: {piece.parameter!r} is a parameter "
+            f"{reason}; use level='layer'"
+        )
+
+
 def overlaps(piece: Piece, covered: Mapping[str, torch.Tensor]) -> bool:
     """Whether entries of a piece are covered."""
     mask, index = covered.get(piece.parameter), piece.index()
@@ -741,7 +827,7 @@ def overlaps(piece: Piece, covered: Mapping[str, torch.Tensor]) -> bool:
 
 def cover(piece: Piece, covered: dict[str, torch.Tensor]) -> None:
     """Mark the entries of a piece."""
-    size = piece.shape[1] * piece.width
+    size = piece.count * piece.width
     mask, index = covered.setdefault(piece.parameter, torch.zeros(size, dtype=torch.bool)), piece.index()
     if index is None:
         mask.fill_(True)

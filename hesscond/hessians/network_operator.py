@@ -25,6 +25,7 @@ from hesscond.capture.graph import refuse_dead_ends
 from hesscond.capture.nonfinite import NonFinite
 from hesscond.capture.precision import named
 from hesscond.capture.problem import Problem, WatchedEvaluation
+from hesscond.capture.uses import Uses
 from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of
@@ -340,6 +341,14 @@ class NetworkOperator(SymmetricOperator):
         for drawn, _ in self.problem.counted():
             known = self._retained.get(drawn.number)
             yield drawn.number, self._linearized(self.problem.evaluate(drawn)) if known is None else known
+
+    @cached_property
+    def uses(self) -> Uses:
+        """What the loss of the first batch that counts uses the parameters for."""
+        linearization = next(own for _, own in self.linearizations())
+        snapshot = self.problem.snapshot
+        leaves = dict(zip(self.names, snapshot.leaves, strict=True))
+        return Uses(linearization.evaluation.loss, leaves, snapshot.parameters)
 
     def _product(self, linearization: Linearization, vector: torch.Tensor) -> torch.Tensor:
         return self.layout.vector_of(linearization.product(self.layout.tensors_of(vector), self._among))

@@ -8,6 +8,7 @@ from functools import reduce
 from math import prod
 
 import torch
+from torch.nn import functional
 
 from hesscond.capture import Layer
 from hesscond.capture.layers import TRANSPOSED, Geometry, unit_weights
@@ -123,7 +124,7 @@ class LayerMap(JointCoordinates):
     """P of a layer whose bias and weight have one each, P_b = B diag(c) and P_w = (L ⊗ R) diag(v).
 
     In the order [b_i, w_i] it is ([B, L] ⊗ I) diag(P_1 … P_2m), the P_i of m columns for b and of m n for w. Without
-    ``bias`` the map is of all columns that the layer has, the biases among them if ``weight`` is so wide.
+    ``bias`` the map is of all columns of the layer but ``still``, the biases among them if ``weight`` is so wide.
 
     Parameters
     ----------
@@ -133,12 +134,17 @@ class LayerMap(JointCoordinates):
         None: there is none.
     name
         What the log calls it.
+    still
+        How many columns of a unit before and after those of ``weight`` do not move, and are left out of z.
     """
 
     cancels = True
 
-    def __init__(self, weight: ParameterMap, bias: ParameterMap | None, name: str) -> None:
-        self.name, self.m = name, len(weight.v)
+    def __init__(
+        self, weight: ParameterMap, bias: ParameterMap | None, name: str, still: tuple[int, int] = (0, 0)
+    ) -> None:
+        self.name, self.m, self._still = name, len(weight.v), still
+        self._where = slice(still[0] if bias is None else 1, -still[1] or None)
         self._v = weight.v.flatten(1)
         self._right = right_factor(weight)
         self._c = None if bias is None else bias.v.flatten()
@@ -169,7 +175,7 @@ class LayerMap(JointCoordinates):
     def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         """``rows`` (r, m n̂) times P."""
         inner = self._mixed(rows, units, self.left).unflatten(1, (self._inner(units), -1))
-        own = inner[:, -self.m :, 0 if self._c is None else 1 :]
+        own = inner[:, -self.m :, self._where]
         own = (own if self._right is None else own @ self._right.to(own)) * self._v.to(own)
         if self._c is None:
             return own.flatten(1)
@@ -190,6 +196,7 @@ class LayerMap(JointCoordinates):
         own = own * self._v.to(own)
         own = own if self._right is None else own @ self._right.to(own).T
         if biases is None or self._c is None:
+            own = functional.pad(own, self._still)
             return self._mixed(own.flatten(1), self.m, None if self.left is None else self.left.T)
         biases = biases * self._c.to(own)[:, None]
         if self.left is not None:
@@ -201,7 +208,7 @@ class LayerMap(JointCoordinates):
         return () if self._c is None else ((slice(0, 1), None, self._c[unit : unit + 1]),)
 
     def _weight(self, unit: int) -> tuple[slice, torch.Tensor | None, torch.Tensor]:
-        return slice(0 if self._c is None else 1, None), self._right, self._v[unit]
+        return self._where, self._right, self._v[unit]
 
 
 def right_factor(weight: ParameterMap) -> torch.Tensor | None:
@@ -215,17 +222,27 @@ def right_factor(weight: ParameterMap) -> torch.Tensor | None:
     )
 
 
-def layer_map(layer: Layer, weight: ParameterMap, bias: ParameterMap | None, name: str) -> LinearCoordinates:
-    """P of all units of a layer.
+def layer_map(
+    layer: Layer, weight: ParameterMap | None, bias: ParameterMap | None = None, *, name: str
+) -> LinearCoordinates:
+    """P of all units of a layer, from the map of one of its parameters or of both: what has none is left out of z.
 
     Raises
     ------
     ConfigError
         Factors that are not those of its units.
     """
-    units = Geometry.of(layer).units
+    geometry = Geometry.of(layer)
+    units = geometry.units
+    if weight is None:
+        assert bias is not None
+        factors = (bias.factors[0], None) if bias.factors else ()
+        return LayerMap(ParameterMap(bias.v.view(-1, 1), factors), None, name, (0, geometry.fan_in))
+    still = (int(geometry.bias and bias is None), 0)
     if weight.diagonal and (bias is None or bias.diagonal):
         d = unit_weights(layer, weight.v.reshape(1, *layer.weight.shape))[0]
+        if any(still):
+            return LayerMap(ParameterMap(d), None, name, still)
         return UnitScaling(d if bias is None else torch.cat([bias.v.reshape(-1, 1), d], 1), name)
     if isinstance(layer, TRANSPOSED) or len(weight.v) != units:
         what = "a transposed convolution" if isinstance(layer, TRANSPOSED) else f"viewed as {tuple(weight.v.shape)}"
@@ -235,7 +252,7 @@ def layer_map(layer: Layer, weight: ParameterMap, bias: ParameterMap | None, nam
         )
     if bias is not None and prod(bias.v.shape) != units:
         raise ConfigError(f"{name!r}: the bias has {prod(bias.v.shape)} entries for {units} units")
-    return LayerMap(weight, bias, name)
+    return LayerMap(weight, bias, name, still)
 
 
 @dataclass(frozen=True)

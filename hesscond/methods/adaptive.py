@@ -39,11 +39,6 @@ class Adaptive(ByParameter):
         Any; all its parameters take the steps.
     epsilon
         ε > 0.
-
-    Raises
-    ------
-    ConfigError
-        An option out of its range.
     """
 
     preconditions_in_step = True
@@ -89,13 +84,7 @@ class Adaptive(ByParameter):
         nesterov: bool = False,
         weight_decay: float = 0.0,
     ) -> Optimizer:
-        """The method's own optimizer of torch, not ``kind``; the weight decay as torch has it, or an option of its own.
-
-        Raises
-        ------
-        ConfigError
-            A momentum, or Nesterov's step, which it does not have; two weight decays.
-        """
+        """The method's own optimizer of torch, not ``kind``; the weight decay as in torch, or an option of its own."""
         refuse_momentum(f"method {self.name!r}", momentum, nesterov)
         own = self.arguments()
         if weight_decay and "weight_decay" in own:
@@ -109,13 +98,7 @@ class Adaptive(ByParameter):
         return found
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Read the state of this optimizer from now on.
-
-        Raises
-        ------
-        ConfigError
-            It is of another kind, or the AMSGrad variant.
-        """
+        """Read the state of this optimizer from now on."""
         if not isinstance(optimizer, self.kind):
             raise ConfigError(
                 f"method {self.name!r} reads the state of torch.optim.{self.kind.__name__}, "

@@ -233,6 +233,10 @@ class Method:
             )
         return None
 
+    def unmoved(self, names: Sequence[str]) -> dict[str, str]:
+        """Why the method's steps do not move some of these parameters, as the rest of a sentence about each."""
+        return {}
+
     def check_network(self) -> None:
         """Refuse a probe of all parameters together, if those outside of layers have a Hessian that it would lack.
 

@@ -89,13 +89,7 @@ def checked_momentum(momentum: float) -> float:
 
 
 def refuse_single_samples(name: str, samples: int) -> None:
-    """Refuse a batch of one, which has no variance.
-
-    Raises
-    ------
-    ConfigError
-        One sample.
-    """
+    """Refuse a batch of one, which has no variance."""
     if samples < 2:
         raise ConfigError(f"method {name!r} normalizes by the statistics of the batch: choose a batch size above 1")
 

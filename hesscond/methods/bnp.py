@@ -309,13 +309,7 @@ class BNP(InputMethod[BNPState]):
             raise ConfigError("bnp:statistics=batch has no variance of a batch of 1 sample: use 2 samples or more")
 
     def _survey(self) -> None:
-        """μ and σ² of all training inputs, as the model is now.
-
-        Raises
-        ------
-        ConfigError
-            `fit` was not called.
-        """
+        """μ and σ² of all training inputs, as the model is now."""
         if self._inputs is None:
             raise ConfigError("bnp:statistics=data needs the training inputs: call fit(inputs) before the first step")
         collect = entry_statistics if self.exact else channel_statistics

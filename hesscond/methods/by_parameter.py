@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hesscond.capture import chosen_layers
+from hesscond.capture.layers import own_parameters
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, ParameterCoordinates, ParameterMap, layer_map
 from hesscond.methods.base import Method, no_step
@@ -40,13 +41,7 @@ class ByParameter(Method):
         return [ParameterMap.still(p) if P is None else P for p, P in zip(own, found, strict=True)]
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
-        """P of the layer's units.
-
-        Raises
-        ------
-        ConfigError
-            No such layer; one whose weight is computed from other parameters, in which the steps are taken.
-        """
+        """P of the layer's units."""
         module = chosen_layers(self.model, [layer])[layer]
         there = [p for p in (module.weight, module.bias) if p is not None]
         own = [p for p in there if isinstance(p, nn.Parameter)]
@@ -55,9 +50,30 @@ class ByParameter(Method):
                 f"method {self.name!r} steps in the parameters that the weight of layer {layer!r} is computed from"
             )
         maps = self.maps(own)
-        if maps is None:
-            return None
-        return layer_map(module, maps[0], maps[1] if len(maps) == 2 else None, self.coordinates_name)
+        return None if maps is None else layer_map(module, *maps[:2], name=self.coordinates_name)
+
+    def holds(self, parameter: nn.Parameter) -> bool:
+        """Whether the optimizer has the parameter, in a group with a learning rate that is not 0."""
+        return True
+
+    def unmoved(self, names: Sequence[str]) -> dict[str, str]:
+        parameters, found = dict(self.model.named_parameters(remove_duplicate=False)), {}
+        for name in names:
+            parameter = parameters[name]
+            try:
+                if self.map_of(parameter) is not None:
+                    continue
+            except ConfigError:
+                # it moves, and why its M cannot be read is said where it is measured
+                continue
+            plain = "leave method= out to measure it in plain coordinates"
+            if not self.holds(parameter):
+                found[name] = f"is not held by {self.name}: give the optimizer that trains it too, or {plain}"
+            elif parameter.requires_grad:
+                found[name] = f"has had no gradient in a step of {self.name}: probe after one that moves it, or {plain}"
+            else:
+                found[name] = f"requires no gradient, so that {self.name} does not move it: {plain}"
+        return found
 
     def refuse_no_step(self) -> None:
         """Raise a ConfigError if no parameter has a P yet."""
@@ -65,24 +81,24 @@ class ByParameter(Method):
             raise no_step(self.whole.name)
 
     def probed(self, layer: str) -> Coordinates | None:
-        """P of the last step.
+        """P of the last step, in the parameters that it moves alone.
 
         Raises
         ------
         ConfigError
-            No such layer; there was no step yet.
+            No such layer; there was no step yet, or none that moves the layer.
         """
         self.refuse_no_step()
-        return super().probed(layer)
+        found, module = super().probed(layer), chosen_layers(self.model, [layer])[layer]
+        if found is None:
+            own = {id(p) for p in own_parameters(module)}
+            names = [name for name, p in self.model.named_parameters(remove_duplicate=False) if id(p) in own]
+            raise ConfigError(f"layer {layer!r} {self.unmoved(names)[names[0]]}")
+        maps = [self.map_of(p) for p in own_parameters(module)]
+        return found if all(maps) else layer_map(module, *maps, name=self.coordinates_name)
 
     def of_parameters(self, block: str, names: Sequence[str]) -> ParameterCoordinates:
-        """P of the last step, whatever the parameters belong to.
-
-        Raises
-        ------
-        ConfigError
-            There was no step yet.
-        """
+        """P of the last step, whatever the parameters belong to."""
         self.refuse_no_step()
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         found = {name: self.map_of(parameters[name]) or ParameterMap.still(parameters[name]) for name in names}

@@ -133,6 +133,9 @@ class Composed(Method):
         found = [part.of_parameters(block, names) for part in self.parts]
         return next((own for own in found if own is not None), None)
 
+    def unmoved(self, names: Sequence[str]) -> dict[str, str]:
+        return {name: why for part in self.parts for name, why in part.unmoved(names).items()}
+
     def check_network(self) -> None:
         for part in self.parts:
             part.check_network()

@@ -57,13 +57,7 @@ class CurvatureDiagonal(Learned):
 
     @torch.no_grad()
     def transform_gradients(self) -> None:
-        """Take in the estimates, then the gradients.
-
-        Raises
-        ------
-        ConfigError
-            The loss was not shown.
-        """
+        """Take in the estimates, then the gradients."""
         if not self.steps % self.update_every and not self._estimates:
             raise not_shown(self.name)
         for name, h in self._estimates.items():

@@ -194,14 +194,7 @@ class CurvedMethod(LayerMethod[Curved]):
         return True
 
     def observe(self, loss: torch.Tensor) -> None:
-        """Carry the roots of the curvature back, if the matrices are needed.
-
-        Raises
-        ------
-        ConfigError
-            The loss does not come from the output of the latest pass, couples samples, or is not convex in the outputs;
-            so does the network, as batch normalization makes it.
-        """
+        """Carry the roots of the curvature back, if the matrices are needed."""
         if not self.due:
             return
         z, S = self.output.curvature(loss, whole=True)
@@ -245,11 +238,6 @@ class Resolvent:
     """(FᵀF + γI)^−1 and its root, by K = FFᵀ.
 
     These are γ^−1 (I − Fᵀ(K + γI)^−1 F) and γ^−½ (I − FᵀWF), where W = f(K), f(λ) = 1/(λ + γ + √(γ(λ + γ))).
-
-    Raises
-    ------
-    ConfigError
-        γ is below the rounding of K.
     """
 
     def __init__(self, rows: Rows, damping: float) -> None:

@@ -168,11 +168,6 @@ class LayerMethod(Method, Generic[State]):
         Holds at least one dense or convolutional layer.
     layers
         Those to precondition; None: all.
-
-    Raises
-    ------
-    ConfigError
-        No such layer; a transposed convolution; a weight that is no parameter, or that two layers share.
     """
 
     preconditions = True
@@ -237,13 +232,7 @@ class LayerMethod(Method, Generic[State]):
 
     @torch.no_grad()
     def transform_gradients(self) -> None:
-        """Take over the inputs since the last step, and replace the gradient G of every layer by G P Pᵀ.
-
-        Raises
-        ------
-        CaptureError
-            A layer has a gradient but its input was not seen (its forward hooks did not run).
-        """
+        """Take over the inputs since the last step, and replace the gradient G of every layer by G P Pᵀ."""
         due = []
         for name, state in self.layers.items():
             if state.module.weight.grad is None:
@@ -277,13 +266,7 @@ class LayerMethod(Method, Generic[State]):
         return self.steps > 0
 
     def find(self, layer: str) -> State | None:
-        """What is kept for the layer that has this name now; None: it is not preconditioned, or its weight is frozen.
-
-        Raises
-        ------
-        ConfigError
-            The model has no such layer.
-        """
+        """What is kept for the layer that now has this name; None: not preconditioned, or its weight is frozen."""
         there = eligible_layers(self.model)
         module = there.get(layer, self.layers[layer].module if layer in self.layers else None)
         if module is None:
@@ -306,13 +289,7 @@ class LayerMethod(Method, Generic[State]):
         return {"layers": layers, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over statistics.
-
-        Raises
-        ------
-        ConfigError
-            They are of other layers.
-        """
+        """Take over statistics."""
         found = state.get("layers", {})
         if set(found) != set(self.layers):
             there = ", ".join(self.layers)
@@ -339,13 +316,7 @@ class InputMethod(LayerMethod[State]):
     @classmethod
     @abstractmethod
     def collect(cls, layer: str, inputs: LayerInputs, **options: Any) -> Any:
-        """What of a layer's inputs the coordinates are made of: has ``merged(other)``.
-
-        Raises
-        ------
-        ConfigError
-            The method does not know layers of this kind.
-        """
+        """What of a layer's inputs the coordinates are made of: has ``merged(other)``."""
 
     @abstractmethod
     def of_groups(self, state: State) -> Sequence[Preconditioner]:
@@ -357,13 +328,7 @@ class InputMethod(LayerMethod[State]):
         """P of each group of a layer from what was collected of its inputs alone: no damping, no factor q."""
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
-        """P as the last step used it; None: the layer is not preconditioned.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
+        """P as the last step used it; None: the layer is not preconditioned."""
         state = self.find(layer)
         if state is None:
             return None

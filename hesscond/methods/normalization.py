@@ -77,11 +77,6 @@ class Normalization(Method):
         the layer, that is after the activation (and pooling) ahead of it, for all layers but the first.
     layers
         Names of the layers, then of any; None: as said.
-
-    Raises
-    ------
-    ConfigError
-        No such layer; none is left; the module is not defined at one of them.
     """
 
     def __init__(
@@ -129,11 +124,6 @@ def channel_groups(site: Site, groups: int | None, indivisible: Indivisible, *, 
         take the largest number below it into which they do.
     size
         Channels in a group.
-
-    Raises
-    ------
-    ConfigError
-        They do not split, or a group beside a dense layer would have one value only, which normalizes to zero.
     """
     # a convolution's channel has many positions
     least = 1 if site.dimensions else 2

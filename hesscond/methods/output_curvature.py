@@ -19,15 +19,7 @@ SATURATED = 64
 
 
 class OutputWatch:
-    """The output of a network in its latest training pass, and how the loss bends in it.
-
-    Parameters
-    ----------
-    method
-        For whom, in errors.
-    model
-        A forward hook is put on it.
-    """
+    """The output of a network in its latest training pass, and how the loss bends in it."""
 
     def __init__(self, method: str, model: nn.Module) -> None:
         self.method, self.model = method, model
@@ -41,20 +33,7 @@ class OutputWatch:
             self._output = output
 
     def curvature(self, loss: torch.Tensor, *, whole: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output z, and ∂²loss/∂z² as a block (C, C) for each of B parts of z, in its precision.
-
-        Parameters
-        ----------
-        loss
-            Of this output, with its graph, which is kept.
-        whole
-            Whether a part is all of a sample's output; else its last axis, as the classes of one token.
-
-        Raises
-        ------
-        ConfigError
-            The loss is not one of this output, which must be a tensor; it couples the parts.
-        """
+        """The output z, and ∂²loss/∂z² as a block (C, C) for each of B parts of z, in its precision."""
         z, self._output = self._output, None
         if not isinstance(z, torch.Tensor):
             what = "no training pass of the model was seen" if z is None else f"its output is a {type(z).__name__}"
@@ -97,13 +76,7 @@ def reaches(gradients: torch.Tensor) -> bool:
 
 
 def root(S: torch.Tensor, method: str) -> torch.Tensor:
-    """b_1 … b_r (r, B, C) with Σ b bᵀ = S for each block of S (B, C, C), r ≥ 1; zeros if S is not finite.
-
-    Raises
-    ------
-    ConfigError
-        S is indefinite.
-    """
+    """b_1 … b_r (r, B, C) with Σ b bᵀ = S for each block of S (B, C, C), r ≥ 1; zeros if S is not finite."""
     eps = torch.finfo(S.dtype).eps
     S = S.to(torch.float64)
     S = S.where(torch.isfinite(S).all(), 0.0)
@@ -116,13 +89,7 @@ def root(S: torch.Tensor, method: str) -> torch.Tensor:
 
 
 def likelihood(z: torch.Tensor, S: torch.Tensor, method: str) -> Likelihood:
-    """What the loss of output z is the negative logarithm of, seen from S (B, C, C): w (diag p − ppᵀ), or wI.
-
-    Raises
-    ------
-    ConfigError
-        It is neither softmax cross-entropy nor a squared error.
-    """
+    """What the loss of output z is the negative logarithm of, seen from S (B, C, C): w (diag p − ppᵀ), or wI."""
     S, noise = S.to(torch.float64), torch.finfo(S.dtype).eps ** 0.5
     p = z.detach().reshape(S.shape[:2]).to(torch.float64).softmax(1)
     shapes: dict[Likelihood, torch.Tensor] = {

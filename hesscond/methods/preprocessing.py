@@ -48,11 +48,6 @@ class Preprocessing(Method):
     per
         Whether s and c are those of every feature (pixel), or those of the channels of inputs (N, C, …).
 
-    Raises
-    ------
-    ConfigError
-        The model's inputs are transformed already.
-
     Notes
     -----
     The Hessian is measured in the parameters that are trained, of the transformed inputs. For a dense layer with a bias
@@ -77,13 +72,7 @@ class Preprocessing(Method):
         """S and c, float64, of inputs (N, …), with the dimensions ``over`` kept at size 1."""
 
     def fit(self, inputs: torch.Tensor) -> None:
-        """Find s and c.
-
-        Raises
-        ------
-        ConfigError
-            Inputs that are no finite numbers, or have no channels where they are asked for.
-        """
+        """Find s and c."""
         if inputs.ndim < 2 or not len(inputs) or not inputs.dtype.is_floating_point:
             raise ConfigError(f"method {self.name!r} is fitted to inputs (N, …) of a floating-point type, N > 0")
         if self.per == "channel" and inputs.ndim < 3:
@@ -116,13 +105,7 @@ class Preprocessing(Method):
         return f"method {self.name!r} does not know the training inputs yet: call fit first"
 
     def change_of_variables(self) -> CentringScaling:
-        """P of [b; w] = P [b'; w'] for a dense layer with bias that sees the flattened inputs.
-
-        Raises
-        ------
-        ConfigError
-            The method was not fitted.
-        """
+        """P of [b; w] = P [b'; w'] for a dense layer with bias that sees the flattened inputs."""
         shift, scale = self._of_features()
         return CentringScaling(shift, scale, name=f"{self.name} of the inputs")
 

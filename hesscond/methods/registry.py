@@ -36,13 +36,7 @@ def register(method: MethodClass) -> MethodClass:
 
 @cache
 def load_installed() -> None:
-    """Import the modules that other packages name as entry points.
-
-    Raises
-    ------
-    ConfigError
-        One cannot be imported.
-    """
+    """Import the modules that other packages name as entry points."""
     for point in entry_points(group=GROUP):
         try:
             point.load()

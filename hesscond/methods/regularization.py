@@ -65,13 +65,7 @@ class Penalized(Chart):
         return Sum([(1.0, inner), (2 * self.strength, Gram(P))])
 
     def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
-        """That of all parameters, in plain coordinates.
-
-        Raises
-        ------
-        ConfigError
-            There is a P, which is that of one layer.
-        """
+        """That of all parameters, in plain coordinates."""
         if self.P is not None:
             raise ConfigError(f"{self.name}: P is that of one layer: measure by layer or by unit")
         H = hessian()
@@ -89,11 +83,6 @@ class Regularization(Method):
         ``"p"`` or ``"z"``.
     strength
         λ ≥ 0.
-
-    Raises
-    ------
-    ConfigError
-        λ is negative or not finite.
     """
 
     source = "Ye, Preconditioning for Accelerated Gradient Descent, 2024, with the sign of L2 in p corrected to plus"

@@ -55,11 +55,6 @@ class Reparametrization(Method):
         Any module with dense or convolutional layers.
     layers
         Those to reparametrize; ``("ends",)``: the first and the last; None: all, the output layer if ``with_output``.
-
-    Raises
-    ------
-    ConfigError
-        No such layer; a weight that is computed from other parameters already, or shared with another module.
     """
 
     reparametrizes = True
@@ -80,32 +75,14 @@ class Reparametrization(Method):
 
     @abstractmethod
     def parametrization(self, name: str, layer: Layer) -> WeightParametrization:
-        """W(θ) for a layer.
-
-        Raises
-        ------
-        ConfigError
-            It is not defined for the layer or its weight.
-        """
+        """W(θ) for a layer."""
 
     def coordinates(self, layer: str) -> Coordinates | None:
-        """θ of a layer that was chosen, None (plain coordinates) of another.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
+        """θ of a layer that was chosen, None (plain coordinates) of another."""
         return None if self.parametrization_of(layer) is None else self.chart
 
     def parametrization_of(self, layer: str) -> WeightParametrization | None:
-        """W(θ) of a layer by its present name; None: it is none of those chosen.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
+        """W(θ) of a layer by its present name; None: it is none of those chosen."""
         module = chosen_layers(self.model, [layer])[layer]
         inside = set(module.modules())
         return next((own for own in self._own if own in inside), None)

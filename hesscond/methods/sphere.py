@@ -158,13 +158,7 @@ class SphereChart(Chart):
         self.name = f"tangent space, {what[sphere, centred]}{'' if curved else ', without its curvature'}"
 
     def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
-        """The Riemannian Hessian of a unit or a layer; the plain one if the layer is not constrained.
-
-        Raises
-        ------
-        ConfigError
-            No such layer or unit; weights off the constraints.
-        """
+        """The Riemannian Hessian of a unit or a layer; the plain one if the layer is not constrained."""
         module = chosen_layers(self.model, [layer])[layer]
         H = hessian(layers=[layer], unit=unit)
         if module not in self.layers:
@@ -172,13 +166,7 @@ class SphereChart(Chart):
         return self._tangent(H)
 
     def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
-        """The Riemannian Hessian on the product of all units' tangent spaces and the space of the free parameters.
-
-        Raises
-        ------
-        ConfigError
-            Weights off the constraints.
-        """
+        """The Riemannian Hessian on the product of all units' tangent spaces and the space of the free parameters."""
         H = hessian()
         rows = torch.arange(H.order, device=H.device)
         owners = {id(layer.weight): layer for layer in self.layers}

@@ -19,13 +19,7 @@ class Wrapped(nn.Sequential):
 
 
 def wrap(model: nn.Module, name: str, *, before: nn.Module | None = None, after: nn.Module | None = None) -> None:
-    """Put modules around a layer, everywhere in the model where it is; they go to its device and dtype.
-
-    Raises
-    ------
-    ConfigError
-        The layer is the model itself.
-    """
+    """Put modules around a layer, everywhere in the model where it is; they go to its device and dtype."""
     layer = model.get_submodule(name)
     if layer is model or name in ("", "model"):
         raise ConfigError(
@@ -60,23 +54,7 @@ def place_of(model: nn.Module, name: str) -> str:
 def layers_of(
     model: nn.Module, names: Iterable[str] | None = None, *, first: bool = True, output: bool = True
 ) -> dict[str, Layer]:
-    """The dense and convolutional layers of a model that a method works on, in the order of the model.
-
-    Parameters
-    ----------
-    model
-        Any module.
-    names
-        Those to choose, as they are or were called before anything was put around them; ``"ends"`` alone: the first and
-        the last, unless there is one of this name; None: all.
-    output
-        Whether the last of them counts, of all that there are.
-
-    Raises
-    ------
-    ConfigError
-        A name that is not there; none is left.
-    """
+    """The dense and convolutional layers of a model that a method works on, in the order of the model."""
     layers = eligible_layers(model)
     if not output and layers:
         layers.popitem()

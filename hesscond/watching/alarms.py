@@ -45,21 +45,7 @@ class Alarm:
 
 @dataclass
 class Rule:
-    """One event that is looked for.
-
-    Attributes
-    ----------
-    event
-        One of `EVENTS`.
-    callback
-        Called with an `Alarm`; None: it is logged only.
-    factor
-        How much has to grow.
-    probes
-        How many probes in a row.
-    memory
-        What is known of each block: the row that it is compared with, or how often it was seen.
-    """
+    """One event that is looked for."""
 
     event: str
     callback: Callable[[Alarm], object] | None
@@ -138,13 +124,7 @@ EVENTS: dict[str, Callable[[Rule, str, Row], tuple[str, Row | None] | None]] = {
 
 
 def rule_of(event: str, callback: Callable[[Alarm], object] | None, factor: float, probes: int) -> Rule:
-    """A rule, if it makes sense.
-
-    Raises
-    ------
-    ConfigError
-        No such event, nothing that can be called, a factor of at most 1, or less than one probe.
-    """
+    """A rule, if it makes sense."""
     if not isinstance(event, str) or event not in EVENTS:
         raise ConfigError(f"unknown event {event!r}: choose from {', '.join(EVENTS)}")
     if callback is not None and not callable(callback):

@@ -146,11 +146,6 @@ class ToRunFolder:
         New or empty, or that of the training that is gone on with.
     config
         Its ``config.toml``.
-
-    Raises
-    ------
-    ConfigError
-        It holds something else.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -164,13 +159,7 @@ class ToRunFolder:
             raise ConfigError(str(error).replace("give another --out", "give another folder as log=")) from None
 
     def check(self) -> None:
-        """Refuse to go on with another training's run.
-
-        Raises
-        ------
-        ConfigError
-            It is one.
-        """
+        """Refuse to go on with another training's run."""
         if self._log is None:
             raise ConfigError(
                 f"{self.folder} holds the run of an earlier training: call watch.load_state_dict to go on with it, or "
@@ -197,13 +186,7 @@ class ToRunFolder:
 
 
 def destinations(log: Any, config: Callable[[], Mapping[str, Any]]) -> list[Destination]:
-    """What is meant by ``log``.
-
-    Raises
-    ------
-    ConfigError
-        Something else, or a package that is not installed.
-    """
+    """What is meant by ``log``."""
     if log is None:
         return []
     if isinstance(log, (list, tuple)):

@@ -17,7 +17,7 @@ from hesscond.capture.evaluation import checked_batch, converted, leading_dimens
 from hesscond.capture.randomness import generators_of, gpus_of, untouched_randomness
 from hesscond.capture.wrappers import check_problem, measurable, unwrapped
 from hesscond.errors import ConfigError, HesscondError
-from hesscond.hessians import Choice
+from hesscond.hessians import Catalogue, Choice
 from hesscond.methods.optimizers import AtWork
 from hesscond.probing import LEVELS, probe
 from hesscond.results import LayerResult, NetworkResult, ProbeResult
@@ -31,28 +31,7 @@ Row = dict[str, Any]
 
 
 class Measuring:
-    """A model, its loss and a batch that stays the same, measured again and again.
-
-    Parameters
-    ----------
-    model, loss_fn, data
-        As `hesscond.probe` takes them; of the data a copy is kept.
-    optimizer
-        Whose coordinates are measured too; one, or several that train the model together.
-    layers, level, units, rtol, memory, group
-        As `hesscond.probe` takes them; without ``group`` this process measures alone, also a replicated model.
-    seed
-        What dropout draws while it is measured, the same every time.
-
-    Attributes
-    ----------
-    samples
-        Of the data.
-    names
-        The blocks that are measured; None: all that the data reach.
-    left_out
-        The blocks that are no longer measured.
-    """
+    """A model, its loss and a batch that stays the same, measured again and again."""
 
     def __init__(
         self,
@@ -94,13 +73,7 @@ class Measuring:
         self._try()
 
     def _try(self) -> None:
-        """Find out now what would fail every time: nothing is decomposed yet.
-
-        Raises
-        ------
-        ConfigError
-            The model and its loss do not run on the data.
-        """
+        """Find out now what would fail every time: nothing is decomposed yet."""
         try:
             with self.apart():
                 self.blocks = list(self._probe(None))
@@ -129,13 +102,7 @@ class Measuring:
             yield
 
     def rows(self) -> tuple[list[Row], list[str]]:
-        """A row for each block, or unit of it, and what has to be said of what is missing.
-
-        Raises
-        ------
-        HesscondError
-            As `hesscond.probe`.
-        """
+        """A row for each block, or unit of it, and what has to be said of what is missing."""
         notes: list[str] = []
         own = self._at_work(notes)
         # where M = c I, κ is the same in both coordinates, and one probe has all
@@ -143,29 +110,36 @@ class Measuring:
         with self.apart():
             found: ProbeResult | None = None
             plain: Mapping[str, LayerResult]
+            whole = True
             if own is not None and c is None:
                 try:
-                    found = self._probe(own)
+                    names, whole = self._moved(own, notes)
+                    found = self._probe(own, names)
                 except ConfigError as error:
                     # the plain numbers may exist all the same, as those of a network with tied weights
                     notes.append(f"nothing is measured in the optimizer's coordinates: {error}")
                     own = None
             if found is None:
                 found = plain = self._probe(None)
-            elif self.level == "network":
+            elif self.level == "network" or not whole or not set(self.blocks) <= set(found):
                 plain = self._probe(None)
             else:
                 plain = {name: result.plain for name, result in found.items()}
             rows = []
-            for name, result in found.items():
-                self.seen_units = list(result.units)
-                conditions = zip(units_of(result), plain[name].conditions, result.conditions, strict=True)
-                for unit, kappa, kappa_own in conditions:
-                    row = self._row(plain[name], unit, kappa)
-                    if own is not None:
+            for name, given in plain.items():
+                self.seen_units = list(given.units)
+                result = found.get(name)
+                others = given.conditions if result is None else result.conditions
+                for unit, kappa, kappa_own in zip(units_of(given), given.conditions, others, strict=True):
+                    row = self._row(given, unit, kappa)
+                    if own is not None and result is not None:
                         row |= own_columns(result, unit, kappa_own, own, 1.0 if c is None else c)
+                        row["coordinates"] += "" if result.n_params == given.n_params else ", of what it moves"
                     rows.append(row)
-        notes += [f"{name} is not measured: {why}" for name, why in found.skipped.items()]
+        for name, why in found.skipped.items():
+            apart = name not in getattr(plain, "skipped", found.skipped)
+            where = " in the optimizer's coordinates" if apart else ""
+            notes.append(f"{name} is not measured{where}: {why}")
         return rows, notes
 
     def agreed(self, answer: bool) -> bool:
@@ -197,12 +171,25 @@ class Measuring:
             return None
         return own
 
-    def _probe(self, own: AtWork | None) -> ProbeResult:
+    def _moved(self, own: AtWork, notes: list[str]) -> tuple[tuple[str, ...] | None, bool]:
+        """The layers of which the optimizer moves something, and whether it moves all that is measured."""
+        if self.level == "network":
+            return self.names, True
+        catalogue = Catalogue(measurable(self.model))
+        parameters = {name: catalogue.block(name).parameters for name in self.blocks}
+        still = {name: why for name, keys in parameters.items() if (why := own.unmoved(keys))}
+        left = {name: next(iter(why.values())) for name, why in still.items() if len(why) == len(parameters[name])}
+        names = tuple(name for name in self.blocks if name not in left)
+        if names:
+            notes += [f"{name} is not measured in the optimizer's coordinates: it {why}" for name, why in left.items()]
+        return (names or tuple(self.blocks), False) if still else (self.names, True)
+
+    def _probe(self, own: AtWork | None, names: tuple[str, ...] | None = None) -> ProbeResult:
         return probe(
             self.model,
             self.loss_fn,
             self.data,
-            self.names,
+            self.names if names is None else names,
             self.level,
             own,
             units=self.units,

@@ -212,6 +212,91 @@ def test_a_layer_beside_one_whose_weight_is_computed_is_measured(layers):
         probe(model, nn.CrossEntropyLoss(), (x, y), ["0"], level="layer", method=optimizer)
 
 
+def muon_only(model):
+    """Matrices alone, by Muon: the biases do not move."""
+    return [torch.optim.Muon([m.weight for m in model if isinstance(m, nn.Linear)], lr=0.02)]
+
+
+def standing(model):
+    """A group with the learning rate 0."""
+    return [torch.optim.Adam([{"params": model[0].parameters(), "lr": 0.0}, {"params": model[-1].parameters()}])]
+
+
+PARTS = {
+    "the last layer": lambda model: [torch.optim.Adam(model[-1].parameters(), lr=0.01)],
+    "the first layer, as it is": lambda model: [torch.optim.SGD(model[0].parameters(), lr=0.01)],
+    "no bias": lambda model: [torch.optim.Adam([p for p in model.parameters() if p.ndim > 1], lr=0.01)],
+    "biases": lambda model: [torch.optim.RMSprop([p for p in model.parameters() if p.ndim == 1], lr=0.01)],
+    "a bias of another": lambda model: [
+        torch.optim.SGD([model[0].bias], lr=0.1),
+        torch.optim.Adam([model[0].weight, model[-1].weight]),
+    ],
+    "matrices": muon_only,
+    "a rate of 0": standing,
+}
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("part", PARTS)
+def test_what_no_optimizer_moves_has_no_part_in_the_hessian(part, norm):
+    """Each block is that of the parameters that move, which its result names; the others are skipped."""
+    model = network(norm=norm)
+    optimizers = PARTS[part](model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    stepped(model, optimizers)
+    moved = [name for name, p in model.named_parameters() if not torch.equal(p, before[name])]
+    M, H = dense_M(model, optimizers), dense_hessian(model, *data())
+    ends = np.cumsum([p.numel() for p in model.parameters()])
+    rows = {n: np.arange(e - p.numel(), e) for (n, p), e in zip(model.named_parameters(), ends, strict=True)}
+    layers = {name.partition(".")[0] for name in rows}
+    result = probe(model, nn.CrossEntropyLoss(), data(), "*", level="layer", method=optimizers)
+    whole = probe(model, nn.CrossEntropyLoss(), data(), level="network", method=optimizers)
+    still = [name for name in rows if name not in moved and model.get_parameter(name).requires_grad]
+    assert set(result) == {name.partition(".")[0] for name in moved}
+    for found in (*result.values(), *whole.values()):
+        own = [name for name in moved if found.name == "network" or name.startswith(f"{found.name}.")]
+        assert sorted(found.parameters) == sorted(own)
+        index = np.concatenate([rows[name] for name in own])
+        assert found.n_params == found.kappa.rank + found.kappa.nullity == len(index)
+        assert found.kappa.value == pytest.approx(
+            kappa(M[index][:, index], H[index][:, index], found.kappa.rank), rel=1e-6
+        )
+    for name in layers - set(result):
+        assert ("not held by" in whole.skipped.get(name, "")) == any(n.startswith(f"{name}.") for n in still)
+        with pytest.raises(ConfigError, match=f"layer '{name}' (is not held by|requires no gradient)"):
+            probe(model, nn.CrossEntropyLoss(), data(), [name], method=optimizers)
+    for name in still:
+        if name.partition(".")[0] in result:
+            assert f"parameter '{name}' is not held by" in result.skipped[name]
+    assert ("moved by" in result.coordinates) == ("moved by" in whole.coordinates) == bool(still)
+    for name, found in probe(model, nn.CrossEntropyLoss(), data(), method=optimizers).items():
+        own = [n for n in sorted(moved) if n.startswith(f"{name}.")]
+        for unit, k in enumerate(found.kappa):
+            index = np.concatenate([rows[n].reshape(len(model.get_parameter(n)), -1)[unit] for n in own])
+            assert found.n_params == k.rank + k.nullity == len(index)
+            assert k.value == pytest.approx(kappa(M[index][:, index], H[index][:, index], k.rank), rel=1e-6)
+
+
+def test_frozen_parameters_are_not_moved():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    x, y = torch.randn(30, 3, dtype=torch.float64), torch.arange(30) % 3
+    H = np.asarray(dense_hessian(model, x, y))[12:16, 12:16]
+    model[0].weight.requires_grad_(False)
+    model[2].requires_grad_(False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-12, betas=(0.0, 0.9))
+    for _ in range(2):
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    d = (optimizer.state[model[0].bias]["exp_avg_sq"] / (1 - 0.9**2)).sqrt().add(1e-8).rsqrt().numpy()
+    result = probe(model, nn.CrossEntropyLoss(), (x, y), level="layer", method=optimizer)
+    whole = probe(model, nn.CrossEntropyLoss(), (x, y), level="network", method=optimizer)
+    for found in (result["0"], whole["network"]):
+        assert found.parameters == ("0.bias",)
+        assert found.hessian().numpy() == pytest.approx(d[:, None] * H * d, rel=1e-6)
+    assert "layer '2' requires no gradient, so that Adam does not move it" in result.skipped["2"]
+
+
 def test_a_probe_leaves_the_optimizer_as_it_was():
     model = network()
     optimizers = pair(model)

@@ -177,6 +177,31 @@ def test_the_sharpness_has_the_rate_of_each_parameter_group(level):
     assert sharpest < 0.99 * 0.5 * float(torch.linalg.eigvalsh(H).max())
 
 
+@pytest.mark.parametrize("level", ["layer", "network"])
+def test_an_optimizer_of_some_parameters_has_numbers_of_these(level, caplog):
+    """The plain ones are of everything; one optimizer has a layer, the other none of its bias."""
+    for held in (["2.weight", "2.bias"], ["0.weight", "2.weight", "2.bias"]):
+        model = model_of()
+        named = dict(model.named_parameters())
+        optimizer = torch.optim.SGD([{"params": [named[name]], "lr": 0.5 / len(name)} for name in held])
+        own = hesscond.watch(model, F.cross_entropy, BATCH, optimizer, every=1, level=level, strict=True)
+        row = train(model, optimizer, own, 1)[-1]
+        H = network_hessian(model).numpy()
+        rate = np.concatenate([np.full(p.numel(), (n in held) * 0.5 / len(n)) for n, p in named.items()])
+        places = {"network": slice(None)} if level == "network" else {"0": slice(0, 24), "2": slice(24, None)}
+        for block, where in places.items():
+            assert row[f"hesscond/{block}/kappa"] == pytest.approx(kappa_of(H[where, where]), rel=1e-6)
+            root = np.sqrt(rate[where][rate[where] > 0])
+            keep = np.arange(len(H))[where][rate[where] > 0]
+            if not len(keep):
+                assert f"hesscond/{block}/kappa_own" not in row
+                assert f"{block} is not measured in the optimizer's coordinates" in caplog.text
+                continue
+            moved = root[:, None] * H[np.ix_(keep, keep)] * root
+            assert row[f"hesscond/{block}/kappa_own"] == pytest.approx(kappa_of(moved), rel=1e-6)
+        assert set(own.to_frame()["coordinates"]) <= {"plain", "SGD", "SGD, of what it moves"}
+
+
 def test_units_are_named_by_layer_and_unit():
     model, optimizer, own = watched(level="unit", layers="0", units=[1, 3])
     row = train(model, optimizer, own, 2)[-1]

@@ -20,7 +20,7 @@ class AtWork(ByParameter):
 
     η (`rate`) is the largest learning rate of all parameter groups, so that rates that differ belong to M, as do
     corrections of averages; momentum and weight decay are left out, and so M is what the averaged gradient is
-    multiplied with. Parameters that no optimizer holds, or that had no gradient yet, have M = 0.
+    multiplied with. Parameters that no optimizer holds, or that had no gradient yet, are not moved: M = 0.
 
     Parameters
     ----------
@@ -67,6 +67,8 @@ class AtWork(ByParameter):
         if id(parameter) not in self._held:
             return None
         known, optimizer, group = self._held[id(parameter)]
+        if not rate_of(known, group):
+            return None
         state = optimizer.state.get(parameter, {})
         if not (state or known.stateless):
             return None
@@ -79,6 +81,9 @@ class AtWork(ByParameter):
                 )
         found = known.read(Look(optimizer, group, parameter, state))
         return None if found is None else found.scaled(rate_of(known, group) / self.rate)
+
+    def holds(self, parameter: nn.Parameter) -> bool:
+        return id(parameter) in self._held and rate_of(*self._held[id(parameter)][::2]) != 0
 
     def multiple_of_identity(self) -> float | None:
         """The c of M = c I, the same for all parameters of the model; None: M is no such matrix."""
@@ -102,13 +107,7 @@ class AtWork(ByParameter):
 
 
 def rate_of(known: Known, group: dict[str, Any]) -> float:
-    """The learning rate of a parameter group.
-
-    Raises
-    ------
-    ConfigError
-        It is no number.
-    """
+    """The learning rate of a parameter group."""
     try:
         return float(group["lr"])
     except (TypeError, ValueError, KeyError):

@@ -23,13 +23,7 @@ STEPS = (
 
 
 def steps_of(name: str) -> Callable[[Reader], Reader]:
-    """Register the reader of one of its optimizers, whose rate does not show the warm-up that shortens its steps.
-
-    Raises
-    ------
-    ConfigError
-        When it is read: the optimizer is cautious.
-    """
+    """Register the reader of one of its optimizers, whose rate does not show the warm-up that shortens its steps."""
 
     def registered(read: Reader) -> Reader:
         @reads(f"heavyball.{name}")
@@ -47,13 +41,7 @@ def steps_of(name: str) -> Callable[[Reader], Reader]:
 
 
 def entry(look: Look, name: str) -> Any:
-    """What the first link of the chain whose state has this name keeps of a parameter; None: there is none.
-
-    Raises
-    ------
-    ConfigError
-        The parameter is kept in several pieces.
-    """
+    """What the first link of the chain whose state has this name keeps of a parameter; None: there is none."""
     views = [view for view in look.state.values() if isinstance(view, dict)]
     if len(views) > 1:
         raise ConfigError("heavyball keeps this parameter in several pieces (split=True): make the optimizer without")

@@ -90,13 +90,7 @@ def held(optimizer: Optimizer) -> Optimizer:
 
 
 def reader_of(optimizer: Optimizer) -> Known:
-    """The reader of an optimizer.
-
-    Raises
-    ------
-    ConfigError
-        It has none, or is a subclass with a step of its own.
-    """
+    """The reader of an optimizer."""
     for kind in type(optimizer).__mro__:
         known = _READERS.get(f"{kind.__module__}.{kind.__qualname__}")
         # torch wraps the step of every class that an object is made of
@@ -109,13 +103,7 @@ def reader_of(optimizer: Optimizer) -> Known:
 
 
 def double(tensor: Any) -> torch.Tensor:
-    """A tensor of a state, float64.
-
-    Raises
-    ------
-    ConfigError
-        It is sparse, or holds something else than real numbers.
-    """
+    """A tensor of a state, float64."""
     if tensor.layout != torch.strided:
         raise ConfigError("an optimizer with a sparse state has no M that can be read: use dense gradients")
     if not tensor.is_floating_point():
@@ -136,11 +124,6 @@ def newton_schulz(
 
     X ← (a I + b XXᵀ + c (XXᵀ)²) X from X = u/max(‖u‖, ε), with u as (m, n): the product of these polynomials is L with
     L u = X at the end, for m ≤ n; for m > n the steps are taken with uᵀ, and X = u R.
-
-    Raises
-    ------
-    ConfigError
-        L is not positive definite.
     """
     matrix = u.flatten(1)
     wide = matrix.shape[0] <= matrix.shape[1]
