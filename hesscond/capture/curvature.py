@@ -99,7 +99,8 @@ class Differentiator:
             with suppress(Stopped):
                 plans = self.planned(twice, curved)
                 for request in curved:
-                    captured[request.name] = replace(twice.capture(request, plans[request.name]), vanishing=vanishing)
+                    lost = vanishing or request.name in twice.blurred
+                    captured[request.name] = replace(twice.capture(request, plans[request.name]), vanishing=lost)
                     self.pace.finish(request.name)
         return captured
 
