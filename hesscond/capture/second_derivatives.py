@@ -283,6 +283,7 @@ SATURATION: dict[str, Callable[[Any], bool]] = {
     "MishBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     # 1 + erf has no digits left there; nor has the derivative of erf, e^{−x²}, beyond the other bound
     "ErfcBackward0": lambda node: beyond(saved(node, "self"), -GAUSSIAN / 2**0.5, GAUSSIAN / 2**0.5),
+    "ErfBackward0": lambda node: beyond(saved(node, "self"), -GAUSSIAN / 2**0.5, GAUSSIAN / 2**0.5),
     "GeluBackward0": lambda node: beyond(saved(node, "self"), -6.0, GAUSSIAN),
     "EluBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, math.inf),
     "SoftplusBackward0": lambda node: beyond(saved(node, "self"), -EXPONENT, SATURATED),
