@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -161,7 +162,9 @@ def capture(
     if slopes:
         result.slopes = slopes_of(forward, [request for request in requests if request.parameters is None])
     found = Differentiator(forward, requests, memory, pace or Pace()).capture()
-    result.update({request.name: found[request.name] for request in requests if request.name in found})
+    for request in requests:
+        if request.name in found:
+            result[request.name] = replace(found[request.name], repeating=request.name in forward.flattened)
     result.stopped = [request.name for request in requests if request.name not in found]
     return result
 

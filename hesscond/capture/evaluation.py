@@ -17,12 +17,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from hesscond.capture.precision import WIDER, Operations, lifted, named, operations
-from hesscond.capture.second_derivatives import Masks
+from hesscond.capture.second_derivatives import MASKED, SHIFTED, Masks
 from hesscond.capture.untouched import untouched
 from hesscond.capture.wrappers import plainly
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 
 Batch = tuple[Any, Any] | Mapping[Any, Any]
+#: How the names of functions begin that give one value for many entries without rounding, or are of several entries.
+FLAT = (
+    *("get", "relu", "leaky_relu", "rrelu", "prelu", "threshold", "hard", "softshrink", "clamp", "clip", "abs", "sign"),
+    *("sgn", "max", "min", "fmax", "fmin", "mul", "rmul", "dropout", "alpha_dropout", "feature_", "where", "masked_"),
+    *("round", "floor", "ceil", "trunc", "fix", "pow", "rpow", "square", "linear", "matmul", "rmatmul", "mm", "bmm"),
+    *("conv", "einsum", "cum", "sort", "roll", "flip", "index", "scatter", "gather", "zeros", "nan_to_num", "to"),
+    *("normalize", "scaled_dot", "remainder", "fmod", "mod", "floordiv", "heaviside"),
+)
 #: Where a batch that is a mapping has its targets.
 LABELS = ("labels", "label")
 #: Types that meet each other if a model keeps tensors of its own.
@@ -243,6 +251,8 @@ class WeightWatch(TorchFunctionMode):
         Whether they copy, as they do unless the model is in float32.
     lifted
         How many did.
+    flattened
+        Whether rounding has made equal numbers of different ones, as tanh does of large ones.
     """
 
     #: Attributes that are the values in another form; the others only describe them.
@@ -254,7 +264,7 @@ class WeightWatch(TorchFunctionMode):
         self.weights = weights
         self.inside: list[str] = []
         self.used_outside: set[int] = set()
-        self.lifts, self.clones, self.lifted = False, False, 0
+        self.lifts, self.clones, self.lifted, self.flattened = False, False, 0, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in (*args, *(kwargs or {}).values()):
@@ -269,9 +279,12 @@ class WeightWatch(TorchFunctionMode):
             }
         if func is functional.gelu and "tanh" not in (*args[1:], *(kwargs or {}).values()):
             x = args[0] if args else (kwargs or {})["input"]
-            return gelu(x) if x.dtype == torch.float64 else func(*args, **(kwargs or {}))
-        with Masks.around(func, args):
-            return self.in_float64(func, args, kwargs or {}) if self.lifts else func(*args, **(kwargs or {}))
+            found = gelu(x) if x.dtype == torch.float64 else func(*args, **(kwargs or {}))
+        else:
+            with Masks.around(func, args):
+                found = self.in_float64(func, args, kwargs or {}) if self.lifts else func(*args, **(kwargs or {}))
+        self.flattened = self.flattened or flattens(func, args, found)
+        return found
 
     def in_float64(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The call without casts to float32, also where a float32 tensor of the model's own would not do."""
@@ -300,6 +313,30 @@ class WeightWatch(TorchFunctionMode):
         if name == "__get__":
             return getattr(func.__self__, "__name__", "") not in self.VALUES
         return name in self.HARMLESS or name.startswith("is_")
+
+
+def flattens(func: Any, args: Any, result: Any) -> bool:
+    """Whether a function of every entry gives its largest or smallest value, or zero, for different entries.
+
+    Functions of which some do so without rounding are left out.
+    """
+    x, name = args[0] if args else None, getattr(func, "__name__", "").strip("_")
+    if (
+        not (isinstance(x, torch.Tensor) and isinstance(result, torch.Tensor) and x.shape == result.shape)
+        or not (x.is_floating_point() and result.is_floating_point() and result.numel() > 1)
+        or x is result
+        or name.startswith(FLAT)
+        # sums of whole numbers may be equal
+        or (name in {"add", "radd", "sub", "rsub"} and any(isinstance(y, torch.Tensor) and y.ndim for y in args[1:]))
+    ):
+        return False
+    x, y = x.detach(), result.detach()
+    for edge in (*(float(end) for end in y.aminmax()), 0.0):
+        # what a mask shifts is meant to vanish
+        inputs = x[(y == edge) & (x > SHIFTED)] if name.endswith("softmax") else x[y == edge]
+        if len(inputs) > 1 and SHIFTED < edge < MASKED and bool((inputs != inputs[0]).any()):
+            return True
+    return False
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:

@@ -74,6 +74,8 @@ class ForwardPass(Evaluation):
         what an earlier one gave. They must be differentiated in their parameters.
     overwritten
         Whether an input of a layer was changed in place after the call: the pass must be repeated with copies.
+    flattened
+        Layers with inputs that rounding may have made equal.
     """
 
     calls: dict[str, list[Call]]
@@ -81,6 +83,7 @@ class ForwardPass(Evaluation):
     bypassed: dict[str, str]
     entangled: set[str]
     overwritten: bool
+    flattened: set[str]
 
 
 def run_forward(
@@ -186,6 +189,7 @@ def run_forward(
         bypassed,
         hooks.entangled,
         hooks.overwritten,
+        hooks.flattened,
     )
 
 
@@ -213,6 +217,7 @@ class Perturbations:
         self.in_parameters = in_parameters - self.complex
         self.calls: dict[str, list[Call]] = {name: [] for name in layers}
         self.entangled: set[str] = set()
+        self.flattened: set[str] = set()
         self._entered: set[str] = set()
         self._versions: list[tuple[torch.Tensor, int]] = []
 
@@ -230,6 +235,8 @@ class Perturbations:
     def _enter(self, name: str, *_: Any) -> None:
         self.watch.inside.append(name)
         self._entered.add(name)
+        if self.watch.flattened:
+            self.flattened.add(name)
 
     def _leave(
         self, name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor
