@@ -16,9 +16,11 @@ from hesscond.capture.capturing import Slopes
 from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.evaluation import Evaluation
 from hesscond.capture.forward import variables_of
+from hesscond.capture.graph import nodes
 from hesscond.capture.layers import weight_shape
-from hesscond.capture.precision import Operations, Precision
+from hesscond.capture.precision import Operations, Perturbed, Precision
 from hesscond.capture.randomness import RandomState
+from hesscond.capture.second_derivatives import may_cancel
 from hesscond.capture.snapshot import Snapshot
 from hesscond.errors import CaptureError
 from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, UnitCoordinates
@@ -100,8 +102,8 @@ class Direction:
     squares : (u,), (G, n̂)
         Σδ² of each unit and Σĥ² of each input of the batches so far: what the entries of the gradient are made of.
     lost
-        Bound of what the rounding of a loss that is saturated everywhere does to H, in the 2-norm: softmax and its like
-        compute p − p² as a difference, to eps of p, whatever is left.
+        Bound of what rounding does to H, in the 2-norm, where its terms are differences of larger ones: softmax and its
+        like compute p − p² to eps of p, whatever is left.
     """
 
     layout: Layout
@@ -218,7 +220,14 @@ class Witness:
             return self._snapshot.evaluate(self.loss_fn, batch)
 
     def _add_lost(self, evaluation: Evaluation, directions: Sequence[Direction], weight: float) -> None:
-        """Add what cancels in the loss of a batch to the directions."""
+        """Add what cancels in the loss of a batch to the directions, and what rounding changes of the products."""
+        if may_cancel(nodes([evaluation.loss.grad_fn])):
+            trials = []
+            for trial in range(2):
+                with Perturbed(trial << 20):
+                    trials.append([product for _, product, _ in self._derivatives(evaluation, directions)])
+            for direction, one, other in zip(directions, *trials, strict=True):
+                direction.lost += weight * ratio(4 * norm(one - other), norm(direction.v) / len(direction.v) ** 0.5)
         for direction in directions:
             own = [self._snapshot.leaves[i] for i in self._indices(direction.layout)]
             for parts in without_cancellation(evaluation.loss, own, below=CANCELLED):

@@ -164,7 +164,7 @@ def capture(
     found = Differentiator(forward, requests, memory, pace or Pace()).capture()
     for request in requests:
         if request.name in found:
-            result[request.name] = replace(found[request.name], repeating=request.name in forward.flattened)
+            result[request.name] = replace(found[request.name], repeating=request.name in forward.repeating)
     result.stopped = [request.name for request in requests if request.name not in found]
     return result
 

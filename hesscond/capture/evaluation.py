@@ -58,12 +58,15 @@ class Evaluation:
         What it was computed from.
     samples
         N, the leading dimension of the inputs.
+    flattened
+        Whether rounding has made equal numbers of different ones, as tanh does of large ones.
     """
 
     loss: torch.Tensor
     output: Any
     target: Any
     samples: int
+    flattened: bool
 
 
 def evaluate(
@@ -128,7 +131,7 @@ def evaluate(
         output, loss = torch.func.functional_call(both, replaced, (args, kwargs, target), tie_weights=False)
     if counted is not None:
         counted.lifted += watch.lifted
-    return Evaluation(loss, output, target, leading_dimension(inputs))
+    return Evaluation(loss, output, target, leading_dimension(inputs), watch.flattened)
 
 
 class ModelAndLoss(nn.Module):
@@ -252,7 +255,7 @@ class WeightWatch(TorchFunctionMode):
     lifted
         How many did.
     flattened
-        Whether rounding has made equal numbers of different ones, as tanh does of large ones.
+        As of an `Evaluation`.
     """
 
     #: Attributes that are the values in another form; the others only describe them.

@@ -74,7 +74,7 @@ class ForwardPass(Evaluation):
         what an earlier one gave. They must be differentiated in their parameters.
     overwritten
         Whether an input of a layer was changed in place after the call: the pass must be repeated with copies.
-    flattened
+    repeating
         Layers with inputs that rounding may have made equal.
     """
 
@@ -83,7 +83,7 @@ class ForwardPass(Evaluation):
     bypassed: dict[str, str]
     entangled: set[str]
     overwritten: bool
-    flattened: set[str]
+    repeating: set[str]
 
 
 def run_forward(
@@ -184,12 +184,13 @@ def run_forward(
         found.output,
         found.target,
         found.samples,
+        found.flattened,
         reached,
         parameters,
         bypassed,
         hooks.entangled,
         hooks.overwritten,
-        hooks.flattened,
+        hooks.repeating,
     )
 
 
@@ -217,7 +218,7 @@ class Perturbations:
         self.in_parameters = in_parameters - self.complex
         self.calls: dict[str, list[Call]] = {name: [] for name in layers}
         self.entangled: set[str] = set()
-        self.flattened: set[str] = set()
+        self.repeating: set[str] = set()
         self._entered: set[str] = set()
         self._versions: list[tuple[torch.Tensor, int]] = []
 
@@ -236,7 +237,7 @@ class Perturbations:
         self.watch.inside.append(name)
         self._entered.add(name)
         if self.watch.flattened:
-            self.flattened.add(name)
+            self.repeating.add(name)
 
     def _leave(
         self, name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor
