@@ -190,7 +190,7 @@ def run_forward(
         bypassed,
         hooks.entangled,
         hooks.overwritten,
-        hooks.repeating,
+        {name for name, count in hooks.functions.items() if found.flattened is not None and found.flattened < count},
     )
 
 
@@ -218,7 +218,7 @@ class Perturbations:
         self.in_parameters = in_parameters - self.complex
         self.calls: dict[str, list[Call]] = {name: [] for name in layers}
         self.entangled: set[str] = set()
-        self.repeating: set[str] = set()
+        self.functions: dict[str, int] = {}
         self._entered: set[str] = set()
         self._versions: list[tuple[torch.Tensor, int]] = []
 
@@ -236,8 +236,7 @@ class Perturbations:
     def _enter(self, name: str, *_: Any) -> None:
         self.watch.inside.append(name)
         self._entered.add(name)
-        if self.watch.flattened:
-            self.repeating.add(name)
+        self.functions[name] = len(self.watch.flat)
 
     def _leave(
         self, name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor

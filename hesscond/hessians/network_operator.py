@@ -239,7 +239,7 @@ class NetworkOperator(SymmetricOperator):
             reached |= variables_of(evaluation.loss)
             psd &= linearization.psd
             if not self.saturated:
-                self.saturated = evaluation.flattened or saturates(nodes([evaluation.loss.grad_fn]))
+                self.saturated = evaluation.flattened is not None or saturates(nodes([evaluation.loss.grad_fn]))
             loss += weight * linearization.loss
             gradient.add_(self.layout.vector_of(linearization.gradient), alpha=weight)
             size = 0 if problem.single else linearization.bytes()
