@@ -113,7 +113,11 @@ class SecondDerivatives:
     def perturb(self, loss: torch.Tensor) -> None:
         """Measure what rounding does to the second derivatives of each layer, along one direction."""
         every = [variable for own in self.variables.values() for variable in own]
-        seeds = {name: [scattered_signs(variable)[None] for variable in own] for name, own in self.variables.items()}
+        # not ±1, whose sums may be zero: softmax does not see shifts
+        seeds = {
+            name: [(scattered_signs(v) * torch.linspace(0.5, 1.5, v.numel()).to(v).view_as(v))[None] for v in own]
+            for name, own in self.variables.items()
+        }
         exact = {request.name: self.derivatives(request, seeds[request.name]) for request in self.requests}
         for trial in range(TRIALS):
             with Perturbed(trial << 20):
