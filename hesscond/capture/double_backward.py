@@ -28,7 +28,7 @@ from hesscond.capture.layers import Geometry, from_unit_weights, unit_weights
 from hesscond.capture.pace import Pace
 from hesscond.capture.precision import Perturbed
 from hesscond.capture.request import Request
-from hesscond.capture.second_derivatives import may_cancel
+from hesscond.capture.second_derivatives import SOFTMAXES, may_cancel
 from hesscond.errors import CaptureError, NotFiniteError
 
 DOUBLE_ROUTE = "double backward"
@@ -128,10 +128,13 @@ class SecondDerivatives:
                         if x is not None and y is not None:
                             known = self.errors.setdefault(name, [torch.zeros_like(v)[None] for v in own])
                             known[k] = torch.maximum(known[k], (y - x).abs())
+        softmaxes = [node for node in nodes([loss.grad_fn]) if node.name() in SOFTMAXES]
+        alone = torch.tensor(any(bool((node._saved_result == 1).any()) for node in softmaxes), device=loss.device)
         for name, errors in self.errors.items():
             for x, error in zip(exact[name] or (), errors, strict=True):
                 self.lost[name] = max(self.lost[name], float(error.max()) / torch.finfo(error.dtype).eps)
-                if x is not None and (error > BLURRED * x.abs()).any():
+                # a score that is alone, as behind a causal mask, has no derivative, and softmax tells where one is lost
+                if x is not None and ((error > BLURRED * x.abs()) & ((x != 0) | ~alone)).any():
                     self.blurred.add(name)
 
     def cancellation(self, loss: torch.Tensor) -> dict[str, float]:

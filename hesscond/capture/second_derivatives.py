@@ -270,6 +270,7 @@ BENT: dict[str, Callable[[Any], torch.Tensor]] = {
     "SoftplusBackward0": lambda node: 4 * logistic_root(saved(node, "self")).square(),
 }
 STRAIGHT = 0.03
+SOFTMAXES = {"SoftmaxBackward0", "SafeSoftmaxBackward0"}
 LOGISTIC = {"BinaryCrossEntropyWithLogitsBackward0", "LogSigmoidBackward0", "SoftMarginLossBackward0"}
 #: Losses of a probability p, whose second derivative p − p² autograd forms from p rounded.
 SATURATING = LOGISTIC | {"SoftplusBackward0"}
@@ -289,8 +290,7 @@ SATURATION: dict[str, Callable[[Any], bool]] = {
     "SoftplusBackward0": lambda node: beyond(saved(node, "self"), -EXPONENT, SATURATED),
     "LogSigmoidBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     "BinaryCrossEntropyWithLogitsBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
-    "SoftmaxBackward0": softmax_saturates,
-    "SafeSoftmaxBackward0": softmax_saturates,
+    **dict.fromkeys(SOFTMAXES, softmax_saturates),
     "LogSoftmaxBackward0": lambda node: (
         bool((saved(node, "result") == 0).any()) or beyond(saved(node, "result"), -EXPONENT, 1.0)
     ),
