@@ -39,7 +39,7 @@ WEIGHT_ROUTE = "double backward in the parameters, used in several ways"
 ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
 
 #: Second derivatives of which rounding takes more than this share may be any others.
-BLURRED = 1e-4
+BLURRED = 0.05
 #: Evaluations with perturbed numbers, and the bound of rounding in units of the largest change seen in them.
 TRIALS, LARGER = 3, 16.0
 

@@ -291,8 +291,9 @@ SATURATION: dict[str, Callable[[Any], bool]] = {
     "LogSigmoidBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     "BinaryCrossEntropyWithLogitsBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     **dict.fromkeys(SOFTMAXES, softmax_saturates),
+    # further down are classes that are hidden
     "LogSoftmaxBackward0": lambda node: (
-        bool((saved(node, "result") == 0).any()) or beyond(saved(node, "result"), -EXPONENT, 1.0)
+        bool(((p := saved(node, "result")) == 0).any()) or bool(((p < -EXPONENT) & (p > SHIFTED)).any())
     ),
     "ExpBackward0": lambda node: bool((saved(node, "result") == 0).any()),
 }
