@@ -19,8 +19,9 @@ from hesscond.capture.evaluation import Evaluation
 from hesscond.capture.forward import variables_of
 from hesscond.capture.graph import nodes
 from hesscond.capture.layers import weight_shape
-from hesscond.capture.precision import Operations, Precision
+from hesscond.capture.precision import Operations, Perturbed, Precision
 from hesscond.capture.randomness import RandomState
+from hesscond.capture.second_derivatives import may_cancel
 from hesscond.capture.snapshot import Snapshot
 from hesscond.differences import Culprit, Difference, Differences, functions, worst
 from hesscond.errors import CaptureError, HesscondError
@@ -121,8 +122,8 @@ class Direction:
     squares : (u,), (G, n̂)
         Σδ² of each unit and Σĥ² of each input of the batches so far: what the entries of the gradient are made of.
     lost
-        Bound of what the rounding of a loss that is saturated everywhere does to H, in the 2-norm: softmax and its like
-        compute p − p² as a difference, to eps of p, whatever is left.
+        Bound of what rounding does to H, in the 2-norm, where its terms are differences of larger ones: softmax and its
+        like compute p − p² to eps of p, whatever is left.
     """
 
     layout: Layout
@@ -310,7 +311,15 @@ class Witness:
         return self._derivatives(self._gradient(self._first_again(), used), directions)
 
     def _add_lost(self, evaluation: Evaluation, directions: Sequence[Direction], weight: float) -> None:
-        """Add what cancels in the loss of a batch to the directions."""
+        """Add what cancels in the loss of a batch to the directions, and what rounding changes of the products."""
+        if may_cancel(nodes([evaluation.loss.grad_fn])):
+            trials, used = [], sorted({i for direction in directions for i in self._indices(direction.whole)})
+            for trial in range(2):
+                with Perturbed(trial << 20):
+                    first = self._gradient(evaluation, used)
+                    trials.append([product for _, product, _ in self._derivatives(first, directions)])
+            for direction, one, other in zip(directions, *trials, strict=True):
+                direction.lost += weight * ratio(4 * norm(one - other), norm(direction.v) / len(direction.v) ** 0.5)
         for direction in directions:
             own = [self._snapshot.leaves[i] for i in self._indices(direction.layout)]
             for parts in without_cancellation(evaluation.loss, own, below=CANCELLED):

@@ -484,7 +484,8 @@ class ByProducts:
                 return measured(source.products(H.restricted(layout), error=error), layout)
             number = self.units.index(unit)
             spread = torch.hypot(formed.spread[number], torch.full_like(noise[:1], error / (16 * EPS)).sqrt())
-            plain = FormedHessian(formed.H[number], spread, formed.terms[number], memory=spare // threads)
+            H_unit, kept = formed.H[number], spare // threads
+            plain = FormedHessian(H_unit, spread, formed.terms[number], vanishing=H.saturated, memory=kept)
             return measured(plain, layout)
 
         block = cache(unit_block)

@@ -260,6 +260,8 @@ class LayerCapture:
     vanishing
         Whether what looks like a zero of S may be a number that double precision does not hold: an underflow, or the
         derivative of a function that is saturated.
+    repeating
+        Whether equal numbers in Ĥ may be different ones that were rounded.
     """
 
     name: str
@@ -268,12 +270,16 @@ class LayerCapture:
     curvature: Curvature
     route: str
     vanishing: bool = False
+    repeating: bool = False
 
     @cached_property
     def loses_entries(self) -> bool:
-        """Whether zeros of S^½Ĥ need not be zeros: S is ``vanishing``, or products with its entries underflow."""
-        if self.vanishing or not isinstance(self.curvature, Diagonal) or not self.inputs.calls:
-            return self.vanishing
+        """Whether zeros of S^½Ĥ need not be zeros, nor equal numbers equal.
+
+        S is ``vanishing``, or products with its entries underflow, or Ĥ is ``repeating``.
+        """
+        if self.vanishing or self.repeating or not isinstance(self.curvature, Diagonal) or not self.inputs.calls:
+            return self.vanishing or self.repeating
         root = smallest_nonzero(self.curvature.root)
         types = {x.dtype for x, _ in self.inputs.calls}
         # no number of the inputs' type is smaller
@@ -286,7 +292,7 @@ class LayerCapture:
         assert isinstance(self.curvature, Diagonal)
         roots = self.curvature.root.chunk(parts)
         found = [
-            LayerCapture(self.name, inputs, self.units, Diagonal(root, None), self.route)
+            replace(self, inputs=inputs, curvature=Diagonal(root, None))
             for inputs, root in zip(self.inputs.split(parts), roots, strict=True)
         ]
         # what no part of the samples loses, none of the parts does

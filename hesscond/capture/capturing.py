@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -180,7 +181,9 @@ def capture(
     if result.failed and not optional:
         name, error = next(iter(result.failed.items()))
         raise type(error)(f"layer {name!r} cannot be probed: {error}")
-    result.update({request.name: found[request.name] for request in requests if request.name in found})
+    for request in requests:
+        if request.name in found:
+            result[request.name] = replace(found[request.name], repeating=request.name in forward.repeating)
     result.stopped = [r.name for r in requests if r.name not in found and r.name not in result.failed]
     return result
 

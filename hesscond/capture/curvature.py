@@ -93,7 +93,8 @@ class Differentiator:
                     if request.name in plans:
                         with self.noting(request):
                             found = twice.capture(request, plans[request.name])
-                            captured[request.name] = replace(found, vanishing=vanishing)
+                            lost = vanishing or request.name in twice.blurred
+                            captured[request.name] = replace(found, vanishing=lost)
                         self.pace.finish(request.name)
         return captured
 

@@ -23,10 +23,12 @@ from hesscond.capture.captured import Curvature, Diagonal, Factor, Formed, Layer
 from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.cuts import Cuts, symmetric
 from hesscond.capture.evaluation import is_finite
-from hesscond.capture.graph import refuse_dead_ends, refuse_wrong_derivatives
+from hesscond.capture.graph import nodes, refuse_dead_ends, refuse_wrong_derivatives
 from hesscond.capture.layers import Geometry, from_unit_weights, unit_weights
 from hesscond.capture.pace import Pace
+from hesscond.capture.precision import Perturbed
 from hesscond.capture.request import NOT_FINITE, Request
+from hesscond.capture.second_derivatives import SOFTMAXES, may_cancel
 from hesscond.errors import NoDerivativeError, NotFiniteError
 
 DOUBLE_ROUTE = "double backward"
@@ -35,6 +37,11 @@ WEIGHT_ROUTE = "double backward in the parameters, used in several ways"
 
 #: Two ways to a product may differ by their round-off in these units.
 ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
+
+#: Second derivatives of which rounding takes more than this share may be any others.
+BLURRED = 0.05
+#: Evaluations with perturbed numbers, and the bound of rounding in units of the largest change seen in them.
+TRIALS, LARGER = 3, 16.0
 
 
 @dataclass(frozen=True)
@@ -70,15 +77,49 @@ class SecondDerivatives:
         pace: Pace,
     ) -> None:
         self.samples, self.budget, self.proved_apart, self.pace = samples, budget, proved_apart, pace
+        self.requests = requests
         self.cuts = Cuts(loss, requests, samples, budget)
         self.variables = {request.name: variables(request) for request in requests}
         self.lost = self.cancellation(loss)
+        #: by layer, where it was measured, the rounding of the second derivatives in each variable
+        self.errors: dict[str, list[torch.Tensor]] = {}
+        #: layers where rounding leaves nothing of some of them
+        self.blurred: set[str] = set()
         every = [variable for own in self.variables.values() for variable in own]
         first = iter(torch.autograd.grad(loss, every, create_graph=True, allow_unused=True))
         gradients = {name: [next(first) for _ in own] for name, own in self.variables.items()}
         refuse_dead_ends(g.grad_fn for own in gradients.values() for g in own if g is not None)
         self.along = {name: Derivatives(own, self.variables[name]) for name, own in gradients.items()}
         refuse_wrong_derivatives([loss.grad_fn])
+        if may_cancel(nodes([loss.grad_fn])):
+            self.perturb(loss)
+
+    def perturb(self, loss: torch.Tensor) -> None:
+        """Measure what rounding does to the second derivatives of each layer, along one direction."""
+        every = [variable for own in self.variables.values() for variable in own]
+        # not ±1, whose sums may be zero: softmax does not see shifts
+        seeds = {
+            name: [(scattered_signs(v) * torch.linspace(0.5, 1.5, v.numel()).to(v).view_as(v))[None] for v in own]
+            for name, own in self.variables.items()
+        }
+        exact = {request.name: self.derivatives(request, seeds[request.name]) for request in self.requests}
+        for trial in range(TRIALS):
+            with Perturbed(trial << 20):
+                first = iter(torch.autograd.grad(loss, every, create_graph=True, allow_unused=True))
+                for name, own in self.variables.items():
+                    other = Derivatives([next(first) for _ in own], own)(seeds[name])
+                    for k, (x, y) in enumerate(zip(exact[name] or (), other, strict=False)):
+                        if x is not None and y is not None:
+                            known = self.errors.setdefault(name, [torch.zeros_like(v)[None] for v in own])
+                            known[k] = torch.maximum(known[k], (y - x).abs())
+        softmaxes = [node for node in nodes([loss.grad_fn]) if node.name() in SOFTMAXES]
+        alone = torch.tensor(any(bool((node._saved_result == 1).any()) for node in softmaxes), device=loss.device)
+        for name, errors in self.errors.items():
+            for x, error in zip(exact[name] or (), errors, strict=True):
+                self.lost[name] = max(self.lost[name], float(error.max()) / torch.finfo(error.dtype).eps)
+                # a score that is alone, as behind a causal mask, has no derivative, and softmax tells where one is lost
+                if x is not None and ((error > BLURRED * x.abs()) & ((x != 0) | ~alone)).any():
+                    self.blurred.add(name)
 
     def cancellation(self, loss: torch.Tensor) -> dict[str, float]:
         """By layer, the size of an entry of S if nothing in the loss cancelled, where nearly everything in it does."""
@@ -211,6 +252,12 @@ class SecondDerivatives:
             own = torch.arange(len(values))
             values[own, :, units[rows], 0] = 1
             S[:, rows] = self.product(request, values)[own, :, units[rows], 0].T
+        if request.name in self.errors:
+            seen = request.positions(self.errors[request.name], blocks)[0, :, units, 0]
+            bounds = LARGER * seen + ROUNDING * S.abs()
+            if (bounds <= S.abs() / 2).all():
+                root = S.abs().sqrt()
+                return Diagonal(root, S.sign() if (S < 0).any() else None, bounds / root.where(root > 0, 1.0))
         return diagonal_of(S, self.size(request, blocks, 1))
 
     def unit_factors(self, request: Request, blocks: int, positions: int) -> Factor:

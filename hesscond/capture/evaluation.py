@@ -16,13 +16,22 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from hesscond.capture.graph import is_transformed
 from hesscond.capture.precision import WIDER, Operations, lifted, named, operations
-from hesscond.capture.second_derivatives import Masks
+from hesscond.capture.second_derivatives import MASKED, SHIFTED, Masks
 from hesscond.capture.untouched import untouched
 from hesscond.capture.wrappers import plainly
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 
 Batch = tuple[Any, Any] | Mapping[Any, Any]
+#: How the names of functions begin that give one value for many entries without rounding, or are of several entries.
+FLAT = (
+    *("get", "relu", "leaky_relu", "rrelu", "prelu", "threshold", "hard", "softshrink", "clamp", "clip", "abs", "sign"),
+    *("sgn", "max", "min", "fmax", "fmin", "mul", "rmul", "dropout", "alpha_dropout", "feature_", "where", "masked_"),
+    *("round", "floor", "ceil", "trunc", "fix", "pow", "rpow", "square", "linear", "matmul", "rmatmul", "mm", "bmm"),
+    *("conv", "einsum", "cum", "sort", "roll", "flip", "index", "scatter", "gather", "zeros", "nan_to_num", "to"),
+    *("normalize", "scaled_dot", "remainder", "fmod", "mod", "floordiv", "heaviside"),
+)
 #: Where a batch that is a mapping has its targets.
 LABELS = ("labels", "label")
 #: Types that meet each other if a model keeps tensors of its own.
@@ -50,12 +59,16 @@ class Evaluation:
         What it was computed from.
     samples
         N, the leading dimension of the inputs.
+    flattened
+        Number of the first function in which rounding made equal numbers of different ones, as tanh does of large ones;
+        None: there is none.
     """
 
     loss: torch.Tensor
     output: Any
     target: Any
     samples: int
+    flattened: int | None
 
 
 def evaluate(
@@ -120,7 +133,7 @@ def evaluate(
         output, loss = torch.func.functional_call(both, replaced, (args, kwargs, target), tie_weights=False)
     if counted is not None:
         counted.lifted += watch.lifted
-    return Evaluation(loss, output, target, leading_dimension(inputs))
+    return Evaluation(loss, output, target, leading_dimension(inputs), watch.flattened())
 
 
 class ModelAndLoss(nn.Module):
@@ -243,6 +256,8 @@ class WeightWatch(TorchFunctionMode):
         Whether they copy, as they do unless the model is in float32.
     lifted
         How many did.
+    flat
+        For each function that was called, whether rounding has made equal numbers of different ones.
     """
 
     #: Attributes that are the values in another form; the others only describe them.
@@ -255,6 +270,7 @@ class WeightWatch(TorchFunctionMode):
         self.inside: list[str] = []
         self.used_outside: set[int] = set()
         self.lifts, self.clones, self.lifted = False, False, 0
+        self.flat: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in (*args, *(kwargs or {}).values()):
@@ -269,11 +285,22 @@ class WeightWatch(TorchFunctionMode):
             }
         if func is functional.gelu and "tanh" not in (*args[1:], *(kwargs or {}).values()):
             x = args[0] if args else (kwargs or {})["input"]
-            return gelu(x) if x.dtype == torch.float64 else func(*args, **(kwargs or {}))
-        if func is torch._weight_norm:
-            return weight_norm(*args, **(kwargs or {}))
-        with Masks.around(func, args):
-            return self.in_float64(func, args, kwargs or {}) if self.lifts else func(*args, **(kwargs or {}))
+            found = gelu(x) if x.dtype == torch.float64 else func(*args, **(kwargs or {}))
+        elif func is torch._weight_norm:
+            found = weight_norm(*args, **(kwargs or {}))
+        else:
+            with Masks.around(func, args):
+                found = self.in_float64(func, args, kwargs or {}) if self.lifts else func(*args, **(kwargs or {}))
+        if (flat := flattens(func, args, found)) is not None:
+            self.flat.append(flat)
+        return found
+
+    def flattened(self) -> int | None:
+        """The number of the first function that made equal numbers of different ones; None: there is none."""
+        if not self.flat:
+            return None
+        flags = torch.stack([flat.to(self.flat[0].device) for flat in self.flat]).tolist()
+        return flags.index(True) if True in flags else None
 
     def in_float64(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The call without casts to float32, also where a float32 tensor of the model's own would not do."""
@@ -302,6 +329,34 @@ class WeightWatch(TorchFunctionMode):
         if name == "__get__":
             return getattr(func.__self__, "__name__", "") not in self.VALUES
         return name in self.HARMLESS or name.startswith("is_")
+
+
+def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
+    """Whether a function of every entry gives its largest or smallest value, or zero, for different entries.
+
+    None: the function is one of those that may do so without rounding, or no function of every entry.
+    """
+    x, name = args[0] if args else None, getattr(func, "__name__", "").strip("_")
+    if (
+        not (isinstance(x, torch.Tensor) and isinstance(result, torch.Tensor) and x.shape == result.shape)
+        or not (x.is_floating_point() and result.is_floating_point() and result.numel() > 1)
+        or x is result
+        or is_transformed(result)
+        or name.startswith(FLAT)
+        # sums of whole numbers may be equal
+        or (name in {"add", "radd", "sub", "rsub"} and any(isinstance(y, torch.Tensor) and y.ndim for y in args[1:]))
+    ):
+        return None
+    x, y = x.detach().flatten(), result.detach().flatten()
+    found = []
+    # nothing here waits for the device
+    for edge in (y.amin(), y.amax(), 0.0):
+        equal = (y == edge) & (y > SHIFTED) & (y < MASKED)
+        if name.endswith("softmax"):
+            # what a mask shifts is meant to vanish
+            equal &= x > SHIFTED
+        found.append((equal & (x != x.index_select(0, equal.to(torch.uint8).argmax(0, keepdim=True)))).any())
+    return torch.stack(found).any()
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:

@@ -74,6 +74,8 @@ class ForwardPass(Evaluation):
         what an earlier one gave. They must be differentiated in their parameters.
     overwritten
         Whether an input of a layer was changed in place after the call: the pass must be repeated with copies.
+    repeating
+        Layers with inputs that rounding may have made equal.
     """
 
     calls: dict[str, list[Call]]
@@ -81,6 +83,7 @@ class ForwardPass(Evaluation):
     bypassed: dict[str, str]
     entangled: set[str]
     overwritten: bool
+    repeating: set[str]
 
 
 def run_forward(
@@ -181,11 +184,13 @@ def run_forward(
         found.output,
         found.target,
         found.samples,
+        found.flattened,
         reached,
         parameters,
         bypassed,
         hooks.entangled,
         hooks.overwritten,
+        {name for name, count in hooks.functions.items() if found.flattened is not None and found.flattened < count},
     )
 
 
@@ -213,6 +218,7 @@ class Perturbations:
         self.in_parameters = in_parameters - self.complex
         self.calls: dict[str, list[Call]] = {name: [] for name in layers}
         self.entangled: set[str] = set()
+        self.functions: dict[str, int] = {}
         self._entered: set[str] = set()
         self._versions: list[tuple[torch.Tensor, int]] = []
 
@@ -230,6 +236,7 @@ class Perturbations:
     def _enter(self, name: str, *_: Any) -> None:
         self.watch.inside.append(name)
         self._entered.add(name)
+        self.functions[name] = len(self.watch.flat)
 
     def _leave(
         self, name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor

@@ -80,6 +80,34 @@ class Observer(TorchDispatchMode):
         return False
 
 
+class Perturbed(Observer):
+    """Within, every number that an operation reads is off by up to a unit of round-off, at random.
+
+    What this changes in a result is the effect of rounding, also where a difference has rounded to zero, as 1 − tanh².
+    """
+
+    #: They only copy numbers, or would find equal numbers unequal.
+    LEFT = EXACT | {getattr(torch.ops.aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "sgn")}
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (func.is_view or func._schema.is_mutable or func.overloadpacket in self.LEFT):
+            args = tuple(map(self.perturbed, args))
+        return func(*args, **(kwargs or {}))
+
+    def perturbed(self, x: Any) -> Any:
+        """A tensor with other last digits."""
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.is_meta:
+            return x
+        self.seed += 1
+        generator = torch.Generator(x.device).manual_seed(self.seed)
+        share = torch.rand(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+        return x * (1 + torch.finfo(x.dtype).eps * (4 * share - 2))
+
+
 class Operations(Observer):
     """Within, counts the operations that round, by the type of what they return and the module that they belong to.
 

@@ -158,6 +158,4 @@ class Problem:
                 # changed in place after the call: what the layer saw is gone
                 calls[name] = []
                 computed.add(name)
-        return WatchedEvaluation(
-            found.loss, found.output, found.target, found.samples, calls, frozenset(calls) - computed
-        )
+        return WatchedEvaluation(**vars(found), calls=calls, given=frozenset(calls) - computed)

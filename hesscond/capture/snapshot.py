@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -109,7 +110,7 @@ class Snapshot:
             found = self._evaluated(loss_fn, (inputs, target), counted)
         loss = scalar(found.loss)
         refuse_originals(loss, self.model)
-        return Evaluation(loss, found.output, found.target, found.samples)
+        return replace(found, loss=loss)
 
     def _evaluated(self, loss_fn: LossFunction, batch: tuple[Any, Any], counted: Operations | None) -> Evaluation:
         """The loss as the function gave it.

@@ -30,7 +30,9 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
     columns = [captured.column(unit) for unit in units]
     if isinstance(curvature, Formed):
         return [
-            FormedHessian(curvature.matrices[column], curvature.spread, curvature.terms, vanishing=captured.vanishing)
+            FormedHessian(
+                curvature.matrices[column], curvature.spread, curvature.terms, vanishing=captured.loses_entries
+            )
             for column in columns
         ]
     if isinstance(curvature, Diagonal):
@@ -45,10 +47,16 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
             root, spread = curvature.root[:, column], None
             if curvature.norm is not None:
                 spread = (curvature.norm * rows.square().sum(0)).sqrt()
-            if curvature.error is None or not curvature.error[:, column].any():
+            error = None if curvature.error is None else curvature.error[:, column, None] * rows.abs()
+            if captured.repeating:
+                # these rows may all be independent, and those that are left out are zero
+                kept = (root != 0) | captured.vanishing
+                scaled, sign = (rows * root[:, None])[kept], None if sign is None else sign[kept]
+                error = None if error is None else error[kept]
+                found.append(FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=True))
+            elif error is None or not error.any():
                 found.append(FactoredHessian(rows, root, sign, spread=spread, vanishing=captured.loses_entries))
             else:
-                error = curvature.error[:, column, None] * rows.abs()
                 scaled = rows * root[:, None]
                 found.append(
                     FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=captured.loses_entries)
@@ -66,7 +74,7 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
         # a block's rows span no more than its active positions
         active = (B[:, :, column] != 0).any(0).sum(1)
         limit = None if captured.vanishing else int(torch.minimum(terms[:, :, column].sum(0), active).sum())
-        found.append(FactoredHessian(rows, None, mixed(sign), errors[column], 1, limit, spread, captured.vanishing))
+        found.append(FactoredHessian(rows, None, mixed(sign), errors[column], 1, limit, spread, captured.loses_entries))
     return found
 
 
@@ -80,7 +88,7 @@ def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
     curvature = captured.curvature
     units = captured.inputs.geometry.units
     if isinstance(curvature, Formed):
-        return FormedHessian(curvature.matrices[0], curvature.spread, curvature.terms, units, captured.vanishing)
+        return FormedHessian(curvature.matrices[0], curvature.spread, curvature.terms, units, captured.loses_entries)
     assert isinstance(curvature, Factor)
     layer = LayerHessian(captured, memory)
     if layer.count == 0:

@@ -114,7 +114,7 @@ class LayerHessian(BlockHessian):
         errors = [bounds.entries() for bounds in by_unit if bounds is not None]
         error = torch.cat(errors, 1) if errors else None
         return FactoredHessian(
-            rows, None, self.sign, error, self.units, self.rank_bound(), self._spread, self.captured.vanishing
+            rows, None, self.sign, error, self.units, self.rank_bound(), self._spread, self.captured.loses_entries
         )
 
     def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
@@ -176,7 +176,7 @@ class LayerHessian(BlockHessian):
             self.rank_bound,
             signs=self._signs,
             noise=noise_of(self._spread, P, self.units),
-            least_rank=self.rank_bound if self.captured.vanishing else None,
+            least_rank=self.rank_bound if self.captured.loses_entries else None,
             factor=partial(self._factored, P) if self.count * self.order <= FACTORED else None,
         )
 

@@ -15,6 +15,7 @@ from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates, UnitC
 from hesscond.hessians.null_directions import NullDirections
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.spectra import ConditionNumber, ProductForm
+from hesscond.spectra.condition import unresolved
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.matrix_free import EIGENVECTORS, MATRICES, ROWS, Effort, Known, formed
 from hesscond.spectra.smallest import least_bytes
@@ -40,6 +41,8 @@ class NetworkHessian(BlockHessian):
         Limits of what is computed.
     error
         Bound of the rounding in H, in the 2-norm, where it is known: intervals are wider by it.
+    saturated
+        Finds whether zeros of H may be numbers that double precision does not hold: only those known are zeros then.
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class NetworkHessian(BlockHessian):
         known: Callable[[], tuple[Sequence[NullDirections], Known]],
         effort: Effort,
         error: float = 0.0,
+        saturated: Callable[[], bool] = lambda: False,
     ) -> None:
         self.operator, self._known, self.effort, self.error = operator, known, effort, error
+        self._saturated = saturated
 
     @property
     def order(self) -> int:
@@ -111,6 +116,8 @@ class NetworkHessian(BlockHessian):
                 "level='network' products=60 asks for λ_max and a lower bound of κ"
             )
         kappa = ProductForm(self.operator, lambda: self.known[1], self.effort).condition(rtol=rtol)
+        if kappa.resolved and kappa.nullity > sum(own.dimension for own in self.known[0]) and self._saturated():
+            kappa = unresolved(kappa)
         return kappa.widened(self.error) if self.error else kappa
 
     def _changed(self, P: LinearCoordinates | None) -> NetworkHessian:
@@ -119,7 +126,9 @@ class NetworkHessian(BlockHessian):
             return self
         change = UnitCoordinates(P, range(1), self.order, dtype=self.operator.dtype, device=self.operator.device)
         error = self.error * P.scaled_norm(self.scales(), 1) if self.error else 0.0
-        return NetworkHessian(Congruence(self.operator, change), lambda: ((), Known()), self.effort, error)
+        return NetworkHessian(
+            Congruence(self.operator, change), lambda: ((), Known()), self.effort, error, self._saturated
+        )
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues, descending, and their eigenvectors."""

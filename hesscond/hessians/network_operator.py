@@ -21,10 +21,11 @@ from hesscond.capture.capturing import MEMORY
 from hesscond.capture.cuts import Cuts, Rows
 from hesscond.capture.evaluation import Batch, LossFunction, is_finite
 from hesscond.capture.forward import variables_of
-from hesscond.capture.graph import refuse_dead_ends
+from hesscond.capture.graph import nodes, refuse_dead_ends
 from hesscond.capture.nonfinite import NonFinite
 from hesscond.capture.precision import named
 from hesscond.capture.problem import Problem, WatchedEvaluation
+from hesscond.capture.second_derivatives import saturates
 from hesscond.capture.uses import Uses
 from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
@@ -105,6 +106,8 @@ class NetworkOperator(SymmetricOperator):
         units or inputs that square matrices of them do not fit into the memory (a vocabulary).
     retained
         Batches whose graphs are kept, of how many.
+    saturated
+        Whether derivatives somewhere in the model or the loss may be zero only since double precision ends.
     reached
         Names of the parameters that the loss depends on.
 
@@ -223,7 +226,7 @@ class NetworkOperator(SymmetricOperator):
         self._retained: dict[int, Linearization] = {}
         self._taken = largest = 0
         loss, gradient = 0.0, torch.zeros_like(self.point)
-        psd, depends = True, False
+        psd, depends, self.saturated = True, False, False
         reached: set[int] = set()
         for drawn, evaluation in problem.read():
             weight = problem.weights[drawn.number]
@@ -238,6 +241,8 @@ class NetworkOperator(SymmetricOperator):
             depends |= linearization.depends
             reached |= variables_of(evaluation.loss)
             psd &= linearization.psd
+            if not self.saturated:
+                self.saturated = evaluation.flattened is not None or saturates(nodes([evaluation.loss.grad_fn]))
             loss += weight * linearization.loss
             gradient.add_(self.layout.vector_of(linearization.gradient), alpha=weight)
             size = 0 if problem.single else linearization.bytes()

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 import torch
 
 from hesscond.capture import Geometry
-from hesscond.capture.graph import nodes
-from hesscond.capture.second_derivatives import saturates
 from hesscond.hessians.kronecker import CHUNK, Terms
 from hesscond.hessians.network_operator import GGNOperator, NetworkOperator
 from hesscond.hessians.parameters import Placement, covered
@@ -110,7 +108,7 @@ def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
     What fails on the operator is not claimed. Nothing is evaluated whose graphs the operator has kept.
     """
     zero = zero_rows(operator)
-    rows, saturated = given_rows(operator)
+    rows, saturated = given_rows(operator), operator.saturated
     if saturated:
         # what has no effect in double precision may have some
         zero = torch.zeros_like(zero)
@@ -125,12 +123,8 @@ def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
     return found
 
 
-def given_rows(operator: NetworkOperator) -> tuple[dict[str, list[RowSpace]], bool]:
-    """By layer and group, the rows ĥ of all data that layers see whose inputs depend on none of the parameters.
-
-    And whether derivatives somewhere in the model or the loss are zero only since double precision ends.
-    """
-    saturated = False
+def given_rows(operator: NetworkOperator) -> dict[str, list[RowSpace]]:
+    """By layer and group, the rows ĥ of all data that layers see whose inputs depend on none of the parameters."""
     candidates = {placement.name: placement for placement in operator.placements}
     blocks: dict[str, list[StreamedBlock]] = {}
     for _, linearization in operator.linearizations():
@@ -139,7 +133,6 @@ def given_rows(operator: NetworkOperator) -> tuple[dict[str, list[RowSpace]], bo
             candidates.pop(name, None)
         if not evaluation.loss.requires_grad:
             continue
-        saturated = saturated or saturates(nodes([evaluation.loss.grad_fn]))
         for name in [name for name in candidates if evaluation.calls.get(name)]:
             own = candidates[name]
             groups = blocks.setdefault(name, [StreamedBlock(own.index.shape[1]) for _ in range(own.geometry.groups)])
@@ -149,8 +142,7 @@ def given_rows(operator: NetworkOperator) -> tuple[dict[str, list[RowSpace]], bo
                 for group, block in enumerate(groups):
                     add_rows(block, rows[:, group], 1.0)
     like = torch.empty(0, dtype=torch.float64, device=operator.device)
-    found = {name: [row_space(block, like) for block in own] for name, own in blocks.items() if name in candidates}
-    return found, saturated
+    return {name: [row_space(block, like) for block in own] for name, own in blocks.items() if name in candidates}
 
 
 def active_terms(operator: NetworkOperator, placement: Placement) -> Iterator[Terms]:

@@ -76,4 +76,5 @@ class BlockSource:
     def products(self, operator: SymmetricOperator, known: Facts = nothing_known, error: float = 0.0) -> NetworkHessian:
         """The block of an operator that is made of the `latest` one; ``error``: of its rounding, where it is known."""
         left = max(self.memory - self.latest.held, self.memory // 2)
-        return NetworkHessian(operator, known, Effort(memory=left), error)
+        H = self.latest
+        return NetworkHessian(operator, known, Effort(memory=left), error, lambda: H.saturated)

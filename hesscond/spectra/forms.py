@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral, Real
 from typing import overload
@@ -93,6 +93,10 @@ class FactorForm(Form):
     def _measured(self, rtol: float) -> ConditionNumber:
         if self.signs is None:
             return factor_conditions([self.factor], rank_bounds=[self.rank_bound], rtol=rtol, errors=[self.error])[0]
+        if self.spread is None and (as_array(self.signs) < 0).all():
+            # −H ≥ 0 is known as well as F is
+            found = replace(self, signs=None)._measured(rtol)
+            return replace(found, negative=found.rank)
         return signed_condition(
             self.factor, self.signs, rank_bound=self.rank_bound, rtol=rtol, error=self.error, spread=self.spread
         )

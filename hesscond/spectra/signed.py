@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from scipy.linalg import qr
 
-from hesscond.spectra.condition import ConditionNumber, zero_matrix
-from hesscond.spectra.factored import eigenvalues_of, error_factor
+from hesscond.spectra.condition import ConditionNumber, unresolved, zero_matrix
+from hesscond.spectra.factored import eigenvalues_of, equilibrated_rank, error_factor
 from hesscond.spectra.matrices import as_array, as_matrix
 from hesscond.spectra.rank import structural_rank_bound
 from hesscond.spectra.symmetric import Rounding, signed_jacobi, uncertain_condition
@@ -114,7 +114,7 @@ def signed_condition(
     if spread is not None:
         d = np.ldexp(spread[columns], -scale)
         size, total = size + carried(form.basis, np.outer(d, d)), total + float(d @ d)
-    return uncertain_condition(
+    found = uncertain_condition(
         form.matrix,
         Rounding(size, total, error_factor(len(core), 1), error_factor(*core.shape)),
         given=given,
@@ -124,6 +124,10 @@ def signed_condition(
         scale=2 * scale,
         rtol=rtol,
     )
+    if found.rank_decision == "numerical" and spread is None and noise == 0 and equilibrated_rank(core) > found.rank:
+        # rows or columns that are small as a whole are no round-off
+        found = unresolved(found)
+    return found
 
 
 def spectral_norm(core: np.ndarray) -> float:

@@ -1,0 +1,193 @@
+"""Curvature that is a difference, and features that rounding makes equal: compared with mpmath to hundreds of digits."""
+
+import mpmath as mp
+import pytest
+import torch
+from torch import nn
+
+import hesscond
+from hesscond.capture.precision import Perturbed
+
+F = nn.functional
+
+
+def softplus(z):
+    return mp.log(1 + mp.exp(z))
+
+
+#: By name, in torch and in mpmath.
+LOSSES = {
+    "log cosh": (lambda z: z.cosh().log(), lambda z: mp.log(mp.cosh(z))),
+    "log(1 + exp)": (lambda z: (1 + z.exp()).log(), softplus),
+    "expm1 - z": (lambda z: z.expm1() - z, lambda z: mp.exp(z) - 1 - z),
+    "exp - 1 - z": (lambda z: z.exp() - 1 - z, lambda z: mp.exp(z) - 1 - z),
+    "mish": (F.mish, lambda z: z * mp.tanh(softplus(z))),
+    "silu": (F.silu, lambda z: z / (1 + mp.exp(-z))),
+    "gelu": (F.gelu, lambda z: z * mp.erfc(-z / mp.sqrt(2)) / 2),
+    "z erf": (lambda z: z * z.erf(), lambda z: z * mp.erf(z)),
+    "z tanh": (lambda z: z * z.tanh(), lambda z: z * mp.tanh(z)),
+    "pseudo Huber": (lambda z: (1 + z**2).sqrt() - 1, lambda z: mp.sqrt(1 + z**2) - 1),
+    "logaddexp": (lambda z: torch.logaddexp(z, -z), lambda z: mp.log(2 * mp.cosh(z))),
+    "Cauchy": (lambda z: (1 + z**2).log(), lambda z: mp.log(1 + z**2)),
+    "Welsch": (lambda z: 1 - (-0.5 * z**2).exp(), lambda z: 1 - mp.exp(-(z**2) / 2)),
+    "sigmoids": (lambda z: z.sigmoid() * (-z).sigmoid(), lambda z: 1 / (2 + 2 * mp.cosh(z))),
+    "-log sigmoid": (lambda z: -z.sigmoid().log(), lambda z: softplus(-z)),
+}
+#: Whose second derivatives are no differences in double precision, however small they are.
+SHARP = {"exp - 1 - z", "gelu", "z erf", "Welsch", "pseudo Huber", "Cauchy", "sigmoids"}
+
+
+def second_derivative(f, z):
+    h = mp.mpf(10) ** -40
+    return (f(z + h) - 2 * f(z) + f(z - h)) / h**2
+
+
+def kappa_of(rows, S):
+    """κ and rank of Σ s_j x_j x_jᵀ."""
+    n = len(rows[0])
+    H = mp.matrix(n, n)
+    for x, s in zip(rows, S, strict=True):
+        for i in range(n):
+            for j in range(n):
+                H[i, j] += s * x[i] * x[j]
+    sizes = [abs(value) for value in mp.eigsy(H, eigvals_only=True)]
+    nonzero = [size for size in sizes if size > max(sizes) * mp.eps * 1e40]
+    return max(nonzero) / min(nonzero), len(nonzero)
+
+
+def exactly(tensor):
+    return [[mp.mpf(float(value)) for value in row] for row in tensor]
+
+
+def contains(found, truth):
+    return found.lower * (1 - 1e-10) <= truth <= (mp.inf if not found.resolved else found.upper * (1 + 1e-10))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30])
+@pytest.mark.parametrize("residual", [0.0, 14.0, -14.0, 22.0])
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_curvature_of_a_loss_is_round_off(name, residual, scale):
+    torch.manual_seed(1)
+    f, exact = LOSSES[name]
+    model, x = nn.Linear(3, 1).double(), 0.5 * torch.randn(7, 3, dtype=torch.float64)
+    shift = torch.randn(7, 1, dtype=torch.float64) + residual
+    result = hesscond.probe(model, lambda o, t: scale * f(o - t).mean(), (x, shift))["model"].kappa[0]
+    with mp.workdps(450):
+        rows = [[mp.mpf(1), *row] for row in exactly(x)]
+        weights = [mp.mpf(model.bias.item()), *exactly(model.weight.detach())[0]]
+        S = [
+            second_derivative(exact, sum(w * h for w, h in zip(weights, row, strict=True)) - t)
+            for row, (t,) in zip(rows, exactly(shift), strict=True)
+        ]
+        kappa, rank = kappa_of(rows, S)
+        assert contains(result, kappa)
+    assert not result.resolved or result.rank == rank
+    if residual == 0 or (name in SHARP and residual != 22):
+        assert result.resolved
+
+
+ACTIVATIONS = {
+    "tanh": (torch.tanh, mp.tanh),
+    "tanh by hand": (lambda z: (z.exp() - (-z).exp()) / (z.exp() + (-z).exp()), mp.tanh),
+    "erf": (torch.erf, mp.erf),
+    "sigmoid": (lambda z: (2 * z).sigmoid(), lambda z: 1 / (1 + mp.exp(-2 * z))),
+    "sigmoid by hand": (lambda z: 1 / (1 + (-2 * z).exp()), lambda z: 1 / (1 + mp.exp(-2 * z))),
+}
+
+
+class Activation(nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+
+    def forward(self, z):
+        return self.f(z)
+
+
+def saturated(f, bias):
+    """A hidden layer whose units are all far from zero."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(2, 2), Activation(f), nn.Linear(2, 1)).double()
+    with torch.no_grad():
+        model[0].bias.copy_(torch.tensor([bias, -bias]))
+    return model, torch.randn(6, 2, dtype=torch.float64), torch.randn(6, 1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_features_that_rounding_made_equal_are_not_structural(name, dtype, level):
+    f, exact = ACTIVATIONS[name]
+    model, x, y = saturated(f, 21.0)
+    model, x = model.to(dtype), x.to(dtype)
+    found = hesscond.probe(model, nn.MSELoss(), (x, y), ["2"], level=level)["2"].kappa
+    found = found[0] if level == "unit" else found
+    with torch.no_grad():
+        z = model.double()[0](x.double())
+    with mp.workdps(900):
+        rows = [[mp.mpf(1), *map(exact, row)] for row in exactly(z)]
+        kappa, rank = kappa_of(rows, [mp.mpf(2)] * 6)
+        assert kappa > 1e30
+        assert rank == 3
+        assert not found.resolved
+        assert found.lower <= kappa
+
+
+def test_a_network_with_them_is_unresolved():
+    model, x, y = saturated(torch.tanh, 25.0)
+    assert not hesscond.probe(model, nn.MSELoss(), (x, y), level="network")["network"].kappa.resolved
+
+
+@pytest.mark.parametrize("kind", [nn.Hardtanh(), nn.ReLU(), nn.ReLU6()])
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_features_that_are_equal_without_rounding_are_structural(kind, level):
+    model, x, y = saturated(kind, 25.0)
+    found = hesscond.probe(model, nn.MSELoss(), (x, y), ["2"], level=level)["2"].kappa
+    found = found[0] if level == "unit" else found
+    rows = torch.cat([torch.ones(6, 1), kind(model[0](x)).detach()], 1)
+    sizes = torch.linalg.svdvals(rows)
+    rank = int((sizes > 1e-12 * sizes[0]).sum())
+    assert (found.resolved, found.rank) == (True, rank)
+    assert found.value == pytest.approx(float(sizes[0] / sizes[rank - 1]) ** 2, rel=1e-9)
+
+
+def test_a_unit_in_front_of_saturated_ones_is_no_round_off():
+    """S is w²f'² + r w f'', of which tanh keeps no digit."""
+    model, x, y = saturated(torch.tanh, 17.0)
+    found = hesscond.probe(model, nn.MSELoss(), (x, y), ["0"])["0"].kappa[0]
+    with torch.no_grad():
+        z, o = model[0](x), model(x)
+    w, rows = mp.mpf(model[2].weight[0, 0].item()), [[mp.mpf(1), *row] for row in exactly(x)]
+    with mp.workdps(150):
+        S = []
+        for (own, _), (out,), (t,) in zip(exactly(z), exactly(o), exactly(y), strict=True):
+            slope = mp.sech(own) ** 2
+            S.append(2 * (w * slope) ** 2 - 4 * (out - t) * w * mp.tanh(own) * slope)
+        kappa, rank = kappa_of(rows, S)
+        assert contains(found, kappa)
+    assert not found.resolved or found.rank == rank
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus, nn.ReLU])
+def test_ordinary_networks_are_evaluated_once(activation, monkeypatch):
+    torch.manual_seed(0)
+    entered = []
+    monkeypatch.setattr(Perturbed, "__enter__", lambda self: entered.append(self))
+    model = nn.Sequential(nn.Linear(4, 5), activation(), nn.Linear(5, 5), activation(), nn.Linear(5, 3)).double()
+    batch = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 3, (20,))
+    found = hesscond.probe(model, nn.CrossEntropyLoss(), batch)
+    assert not entered
+    assert all(kappa.resolved for name in found for kappa in found[name].kappa)
+
+
+def test_a_softmax_by_hand_has_its_rank():
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(3, 3).double(), torch.randn(14, 3, dtype=torch.float64), torch.randint(0, 3, (14,))
+
+    def by_hand(o, y):
+        return -(o.exp() / o.exp().sum(1, keepdim=True)).log()[torch.arange(len(y)), y].mean()
+
+    found = hesscond.probe(model, by_hand, (x, y), level="layer")["model"].kappa
+    truth = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), level="layer")["model"].kappa
+    assert (found.resolved, found.rank) == (True, 8)
+    assert found.value == pytest.approx(truth.value, rel=1e-9)
