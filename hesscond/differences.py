@@ -144,18 +144,21 @@ class Differences:
         step: float,
         held: Callable[[], AbstractContextManager[Any]],
     ) -> Directional:
-        ends = []
+        ends, energy = [], 0.0
         for signed in (step, -step):
             leaves = [(p.detach() + signed * v).requires_grad_() for p, v in zip(point, self.v, strict=True)]
             with held():
                 loss = self.loss_at(leaves)
+            energy = max(energy, abs(float(loss.detach())))
             ends.append(gradients([loss], leaves, None))
         scaled = [[s * g.detach() for s, g in zip(self.sizes, part, strict=True)] for part in (*ends, gradient)]
         plus, minus, middle = scaled
         central = [(p - m).div_(2 * step) for p, m in zip(plus, minus, strict=True)]
         bend = [length((p - g) + (m - g)) / (2 * step) for p, m, g in zip(plus, minus, middle, strict=True)]
         double = [s * g.detach() for s, g in zip(self.sizes, product, strict=True)]
-        floor = 64 * self.eps * (max(map(length, middle), default=0.0) / step + max(map(length, double), default=0.0))
+        # entries of a gradient may themselves be what is left of larger terms, of the size of the loss
+        energy = max([energy, *map(length, middle)])
+        floor = 64 * self.eps * (energy / step + max(map(length, double), default=0.0))
         return Directional(double, central, bend, floor)
 
     def _judged(self, k: int, trials: Sequence[Directional]) -> Difference:
