@@ -15,10 +15,13 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, NetworkHessian, NullDirections
 from hesscond.roles import NETWORK
 from hesscond.spectra import Bounded, ConditionNumber, EigenResult, lanczos
+from hesscond.spectra.condition import ZERO_HESSIAN, unresolved
 
 if TYPE_CHECKING:
     import pandas as pd
 
+#: How the routes of S are called that form it without subtraction, to its last digits where a product has none left.
+CLOSED_FORM = ("loss curvature", "loss factor")
 
 #: Products that are timed, and seconds of a core for the eigenvalues of H, in two scalings, over n³.
 TRIED, DECOMPOSITION = 8, 1.2e-10
@@ -95,9 +98,16 @@ class LayerResult:
             found = list(self._conditions())
         else:
             found = [self.block(unit).condition_number(rtol=self._rtol) for unit in blocks]
-        if self.uncertainty == 0:
-            return tuple(found)
-        return tuple(kappa.widened(self.error(unit)) for unit, kappa in zip(blocks, found, strict=True))
+        if self.uncertainty != 0:
+            found = [kappa.widened(self.error(unit)) for unit, kappa in zip(blocks, found, strict=True)]
+        return tuple(map(self._confirmed, found))
+
+    def _confirmed(self, kappa: ConditionNumber) -> ConditionNumber:
+        """κ that nothing stands behind is unresolved: S by double backward that the check finds to be round-off."""
+        if kappa.is_zero:
+            return replace(kappa, solver=ZERO_HESSIAN)
+        told = self.check is None or self.check.bound < 1 or self.route.startswith(CLOSED_FORM)
+        return kappa if told or not kappa.resolved else unresolved(kappa)
 
     def error(self, unit: int | None = None) -> float:
         """The bound of the error in the 2-norm that `uncertainty` is for a Hessian, ε ‖DP‖²."""

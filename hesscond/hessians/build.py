@@ -30,7 +30,9 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
     columns = [captured.column(unit) for unit in units]
     if isinstance(curvature, Formed):
         return [
-            FormedHessian(curvature.matrices[column], curvature.spread, curvature.terms, vanishing=captured.vanishing)
+            FormedHessian(
+                curvature.matrices[column], curvature.spread[column], curvature.terms, vanishing=captured.vanishing
+            )
             for column in columns
         ]
     if isinstance(curvature, Diagonal):
@@ -44,7 +46,7 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
             sign = mixed(None if curvature.sign is None else curvature.sign[:, column])
             root, spread = curvature.root[:, column], None
             if curvature.norm is not None:
-                spread = (curvature.norm * rows.square().sum(0)).sqrt()
+                spread = (curvature.norm[column] * rows.square().sum(0)).sqrt()
             if curvature.error is None or not curvature.error[:, column].any():
                 found.append(FactoredHessian(rows, root, sign, spread=spread, vanishing=captured.loses_entries))
             else:
@@ -80,7 +82,7 @@ def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
     curvature = captured.curvature
     units = captured.inputs.geometry.units
     if isinstance(curvature, Formed):
-        return FormedHessian(curvature.matrices[0], curvature.spread, curvature.terms, units, captured.vanishing)
+        return FormedHessian(curvature.matrices[0], curvature.spread[0], curvature.terms, units, captured.vanishing)
     assert isinstance(curvature, Factor)
     layer = LayerHessian(captured, memory)
     if layer.count == 0:

@@ -15,7 +15,10 @@ GAP = 1e3
 #: … and they are no larger than this many units of round-off: what lies between that and the bound is unresolved.
 NOISE = 16.0
 
-RankDecision = Literal["structural", "exact", "numerical", "iterative", "unresolved"]
+RankDecision = Literal["structural", "exact", "numerical", "iterative", "zero", "unresolved"]
+
+#: What is said of a Hessian that is zero, in place of its κ and of its solver.
+ZERO_HESSIAN = "the Hessian is zero: the loss does not depend on these parameters to second order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class ConditionNumber:
     Attributes
     ----------
     value
-        κ; ``inf`` if unresolved.
+        κ; ``inf`` if unresolved, and of zero, which has none.
     lower, upper
         An interval that contains κ of the matrix or factor that was given (its own rounding not counted); with a
         ``"numerical"`` rank, κ of what is left with the values of the size of round-off as zeros. ``upper`` is ``inf``
@@ -52,8 +55,8 @@ class ConditionNumber:
         round-off, with a gap of at least 1e3 above their error bounds, and count as zeros: a choice, made where the
         matrix is itself rounded, as activations of a forward pass are. ``"iterative"``: a matrix-free iteration
         converged to the smallest nonzero one; that none is smaller is as certain as its random starts, and ``rank`` and
-        ``negative`` count what it saw.
-        ``"unresolved"``: none of these.
+        ``negative`` count what it saw. ``"zero"``: H is zero, exactly or to the rounding of the terms that it is the
+        difference of: rank 0, and no κ. ``"unresolved"``: none of these.
     negative_counted
         Whether ``negative`` is their number.
     """
@@ -78,10 +81,17 @@ class ConditionNumber:
 
     def __str__(self) -> str:
         order = self.rank + self.nullity
+        if self.is_zero:
+            return f"no κ: {self.solver} (rank 0 of {order})"
         if not self.resolved:
             return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues told from zero)"
         said = "numerical rank" if self.rank_decision == "numerical" else "rank"
         return f"κ = {self.value:.4g} ({said} {self.rank} of {order}, {self.inertia}; {self.solver})"
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether H is zero, so that there is no κ."""
+        return self.rank_decision == "zero"
 
     @property
     def inertia(self) -> str:
@@ -101,6 +111,8 @@ class ConditionNumber:
         Unresolved if the smallest nonzero eigenvalue could be zero, or one that was taken for zero as large. One that
         could be zero bounds nothing: the smallest nonzero one may be any other.
         """
+        if self.is_zero:
+            return self
         top, bottom = self.lambda_max, self.lambda_min
         lower = 1.0
         if bottom > error:
@@ -216,7 +228,7 @@ def unresolved(result: ConditionNumber) -> ConditionNumber:
 
 def zero_matrix(order: int) -> ConditionNumber:
     """The result for the zero matrix, which has no nonzero eigenvalue and so no κ."""
-    return ConditionNumber(math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "unresolved")
+    return ConditionNumber(math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "zero")
 
 
 def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool = False) -> ConditionNumber:
@@ -235,6 +247,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
             lambda_max=enlarged(float(magnitudes[0]), power, scale),
             cutoff=enlarged(float(errors[0]), power, scale),
             solver=solver,
+            rank_decision="unresolved",
         )
     top, bottom = float(magnitudes[0]), float(magnitudes[rank - 1])
     e_top, e_bottom = float(errors[0]), float(errors[rank - 1])
