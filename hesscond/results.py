@@ -15,7 +15,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, NetworkHessian, NullDirections
 from hesscond.roles import NETWORK
 from hesscond.spectra import Bounded, ConditionNumber, EigenResult, lanczos
-from hesscond.spectra.condition import ZERO_HESSIAN, unresolved
+from hesscond.spectra.condition import unresolved
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,14 +100,15 @@ class LayerResult:
             found = [self.block(unit).condition_number(rtol=self._rtol) for unit in blocks]
         if self.uncertainty != 0:
             found = [kappa.widened(self.error(unit)) for unit, kappa in zip(blocks, found, strict=True)]
-        return tuple(map(self._confirmed, found))
+        return tuple(self._confirmed(unit, kappa) for unit, kappa in zip(blocks, found, strict=True))
 
-    def _confirmed(self, kappa: ConditionNumber) -> ConditionNumber:
-        """κ that nothing stands behind is unresolved: S by double backward that the check finds to be round-off."""
-        if kappa.is_zero:
-            return replace(kappa, solver=ZERO_HESSIAN)
-        told = self.check is None or self.check.bound < 1 or self.route.startswith(CLOSED_FORM)
-        return kappa if told or not kappa.resolved else unresolved(kappa)
+    def _confirmed(self, unit: int | None, kappa: ConditionNumber) -> ConditionNumber:
+        """κ of one block, unresolved where the check finds that S by double backward is round-off."""
+        if not kappa.is_zero:
+            told = self.check is None or self.check.bound < 1 or self.route.startswith(CLOSED_FORM)
+            return kappa if told or not kappa.resolved else unresolved(kappa)
+        what = self.name if unit is None else f"unit {unit} of {self.name}"
+        return replace(kappa, note=f"the Hessian is zero: the loss does not depend on {what} to second order")
 
     def error(self, unit: int | None = None) -> float:
         """The bound of the error in the 2-norm that `uncertainty` is for a Hessian, ε ‖DP‖²."""
@@ -374,7 +375,7 @@ class ProbeResult(Mapping[str, LayerResult]):
     def to_frame(self) -> pd.DataFrame:
         """One row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,
         lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver. ``negative`` is
-        missing where they were not all counted.
+        missing where they were not all counted; in place of the solver of a Hessian that is zero stand these words.
         """
         import pandas as pd
 
@@ -392,7 +393,7 @@ class ProbeResult(Mapping[str, LayerResult]):
                 "kappa_lower": kappa.lower,
                 "kappa_upper": kappa.upper,
                 "resolved": kappa.resolved,
-                "solver": kappa.solver,
+                "solver": kappa.note or kappa.solver,
             }
             for layer in self._layers.values()
             for unit, kappa in zip(layer.units if layer.level == "unit" else [None], layer.conditions, strict=True)

@@ -17,9 +17,6 @@ NOISE = 16.0
 
 RankDecision = Literal["structural", "exact", "numerical", "iterative", "zero", "unresolved"]
 
-#: What is said of a Hessian that is zero, in place of its κ and of its solver.
-ZERO_HESSIAN = "the Hessian is zero: the loss does not depend on these parameters to second order"
-
 
 @dataclass(frozen=True, slots=True)
 class ConditionNumber:
@@ -59,6 +56,8 @@ class ConditionNumber:
         difference of: rank 0, and no κ. ``"unresolved"``: none of these.
     negative_counted
         Whether ``negative`` is their number.
+    note
+        What it means that there is no κ, if H is zero.
     """
 
     value: float
@@ -75,6 +74,7 @@ class ConditionNumber:
     solver: str
     rank_decision: RankDecision
     negative_counted: bool = True
+    note: str = ""
 
     def __float__(self) -> float:
         return self.value
@@ -82,7 +82,7 @@ class ConditionNumber:
     def __str__(self) -> str:
         order = self.rank + self.nullity
         if self.is_zero:
-            return f"no κ: {self.solver} (rank 0 of {order})"
+            return f"no κ: {self.note or 'the matrix is zero'} (rank 0 of {order})"
         if not self.resolved:
             return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues told from zero)"
         said = "numerical rank" if self.rank_decision == "numerical" else "rank"
