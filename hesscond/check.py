@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from hesscond.capture import Batch, Diagonal, Factor, Layer, LayerCapture, LossFunction
+from hesscond.capture.backward import enlarged_rounding, size_of_terms
 from hesscond.capture.capturing import Slopes
 from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.evaluation import Evaluation
 from hesscond.capture.forward import variables_of
+from hesscond.capture.graph import nodes
 from hesscond.capture.layers import weight_shape
 from hesscond.capture.precision import Operations, Precision
 from hesscond.capture.randomness import RandomState
+from hesscond.capture.second_derivatives import saturates
 from hesscond.capture.snapshot import Snapshot
 from hesscond.errors import CaptureError
 from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, UnitCoordinates
@@ -34,6 +39,10 @@ UNITS = 1e3
 LEAST = float(torch.finfo(torch.float64).tiny) ** 0.25
 #: What rounding is measured to do is taken so many times.
 MARGIN = 256.0
+#: A product no more than so many times what rounding changes in it is rounding; draws that tell.
+ROUNDED, DRAWS = 64.0, 3
+#: Entries of a product that are smaller beside the largest may be rounding; a Hessian larger than that is none.
+SMALL, FAR = 1e-9, 1e-3
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,8 @@ class Check:
         The part of the difference that is in the gradients.
     unit
         The unit whose Hessian was multiplied; None: all of the layer, or of the network.
+    zero
+        Whether the products are no more than what rounding makes of the model's own: the Hessian is zero to it.
     """
 
     difference: float
@@ -65,6 +76,7 @@ class Check:
     own: float
     slopes: float = 0.0
     unit: int | None = None
+    zero: bool = False
 
     @property
     def passed(self) -> bool:
@@ -226,22 +238,24 @@ class Witness:
                 direction.lost += 4 * weight * float(torch.finfo(torch.float64).eps) * size**2
 
     def _derivatives(
-        self, evaluation: Evaluation, directions: Sequence[Direction]
+        self, evaluation: Evaluation, directions: Sequence[Direction], *, enlarged: bool = False
     ) -> Iterator[tuple[Direction, torch.Tensor, torch.Tensor]]:
-        """H v and ∇L of each direction on one batch."""
+        """H v and ∇L of each direction on one batch; ``enlarged``: by passes with `enlarged_rounding`."""
         leaves = self._snapshot.leaves
         if not directions:
             return
         # each leaf once
         used = sorted({i for direction in directions for i in self._indices(direction.whole)})
         with differentiable():
-            found = gradients([evaluation.loss], [leaves[i] for i in used], None, create_graph=True)
+            with enlarged_rounding([evaluation.loss.grad_fn] if enlarged else [], 0):
+                found = gradients([evaluation.loss], [leaves[i] for i in used], None, create_graph=True)
             first = dict(zip(used, found, strict=True))
             for direction in directions:
                 own = self._indices(direction.layout)
                 parts = direction.layout.tensors_of(direction.v)
                 seeds = [part.to(leaves[i].dtype) for i, part in zip(own, parts, strict=True)]
-                second = gradients([first[i] for i in own], [leaves[i] for i in own], seeds)
+                with enlarged_rounding([first[i].grad_fn for i in own] if enlarged else [], 1):
+                    second = gradients([first[i] for i in own], [leaves[i] for i in own], seeds)
                 slope = direction.whole.vector_of([first[i].detach() for i in self._indices(direction.whole)])
                 yield direction, direction.layout.vector_of(second).to(torch.float64), slope.to(torch.float64)
 
@@ -267,27 +281,36 @@ class Witness:
             scaled = max(scaled, norm(own / direction.scales))
         slopes = slopes_differ(direction)
         difference = max(ratio(apart, scaled), slopes, in_coordinates(block, direction))
-        bound = max(TOLERANCE, UNITS * float(torch.finfo(self.leaf_dtype).eps))
+        bound, zero = max(TOLERANCE, UNITS * float(torch.finfo(self.leaf_dtype).eps)), False
         if not difference <= bound and math.isfinite(difference):
-            bound = max(bound, ratio(self.rounding(direction), scaled))
+            shaken, natural = self.rounding(direction)
+            bound = max(bound, ratio(shaken + natural, scaled))
+            zero = shaken >= scaled and not self.hides([direction])
         forms = (float(built @ direction.v), float(own @ direction.v))
-        return Check(difference, bound, *forms, slopes, direction.unit)
+        return Check(difference, bound, *forms, slopes, direction.unit, zero)
 
     @property
     def leaf_dtype(self) -> torch.dtype:
         """What is differentiated in."""
         return self._snapshot.leaves[0].dtype if self._snapshot.leaves else torch.float64
 
-    def rounding(self, direction: Direction) -> float:
+    def rounding(self, direction: Direction) -> tuple[float, float]:
         """The rounding of the model's own product on the first batch, in the direction's units, times `MARGIN`.
 
-        The product at parameters that differ in their last digits, and eps times what the loss's curvature would be
-        if nothing in it cancelled (softmax in saturation is 1 − 1).
+        By the product at parameters that differ in their last digits, and by eps times what the loss's curvature would
+        be if nothing in it cancelled (softmax in saturation is 1 − 1).
         """
         leaves, eps = self._snapshot.leaves, float(torch.finfo(self.leaf_dtype).eps)
         evaluation = self._first_again()
         natural = eps * uncancelled(evaluation, leaves, self._indices(direction.layout), direction)
-        return MARGIN * (self.shaken(direction, 4 * eps) + natural)
+        return MARGIN * self.shaken(direction, 4 * eps), MARGIN * natural
+
+    def hides(self, directions: Sequence[Direction]) -> bool:
+        """Whether functions are saturated on the first batch, so that second derivatives may be lost in rounding."""
+        loss = self._first_again().loss
+        indices = {i for direction in directions for i in self._indices(direction.layout)}
+        own = [self._snapshot.leaves[i] for i in sorted(indices)]
+        return saturates(nodes([loss.grad_fn])) or any(True for _ in without_cancellation(loss, own, below=CANCELLED))
 
     def shaken(self, direction: Direction, size: float) -> float:
         """How much the product on the first batch changes, in the direction's units, if all it is made of changes.
@@ -302,21 +325,58 @@ class Witness:
             ((_, product, _),) = self._derivatives(self._first_again(), [aside])
         return norm((product - before) / direction.scales)
 
-    def noise(self, directions: Sequence[Direction]) -> list[torch.Tensor]:
+    def noise(self, directions: Sequence[Direction], draws: int = 1) -> list[torch.Tensor]:
         """Of each direction, how much the entries of its product change if all it is made of changes by rounding.
 
-        On the first batch, and no smaller beside the product than there. The directions are those given to `add`, whose
-        products were kept.
+        The largest of some draws on the first batch, and no smaller beside the product than there; with several the
+        terms of the product count too, since rounding may be the same in every draw. The directions are those given to
+        `add`, whose products were kept.
         """
         eps = 4 * float(torch.finfo(self.leaf_dtype).eps)
-        shaken = [replace(direction, v=direction.v * nudges(direction.v, eps, 4)) for direction in directions]
         before = [self._products[id(direction)] for direction in directions]
-        found = []
-        with self._nudged(eps):
-            evaluation = self._first_again()
-            for own, (_, product, _) in zip(before, self._derivatives(evaluation, shaken), strict=True):
-                found.append((product - own).abs())
+        found = [torch.zeros_like(own) for own in before]
+        for draw in range(draws):
+            shaken = [replace(own, v=own.v * nudges(own.v, eps, 4 + 1000 * draw)) for own in directions]
+            with self._nudged(eps, draw):
+                changed = self._derivatives(self._first_again(), shaken)
+                for most, own, (_, product, _) in zip(found, before, changed, strict=True):
+                    torch.maximum(most, (product - own).abs(), out=most)
+        if draws > 1:
+            changed = self._derivatives(self._first_again(), directions, enlarged=True)
+            for most, own, (_, product, _) in zip(found, before, changed, strict=True):
+                torch.maximum(most, eps * size_of_terms(product - own, None, own), out=most)
         return found
+
+    def rounded(
+        self, directions: Sequence[Direction], noise: Sequence[torch.Tensor], total: float
+    ) -> list[Callable[[torch.Tensor | None], bool | None]]:
+        """Of each direction, a function of some rows of its block (None: of all): whether their Hessian is zero.
+
+        None: it is more than the rounding of its product is by ``noise``. False: it is not, and may be hidden by it.
+        """
+        products = [direction.product / total for direction in directions]
+        point = [
+            own.layout.vector_of([self._snapshot.leaves[i].detach() for i in self._indices(own.layout)])
+            for own in directions
+        ]
+        if any(
+            doubtful(product, own) or not is_far(product, direction.v, at, self.loss, direction.slope / total)
+            for direction, product, own, at in zip(directions, products, noise, point, strict=True)
+        ):
+            noise = self.noise(directions, DRAWS)
+        hidden = cache(partial(self.hides, directions))
+
+        def told(direction: Direction, product: torch.Tensor, noise: torch.Tensor, rows: torch.Tensor | None) -> Any:
+            at: Any = slice(None) if rows is None else rows
+            # a parameter of large terms must not hide the curvature in another
+            shapes = enumerate(direction.layout.shapes)
+            place = direction.layout.vector_of([product.new_full(shape, number) for number, shape in shapes])[at]
+            for number in place.unique():
+                if norm(product[at][place == number]) > ROUNDED * norm(noise[at][place == number]):
+                    return None
+            return not hidden()
+
+        return [partial(told, *own) for own in zip(directions, products, noise, strict=True)]
 
     def uncertainty(self, direction: Direction) -> float:
         """ε such that H is known to ε d_i d_j, with the scales d of a block: what operations below float64 do.
@@ -332,11 +392,11 @@ class Witness:
         return ratio(4 * self.shaken(direction, float(torch.finfo(narrowest).eps)), length)
 
     @contextmanager
-    def _nudged(self, size: float) -> Iterator[None]:
+    def _nudged(self, size: float, draw: int = 0) -> Iterator[None]:
         """Every leaf changed by random relative amounts of that size."""
         before = [leaf.detach().clone() for leaf in self._snapshot.leaves]
         for number, leaf in enumerate(self._snapshot.leaves):
-            leaf.data.mul_(nudges(leaf, size, 5 + number))
+            leaf.data.mul_(nudges(leaf, size, 5 + number + 1000 * draw))
         try:
             yield
         finally:
@@ -366,6 +426,20 @@ def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check
     witness, (direction,) = witnessed(H, [H], keeps_products=uncertain and H.dtype != torch.float64)
     uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass) if uncertain else 0.0
     return witness.verdict(direction, as_block(H), H.total_mass), uncertainty, witness.precision
+
+
+def rounding_of(H: HessianOperator) -> bool | None:
+    """Whether the Hessian of an operator is zero, as `Witness.rounded` tells; None at once where it is far from that."""
+    v = Direction.of(as_block(H), H.layout).v.to(H.point)
+    if is_far(H @ v, v, H.point, H.loss, H.gradient):
+        return None
+    witness, directions = witnessed(H, [H], keeps_products=True)
+    return witness.rounded(directions, witness.noise(directions), H.total_mass)[0](None)
+
+
+def is_flat(H: HessianOperator) -> bool:
+    """Whether the gradient is rounding beside the loss."""
+    return norm(H.gradient) * norm(H.point) <= ROUNDED * float(torch.finfo(H.dtype).eps) * abs(H.loss)
 
 
 def witnessed(
@@ -453,6 +527,19 @@ def uncancelled(
     own = [leaves[i] for i in indices]
     vectors = map(direction.layout.vector_of, without_cancellation(evaluation.loss, own))
     return sum(norm(w / direction.scales) * norm(w * direction.v) for w in (w.to(torch.float64) for w in vectors))
+
+
+def doubtful(product: torch.Tensor, noise: torch.Tensor) -> bool:
+    """Whether entries of a product may be no more than their rounding, of which a draw may show nothing."""
+    size = product.abs()
+    few = torch.maximum(ROUNDED * noise, SMALL * size.max())
+    return len(size) <= DRAWS or bool(((size > 0) & (size <= few)).any())
+
+
+def is_far(product: torch.Tensor, v: torch.Tensor, point: torch.Tensor, loss: float, gradient: torch.Tensor) -> bool:
+    """Whether a product is far from the rounding of the loss, in units of which parameters of their size have it."""
+    scale = norm(point)
+    return norm(product) * scale**2 > FAR * norm(v) * max(abs(loss), norm(gradient) * scale)
 
 
 def slopes_differ(direction: Direction) -> float:

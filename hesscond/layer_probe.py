@@ -231,13 +231,16 @@ class LayerProbe(Measurement):
         witness, directions = witnessed(H, [own.operator for own in work.values()], keeps_products=True)
         noise = witness.noise(directions)
         self.precision = witness.precision if self.precision is None and self.check else self.precision
+        told = witness.rounded(directions, noise, H.total_mass)
         formed = H.by_units({name: (own.operator, own.index()) for name, own in work.items() if own.units})
         found = {}
-        for (name, own), direction, errors in zip(work.items(), directions, noise, strict=True):
+        for (name, own), direction, errors, zero in zip(work.items(), directions, noise, told, strict=True):
             units = formed.get(name)
             result = found[name] = own.result(
                 source, self.systems[name], errors / direction.v.square().mean().sqrt(), units
             )
+            rows = dict(zip(own.units, own.index(), strict=True)) if own.units else {None: None}
+            result.rounding = {unit: known for unit, at in rows.items() if (known := zero(at)) is not None}
             if not self.check:
                 continue
             try:

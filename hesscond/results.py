@@ -15,7 +15,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, NetworkHessian, NullDirections
 from hesscond.roles import NETWORK
 from hesscond.spectra import Bounded, ConditionNumber, EigenResult, lanczos
-from hesscond.spectra.condition import unresolved
+from hesscond.spectra.condition import unresolved, zero_matrix
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +51,8 @@ class LayerResult:
     uncertainty
         ε such that operations of the model in a lower precision than was asked for change entry (i, j) of a Hessian by
         ε d_i d_j, d being its scales; 0: there are none. κ's interval is wider by as much.
+    rounding
+        The Hessians whose products are no more than their rounding: whether they are zero, or may be hidden by it.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class LayerResult:
         self.parameters = tuple(parameters)
         self.check: Check | None = None
         self.uncertainty = 0.0
+        self.rounding: dict[int | None, bool] = {}
         self.block, self._rtol, self._conditions = block, rtol, conditions
 
     def rename(self, name_of: Callable[[str], str]) -> None:
@@ -103,12 +106,17 @@ class LayerResult:
         return tuple(self._confirmed(unit, kappa) for unit, kappa in zip(blocks, found, strict=True))
 
     def _confirmed(self, unit: int | None, kappa: ConditionNumber) -> ConditionNumber:
-        """κ of one block, unresolved where the check finds that S by double backward is round-off."""
-        if not kappa.is_zero:
-            told = self.check is None or self.check.bound < 1 or self.route.startswith(CLOSED_FORM)
-            return kappa if told or not kappa.resolved else unresolved(kappa)
+        """κ of one block, unless its products, or those of the check, are rounding: the Hessian is zero, or unknown."""
+        zero = self.rounding.get(unit)
+        if zero is None and self.check is not None and self.check.bound >= 1 and not self.route.startswith(CLOSED_FORM):
+            zero = self.check.zero and not getattr(self.block(unit).plain, "vanishing", False)
+        if zero is None:
+            zero = kappa.is_zero or None
+        if not zero:
+            return kappa if zero is None else unresolved(kappa)
         what = self.name if unit is None else f"unit {unit} of {self.name}"
-        return replace(kappa, note=f"the Hessian is zero: the loss does not depend on {what} to second order")
+        said = f"the Hessian is zero: the loss does not depend on {what} to second order"
+        return replace(zero_matrix(kappa.rank + kappa.nullity), cutoff=max(kappa.cutoff, kappa.lambda_max), note=said)
 
     def error(self, unit: int | None = None) -> float:
         """The bound of the error in the 2-norm that `uncertainty` is for a Hessian, ε ‖DP‖²."""
@@ -133,7 +141,7 @@ class LayerResult:
             route=self.route,
             rtol=self._rtol,
         )
-        result.check, result.uncertainty = self.check, self.uncertainty
+        result.check, result.uncertainty, result.rounding = self.check, self.uncertainty, self.rounding
         return result
 
     @property
@@ -276,7 +284,7 @@ class NetworkResult(LayerResult):
     def conditions(self) -> tuple[ConditionNumber, ...]:
         """κ, alone in a tuple."""
         # its bounds count what is uncertain
-        return super().conditions if self.bounded is None else (self.bounded.condition,)
+        return super().conditions if self.bounded is None else (self._confirmed(None, self.bounded.condition),)
 
     @cached_property
     def top(self) -> EigenResult:

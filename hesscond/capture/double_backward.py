@@ -227,7 +227,9 @@ class SecondDerivatives:
         """
         geometry, eps = Geometry.of(request.layer), torch.finfo(self.variables[request.name][0].dtype).eps
         lost = positions * (geometry.units if request.whole else 1) * self.lost[request.name]
-        sizes = self.by_unit(request, self.terms(request, list(map(torch.ones_like, self.variables[request.name]))), blocks)
+        sizes = self.by_unit(
+            request, self.terms(request, list(map(torch.ones_like, self.variables[request.name]))), blocks
+        )
         if request.whole:
             sizes = sizes.amax()[None]
         else:

@@ -223,7 +223,11 @@ def narrower(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber
 
 def unresolved(result: ConditionNumber) -> ConditionNumber:
     """The same without its upper end, where something speaks against the rank that was decided."""
-    return replace(result, value=math.inf, upper=math.inf, resolved=False, rank_decision="unresolved")
+    # of a rank of 0 that is not told even the size is unknown
+    largest = result.lambda_max if result.rank else math.nan
+    return replace(
+        result, value=math.inf, upper=math.inf, lambda_max=largest, resolved=False, rank_decision="unresolved"
+    )
 
 
 def zero_matrix(order: int) -> ConditionNumber:

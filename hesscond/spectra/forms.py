@@ -61,8 +61,7 @@ class Form(ABC):
         """``found``, unresolved if its zeros may be numbers that were lost; zero if all is of the size of rounding."""
         if found.resolved or found.rank == 0:
             if self.least_rank is not None and found.rank < self.least_rank():
-                # of what was lost no size is known
-                return unresolved(found if found.rank else replace(found, lambda_max=math.nan))
+                return unresolved(found)
         return zero_if_rounding(found)
 
 
@@ -263,7 +262,6 @@ class ProductForm(Form):
     operator: SymmetricOperator
     known: Callable[[], Known] = field(default_factory=lambda: Known)
     effort: Effort | None = None
-    least_rank: RankBound | None = None
 
     def _measured(self, rtol: float) -> ConditionNumber:
         return operator_condition(self.operator, known=self.known, rtol=rtol, effort=self.effort)
