@@ -38,8 +38,10 @@ from hesscond.check import (
     as_block,
     check_operator,
     in_coordinates,
+    is_flat,
     most_curved,
     refuse_failed,
+    rounding_of,
     witnessed,
 )
 from hesscond.errors import CaptureError, ConfigError, HesscondError
@@ -187,7 +189,10 @@ class LayerProbe(Measurement):
         source = self.source()
         units = chart.chosen_units(self.model, name, self.units) if self.level == "unit" else ()
         # all of them now: the model may be another one when they are read
-        blocks = {unit: source.block(chart, name, unit) for unit in units or [None]}
+        blocks: dict[int | None, BlockHessian] = {}
+        made: dict[int | None, HessianOperator] = {}
+        for unit in units or [None]:
+            blocks[unit], made[unit] = source.block(chart, name, unit), source.latest
         H = source.latest
         result = LayerResult(
             name,
@@ -203,6 +208,9 @@ class LayerProbe(Measurement):
             result.check, result.uncertainty, seen = check_operator(H)
             self.precision = seen if self.precision is None else self.precision
             refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
+            # the gradient is in a Hessian on a manifold too
+            zero = cache(lambda own: rounding_of(own) if is_flat(own) else None)
+            result.rounding = {unit: known for unit, own in made.items() if (known := zero(own)) is not None}
         return result
 
     # blocks of other parameters

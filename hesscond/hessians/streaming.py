@@ -101,7 +101,8 @@ class StreamedBlock:
         error = constant * EPS * lengths if self._decomposed else None
         if self._square_errors is not None:
             given = (self._square_errors / total).sqrt()
-            error = given if error is None else error + given
+            # of an entry, of whose size rows may be
+            error = (given if error is None else error + given).expand(rows.shape)
         # each feature that is not dead adds as many directions as there are units but one
         alive = int((self._square_norms.view(self.units, -1) != 0).any(0).sum())
         limit = (self.units - 1) * alive if self._shift and not self._vanishing else None

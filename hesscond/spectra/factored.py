@@ -422,9 +422,12 @@ def factor_condition(
         rtol=rtol,
         exact=partial(affordable_rank, core) if exact else None,
     )
-    if found.rank_decision == "numerical" and equilibrated_rank(core) > found.rank:
-        # rows or columns that are small as a whole are no round-off
-        found = unresolved(found)
+    if found.rank_decision == "numerical":
+        # rows or columns that are small as a whole are no round-off, unless they are so by the errors given
+        bounds = by_part[:, None] if np.ndim(by_part) == 1 and transposed else by_part
+        above = np.abs(core) > (bounds if errors.ndim else 0.0)
+        if equilibrated_rank(core[np.ix_(above.any(1), above.any(0))]) > found.rank:
+            found = unresolved(found)
     return within_range(found, matrix, core)
 
 
