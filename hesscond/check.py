@@ -413,15 +413,6 @@ def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check
         The operator.
     uncertain
         Whether the uncertainty is wanted, which takes two gradients more in float32.
-
-    Returns
-    -------
-    check
-        It.
-    uncertainty
-        See `Witness.uncertainty`, all scales being 1, or what the loss lost if that is more; 0 if it is not wanted.
-    precision
-        What was seen of that of the model.
     """
     witness, (direction,) = witnessed(H, [H], keeps_products=uncertain and H.dtype != torch.float64)
     uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass) if uncertain else 0.0
@@ -429,7 +420,7 @@ def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check
 
 
 def rounding_of(H: HessianOperator) -> bool | None:
-    """Whether the Hessian of an operator is zero, as `Witness.rounded` tells; None at once where it is far from that."""
+    """Whether the Hessian of an operator is zero, as by `Witness.rounded`; None at once where it is far from that."""
     v = Direction.of(as_block(H), H.layout).v.to(H.point)
     if is_far(H @ v, v, H.point, H.loss, H.gradient):
         return None

@@ -87,19 +87,7 @@ FEW = 3
 
 @dataclass
 class LayerProbe(Measurement):
-    """The Hessians of layers, or of their units.
-
-    Attributes
-    ----------
-    systems
-        What each layer is measured in.
-    skipped
-        Layers that were not measured, with the reason.
-    reached
-        Names of the parameters that the loss depends on, once they are known.
-    precision
-        What the forward pass computed in, once that was looked at.
-    """
+    """The Hessians of layers, or of their units."""
 
     systems: dict[str, Coordinates | OfInputs | None] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -147,13 +135,7 @@ class LayerProbe(Measurement):
     # what blocks are measured in
 
     def _system(self, name: str, block: Block) -> Coordinates | OfInputs | None:
-        """The coordinates of a block.
-
-        Raises
-        ------
-        ConfigError
-            The method has none for it.
-        """
+        """The coordinates of a block."""
         if block.layer is not None:
             return coordinates_at(self.method, name)
         if any(self.model.get_parameter(parameter).is_complex() for parameter in block.parameters):
@@ -336,21 +318,7 @@ class LayerProbe(Measurement):
 
 @dataclass(frozen=True)
 class ByProducts:
-    """A block whose Hessians are known by products.
-
-    Attributes
-    ----------
-    probe
-        Whose it is.
-    block
-        What it is made of.
-    live
-        The same without what is known to have no part in the loss: rows of a table that are not looked up.
-    operator
-        ∇²L in the parameters of ``live``.
-    units
-        Those asked for.
-    """
+    """A block whose Hessians are known by products."""
 
     probe: LayerProbe
     block: Block
@@ -361,15 +329,7 @@ class ByProducts:
 
     @classmethod
     def of(cls, probe: LayerProbe, block: Block, H: HessianOperator, catalogue: Catalogue) -> ByProducts:
-        """A block of the parameters of an operator.
-
-        Raises
-        ------
-        ConfigError
-            No such units; too many products.
-        CaptureError
-            The loss does not depend on its parameters, or, for one of the user's own, on all of them.
-        """
+        """A block of the parameters of an operator."""
         own = block.name in probe.choice.groups
         missing = [name for name in block.parameters if name not in H.reached]
         if missing and (own or len(missing) == len(block.parameters)):
@@ -468,13 +428,7 @@ class ByProducts:
 
 
 def occurring(block: Block, H: HessianOperator, tensors: Mapping[str, nn.Parameter]) -> Block:
-    """The rows of a table that the loss depends on: with a nonzero gradient, or a nonzero row of the Hessian.
-
-    Raises
-    ------
-    CaptureError
-        There is none.
-    """
+    """The rows of a table that the loss depends on: with a nonzero gradient, or a nonzero row of the Hessian."""
     whole = H.restricted(BlockLayout([block], tensors))
     v = torch.randn(whole.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     used = (whole.gradient != 0) | (whole @ v.to(whole.device) != 0)
@@ -540,13 +494,7 @@ class Capturing:
         return joined(all_or_none(team, own, failure))
 
     def result(self, name: str, sums: Sums) -> LayerResult:
-        """The result of a layer in its coordinates.
-
-        Raises
-        ------
-        CaptureError
-            It does not agree with the model.
-        """
+        """The result of a layer in its coordinates."""
         probe, geometry = self.probe, Geometry.of(self.layers[name])
         own = probe.resolved(name, sums.statistics.get(name), geometry)
         source = probe.source(lambda layer, unit: sums.blocks[layer][unit])
@@ -612,11 +560,6 @@ class Capturing:
         """The captures of a batch and its weight; layers seen for the first time are compared with the model at once.
 
         Those that do not agree are captured again, in their parameters.
-
-        Raises
-        ------
-        CaptureError
-            They do not agree then either.
         """
         probe = self.probe
         names = list(self.layers)
@@ -660,13 +603,7 @@ class Capturing:
         return [parameter for parameter, _ in parameters_of(self.probe.model, name, self.layers[name])]
 
     def _left_out(self, captures: Captures) -> None:
-        """Note what a batch does not reach; an error if it was asked for, and the batch is all there is.
-
-        Raises
-        ------
-        CaptureError
-            Also if a stream was stopped: it is measured when it is over.
-        """
+        """Note what a batch does not reach; an error if it was asked for, and the batch is all there is."""
         if captures.stopped and not is_batch(self.probe.data):
             raise CaptureError("stopped before all batches were read: a stream is measured as a whole")
         self.probe.skipped.update(dict.fromkeys(captures.stopped, STOPPED))
@@ -740,25 +677,7 @@ class Capturing:
 
 @dataclass(frozen=True)
 class Sums:
-    """What one process has of a batch or of a stream.
-
-    Attributes
-    ----------
-    blocks
-        Hessians of its own batches, by layer and unit (None: all of the layer).
-    statistics
-        Of the layers' inputs.
-    routes
-        How each was captured.
-    masses
-        What its batches count, by rule; nan: the loss is a sum.
-    total
-        What the Hessians were divided by.
-    captures
-        Of a single batch.
-    checks, uncertainties
-        By layer.
-    """
+    """What one process has of a batch or of a stream."""
 
     blocks: Mapping[str, Mapping[int | None, BlockHessian]]
     statistics: dict[str, Any]
@@ -771,13 +690,7 @@ class Sums:
 
 
 def joined(parts: Sequence[Sums]) -> Sums:
-    """What several processes have, together.
-
-    Raises
-    ------
-    CaptureError
-        No target counts in any of them.
-    """
+    """What several processes have, together."""
     everyone = [part.masses for part in parts]
     masses = [mass_of(own, everyone) for own in everyone]
     blocks: dict[str, dict[int | None, BlockHessian]] = {}

@@ -123,26 +123,14 @@ class NetworkProbe(Measurement):
         return make() if self.team is None else agreed(self.team, make)
 
     def _coordinates(self, H: HessianOperator, *, alone: bool = False) -> Mapping[str, LinearCoordinates | None]:
-        """P of each layer; of the whole network what is frozen has none, as it has no part in the plain Hessian.
-
-        Raises
-        ------
-        ConfigError
-            As `layer_coordinates`; a P that acts across parameters of which some are frozen.
-        """
+        """P of each layer; of the whole network what is frozen has none, as it has no part in the plain Hessian."""
         found = layer_coordinates(self.method, H, team=None if alone else self.team)
         if self.choice.names is not None or isinstance(self.method, ByParameter):
             return found
         return {name: of_trained(name, P, eligible_layers(self.model)[name]) for name, P in found.items()}
 
     def _layout(self, blocks: Mapping[str, Block]) -> BlockLayout:
-        """Blocks one after another.
-
-        Raises
-        ------
-        ConfigError
-            Two of them share parameters.
-        """
+        """Blocks one after another."""
         catalogue = Catalogue(self.model)
         catalogue.refuse_overlap(blocks.values())
         return BlockLayout(list(blocks.values()), catalogue.parameters)
@@ -159,11 +147,6 @@ class NetworkProbe(Measurement):
         """The result, with the check of H, that the operator is made of, on the data of this process, if wanted.
 
         ``again`` makes the operator of another probe.
-
-        Raises
-        ------
-        CaptureError
-            It does not agree with the model; a number of products takes more memory than there is.
         """
         result = NetworkResult(block, parts, H.names, route, self.rtol)
         precision = "not looked at (check=False)"
@@ -209,13 +192,7 @@ class NetworkProbe(Measurement):
         return self._memory_of(order, H.dtype.itemsize, copies, H.graphs, double=double, check=self.check)
 
     def _memory_of(self, order: int, itemsize: int, copies: int, graphs: int, *, double: bool, check: bool) -> Memory:
-        """As many vectors as there is room for.
-
-        Raises
-        ------
-        CaptureError
-            It is more than there is.
-        """
+        """As many vectors as there is room for."""
         assert self.products is not None
         size = order * itemsize
         count = min(self.products - MEASURING - FINAL + LEAST_VECTORS - 4, (self.memory - copies - graphs) // size)
@@ -305,13 +282,7 @@ def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:
 
 
 def network_chart(method: Measured, layers: Sequence[str] | None, model: nn.Module) -> Coordinates | None:
-    """The coordinates of all parameters of the network together, where ``method`` is no P of its layers.
-
-    Raises
-    ------
-    ConfigError
-        Only some layers were named.
-    """
+    """The coordinates of all parameters of the network together, where ``method`` is no P of its layers."""
     found = [coordinates_at(method, name) for name in eligible_layers(model)]
     charts = [own for own in found if own is not None and not isinstance(own, (LinearCoordinates, OfInputs))]
     if not charts:
@@ -322,13 +293,7 @@ def network_chart(method: Measured, layers: Sequence[str] | None, model: nn.Modu
 
 
 def of_trained(name: str, P: LinearCoordinates | None, layer: Layer) -> LinearCoordinates | None:
-    """P without the rows of the frozen parameters of a layer.
-
-    Raises
-    ------
-    ConfigError
-        It acts across units.
-    """
+    """P without the rows of the frozen parameters of a layer."""
     trained = {key: p.requires_grad for key, p in layer.named_parameters(recurse=False)}
     if all(trained.values()):
         return P
@@ -349,13 +314,7 @@ def of_trained(name: str, P: LinearCoordinates | None, layer: Layer) -> LinearCo
 
 
 def layers_with_everything(model: nn.Module) -> list[str]:
-    """The layers with trained parameters of a model all of whose trained parameters belong to layers.
-
-    Raises
-    ------
-    ConfigError
-        Some do not.
-    """
+    """The layers with trained parameters of a model all of whose trained parameters belong to layers."""
     outside = outside_of_layers(model)
     if outside is not None:
         raise ConfigError(
@@ -373,15 +332,7 @@ def outside_of_layers(model: nn.Module) -> str | None:
 
 
 def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
-    """The operator of each process, once it is known that all could make theirs, of the same model.
-
-    Raises
-    ------
-    ConfigError
-        Their models differ.
-    CaptureError
-        One of them could not.
-    """
+    """The operator of each process, once it is known that all could make theirs, of the same model."""
     operator, failure = None, None
     try:
         operator = make()

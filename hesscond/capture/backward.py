@@ -21,32 +21,14 @@ CACHED, SHARED, LEAST = 2**19, 2**22, 4
 
 
 class Budget:
-    """The memory that captures may take.
-
-    Parameters
-    ----------
-    memory
-        Bytes.
-    samples
-        N, for the advice in the error.
-    largest
-        Numbers in the largest tensor of the forward pass.
-    device
-        Where it is.
-    """
+    """The memory that captures may take."""
 
     def __init__(self, memory: int, samples: int, largest: int, device: torch.device) -> None:
         self.memory, self.samples, self.largest, self.device = memory, samples, largest, device
         self.taken = 0
 
     def take(self, request: Request, numbers: int) -> None:
-        """Count float64 numbers that the result will keep.
-
-        Raises
-        ------
-        CaptureError
-            They do not fit.
-        """
+        """Count float64 numbers that the result will keep."""
         self.taken += 8 * numbers
         if self.taken > self.memory:
             fitting = self.samples * self.memory // self.taken
@@ -106,13 +88,6 @@ class Derivatives:
 
     The first directions are compared with one that is not vectorized, since some operations (group normalization in
     torch 2.13) have a wrong batching rule for their second derivative.
-
-    Parameters
-    ----------
-    outputs
-        Tensors or edges of the graph; None, or one without a gradient, is constant.
-    variables
-        Tensors or edges.
     """
 
     def __init__(self, outputs: Sequence[Any], variables: Sequence[Any]) -> None:
@@ -209,10 +184,7 @@ def enlarged_rounding(ends: Iterable[Any], seed: int) -> Iterator[None]:
 
 
 def sizes_of_terms(derivative: Callable[[], Sequence[torch.Tensor]], ends: Sequence[Any]) -> list[torch.Tensor]:
-    """Sizes of the terms that a derivative, through the graph from ``ends``, is summed up from: see `enlarged_rounding`.
-
-    They are root sums of squares over `PROBES` draws.
-    """
+    """`size_of_terms` of a derivative through the graph from ``ends``, the root sum of squares over `PROBES` draws."""
     plain, found = derivative(), []
     for seed in range(PROBES):
         with enlarged_rounding(ends, seed):

@@ -71,13 +71,7 @@ class Differentiator:
         self.budget = Budget(memory, self.samples, largest, self.loss.device)
 
     def capture(self) -> dict[str, LayerCapture]:
-        """Ĥ and S of every layer requested, or of those that were complete when it was stopped.
-
-        Raises
-        ------
-        CaptureError
-            More memory needed than there is; NaN or infinite derivatives.
-        """
+        """Ĥ and S of every layer requested, or of those that were complete when it was stopped."""
         captured: dict[str, LayerCapture] = {}
         linear: list[Request] = []
         curved: list[Request] = []
@@ -231,7 +225,7 @@ class Differentiator:
         noise = [
             self.loss.new_zeros((), dtype=torch.float64).expand(blocks, Geometry.of(r.layer).units, 1) for r in requests
         ]
-        rounding = ROUNDING * max(torch.finfo(node.dtype).eps for node in self.curved or [self.loss])
+        rounding = ROUNDING * max([torch.finfo(torch.float64).eps, *(torch.finfo(n.dtype).eps for n in self.curved)])
         for node in self.curved:
             seed = torch.zeros(node.shape, dtype=torch.float64, device=self.loss.device)
             for start in range(0, node.passes(blocks), size):

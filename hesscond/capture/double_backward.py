@@ -44,17 +44,7 @@ ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
 
 @dataclass(frozen=True)
 class Plan:
-    """How the curvature of a layer is found.
-
-    Attributes
-    ----------
-    blocks, positions
-        J and q of S.
-    in_parameters
-        Whether the Hessian comes in place of S.
-    directions
-        Products with S that it takes, without a cut.
-    """
+    """How the curvature of a layer is found."""
 
     blocks: int
     positions: int
@@ -63,23 +53,7 @@ class Plan:
 
 
 class SecondDerivatives:
-    """Second derivatives of a loss in what the requests perturb.
-
-    Parameters
-    ----------
-    loss
-        The scalar loss.
-    requests
-        All that will be captured.
-    samples
-        N.
-    budget
-        Memory.
-    proved_apart
-        Whether the samples are known not to influence each other behind a layer.
-    pace
-        Is told what is planned and done.
-    """
+    """Second derivatives of a loss in what the requests perturb."""
 
     def __init__(
         self,
@@ -117,13 +91,7 @@ class SecondDerivatives:
         return torch.zeros_like(values) if product is None else request.positions(product, values.shape[1])
 
     def derivatives(self, request: Request, seeds: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None] | None:
-        """Second derivatives in all variables of a layer along k directions; None: all are zero.
-
-        Raises
-        ------
-        CaptureError
-            An operation without a second derivative.
-        """
+        """Second derivatives in all variables of a layer along k directions; None: all are zero."""
         if not self.along[request.name].live:
             return None
         try:

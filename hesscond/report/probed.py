@@ -48,11 +48,6 @@ def read_rows(path: Path | str) -> pd.DataFrame:
     ----------
     path
         A .json or .csv file.
-
-    Raises
-    ------
-    ConfigError
-        It cannot be read, or is not such a file.
     """
     import pandas as pd
 
@@ -81,7 +76,8 @@ DIGITS = 6
 
 UNIT_REMARK = (
     "κ over the resolved units; ≥: at least one unit is unresolved, and the number is a lower bound; params: of one "
-    "unit, bias included; unres.: unresolved units (a zero Hessian is none); neg.: units with negative eigenvalues (κ is of |λ|)"
+    "unit, bias included; unres.: unresolved units, zero Hessians apart; neg.: units with negative eigenvalues (κ is "
+    "of |λ|)"
 )
 NETWORK_REMARK = (
     "κ of each layer's own Hessian and of the network's; ≥: unresolved, the number is a lower bound; neg.: negative "

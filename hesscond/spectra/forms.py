@@ -59,10 +59,9 @@ class Form(ABC):
 
     def doubted(self, found: ConditionNumber) -> ConditionNumber:
         """``found``, unresolved if its zeros may be numbers that were lost; zero if all is of the size of rounding."""
-        if found.resolved or found.rank == 0:
-            if self.least_rank is not None and found.rank < self.least_rank():
-                return unresolved(found)
-        return zero_if_rounding(found)
+        decided = found.resolved or found.rank == 0
+        lost = self.least_rank is not None and decided and found.rank < self.least_rank()
+        return unresolved(found) if lost else zero_if_rounding(found)
 
 
 def zero_if_rounding(found: ConditionNumber) -> ConditionNumber:
