@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from hesscond.capture import Batch, Diagonal, Factor, Layer, LayerCapture, LossFunction
+from hesscond.capture.backward import enlarged_rounding, size_of_terms
 from hesscond.capture.capturing import Slopes
 from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.evaluation import Evaluation
@@ -21,7 +23,7 @@ from hesscond.capture.graph import nodes
 from hesscond.capture.layers import weight_shape
 from hesscond.capture.precision import Operations, Perturbed, Precision
 from hesscond.capture.randomness import RandomState
-from hesscond.capture.second_derivatives import may_cancel
+from hesscond.capture.second_derivatives import may_cancel, saturates
 from hesscond.capture.snapshot import Snapshot
 from hesscond.differences import Culprit, Difference, Differences, functions, worst
 from hesscond.errors import CaptureError, HesscondError
@@ -38,6 +40,10 @@ UNITS = 1e3
 LEAST = float(torch.finfo(torch.float64).tiny) ** 0.25
 #: What rounding is measured to do is taken so many times.
 MARGIN = 256.0
+#: A product no more than so many times what rounding changes in it is rounding; draws that tell.
+ROUNDED, DRAWS = 64.0, 3
+#: Entries of a product that are smaller beside the largest may be rounding; a Hessian larger than that is none.
+SMALL, FAR = 1e-9, 1e-3
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class Check:
     culprit
         The module, or the loss, whose second derivatives are not those of its gradient, if there is one and it was
         found.
+    zero
+        Whether the products are no more than what rounding makes of the model's own: the Hessian is zero to it.
     """
 
     difference: float
@@ -77,6 +85,7 @@ class Check:
     unit: int | None = None
     central: Difference | None = None
     culprit: str = ""
+    zero: bool = False
 
     @property
     def passed(self) -> bool:
@@ -305,10 +314,13 @@ class Witness:
         with random.again():
             return self._snapshot.evaluate(self.loss_fn, batch)
 
-    def _again(self, directions: Sequence[Direction]) -> Iterator[tuple[Direction, torch.Tensor, torch.Tensor]]:
+    def _again(
+        self, directions: Sequence[Direction], *, enlarged: bool = False
+    ) -> Iterator[tuple[Direction, torch.Tensor, torch.Tensor]]:
         """`_derivatives` on the first batch."""
         used = sorted({i for direction in directions for i in self._indices(direction.whole)})
-        return self._derivatives(self._gradient(self._first_again(), used), directions)
+        first = self._gradient(self._first_again(), used, enlarged=enlarged)
+        return self._derivatives(first, directions, enlarged=enlarged)
 
     def _add_lost(self, evaluation: Evaluation, directions: Sequence[Direction], weight: float) -> None:
         """Add what cancels in the loss of a batch to the directions, and what rounding changes of the products."""
@@ -327,18 +339,18 @@ class Witness:
                 direction.lost += 4 * weight * float(torch.finfo(torch.float64).eps) * size**2
 
     def _gradient(
-        self, evaluation: Evaluation, chosen: Sequence[int], snapshot: Snapshot | None = None
+        self, evaluation: Evaluation, chosen: Sequence[int], snapshot: Snapshot | None = None, *, enlarged: bool = False
     ) -> dict[int, torch.Tensor]:
-        """∇L on its graph, by the index of the leaf."""
+        """∇L on its graph, by the index of the leaf; ``enlarged``: by a pass with `enlarged_rounding`."""
         leaves = (snapshot or self._snapshot).leaves
         if not chosen:
             return {}
-        with differentiable():
+        with differentiable(), enlarged_rounding([evaluation.loss.grad_fn] if enlarged else [], 0):
             found = gradients([evaluation.loss], [leaves[i] for i in chosen], None, create_graph=True)
         return dict(zip(chosen, found, strict=True))
 
     def _derivatives(
-        self, first: Mapping[int, torch.Tensor], directions: Sequence[Direction]
+        self, first: Mapping[int, torch.Tensor], directions: Sequence[Direction], *, enlarged: bool = False
     ) -> Iterator[tuple[Direction, torch.Tensor, torch.Tensor]]:
         """H v and ∇L of each direction on one batch, from the gradient with its graph."""
         leaves = self._snapshot.leaves
@@ -347,7 +359,8 @@ class Witness:
                 own = self._indices(direction.layout)
                 parts = direction.layout.tensors_of(direction.v)
                 seeds = [part.to(leaves[i].dtype) for i, part in zip(own, parts, strict=True)]
-                second = gradients([first[i] for i in own], [leaves[i] for i in own], seeds)
+                with enlarged_rounding([first[i].grad_fn for i in own] if enlarged else [], 1):
+                    second = gradients([first[i] for i in own], [leaves[i] for i in own], seeds)
                 slope = direction.whole.vector_of([first[i].detach() for i in self._indices(direction.whole)])
                 yield direction, direction.layout.vector_of(second).to(torch.float64), slope.to(torch.float64)
 
@@ -373,13 +386,16 @@ class Witness:
             scaled = max(scaled, norm(own / direction.scales))
         slopes = slopes_differ(direction)
         difference = max(ratio(apart, scaled), slopes, in_coordinates(block, direction))
-        bound = max(TOLERANCE, UNITS * float(torch.finfo(self.leaf_dtype).eps))
+        bound, zero = max(TOLERANCE, UNITS * float(torch.finfo(self.leaf_dtype).eps)), False
         if not difference <= bound and math.isfinite(difference):
-            bound = max(bound, ratio(self.rounding(direction), scaled))
+            shaken, natural = self.rounding(direction)
+            bound = max(bound, ratio(shaken + natural, scaled))
+            zero = shaken >= scaled and not self.hides([direction])
         forms = (float(built @ direction.v), float(own @ direction.v))
         central = worst(self._central[i] for i in self._indices(direction.layout) if i in self._central)
         wrong = central is not None and central.agrees is False
-        return Check(difference, bound, *forms, slopes, direction.unit, central, self._culprit if wrong else "")
+        culprit = self._culprit if wrong else ""
+        return Check(difference, bound, *forms, slopes, direction.unit, central, culprit, zero)
 
     @cached_property
     def _culprit(self) -> str:
@@ -391,16 +407,23 @@ class Witness:
         """What is differentiated in."""
         return self._snapshot.leaves[0].dtype if self._snapshot.leaves else torch.float64
 
-    def rounding(self, direction: Direction) -> float:
+    def rounding(self, direction: Direction) -> tuple[float, float]:
         """The rounding of the model's own product on the first batch, in the direction's units, times `MARGIN`.
 
-        The product at parameters that differ in their last digits, and eps times what the loss's curvature would be
-        if nothing in it cancelled (softmax in saturation is 1 − 1).
+        By the product at parameters that differ in their last digits, and by eps times what the loss's curvature would
+        be if nothing in it cancelled (softmax in saturation is 1 − 1).
         """
         leaves, eps = self._snapshot.leaves, float(torch.finfo(self.leaf_dtype).eps)
         evaluation = self._first_again()
         natural = eps * uncancelled(evaluation, leaves, self._indices(direction.layout), direction)
-        return MARGIN * (self.shaken(direction, 4 * eps) + natural)
+        return MARGIN * self.shaken(direction, 4 * eps), MARGIN * natural
+
+    def hides(self, directions: Sequence[Direction]) -> bool:
+        """Whether functions are saturated on the first batch, so that second derivatives may be lost in rounding."""
+        loss = self._first_again().loss
+        indices = {i for direction in directions for i in self._indices(direction.layout)}
+        own = [self._snapshot.leaves[i] for i in sorted(indices)]
+        return saturates(nodes([loss.grad_fn])) or any(True for _ in without_cancellation(loss, own, below=CANCELLED))
 
     def shaken(self, direction: Direction, size: float) -> float:
         """How much the product on the first batch changes, in the direction's units, if all it is made of changes.
@@ -415,20 +438,57 @@ class Witness:
             ((_, product, _),) = self._again([aside])
         return norm((product - before) / direction.scales)
 
-    def noise(self, directions: Sequence[Direction]) -> list[torch.Tensor]:
+    def noise(self, directions: Sequence[Direction], draws: int = 1) -> list[torch.Tensor]:
         """Of each direction, how much the entries of its product change if all it is made of changes by rounding.
 
-        On the first batch, and no smaller beside the product than there. The directions are those given to `add`, whose
-        products were kept.
+        The largest of some draws on the first batch, and no smaller beside the product than there; with several the
+        terms of the product count too, since rounding may be the same in every draw. The directions are those given to
+        `add`, whose products were kept.
         """
         eps = 4 * float(torch.finfo(self.leaf_dtype).eps)
-        shaken = [replace(direction, v=direction.v * nudges(direction.v, eps, 4)) for direction in directions]
         before = [self._products[id(direction)] for direction in directions]
-        found = []
-        with self._nudged(eps):
-            for own, (_, product, _) in zip(before, self._again(shaken), strict=True):
-                found.append((product - own).abs())
+        found = [torch.zeros_like(own) for own in before]
+        for draw in range(draws):
+            shaken = [replace(own, v=own.v * nudges(own.v, eps, 4 + 1000 * draw)) for own in directions]
+            with self._nudged(eps, draw):
+                for most, own, (_, product, _) in zip(found, before, self._again(shaken), strict=True):
+                    torch.maximum(most, (product - own).abs(), out=most)
+        if draws > 1:
+            changed = self._again(directions, enlarged=True)
+            for most, own, (_, product, _) in zip(found, before, changed, strict=True):
+                torch.maximum(most, eps * size_of_terms(product - own, None, own), out=most)
         return found
+
+    def rounded(
+        self, directions: Sequence[Direction], noise: Sequence[torch.Tensor], total: float
+    ) -> list[Callable[[torch.Tensor | None], bool | None]]:
+        """Of each direction, a function of some rows of its block (None: of all): whether their Hessian is zero.
+
+        None: it is more than the rounding of its product is by ``noise``. False: it is not, and may be hidden by it.
+        """
+        products = [direction.product / total for direction in directions]
+        point = [
+            own.layout.vector_of([self._snapshot.leaves[i].detach() for i in self._indices(own.layout)])
+            for own in directions
+        ]
+        if any(
+            doubtful(product, own) or not is_far(product, direction.v, at, self.loss, direction.slope / total)
+            for direction, product, own, at in zip(directions, products, noise, point, strict=True)
+        ):
+            noise = self.noise(directions, DRAWS)
+        hidden = cache(partial(self.hides, directions))
+
+        def told(direction: Direction, product: torch.Tensor, noise: torch.Tensor, rows: torch.Tensor | None) -> Any:
+            at: Any = slice(None) if rows is None else rows
+            # a parameter of large terms must not hide the curvature in another
+            shapes = enumerate(direction.layout.shapes)
+            place = direction.layout.vector_of([product.new_full(shape, number) for number, shape in shapes])[at]
+            for number in place.unique():
+                if norm(product[at][place == number]) > ROUNDED * norm(noise[at][place == number]):
+                    return None
+            return not hidden()
+
+        return [partial(told, *own) for own in zip(directions, products, noise, strict=True)]
 
     def uncertainty(self, direction: Direction) -> float:
         """ε such that H is known to ε d_i d_j, with the scales d of a block: what operations below float64 do.
@@ -444,11 +504,11 @@ class Witness:
         return ratio(4 * self.shaken(direction, float(torch.finfo(narrowest).eps)), length)
 
     @contextmanager
-    def _nudged(self, size: float) -> Iterator[None]:
+    def _nudged(self, size: float, draw: int = 0) -> Iterator[None]:
         """Every leaf changed by random relative amounts of that size."""
         before = [leaf.detach().clone() for leaf in self._snapshot.leaves]
         for number, leaf in enumerate(self._snapshot.leaves):
-            leaf.data.mul_(nudges(leaf, size, 5 + number))
+            leaf.data.mul_(nudges(leaf, size, 5 + number + 1000 * draw))
         try:
             yield
         finally:
@@ -465,19 +525,24 @@ def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check
         The operator.
     uncertain
         Whether the uncertainty is wanted, which takes two gradients more in float32.
-
-    Returns
-    -------
-    check
-        It.
-    uncertainty
-        See `Witness.uncertainty`, all scales being 1, or what the loss lost if that is more; 0 if it is not wanted.
-    precision
-        What was seen of that of the model.
     """
     witness, (direction,) = witnessed(H, [H], keeps_products=uncertain and H.dtype != torch.float64)
     uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass) if uncertain else 0.0
     return witness.verdict(direction, as_block(H), H.total_mass), uncertainty, witness.precision
+
+
+def rounding_of(H: HessianOperator) -> bool | None:
+    """Whether the Hessian of an operator is zero, as by `Witness.rounded`; None at once where it is far from that."""
+    v = Direction.of(as_block(H), H.layout).v.to(H.point)
+    if is_far(H @ v, v, H.point, H.loss, H.gradient):
+        return None
+    witness, directions = witnessed(H, [H], keeps_products=True)
+    return witness.rounded(directions, witness.noise(directions), H.total_mass)[0](None)
+
+
+def is_flat(H: HessianOperator) -> bool:
+    """Whether the gradient is rounding beside the loss."""
+    return norm(H.gradient) * norm(H.point) <= ROUNDED * float(torch.finfo(H.dtype).eps) * abs(H.loss)
 
 
 def witnessed(
@@ -586,6 +651,19 @@ def uncancelled(
     own = [leaves[i] for i in indices]
     vectors = map(direction.layout.vector_of, without_cancellation(evaluation.loss, own))
     return sum(norm(w / direction.scales) * norm(w * direction.v) for w in (w.to(torch.float64) for w in vectors))
+
+
+def doubtful(product: torch.Tensor, noise: torch.Tensor) -> bool:
+    """Whether entries of a product may be no more than their rounding, of which a draw may show nothing."""
+    size = product.abs()
+    few = torch.maximum(ROUNDED * noise, SMALL * size.max())
+    return len(size) <= DRAWS or bool(((size > 0) & (size <= few)).any())
+
+
+def is_far(product: torch.Tensor, v: torch.Tensor, point: torch.Tensor, loss: float, gradient: torch.Tensor) -> bool:
+    """Whether a product is far from the rounding of the loss, in units of which parameters of their size have it."""
+    scale = norm(point)
+    return norm(product) * scale**2 > FAR * norm(v) * max(abs(loss), norm(gradient) * scale)
 
 
 def slopes_differ(direction: Direction) -> float:

@@ -39,8 +39,10 @@ from hesscond.check import (
     as_block,
     check_operator,
     in_coordinates,
+    is_flat,
     most_curved,
     refuse_failed,
+    rounding_of,
     witnessed,
 )
 from hesscond.errors import CaptureError, ConfigError, HesscondError
@@ -182,7 +184,10 @@ class LayerProbe(Measurement):
         source = self.source()
         units = chart.chosen_units(self.model, name, self.units) if self.level == "unit" else ()
         # all of them now: the model may be another one when they are read
-        blocks = {unit: source.block(chart, name, unit) for unit in units or [None]}
+        blocks: dict[int | None, BlockHessian] = {}
+        made: dict[int | None, HessianOperator] = {}
+        for unit in units or [None]:
+            blocks[unit], made[unit] = source.block(chart, name, unit), source.latest
         H, block = source.latest, self.blocks[name]
         whole = not units or block.layer is not None
         own = {piece.parameter for piece in block.pieces if whole or piece.rows is not None}
@@ -200,6 +205,9 @@ class LayerProbe(Measurement):
             result.check, result.uncertainty, seen = check_operator(H)
             self.precision = seen if self.precision is None else self.precision
             refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
+            # the gradient is in a Hessian on a manifold too
+            zero = cache(lambda own: rounding_of(own) if is_flat(own) else None)
+            result.rounding = {unit: known for unit, own in made.items() if (known := zero(own)) is not None}
         return result
 
     # blocks of other parameters
@@ -230,16 +238,19 @@ class LayerProbe(Measurement):
         witness, directions = witnessed(H, [own.operator for own in work.values()], keeps_products=True)
         noise = witness.noise(directions)
         self.precision = witness.precision if self.precision is None and self.check else self.precision
+        told = witness.rounded(directions, noise, H.total_mass)
         matrices = CHANGED if any(self.systems[name] is not None for name in work) else EIGENVALUES
         parts = {name: (own.operator, own.index()) for name, own in work.items() if own.units}
         formed = H.by_units(parts, self.memory - H.held, matrices)
         spare = self.memory - H.held - 8 * sum(own.H.numel() for own in formed.values())
         found = {}
-        for (name, own), direction, errors in zip(work.items(), directions, noise, strict=True):
+        for (name, own), direction, errors, zero in zip(work.items(), directions, noise, told, strict=True):
             units = formed.get(name)
             result = found[name] = own.result(
                 source, self.systems[name], errors / direction.v.square().mean().sqrt(), units, spare
             )
+            rows = dict(zip(own.units, own.index(), strict=True)) if own.units else {None: None}
+            result.rounding = {unit: known for unit, at in rows.items() if (known := zero(at)) is not None}
             if not self.check:
                 continue
             try:
@@ -385,21 +396,7 @@ class LayerProbe(Measurement):
 
 @dataclass(frozen=True)
 class ByProducts:
-    """A block whose Hessians are known by products.
-
-    Attributes
-    ----------
-    probe
-        Whose it is.
-    block
-        What it is made of.
-    live
-        The same without what is known to have no part in the loss: rows of a table that are not looked up.
-    operator
-        ∇²L in the parameters of ``live``.
-    units
-        Those asked for.
-    """
+    """A block whose Hessians are known by products."""
 
     probe: LayerProbe
     block: Block
@@ -795,25 +792,7 @@ class Capturing:
 
 @dataclass(frozen=True)
 class Sums:
-    """What one process has of a batch or of a stream.
-
-    Attributes
-    ----------
-    blocks
-        Hessians of its own batches, by layer and unit (None: all of the layer).
-    statistics
-        Of the layers' inputs.
-    routes
-        How each was captured.
-    masses
-        What its batches count, by rule; nan: the loss is a sum.
-    total
-        What the Hessians were divided by.
-    captures
-        Of a single batch.
-    checks, uncertainties
-        By layer.
-    """
+    """What one process has of a batch or of a stream."""
 
     blocks: Mapping[str, Mapping[int | None, BlockHessian]]
     statistics: dict[str, Any]

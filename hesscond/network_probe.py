@@ -16,7 +16,7 @@ from hesscond.capture import Geometry, Layer, eligible_layers
 from hesscond.capture.layers import device_of
 from hesscond.capture.precision import Operations
 from hesscond.capture.weighting import mass_of
-from hesscond.check import check_operator, refuse_failed
+from hesscond.check import check_operator, is_flat, refuse_failed, rounding_of
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
     Block,
@@ -185,6 +185,9 @@ class NetworkProbe(Measurement):
         if self.check:
             result.check, uncertainty, seen = check_operator(H, uncertain=not rounded)
             result.uncertainty = in_coordinates(uncertainty, operator)
+            told = [zero_in(H, operator)] if self.team is None else self.team.gathered(zero_in(H, operator))
+            if None not in told:
+                result.rounding = {None: all(told)}
             precision = str(seen)
             refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
         if few:
@@ -262,6 +265,12 @@ class NetworkProbe(Measurement):
         # random numbers of another precision make another network
         same = abs(double.loss - H.loss) <= torch.finfo(H.dtype).eps ** 0.5 * max(abs(H.loss), abs(double.loss))
         return operator if same and seen.precision().narrowest is None else None
+
+
+def zero_in(H: HessianOperator, operator: SymmetricOperator) -> bool | None:
+    """`rounding_of` an operator that H is part of; in a chart the gradient is, too, and counts."""
+    linear = isinstance(operator, (HessianOperator, DataParallel, Congruence))
+    return rounding_of(H) if linear or is_flat(H) else None
 
 
 def of_chart(chart: Coordinates, probe: NetworkProbe, source: BlockSource) -> SymmetricOperator:

@@ -15,10 +15,13 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, NetworkHessian, NullDirections
 from hesscond.roles import NETWORK
 from hesscond.spectra import Bounded, ConditionNumber, EigenResult, lanczos
+from hesscond.spectra.condition import unresolved, zero_matrix
 
 if TYPE_CHECKING:
     import pandas as pd
 
+#: How the routes of S are called that form it without subtraction, to its last digits where a product has none left.
+CLOSED_FORM = ("loss curvature", "loss factor")
 
 #: Products that are timed, and seconds of a core for the eigenvalues of H, in two scalings, over n³.
 TRIED, DECOMPOSITION = 8, 1.2e-10
@@ -48,6 +51,8 @@ class LayerResult:
     uncertainty
         ε such that operations of the model in a lower precision than was asked for change entry (i, j) of a Hessian by
         ε d_i d_j, d being its scales; 0: there are none. κ's interval is wider by as much.
+    rounding
+        The Hessians whose products are no more than their rounding: whether they are zero, or may be hidden by it.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class LayerResult:
         self.parameters = tuple(parameters)
         self.check: Check | None = None
         self.uncertainty = 0.0
+        self.rounding: dict[int | None, bool] = {}
         self.block, self._rtol, self._conditions = block, rtol, conditions
 
     def rename(self, name_of: Callable[[str], str]) -> None:
@@ -95,9 +101,22 @@ class LayerResult:
             found = list(self._conditions())
         else:
             found = [self.block(unit).condition_number(rtol=self._rtol) for unit in blocks]
-        if self.uncertainty == 0:
-            return tuple(found)
-        return tuple(kappa.widened(self.error(unit)) for unit, kappa in zip(blocks, found, strict=True))
+        if self.uncertainty != 0:
+            found = [kappa.widened(self.error(unit)) for unit, kappa in zip(blocks, found, strict=True)]
+        return tuple(self._confirmed(unit, kappa) for unit, kappa in zip(blocks, found, strict=True))
+
+    def _confirmed(self, unit: int | None, kappa: ConditionNumber) -> ConditionNumber:
+        """κ of one block, unless its products, or those of the check, are rounding: the Hessian is zero, or unknown."""
+        zero = self.rounding.get(unit)
+        if zero is None and self.check is not None and self.check.bound >= 1 and not self.route.startswith(CLOSED_FORM):
+            zero = self.check.zero and not getattr(self.block(unit).plain, "vanishing", False)
+        if zero is None:
+            zero = kappa.is_zero or None
+        if not zero:
+            return kappa if zero is None else unresolved(kappa)
+        what = self.name if unit is None else f"unit {unit} of {self.name}"
+        said = f"the Hessian is zero: the loss does not depend on {what} to second order"
+        return replace(zero_matrix(kappa.rank + kappa.nullity), cutoff=max(kappa.cutoff, kappa.lambda_max), note=said)
 
     def error(self, unit: int | None = None) -> float:
         """The bound of the error in the 2-norm that `uncertainty` is for a Hessian, ε ‖DP‖²."""
@@ -122,7 +141,7 @@ class LayerResult:
             route=self.route,
             rtol=self._rtol,
         )
-        result.check, result.uncertainty = self.check, self.uncertainty
+        result.check, result.uncertainty, result.rounding = self.check, self.uncertainty, self.rounding
         return result
 
     @property
@@ -265,7 +284,7 @@ class NetworkResult(LayerResult):
     def conditions(self) -> tuple[ConditionNumber, ...]:
         """κ, alone in a tuple."""
         # its bounds count what is uncertain
-        return super().conditions if self.bounded is None else (self.bounded.condition,)
+        return super().conditions if self.bounded is None else (self._confirmed(None, self.bounded.condition),)
 
     @cached_property
     def top(self) -> EigenResult:
@@ -364,7 +383,7 @@ class ProbeResult(Mapping[str, LayerResult]):
     def to_frame(self) -> pd.DataFrame:
         """One row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,
         lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver. ``negative`` is
-        missing where they were not all counted.
+        missing where they were not all counted; in place of the solver of a Hessian that is zero stand these words.
         """
         import pandas as pd
 
@@ -382,7 +401,7 @@ class ProbeResult(Mapping[str, LayerResult]):
                 "kappa_lower": kappa.lower,
                 "kappa_upper": kappa.upper,
                 "resolved": kappa.resolved,
-                "solver": kappa.solver,
+                "solver": kappa.note or kappa.solver,
             }
             for layer in self._layers.values()
             for unit, kappa in zip(layer.units if layer.level == "unit" else [None], layer.conditions, strict=True)

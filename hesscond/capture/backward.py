@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
 from hesscond.capture.captured import Diagonal, Factor
+from hesscond.capture.graph import nodes
 from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
 
@@ -20,32 +21,14 @@ CACHED, SHARED, LEAST = 2**19, 2**22, 4
 
 
 class Budget:
-    """The memory that captures may take.
-
-    Parameters
-    ----------
-    memory
-        Bytes.
-    samples
-        N, for the advice in the error.
-    largest
-        Numbers in the largest tensor of the forward pass.
-    device
-        Where it is.
-    """
+    """The memory that captures may take."""
 
     def __init__(self, memory: int, samples: int, largest: int, device: torch.device) -> None:
         self.memory, self.samples, self.largest, self.device = memory, samples, largest, device
         self.taken = 0
 
     def take(self, request: Request, numbers: int) -> None:
-        """Count float64 numbers that the result will keep.
-
-        Raises
-        ------
-        CaptureError
-            They do not fit.
-        """
+        """Count float64 numbers that the result will keep."""
         self.taken += 8 * numbers
         if self.taken > self.memory:
             fitting = self.samples * self.memory // self.taken
@@ -105,13 +88,6 @@ class Derivatives:
 
     The first directions are compared with one that is not vectorized, since some operations (group normalization in
     torch 2.13) have a wrong batching rule for their second derivative.
-
-    Parameters
-    ----------
-    outputs
-        Tensors or edges of the graph; None, or one without a gradient, is constant.
-    variables
-        Tensors or edges.
     """
 
     def __init__(self, outputs: Sequence[Any], variables: Sequence[Any]) -> None:
@@ -169,8 +145,61 @@ def reaches(derivative: torch.Tensor, subset: torch.Tensor, samples: int) -> boo
     return bool(derivative.reshape(samples, -1)[subset].any())
 
 
-#: A backward pass this many times its round-off or less has been cancelled: it is measured with that error.
-CANCELLED = 2.0**20
+#: What is smaller than this share of its terms, or than so many times their rounding, has been cancelled.
+CANCELLED, LOST = 2.0**-28, 16.0
+#: Backward passes that measure the terms of the others.
+PROBES = 3
+#: Relative changes that stand for rounding, so large that they show what cancels in products of two factors too.
+ENLARGED = 0.25
+
+
+@contextmanager
+def enlarged_rounding(ends: Iterable[Any], seed: int) -> Iterator[None]:
+    """Backward passes through a graph with every number that a node is handed changed at random by up to `ENLARGED`.
+
+    What that changes in their results is of the size of the terms that these are sums of (`size_of_terms`): it does
+    not cancel where they do, at whatever depth that is. In a graph so deep that the changes would grow like a power
+    they are smaller.
+    """
+    generators: dict[torch.device, torch.Generator] = {}
+    places = list(nodes(ends))
+    most = min(ENLARGED, (3 / max(len(places), 1)) ** 0.5)
+
+    def change(gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+        return tuple(g if g is None or g.layout is not torch.strided else changed(g) for g in gradients)
+
+    def changed(g: torch.Tensor) -> torch.Tensor:
+        if g.device not in generators:
+            generators[g.device] = torch.Generator(g.device).manual_seed(seed)
+        size = torch.empty(g.shape, dtype=torch.float32, device=g.device)
+        size.uniform_(1 - most, 1 + most, generator=generators[g.device])
+        return g * size.to(g.real.dtype if g.is_complex() else g.dtype)
+
+    hooks = [node.register_prehook(change) for node in places]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def sizes_of_terms(derivative: Callable[[], Sequence[torch.Tensor]], ends: Sequence[Any]) -> list[torch.Tensor]:
+    """`size_of_terms` of a derivative through the graph from ``ends``, the root sum of squares over `PROBES` draws."""
+    plain, found = derivative(), []
+    for seed in range(PROBES):
+        with enlarged_rounding(ends, seed):
+            found.append(list(map(size_of_terms, derivative(), plain, plain)))
+    return [root_sum_squares(torch.stack(parts)) for parts in zip(*found, strict=True)]
+
+
+def size_of_terms(changed: torch.Tensor | None, plain: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """The size of the terms that each entry of ``plain`` is the sum of, float64 in the shape of ``like``.
+
+    ``changed`` is the same by `enlarged_rounding`; None: zero.
+    """
+    one, other = (like.new_zeros(like.shape) if g is None else g.reshape(like.shape) for g in (changed, plain))
+    apart = (one - other).detach().to(torch.float64) * (3**0.5 / ENLARGED)
+    return torch.hypot(apart, other.detach().to(torch.float64))
 
 
 class DiagonalSink:
@@ -193,14 +222,15 @@ class DiagonalSink:
         below = root_sum_squares(kept[1])
         self.negative = below if self.negative is None else torch.hypot(self.negative, below)
 
-    def result(self, noise: torch.Tensor) -> Diagonal:
+    def result(self, noise: torch.Tensor, limit: float) -> Diagonal:
         """√|S| and its signs; the difference of the two sums is taken where both are there.
 
-        ``noise`` (J, m, 1) bounds the round-off in a backward pass; it matters for units whose S is of its size.
+        ``noise`` (J, m, 1) bounds the round-off in a backward pass; it matters for units whose S is no more than
+        ``limit`` times as large.
         """
         error = of_units(noise[None], self.units)[0, :, :, 0]
         size = self.root if self.negative is None else torch.hypot(self.root, self.negative)
-        lost = ((size > 0) & (size <= CANCELLED * error)).any(0)
+        lost = ((size > 0) & (size <= limit * error)).any(0)
         known = error * lost if lost.any() else None
         if self.negative is None or not self.negative.any():
             return Diagonal(self.root, None, known)
@@ -221,9 +251,12 @@ class FactorSink:
         """Backward passes (k, J, m, q)."""
         self.B[rows] = of_units(values, self.units)
 
-    def result(self, noise: torch.Tensor) -> Factor:
-        """All of them; ``noise`` (J, m, q) bounds the round-off in a backward pass."""
+    def result(self, noise: torch.Tensor, limit: float) -> Factor:
+        """All of them; ``noise`` (J, m, q) and ``limit`` are as for `DiagonalSink`, sums over positions apart."""
         own = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
+        if self.B.shape[3] == 1 or limit == LOST:
+            size = root_sum_squares(self.B.permute(0, 3, 1, 2).flatten(0, 1))
+            own = own * ((size > 0) & (size <= limit * own)).any(0)
         return Factor(self.B, None if self.signs is None else self.signs[:, :, None], noise=own)
 
 

@@ -163,14 +163,14 @@ class Diagonal:
         Signs of S_pp; None: all of them ≥ 0.
     error : (J q, u) or None
         Bounds of the round-off in ``root`` for units where it is of their size, 0 for others; None: for none.
-    norm
-        Size of S over the whole layer, if its entries are known up to round-off of that size only.
+    norm : (u,) or None
+        Size of S over all positions, if its entries are known up to round-off of that size only.
     """
 
     root: torch.Tensor
     sign: torch.Tensor | None
     error: torch.Tensor | None = None
-    norm: float | None = None
+    norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Formed:
     Attributes
     ----------
     matrices : (u, n̂, n̂) float64, or (1, m n̂, m n̂) for a whole layer
-    spread : (n̂,) or (m n̂,) float64
+    spread : (u, n̂) or (1, m n̂) float64
         d such that a relative change eps of what was summed up changes entry (k, l) by eps·d_k·d_l.
     terms
         How many products were summed up for an entry.
@@ -349,16 +349,16 @@ class LayerCapture:
         """Bounds of the rounding in the entries of `unit_rows`, for each unit.
 
         Σ_p b_p ĥ_p is off by at most √q·eps·‖b‖‖ĥ‖ (probable growth of a sum's error). None: with one position there
-        is no sum, and the entries are right to the last digit.
+        is no sum, and the entries are right to the last digit unless b is not.
         """
         assert isinstance(self.curvature, Factor)
-        if self.inputs.positions == 1:
+        columns, noise = self.columns(units), self.curvature.noise
+        if self.inputs.positions == 1 and (noise is None or not noise.any()):
             return [None] * len(units)
-        growth = EPS * max(2 * MERGED, self.inputs.positions**0.5)
-        columns = self.columns(units)
+        growth = EPS * max(2 * MERGED, self.inputs.positions**0.5) * (self.inputs.positions > 1)
         sizes = growth * self.curvature.B[:, :, columns].square().sum(3).sqrt()
-        if self.curvature.noise is not None:
-            sizes = sizes + self.curvature.noise[:, columns]
+        if noise is not None:
+            sizes = sizes + noise[:, columns]
         lengths = self.inputs.squared_lengths[:, self.inputs.geometry.group(units[0])].sqrt()
         return [EntryBounds(own, lengths) for own in sizes.unbind(2)]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
 from hesscond.capture.backward import (
+    CANCELLED,
+    LOST,
     Budget,
     DiagonalSink,
     FactorSink,
@@ -19,6 +21,7 @@ from hesscond.capture.backward import (
     root_sum_squares,
     scattered_signs,
     separating_subsets,
+    sizes_of_terms,
 )
 from hesscond.capture.captured import Diagonal, LayerCapture
 from hesscond.capture.curved import CurvedNode, curved_nodes
@@ -34,8 +37,8 @@ from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError
 OUTPUT_ROUTE = "loss curvature of the output"
 FACTOR_ROUTE = "loss factor through a piecewise linear tail"
 
-#: Backward passes with scattered signs that measure the terms of the others, and the round-off in units of these.
-PROBES, ROUNDING = 3, 16 * float(torch.finfo(torch.float64).eps)
+#: The round-off of a backward pass in units of the terms that it sums up, over eps.
+ROUNDING = 16.0
 
 #: Nodes that change the shape and nothing else.
 RESHAPES = {"ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"}
@@ -93,7 +96,7 @@ class Differentiator:
                     if request.name in plans:
                         with self.noting(request):
                             found = twice.capture(request, plans[request.name])
-                            lost = vanishing or request.name in twice.blurred
+                            lost = vanishing or request.name in twice.blurred | twice.hidden
                             captured[request.name] = replace(found, vanishing=lost)
                         self.pace.finish(request.name)
         return captured
@@ -235,8 +238,9 @@ class Differentiator:
         noise = [
             self.loss.new_zeros((), dtype=torch.float64).expand(blocks, Geometry.of(r.layer).units, 1) for r in requests
         ]
+        rounding = ROUNDING * max([torch.finfo(torch.float64).eps, *(torch.finfo(n.dtype).eps for n in self.curved)])
         for node in self.curved:
-            probes = torch.zeros(PROBES, *node.shape, dtype=torch.float64, device=self.loss.device)
+            seed = torch.zeros(node.shape, dtype=torch.float64, device=self.loss.device)
             for start in range(0, node.passes(blocks), size):
                 seeds = node.factor(start, min(start + size, node.passes(blocks)), blocks)
                 gradients = iter(batched_gradients([node.edge], deltas, [seeds.to(node.dtype)]))
@@ -246,18 +250,21 @@ class Differentiator:
                         rows = slice(done, done + len(seeds))
                         sink.add(rows, request.positions(own, blocks), None if signs is None else signs[rows])
                 done += len(seeds)
-                probes = torch.hypot(probes, root_sum_squares(seeds))
-            # what these sum up to if nothing cancels is what the round-off is relative to
-            probes *= scattered_signs(probes)
-            gradients = iter(batched_gradients([node.edge], deltas, [probes.to(node.dtype)]))
+                seed = torch.hypot(seed, root_sum_squares(seeds))
+            # the terms of their sums, whatever cancels in these, are what the round-off is relative to
+            seed = (seed * scattered_signs(seed)).to(node.dtype)
+            derivative = partial(
+                torch.autograd.grad, [node.edge], deltas, [seed], retain_graph=True, materialize_grads=True
+            )
+            terms = iter(sizes_of_terms(derivative, [node.edge.node]))
             for number, request in enumerate(requests):
-                own = [next(gradients) for _ in request.calls]
-                if any(gradient is not None for gradient in own):
-                    noise[number] = noise[number] + ROUNDING * root_sum_squares(request.positions(own, blocks))
+                own = [next(terms)[None] for _ in request.calls]
+                noise[number] = noise[number] + rounding * request.positions(own, blocks)[0]
+        limit = max(LOST, CANCELLED / rounding)
         found = {}
         for request, sink, bound in zip(requests, sinks, noise, strict=True):
             with self.noting(request):
-                found[request.name] = request.finished(sink.result(bound), FACTOR_ROUTE, self.samples, blocks)
+                found[request.name] = request.finished(sink.result(bound, limit), FACTOR_ROUTE, self.samples, blocks)
         return found
 
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from hesscond.capture.backward import (
+    CANCELLED,
+    LOST,
     Budget,
     Derivatives,
     agree,
+    enlarged_rounding,
     on_samples,
     reaches,
     scattered_signs,
     separating_subsets,
+    size_of_terms,
 )
-from hesscond.capture.captured import Curvature, Diagonal, Factor, Formed, LayerCapture
-from hesscond.capture.curved import CANCELLED, without_cancellation
+from hesscond.capture.captured import EPS, TINY, Curvature, Diagonal, Factor, Formed, LayerCapture
+from hesscond.capture.curved import CANCELLED as SATURATED
+from hesscond.capture.curved import without_cancellation
 from hesscond.capture.cuts import Cuts, symmetric
 from hesscond.capture.evaluation import is_finite
 from hesscond.capture.graph import nodes, refuse_dead_ends, refuse_wrong_derivatives
@@ -46,17 +51,7 @@ TRIALS, LARGER = 3, 16.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How the curvature of a layer is found.
-
-    Attributes
-    ----------
-    blocks, positions
-        J and q of S.
-    in_parameters
-        Whether the Hessian comes in place of S.
-    directions
-        Products with S that it takes, without a cut.
-    """
+    """How the curvature of a layer is found."""
 
     blocks: int
     positions: int
@@ -76,15 +71,16 @@ class SecondDerivatives:
         proved_apart: Callable[[Request], bool],
         pace: Pace,
     ) -> None:
-        self.samples, self.budget, self.proved_apart, self.pace = samples, budget, proved_apart, pace
+        self.loss, self.samples, self.budget, self.proved_apart, self.pace = loss, samples, budget, proved_apart, pace
         self.requests = requests
         self.cuts = Cuts(loss, requests, samples, budget)
         self.variables = {request.name: variables(request) for request in requests}
         self.lost = self.cancellation(loss)
         #: by layer, where it was measured, the rounding of the second derivatives in each variable
         self.errors: dict[str, list[torch.Tensor]] = {}
-        #: layers where rounding leaves nothing of some of them
+        #: layers where rounding leaves nothing of some of them, or may hide all of them
         self.blurred: set[str] = set()
+        self.hidden: set[str] = set()
         every = [variable for own in self.variables.values() for variable in own]
         first = iter(torch.autograd.grad(loss, every, create_graph=True, allow_unused=True))
         gradients = {name: [next(first) for _ in own] for name, own in self.variables.items()}
@@ -125,7 +121,7 @@ class SecondDerivatives:
         """By layer, the size of an entry of S if nothing in the loss cancelled, where nearly everything in it does."""
         every = [variable for own in self.variables.values() for variable in own]
         sizes = [0.0] * len(every)
-        for parts in without_cancellation(loss, every, below=CANCELLED):
+        for parts in without_cancellation(loss, every, below=SATURATED):
             sizes = [size + 4 * float(part.abs().max()) ** 2 for size, part in zip(sizes, parts, strict=True)]
         each = iter(sizes)
         return {name: max(next(each) for _ in own) for name, own in self.variables.items()}
@@ -235,13 +231,65 @@ class SecondDerivatives:
             yield rows, torch.zeros(shape, dtype=torch.float64, device=like.device)
             self.pace.did(request.name, len(range(count)[rows]))
 
-    def size(self, request: Request, blocks: int, positions: int) -> float:
-        """Of S in the whole layer: that of the sums for one entry before anything in them cancels."""
-        units = Geometry.of(request.layer).units
-        like = torch.zeros(1, blocks, units, positions, dtype=torch.float64, device=request.deltas[0].device)
-        return max(
-            float(self.product(request, scattered_signs(like)).abs().amax()), positions * self.lost[request.name]
+    def sizes(self, request: Request, found: torch.Tensor, blocks: int, positions: int) -> torch.Tensor:
+        """(u,) sizes of the terms that an entry of S is the sum of, in each unit; (1,) in all of the layer.
+
+        ``found`` are its largest entries. Of units where these are round-off beside the terms of all units together,
+        the terms of the unit alone count.
+        """
+        geometry, eps = Geometry.of(request.layer), torch.finfo(self.variables[request.name][0].dtype).eps
+        lost = positions * (geometry.units if request.whole else 1) * self.lost[request.name]
+        sizes = self.by_unit(
+            request, self.terms(request, list(map(torch.ones_like, self.variables[request.name]))), blocks
         )
+        if request.whole:
+            sizes = sizes.amax()[None]
+        else:
+            sizes = sizes[list(request.units)]
+            for k in ((found > 0) & (found <= CANCELLED * sizes)).nonzero()[:, 0].tolist():
+                unit = request.units[k]
+                mask = found.new_zeros(1, blocks, geometry.units, positions)
+                mask[:, :, unit] = 1
+                alone = self.terms(request, self.spread_out(request, mask))
+                sizes[k] = self.by_unit(request, alone, blocks)[unit]
+        if bool(((found > 0) & (found <= LOST * EPS * lost)).any()):
+            self.hidden.add(request.name)
+        # in units of the eps of float64
+        sizes = torch.where(found <= LOST**2 * eps * sizes, sizes * (eps / EPS), sizes)
+        return sizes.clamp_min(lost)
+
+    def terms(self, request: Request, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Sizes of the terms of the second derivatives along random signs, in the shapes of a layer's variables.
+
+        ``masks`` say where the signs are. Both backward passes are changed by `enlarged_rounding`, since slopes that
+        cancel are factors in second derivatives.
+        """
+        seeds, changed = [(mask * scattered_signs(mask))[None] for mask in masks], self.changed[request.name]
+        plain = self.along[request.name](seeds)
+        with enlarged_rounding([g.grad_fn for g in changed.outputs], 1):
+            return list(map(size_of_terms, changed(seeds), plain, self.variables[request.name]))
+
+    @cached_property
+    def changed(self) -> dict[str, Derivatives]:
+        """``along`` of slopes by a backward pass with `enlarged_rounding`."""
+        every = [variable for own in self.variables.values() for variable in own]
+        with enlarged_rounding([self.loss.grad_fn], 0):
+            first = iter(torch.autograd.grad(self.loss, every, create_graph=True, allow_unused=True))
+        return {name: Derivatives([next(first) for _ in own], own) for name, own in self.variables.items()}
+
+    def by_unit(self, request: Request, parts: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
+        """(m,) the largest entry of each unit, of tensors in the shapes of a layer's variables."""
+        if request.parameters is None:
+            return request.positions([part[None] for part in parts], blocks)[0].amax((0, 2))
+        sizes = unit_weights(request.layer, parts[0][None])[0].amax(1)
+        return torch.maximum(sizes, parts[1]) if len(parts) > 1 else sizes
+
+    def spread_out(self, request: Request, mask: torch.Tensor) -> list[torch.Tensor]:
+        """(1, J, m, q) in the shapes of a layer's variables."""
+        if request.parameters is None:
+            return [part[0] for part in request.outputs(mask)]
+        bias = len(request.parameters) - request.parameters.count(None) - 1
+        return [from_unit_weights(request.layer, mask[:, 0, :, bias:])[0], mask[0, 0, :, 0]][: 1 + bias]
 
     def diagonal(self, request: Request, blocks: int) -> Diagonal:
         """S_jj of units with one position a sample: one direction a unit, all samples at once."""
@@ -258,7 +306,7 @@ class SecondDerivatives:
             if (bounds <= S.abs() / 2).all():
                 root = S.abs().sqrt()
                 return Diagonal(root, S.sign() if (S < 0).any() else None, bounds / root.where(root > 0, 1.0))
-        return diagonal_of(S, self.size(request, blocks, 1))
+        return diagonal_of(S, self.sizes(request, S.abs().amax(0), blocks, 1))
 
     def unit_factors(self, request: Request, blocks: int, positions: int) -> Factor:
         """Signed factors of S_i (J, q, q) of every unit from its eigenvalues."""
@@ -278,8 +326,15 @@ class SecondDerivatives:
                     S[rows] = self.product(request, values)[own, :, units[rows]]
                 yield from (one.transpose(0, 1) for one in S.split(positions))
 
-        least, device = self.size(request, blocks, positions), request.deltas[0].device
-        return joint_factor(matrices(), (positions, blocks, count), device, least)
+        factor = joint_factor(matrices(), (positions, blocks, count), request.deltas[0].device)
+        return self.with_sizes(request, factor, blocks, positions)
+
+    def with_sizes(self, request: Request, factor: Factor, blocks: int, positions: int) -> Factor:
+        """A factor of S that is known up to the round-off of its sums."""
+        assert factor.norms is not None
+        found = factor.B.square().sum(0).amax((0, 2))
+        sizes = self.sizes(request, found.amax()[None] if request.whole else found, blocks, positions)
+        return replace(factor, norms=torch.maximum(factor.norms, sizes))
 
     def whole_factor(self, request: Request, blocks: int, positions: int) -> Factor:
         """Signed factor of S (J, m q, m q) over all units together."""
@@ -292,7 +347,7 @@ class SecondDerivatives:
                 torch.arange(len(values)), :, torch.arange(rows.start, rows.stop)
             ] = 1
             S[rows] = self.product(request, values).flatten(2)
-        return layer_factor(S.transpose(0, 1), units, S.new_full((blocks,), order * self.lost[request.name]))
+        return self.with_sizes(request, layer_factor(S.transpose(0, 1), units), blocks, positions)
 
     def behind_cut(self, request: Request, blocks: int, positions: int) -> Curvature | None:
         """S from the curvature in a tensor behind the layer, compared with a direct product; None: not to be had."""
@@ -315,13 +370,15 @@ class SecondDerivatives:
         S, sizes = found
         if request.whole:
             self.budget.take(request, 3 * S.numel())
-            return layer_factor(S[0], units, sizes[0].clamp_min(S.shape[2] * self.lost[request.name]))
-        least = self.size(request, blocks, positions)
+            return self.with_sizes(request, layer_factor(S[0], units, sizes[0]), blocks, positions)
         if positions > 1:
             self.budget.take(request, 3 * S.numel())
-            return joint_factor(iter(S), (positions, blocks, entries), S.device, least, sizes.T)
+            factor = joint_factor(iter(S), (positions, blocks, entries), S.device, sizes.T)
+            return self.with_sizes(request, factor, blocks, positions)
         self.budget.take(request, 2 * S.numel())
-        return diagonal_of(S[:, :, 0, 0].T, max(least, float(sizes.max())))
+        S = S[:, :, 0, 0].T
+        least = self.sizes(request, S.abs().amax(0), blocks, positions)
+        return diagonal_of(S, torch.maximum(least, sizes.amax(1)))
 
     def confirms(self, request: Request, S: torch.Tensor, sizes: torch.Tensor) -> bool:
         """Whether a direct product has the largest of the S (u, J, q, q), or that of the layer, up to rounding."""
@@ -346,17 +403,16 @@ class SecondDerivatives:
         self.budget.take(request, inputs.blocks * positions * geometry.groups * n + count * order * order)
         H_hat = inputs.slice(0, blocks)
         matrices = H_hat.new_zeros(count, order, order)
-        spread = H_hat.new_zeros(order)
+        lengths = [torch.linalg.vector_norm(h, dim=(0, 1)) for h in H_hat.unbind(2)]
+        largest = H_hat.new_zeros(len(request.units))
         for column, unit in enumerate(request.units):
             group = geometry.group(unit)
-            lengths = torch.linalg.vector_norm(H_hat[:, :, group], dim=(0, 1))
-            largest = positions * self.lost[request.name]
             own = slice(unit * n, (unit + 1) * n) if request.whole else slice(0, n)
             for rows, values in self.directions(request, blocks, n, positions):
                 values[:, :, unit] = H_hat[:, :, group, rows].permute(2, 0, 1)
                 product = self.product(request, values)
-                steepest = product[:, :, unit].flatten(1).norm(dim=1) / lengths[rows].clamp_min(torch.finfo().tiny)
-                largest = max(largest, float(steepest.max()))
+                steepest = product[:, :, unit].flatten(1).norm(dim=1) / lengths[group][rows].clamp_min(TINY)
+                largest[column] = torch.maximum(largest[column], steepest.max())
                 row = slice(own.start + rows.start, own.start + rows.stop)
                 if request.whole:
                     by_group = product.unflatten(2, (geometry.groups, -1))
@@ -364,7 +420,10 @@ class SecondDerivatives:
                     matrices[0, row] = contracted.flatten(1)
                 else:
                     matrices[column, row] = torch.einsum("kjp,jpn->kn", product[:, :, unit], H_hat[:, :, group])
-            spread[own] = torch.maximum(spread[own], lengths * math.sqrt(largest))
+        found = largest.amax()[None] if request.whole else largest
+        sizes = torch.maximum(largest, self.sizes(request, found, blocks, positions))
+        spread = torch.stack([lengths[geometry.group(unit)] for unit in request.units]) * sizes.sqrt()[:, None]
+        spread = spread.view(count, order)
         return Formed(symmetric(matrices), spread, blocks * positions)
 
     def in_weights(self, request: Request) -> Formed:
@@ -400,8 +459,9 @@ class SecondDerivatives:
             else:
                 matrices[number, parameter] = products[torch.arange(len(index)), own].to(torch.float64)
             self.pace.did(request.name, len(index))
-        largest = torch.maximum(matrices.amax(), -matrices.amin())
-        spread = largest.clamp_min(self.lost[request.name]).sqrt().expand(order)
+        largest = torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2)))
+        sizes = torch.maximum(largest, self.sizes(request, largest, 1, n))
+        spread = sizes.sqrt()[:, None].expand(count, order)
         return Formed(symmetric(matrices), spread, max(1, sum(call.delta.numel() for call in request.calls)))
 
 
@@ -414,25 +474,23 @@ def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return rows, torch.where(values < 0, -1.0, 1.0).T.to(rows), values.abs().amax(1)
 
 
-def diagonal_of(S: torch.Tensor, norm: float) -> Diagonal:
-    """S (J, u) as roots and signs, known up to round-off of the size ``norm`` or of its own."""
-    return Diagonal(S.abs().sqrt(), S.sign() if (S < 0).any() else None, norm=max(norm, float(S.abs().amax())))
+def diagonal_of(S: torch.Tensor, norm: torch.Tensor) -> Diagonal:
+    """S (J, u) as roots and signs, known up to round-off of the size ``norm`` (u,) or of its own."""
+    return Diagonal(S.abs().sqrt(), S.sign() if (S < 0).any() else None, norm=torch.maximum(norm, S.abs().amax(0)))
 
 
 def joint_factor(
     matrices: Iterator[torch.Tensor],
     shape: tuple[int, int, int],
     device: torch.device,
-    norm: float,
     sizes: torch.Tensor | None = None,
 ) -> Factor:
-    """S_i (J, q, q) of every unit as factors of shape (q, J, u), known up to round-off of ``norm`` and ``sizes``."""
+    """S_i (J, q, q) of every unit as factors of shape (q, J, u), known up to round-off of ``sizes`` (J, u)."""
     B = torch.zeros(*shape, shape[0], dtype=torch.float64, device=device)
     signs = torch.ones(shape, dtype=torch.float64, device=device)
     norms = torch.zeros(shape[1:], dtype=torch.float64, device=device)
     for column, S in enumerate(matrices):
         B[:, :, column], signs[:, :, column], norms[:, column] = signed_roots(S)
-    norms.clamp_(min=norm)
     return Factor(B, signs if (signs < 0).any() else None, norms if sizes is None else torch.maximum(norms, sizes))
 
 

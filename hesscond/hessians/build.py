@@ -31,7 +31,7 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
     if isinstance(curvature, Formed):
         return [
             FormedHessian(
-                curvature.matrices[column], curvature.spread, curvature.terms, vanishing=captured.loses_entries
+                curvature.matrices[column], curvature.spread[column], curvature.terms, vanishing=captured.loses_entries
             )
             for column in columns
         ]
@@ -46,7 +46,7 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
             sign = mixed(None if curvature.sign is None else curvature.sign[:, column])
             root, spread = curvature.root[:, column], None
             if curvature.norm is not None:
-                spread = (curvature.norm * rows.square().sum(0)).sqrt()
+                spread = (curvature.norm[column] * rows.square().sum(0)).sqrt()
             error = None if curvature.error is None else curvature.error[:, column, None] * rows.abs()
             if captured.repeating:
                 # these rows may all be independent, and those that are left out are zero
@@ -88,7 +88,7 @@ def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
     curvature = captured.curvature
     units = captured.inputs.geometry.units
     if isinstance(curvature, Formed):
-        return FormedHessian(curvature.matrices[0], curvature.spread, curvature.terms, units, captured.loses_entries)
+        return FormedHessian(curvature.matrices[0], curvature.spread[0], curvature.terms, units, captured.loses_entries)
     assert isinstance(curvature, Factor)
     layer = LayerHessian(captured, memory)
     if layer.count == 0:

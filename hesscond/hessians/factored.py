@@ -86,9 +86,14 @@ class FactoredHessian(BlockHessian):
         if self.spread is not None:
             found = torch.maximum(found, LOST_IN_SQUARE * self.spread)
         if self.row_error is not None:
-            error = self.row_error.entries() if isinstance(self.row_error, EntryBounds) else self.row_error
-            found = torch.maximum(found, LOST_IN_FACTOR * (error if error.ndim == 1 else error.norm(dim=0)))
+            found = torch.maximum(found, LOST_IN_FACTOR * self.column_errors())
         return found
+
+    def column_errors(self) -> torch.Tensor:
+        """(n,) the bounds ``row_error`` of each column in the 2-norm, at P = I."""
+        error = self.row_error.entries() if isinstance(self.row_error, EntryBounds) else self.row_error
+        assert error is not None
+        return error if error.ndim == 1 else error.norm(dim=0)
 
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8

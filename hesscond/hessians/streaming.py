@@ -30,6 +30,7 @@ class StreamedBlock:
         self.count = 0
         self._factors: dict[int, torch.Tensor] = {}
         self._square_norms: torch.Tensor | None = None
+        self._square_errors: torch.Tensor | None = None
         self._formed: FormedHessian | None = None
         self._vanishing, self._decomposed, self._shift = False, False, True
 
@@ -56,6 +57,9 @@ class StreamedBlock:
         self.count += len(rows)
         square_norms = rows.square().sum(0)
         self._square_norms = square_norms if self._square_norms is None else self._square_norms + square_norms
+        if hessian.row_error is not None:
+            errors = weight * hessian.column_errors().square()
+            self._square_errors = errors if self._square_errors is None else self._square_errors + errors
         if hessian.sign is None:
             self._stack(1, rows)
             return
@@ -95,6 +99,10 @@ class StreamedBlock:
         lengths = (self._square_norms / total).sqrt()
         constant = error_factor(self.count, self.order)
         error = constant * EPS * lengths if self._decomposed else None
+        if self._square_errors is not None:
+            given = (self._square_errors / total).sqrt()
+            # of an entry, of whose size rows may be
+            error = (given if error is None else error + given).expand(rows.shape)
         # each feature that is not dead adds as many directions as there are units but one
         alive = int((self._square_norms.view(self.units, -1) != 0).any(0).sum())
         limit = (self.units - 1) * alive if self._shift and not self._vanishing else None

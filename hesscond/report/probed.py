@@ -48,11 +48,6 @@ def read_rows(path: Path | str) -> pd.DataFrame:
     ----------
     path
         A .json or .csv file.
-
-    Raises
-    ------
-    ConfigError
-        It cannot be read, or is not such a file.
     """
     import pandas as pd
 
@@ -74,12 +69,15 @@ def read_rows(path: Path | str) -> pd.DataFrame:
         raise ConfigError(f"{wrong}: {' '.join(str(error).split())}") from None
 
 
+#: How the words begin that stand in place of the solver of a Hessian that is zero.
+ZERO = "the Hessian is zero"
 #: Significant digits of the ends of κ's interval at layer level.
 DIGITS = 6
 
 UNIT_REMARK = (
     "κ over the resolved units; ≥: at least one unit is unresolved, and the number is a lower bound; params: of one "
-    "unit, bias included; unres.: unresolved units; neg.: units with negative eigenvalues (κ is of |λ|)"
+    "unit, bias included; unres.: unresolved units, zero Hessians apart; neg.: units with negative eigenvalues (κ is "
+    "of |λ|)"
 )
 NETWORK_REMARK = (
     "κ of each layer's own Hessian and of the network's; ≥: unresolved, the number is a lower bound; neg.: negative "
@@ -113,7 +111,7 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for layer, blocks in frame.groupby("layer", sort=False):
         resolved = blocks["resolved"].astype(bool)
-        zero = ~resolved & (blocks["rank"] == 0)
+        zero = is_zero(blocks)
         kappa, lower = blocks["kappa"][resolved], blocks["kappa_lower"][~resolved & ~zero]
         rows.append(
             {
@@ -130,7 +128,7 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
                     for how in ("min", "max")
                 },
                 "negative": int((blocks["negative"].fillna(0) > 0).sum()),
-                "solvers": blocks["solver"].value_counts().to_dict(),
+                "solvers": blocks["solver"][~blocks["solver"].str.startswith(ZERO)].value_counts().to_dict(),
             }
         )
     return pd.DataFrame(rows)
@@ -167,7 +165,7 @@ def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
             str(row["units"]),
             str(row["n_params"]),
             *kappa_cells(row),
-            str(row["unresolved"]),
+            str(row["unresolved"] - row["zero"]),
             span(row["rank_min"], row["rank_max"]),
             span(row["nullity_min"], row["nullity_max"]),
             str(row["negative"]),
@@ -190,7 +188,7 @@ def layer_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
     for row in frame.to_dict("records"):
         upper = compact(row["kappa_upper"], DIGITS, ROUND_CEILING)
         interval = f"[{compact(row['kappa_lower'], DIGITS, ROUND_FLOOR)}, {upper}{')' if upper == '∞' else ']'}"
-        cells = [kappa_cell(row), "–" if row["rank"] == 0 else interval]
+        cells = [kappa_cell(row), "–" if is_zero(row) else interval]
         counts = [count(row[name]) for name in ("rank", "nullity", "negative")]
         table.add_row(row["layer"], kinds.get(row["layer"], ""), str(int(row["n_params"])), *cells, *counts)
     return table
@@ -246,9 +244,15 @@ def share(part: float) -> str:
     return "<1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"
 
 
+def is_zero(rows: Any) -> Any:
+    """Whether the Hessian of a row, or of each row of a frame, is zero; one of which nothing is told has no λ_max."""
+    largest = rows.get("lambda_max", 0.0)
+    return (rows["rank"] == 0) & (largest == largest)
+
+
 def kappa_cell(row: Mapping[str, Any]) -> str:
     """The κ of one block, or what is known of it."""
-    if row["rank"] == 0:
+    if is_zero(row):
         return "zero"
     return compact(row["kappa"], 4) if row["resolved"] else at_least(row["kappa_lower"])
 
@@ -317,12 +321,12 @@ def notes(frame: pd.DataFrame, routes: Mapping[str, str]) -> list[str]:
         solvers = ", ".join(f"{name} ({n})" if len(counts) > 1 else str(name) for name, n in counts.items())
         by_solvers.setdefault(solvers, []).append(row["layer"])
     lines = [f"S of {', '.join(layers)}: {route}" for route, layers in by_route.items() if route]
-    lines += [f"κ of {', '.join(layers)}: {solvers}" for solvers, layers in by_solvers.items()]
+    lines += [f"κ of {', '.join(layers)}: {solvers}" for solvers, layers in by_solvers.items() if solvers]
     for row in rows:
         if row["zero"]:
             whole = row["units"] == 1
-            which = "its" if whole else f"{row['zero']} of {row['units']} units: the"
-            lines.append(f"{row['layer']}: {which} Hessian is exactly zero on these data, which has no κ")
+            which, them = ("", "it") if whole else (f"{row['zero']} of {row['units']} units: ", "them")
+            lines.append(f"{row['layer']}: {which}{ZERO}: the loss does not depend on {them} to second order")
     return lines
 
 
@@ -399,7 +403,7 @@ def draw_blocks(ax: Axes, frame: pd.DataFrame, layers: pd.DataFrame, whole: bool
     kappa, lower, upper = (frame[n].to_numpy(dtype=float) for n in ("kappa", "kappa_lower", "kappa_upper"))
     resolved = frame["resolved"].to_numpy(dtype=bool)
     indefinite = frame["negative"].fillna(0).to_numpy(dtype=int) > 0
-    unresolved = ~resolved & (frame["rank"].to_numpy(dtype=int) > 0)
+    unresolved = ~resolved & ~is_zero(frame).to_numpy(dtype=bool)
     heights = rows if whole else rows + spread(frame)
     size = 4.5 if whole else max(1.3, 3.6 - 0.12 * frame.groupby("layer").size().max() ** 0.5 - 0.02 * len(layers))
     common: dict[str, Any] = {"ls": "none", "zorder": 3, "rasterized": len(frame) > MANY_DOTS}

@@ -15,7 +15,7 @@ GAP = 1e3
 #: … and they are no larger than this many units of round-off: what lies between that and the bound is unresolved.
 NOISE = 16.0
 
-RankDecision = Literal["structural", "exact", "numerical", "iterative", "unresolved"]
+RankDecision = Literal["structural", "exact", "numerical", "iterative", "zero", "unresolved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ConditionNumber:
     Attributes
     ----------
     value
-        κ; ``inf`` if unresolved.
+        κ; ``inf`` if unresolved, and of zero, which has none.
     lower, upper
         An interval that contains κ of the matrix or factor that was given (its own rounding not counted); with a
         ``"numerical"`` rank, κ of what is left with the values of the size of round-off as zeros. ``upper`` is ``inf``
@@ -52,10 +52,12 @@ class ConditionNumber:
         round-off, with a gap of at least 1e3 above their error bounds, and count as zeros: a choice, made where the
         matrix is itself rounded, as activations of a forward pass are. ``"iterative"``: a matrix-free iteration
         converged to the smallest nonzero one; that none is smaller is as certain as its random starts, ``rank`` is an
-        upper bound and ``negative`` a lower one.
-        ``"unresolved"``: none of these.
+        upper bound and ``negative`` a lower one. ``"zero"``: H is zero, exactly or to the rounding of the terms that it
+        is the difference of: rank 0, and no κ. ``"unresolved"``: none of these.
     negative_counted
         Whether ``negative`` is their number.
+    note
+        What it means that there is no κ, if H is zero.
     """
 
     value: float
@@ -72,16 +74,24 @@ class ConditionNumber:
     solver: str
     rank_decision: RankDecision
     negative_counted: bool = True
+    note: str = ""
 
     def __float__(self) -> float:
         return self.value
 
     def __str__(self) -> str:
         order = self.rank + self.nullity
+        if self.is_zero:
+            return f"no κ: {self.note or 'the matrix is zero'} (rank 0 of {order})"
         if not self.resolved:
             return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues told from zero)"
         said = {"numerical": "numerical rank", "iterative": "rank at most"}.get(self.rank_decision, "rank")
         return f"κ = {self.value:.4g} ({said} {self.rank} of {order}, {self.inertia}; {self.solver})"
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether H is zero, so that there is no κ."""
+        return self.rank_decision == "zero"
 
     @property
     def inertia(self) -> str:
@@ -101,6 +111,8 @@ class ConditionNumber:
         Unresolved if the smallest nonzero eigenvalue could be zero, or one that was taken for zero as large. One that
         could be zero bounds nothing: the smallest nonzero one may be any other.
         """
+        if self.is_zero:
+            return self
         top, bottom = self.lambda_max, self.lambda_min
         lower = 1.0
         if bottom > error:
@@ -226,12 +238,16 @@ def narrower(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber
 
 def unresolved(result: ConditionNumber) -> ConditionNumber:
     """The same without its upper end, where something speaks against the rank that was decided."""
-    return replace(result, value=math.inf, upper=math.inf, resolved=False, rank_decision="unresolved")
+    # of a rank of 0 that is not told even the size is unknown
+    largest = result.lambda_max if result.rank else math.nan
+    return replace(
+        result, value=math.inf, upper=math.inf, lambda_max=largest, resolved=False, rank_decision="unresolved"
+    )
 
 
 def zero_matrix(order: int) -> ConditionNumber:
     """The result for the zero matrix, which has no nonzero eigenvalue and so no κ."""
-    return ConditionNumber(math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "unresolved")
+    return ConditionNumber(math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "zero")
 
 
 def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool = False) -> ConditionNumber:
@@ -250,6 +266,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
             lambda_max=enlarged(float(magnitudes[0]), power, scale),
             cutoff=enlarged(float(errors[0]), power, scale),
             solver=solver,
+            rank_decision="unresolved",
         )
     top, bottom = float(magnitudes[0]), float(magnitudes[rank - 1])
     e_top, e_bottom = float(errors[0]), float(errors[rank - 1])

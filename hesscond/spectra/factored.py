@@ -391,11 +391,6 @@ def factor_condition(
     exact
         Whether κ is wanted of this very F, whose rank is then found by `rank` where sizes do not decide it. Otherwise
         values of the size of round-off are zeros.
-
-    Raises
-    ------
-    MatrixError
-        Not a finite, non-empty matrix.
     """
     matrix = as_matrix(factor)
     core, scale, columns, transposed = scaled_core(matrix)
@@ -422,9 +417,12 @@ def factor_condition(
         rtol=rtol,
         exact=partial(affordable_rank, core) if exact else None,
     )
-    if found.rank_decision == "numerical" and equilibrated_rank(core) > found.rank:
-        # rows or columns that are small as a whole are no round-off
-        found = unresolved(found)
+    if found.rank_decision == "numerical":
+        # rows or columns that are small as a whole are no round-off, unless they are so by the errors given
+        bounds = np.asarray(by_part if errors.ndim else 0.0)
+        above = np.abs(core) > (bounds[:, None] if bounds.ndim == 1 and transposed else bounds)
+        if equilibrated_rank(core[np.ix_(above.any(1), above.any(0))]) > found.rank:
+            found = unresolved(found)
     return within_range(found, matrix, core)
 
 

@@ -21,7 +21,7 @@ from scipy.sparse import issparse
 from hesscond.errors import MatrixError
 from hesscond.operators import SymmetricOperator, as_operator
 from hesscond.spectra.batched import scaled_gram_conditions, stacked_conditions
-from hesscond.spectra.condition import ConditionNumber, unresolved
+from hesscond.spectra.condition import ConditionNumber, unresolved, zero_matrix
 from hesscond.spectra.factored import (
     dual_condition,
     factor_condition,
@@ -58,9 +58,15 @@ class Form(ABC):
         return self.doubted(self._measured(rtol))
 
     def doubted(self, found: ConditionNumber) -> ConditionNumber:
-        """``found``, unresolved if its zeros may be numbers that were lost."""
-        lost = self.least_rank is not None and found.resolved and found.rank < self.least_rank()
-        return unresolved(found) if lost else found
+        """``found``, unresolved if its zeros may be numbers that were lost; zero if all is of the size of rounding."""
+        decided = found.resolved or found.rank == 0
+        lost = self.least_rank is not None and decided and found.rank < self.least_rank()
+        return unresolved(found) if lost else zero_if_rounding(found)
+
+
+def zero_if_rounding(found: ConditionNumber) -> ConditionNumber:
+    """``found``, zero if no eigenvalue was told from the rounding of what the matrix was summed up from."""
+    return found if found.rank else replace(zero_matrix(found.nullity), cutoff=found.cutoff)
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,7 +303,7 @@ def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNu
     [1000000, 1000000]
     """
     if isinstance(forms, FactorStack):
-        return forms.conditions(rtol)
+        return [zero_if_rounding(found) for found in forms.conditions(rtol)]
     together = {k: form for k, form in enumerate(forms) if isinstance(form, FactorForm) and form.signs is None}
     found = factor_conditions(
         [form.factor for form in together.values()],

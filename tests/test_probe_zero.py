@@ -1,0 +1,370 @@
+"""A Hessian that is zero is a result, at every level; one that is tiny is not zero."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import hesscond
+
+CE = nn.CrossEntropyLoss()
+ACTIVATIONS = {"relu": nn.ReLU(), "tanh": nn.Tanh(), "gelu": nn.GELU()}
+
+
+def batch(samples: int = 12, features: int = 5, classes: int = 4, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, features, generator=generator)
+    return x, torch.randint(0, classes, (samples,), generator=generator)
+
+
+def sequences():
+    x, target = batch(8, 12, 3)
+    return x.view(8, 3, 4), target
+
+
+def images():
+    x, target = batch(6, 72)
+    return x.view(6, 2, 6, 6), target
+
+
+class Shifted(nn.Module):
+    """Logits, all of them shifted by one number."""
+
+    def __init__(self, act, classes=4):
+        super().__init__()
+        self.main, self.zero = nn.Linear(5, classes), nn.Sequential(nn.Linear(5, 3), act, nn.Linear(3, 1))
+
+    def forward(self, x):
+        return self.main(x) + self.zero(x)
+
+
+class Equal(nn.Module):
+    """The same number for every class."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.zero = nn.Sequential(nn.Linear(5, 3), act, nn.Linear(3, 1))
+
+    def forward(self, x):
+        return self.zero(x).expand(-1, 4)
+
+
+class Rows(nn.Module):
+    """An output layer with equal rows, or with rows so far apart."""
+
+    def __init__(self, act, apart=0.0):
+        super().__init__()
+        self.zero, self.out, self.act = nn.Linear(5, 6), nn.Linear(6, 4), act
+        self.double()
+        with torch.no_grad():
+            self.out.weight.copy_(self.out.weight[:1] + apart * torch.randn(4, 6, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.out(self.act(self.zero(x.double())))
+
+
+class Dueling(nn.Module):
+    """Advantages without their mean, and a value."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.trunk, self.zero, self.advantage, self.act = nn.Linear(5, 6), nn.Linear(6, 1), nn.Linear(6, 4), act
+
+    def forward(self, x):
+        h = self.act(self.trunk(x))
+        a = self.advantage(h)
+        return self.zero(h) + a - a.mean(1, keepdim=True)
+
+
+class Queries(nn.Module):
+    """Attention over values that are all equal."""
+
+    def __init__(self):
+        super().__init__()
+        self.zero, self.value, self.out = nn.Linear(4, 8), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        q, k = self.zero(x).chunk(2, -1)
+        values = self.value(x.mean(1, keepdim=True)).expand_as(x)
+        return self.out(((q @ k.mT / 2).softmax(-1) @ values).mean(1))
+
+
+class Normalized(nn.Module):
+    def __init__(self, layer, norm, units=3):
+        super().__init__()
+        self.zero, self.norm, self.out = layer, norm, nn.Linear(units, 4)
+
+    def forward(self, x):
+        h = self.norm(self.zero(x))
+        return self.out(torch.tanh(h.flatten(2).mean(2) if h.ndim == 4 else h))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mixing, self.out = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+        nn.init.normal_(self.mixing.in_proj_bias)
+
+    def forward(self, x):
+        return self.out(self.mixing(x, x, x)[0].mean(1))
+
+
+def brier(output, target):
+    return (output.softmax(-1) - functional.one_hot(target, output.shape[-1])).square().mean()
+
+
+def focal(output, target):
+    log_p = output.log_softmax(-1).gather(1, target[:, None])
+    return -((1 - log_p.exp()).square() * log_p).mean()
+
+
+def ranking(output, target):
+    return functional.softplus(output[1::2, 0] - output[::2, 0]).mean()
+
+
+#: Model, loss, data, and the parameters that the loss does not depend on.
+ZEROS = {
+    **{
+        f"shift, {act}, {name}": (lambda f=f: Shifted(f), loss, batch, "zero.")
+        for act, f in ACTIVATIONS.items()
+        for name, loss in {"cross-entropy": CE, "Brier": brier, "focal": focal}.items()
+    },
+    **{f"rows, {act}": (lambda f=f: Rows(f), CE, batch, "zero.") for act, f in ACTIVATIONS.items()},
+    **{f"equal, {act}": (lambda f=f: Equal(f), CE, batch, "zero.") for act, f in ACTIVATIONS.items()},
+    **{f"dueling, {act}": (lambda f=f: Dueling(f), CE, batch, "zero.") for act, f in ACTIVATIONS.items()},
+    "two classes": (lambda: Shifted(nn.ReLU(), 2), CE, lambda: batch(classes=2), "zero."),
+    "queries": (Queries, CE, sequences, "zero."),
+    "one feature normalized": (lambda: Normalized(nn.Linear(5, 1), nn.LayerNorm(1), 1), CE, batch, "zero."),
+    "bias, batch norm": (lambda: Normalized(nn.Linear(5, 3), nn.BatchNorm1d(3)), CE, batch, "zero.bias"),
+    "bias, instance norm": (lambda: Normalized(nn.Conv2d(2, 3, 3), nn.InstanceNorm2d(3)), CE, images, "zero.bias"),
+    "bias, group norm": (lambda: Normalized(nn.Conv2d(2, 3, 3), nn.GroupNorm(3, 3)), CE, images, "zero.bias"),
+    "ranking": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)), ranking, batch, "2.bias"),
+}  # fmt: skip
+
+
+def made(name):
+    torch.manual_seed(0)
+    make, loss, data, zero = ZEROS[name]
+    model = make()
+    named = dict(model.named_parameters())
+    blocks = [zero] if zero in named else list(dict.fromkeys(n.rpartition(".")[0] for n in named if n.startswith(zero)))
+    return model, loss, data(), zero, blocks
+
+
+def is_constant(model, loss, data, zero):
+    """Whether the loss does not depend on the parameters at all: no derivative is asked."""
+    model, (x, target) = copy.deepcopy(model).double(), data
+    x = x.double()
+    with torch.no_grad():
+        before = float(loss(model(x), target))
+        for name, parameter in model.named_parameters():
+            if name.startswith(zero):
+                parameter.add_(torch.randn_like(parameter))
+        return abs(float(loss(model(x), target)) - before) <= 1e-12 * abs(before)
+
+
+def assert_zero(result):
+    assert len(result)
+    for layer in result.values():
+        for kappa in layer.conditions:
+            assert kappa.is_zero, f"{layer.name}: {kappa}"
+            assert (kappa.resolved, kappa.rank, kappa.lambda_max) == (False, 0, 0.0)
+            assert "the Hessian is zero: the loss does not depend on " in str(kappa)
+            assert f"{layer.name} to second order" in str(kappa)
+    frame = result.to_frame()
+    assert (frame["rank"] == 0).all()
+    assert frame["solver"].str.startswith("the Hessian is zero: the loss does not depend on").all()
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("name", ZEROS)
+def test_what_the_loss_does_not_depend_on_has_a_hessian_of_zero(name, level):
+    model, loss, data, zero, blocks = made(name)
+    assert is_constant(model, loss, data, zero)
+    assert_zero(hesscond.probe(model, loss, data, layers=blocks, level=level))
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("name", ["shift, relu, cross-entropy", "queries"])
+@pytest.mark.parametrize("how", ["as it is", "1e-30", "1e30", "stream", "blocks"])
+def test_precision_scale_and_batches_do_not_make_a_hessian(name, level, how):
+    model, loss, data, _, blocks = made(name)
+    options = {"level": level, "layers": blocks}
+    if how == "as it is":
+        options["dtype"] = None
+    elif how == "stream":
+        data = [tuple(part[start:stop] for part in data) for start, stop in ((0, 5), (5, 6), (6, 12))]
+    elif how == "blocks":
+        options = {"level": "layer" if level == "unit" else level, "blocks": {"mine": blocks}}
+        if level == "network":
+            options = {"level": level, "layers": blocks, "products": 20}
+    else:
+        scale = float(how)
+        assert_zero(hesscond.probe(model, lambda o, t: scale * loss(o, t), data, **options))
+        return
+    assert_zero(hesscond.probe(model, loss, data, **options))
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("method", ["bnp", "sphere"])
+@pytest.mark.parametrize("act", ["relu", "tanh"])
+def test_zero_in_all_coordinates(act, method, level):
+    model, loss, data, _, blocks = made(f"equal, {act}")
+    assert_zero(
+        hesscond.probe(model, loss, data, layers=None if method == "sphere" else blocks, level=level, method=method)
+    )
+
+
+class OneLayer(nn.Module):
+    """Value and advantages from one layer, of which unit 0 is the value."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.trunk, self.head, self.act = nn.Linear(5, 6), nn.Linear(6, 5), act
+        self.double()
+
+    def forward(self, x):
+        h = self.head(self.act(self.trunk(x)))
+        return h[:, :1] + self.act(h[:, 1:])
+
+
+def truth(model, loss, data, layer, unit):
+    """|λ| of a unit's Hessian by double backward, descending."""
+    weight, bias = layer.weight, layer.bias
+    (x, target) = data
+
+    def of(w):
+        own = {id(weight): torch.cat([weight[:unit], w[None, 1:], weight[unit + 1 :]])}
+        own[id(bias)] = torch.cat([bias[:unit], w[:1], bias[unit + 1 :]])
+        named = {n: own.get(id(p), p) for n, p in model.named_parameters()}
+        return loss(torch.func.functional_call(model, named, (x,)), target)
+
+    H = torch.autograd.functional.hessian(of, torch.cat([bias[unit : unit + 1], weight[unit]]).detach())
+    return np.sort(np.abs(np.linalg.eigvalsh(H.numpy())))[::-1]
+
+
+@pytest.mark.parametrize("act", ["tanh", "gelu"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_one_unit_of_a_layer(act, streamed):
+    torch.manual_seed(1)
+    model, (x, target) = OneLayer(ACTIVATIONS[act]), batch(40)
+    data = x.double(), target
+    given = [tuple(part[:13] for part in data), tuple(part[13:] for part in data)] if streamed else data
+    first, *others = hesscond.probe(model, CE, given, layers="head")["head"].kappa
+    assert first.is_zero
+    assert "unit 0 of head" in str(first)
+    for unit, kappa in enumerate(others, 1):
+        sizes = truth(model, CE, data, model.head, unit)
+        assert kappa.resolved
+        assert kappa.value == pytest.approx(sizes[0] / sizes[-1], rel=1e-6)
+
+
+def test_the_bias_of_keys_alone():
+    """Of query, key and value in one tensor: a bias of the keys adds the same number to all scores of a query."""
+    torch.manual_seed(0)
+    model = Attention()
+    kappas = hesscond.probe(model, CE, sequences(), layers="mixing.in_proj_bias")["mixing.in_proj_bias"].kappa
+    assert [kappa.is_zero for kappa in kappas] == 4 * [False] + 4 * [True] + 4 * [False]
+    assert all(kappa.resolved for kappa in (*kappas[:4], *kappas[8:]))
+
+
+@pytest.mark.parametrize("act", ["relu", "tanh"])
+@pytest.mark.parametrize("size", [1e-9, 1e-20, 1e-30])
+def test_a_unit_of_tiny_curvature_is_not_zero(act, size):
+    torch.manual_seed(0)
+    model, (x, target) = nn.Sequential(nn.Linear(5, 4), ACTIVATIONS[act], nn.Linear(4, 4)).double(), batch(40)
+    with torch.no_grad():
+        model[2].weight[:, 1] *= size
+    data = x.double(), target
+    for unit, kappa in enumerate(hesscond.probe(model, CE, data, layers="0")["0"].kappa):
+        sizes = truth(model, CE, data, model[0], unit)
+        assert kappa.resolved
+        assert kappa.value == pytest.approx(sizes[0] / sizes[-1], rel=1e-6)
+
+
+@pytest.mark.parametrize("apart", [1e-3, 1e-6])
+@pytest.mark.parametrize("act", ["relu", "tanh"])
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+def test_rows_that_are_nearly_equal_have_a_hessian(act, apart, level):
+    torch.manual_seed(0)
+    result = hesscond.probe(Rows(ACTIVATIONS[act], apart), CE, batch(), layers="zero", level=level)
+    assert not any(kappa.is_zero and kappa.cutoff for kappa in next(iter(result.values())).conditions)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+def test_saturation_is_not_zero(level):
+    """tanh′(400) is no double: the loss depends on the layer, though no product shows it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    with torch.no_grad():
+        model[0].bias.fill_(400.0)
+    x, target = batch()
+    for kappa in next(
+        iter(hesscond.probe(model, CE, (x.double(), target), layers="0", level=level).values())
+    ).conditions:
+        assert not kappa.resolved
+        assert not kappa.is_zero
+
+
+def test_a_check_that_tells_nothing_resolves_nothing():
+    """Two features, normalized without eps, are ±1: what is left inside the kernel is round-off."""
+    torch.manual_seed(0)
+    model = Normalized(nn.Linear(5, 2), nn.LayerNorm(2, eps=0.0), 2)
+    for level in ("unit", "layer", "network"):
+        result = hesscond.probe(model, CE, batch(), layers="zero", level=level)
+        assert not any(kappa.resolved for kappa in next(iter(result.values())).conditions)
+
+
+class Weighed(nn.Module):
+    """One number a sample, times what the data give for each class."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.f, self.act = nn.Linear(5, 1), act
+        self.double()
+
+    def forward(self, x, a):
+        return self.act(self.f(x)) * a
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("act", ["identity", "tanh"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_samples_without_curvature_add_no_rank(act, level, streamed):
+    """Eleven of fourteen samples have equal factors for all classes; the features are over six decades."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(14, 5, generator=generator, dtype=torch.float64) * torch.logspace(0, -6, 5, dtype=torch.float64)
+    a = torch.randn(14, 4, generator=generator, dtype=torch.float64)
+    target = torch.randint(0, 4, (14,), generator=generator)
+    flat = torch.randperm(14, generator=generator)[:11]
+    a[flat] = a[flat, :1] * 0.3
+    torch.manual_seed(0)
+    model = Weighed({"identity": nn.Identity(), "tanh": nn.Tanh()}[act])
+    data = (x, a), target
+    stream = [((x[i:j], a[i:j]), target[i:j]) for i, j in ((0, 5), (5, 11), (11, 14))]
+    result = hesscond.probe(model, CE, stream if streamed else data, level=level)
+    (kappa,) = next(iter(result.values())).conditions
+
+    # the truth in the curvature of the logit's one factor, from the three samples that have it
+    z = model.f(x)[:, 0].detach().requires_grad_()
+    loss = functional.cross_entropy(model.act(z)[:, None] * a, target, reduction="none") / 14
+    slope = torch.autograd.grad(loss.sum(), z, create_graph=True)[0]
+    S = torch.autograd.grad(slope.sum(), z)[0]
+    curved = torch.tensor(sorted(set(range(14)) - set(flat.tolist())))
+    H_hat = torch.cat([torch.ones(14, 1, dtype=torch.float64), x], 1)[curved].numpy()
+    # of three rows: the eigenvalues of S^½ĤĤᵀS^½, and with signs
+    gram = H_hat @ H_hat.T
+    values = np.abs(np.linalg.eigvals(np.diag(S[curved].numpy()) @ gram))
+    assert (kappa.rank, kappa.nullity, kappa.rank_decision) == (3, 3, "numerical")
+    assert kappa.value == pytest.approx(values.max() / values.min(), rel=1e-4)
+
+
+def test_a_matrix_of_zeros_is_no_hessian():
+    kappa = hesscond.condition_number(np.zeros((4, 4)))
+    assert kappa.is_zero
+    assert str(kappa) == "no κ: the matrix is zero (rank 0 of 4)"
