@@ -425,7 +425,8 @@ class ByProducts:
                 return measured(source.products(H.restricted(layout), error=error), layout)
             number = self.units.index(unit)
             spread = torch.hypot(formed.spread[number], torch.full_like(noise[:1], error / (16 * EPS)).sqrt())
-            return measured(FormedHessian(formed.H[number], spread, formed.terms[number], vanishing=H.saturated), layout)
+            plain = FormedHessian(formed.H[number], spread, formed.terms[number], vanishing=H.saturated)
+            return measured(plain, layout)
 
         block = cache(unit_block)
 

@@ -39,13 +39,7 @@ class Budget:
         self.taken = 0
 
     def take(self, request: Request, numbers: int) -> None:
-        """Count float64 numbers that the result will keep.
-
-        Raises
-        ------
-        CaptureError
-            They do not fit.
-        """
+        """Count float64 numbers that the result will keep."""
         self.taken += 8 * numbers
         if self.taken > self.memory:
             fitting = self.samples * self.memory // self.taken

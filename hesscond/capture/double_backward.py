@@ -152,13 +152,7 @@ class SecondDerivatives:
         return torch.zeros_like(values) if product is None else request.positions(product, values.shape[1])
 
     def derivatives(self, request: Request, seeds: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None] | None:
-        """Second derivatives in all variables of a layer along k directions; None: all are zero.
-
-        Raises
-        ------
-        CaptureError
-            An operation without a second derivative.
-        """
+        """Second derivatives in all variables of a layer along k directions; None: all are zero."""
         if not self.along[request.name].live:
             return None
         try:

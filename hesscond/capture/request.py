@@ -116,11 +116,6 @@ class Request:
             N.
         blocks
             The blocks that the curvature is in; None: as many as the layout allows for samples.
-
-        Raises
-        ------
-        NotFiniteError
-            NaN or infinite curvature.
         """
         tensor = getattr(curvature, {Diagonal: "root", Factor: "B", Formed: "matrices"}[type(curvature)])
         if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():

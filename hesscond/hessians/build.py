@@ -30,7 +30,9 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
     columns = [captured.column(unit) for unit in units]
     if isinstance(curvature, Formed):
         return [
-            FormedHessian(curvature.matrices[column], curvature.spread, curvature.terms, vanishing=captured.loses_entries)
+            FormedHessian(
+                curvature.matrices[column], curvature.spread, curvature.terms, vanishing=captured.loses_entries
+            )
             for column in columns
         ]
     if isinstance(curvature, Diagonal):

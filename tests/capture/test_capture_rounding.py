@@ -1,4 +1,4 @@
-"""Curvature that is a difference, and features that rounding makes equal: compared with mpmath, in hundreds of digits."""
+"""Curvature that is a difference, and features that rounding makes equal: compared with mpmath."""
 
 import mpmath as mp
 import pytest
