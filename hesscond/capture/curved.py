@@ -75,13 +75,7 @@ class CurvedNode(ABC):
         return self.class_dim is None
 
     def block_size(self, blocks: int) -> int:
-        """Number of entries of z in each of the blocks.
-
-        Raises
-        ------
-        ValueError
-            The first dimensions of z do not split into that many blocks, or S couples them.
-        """
+        """Number of entries of z in each of the blocks."""
         shape = tuple(self.shape)
         leading = leading_dimensions(shape, blocks)
         if leading is None:
@@ -96,13 +90,7 @@ class CurvedNode(ABC):
         return leading is not None and (self.class_dim is None or self.class_dim >= leading)
 
     def row_range(self, start: int, stop: int, blocks: int) -> range:
-        """Rows start to stop of the factor.
-
-        Raises
-        ------
-        ValueError
-            There are no such rows.
-        """
+        """Rows start to stop of the factor."""
         if not 0 <= start <= stop <= self.passes(blocks):
             raise ValueError(f"rows {start} to {stop} are not among the {self.passes(blocks)} of the factor")
         return range(start, stop)
@@ -281,17 +269,6 @@ def curved_nodes(loss: torch.Tensor) -> list[CurvedNode] | None:
     ----------
     loss
         A scalar.
-
-    Returns
-    -------
-    list of CurvedNode or None
-        An empty list: the loss is piecewise linear in all its leaves. None: it has a node of an unknown kind, or a
-        product of two different differentiable factors, outside the inputs z_k.
-
-    Raises
-    ------
-    ValueError
-        The loss is not a scalar.
     """
     if loss.numel() != 1:
         raise ValueError(f"the loss must be a scalar, and has shape {tuple(loss.shape)}")

@@ -105,13 +105,6 @@ def evaluate(
         Whether what the model casts to float32 stays in float64, if that is ``dtype``.
     counted
         Where the operations of the model and the loss are counted.
-
-    Raises
-    ------
-    ConfigError
-        The model does not take the inputs; the loss needs a target and there is none.
-    CaptureError
-        The model runs as it is, but not on copies in another precision.
     """
     inputs, target = batch
     args, kwargs = call_of(model, converted(inputs, dtype, copy=copy))
@@ -173,11 +166,6 @@ def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torc
     """Within, the model runs on copies in another precision: say so if that is why it fails.
 
     What fails for the model as it is too is an error of the model, and stays the exception that it is.
-
-    Raises
-    ------
-    CaptureError
-        The model runs as it is.
     """
     try:
         yield
@@ -206,13 +194,7 @@ def runs(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> bool:
 
 
 def call_of(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a model, without labels that it does not take.
-
-    Raises
-    ------
-    ConfigError
-        It does not take the others.
-    """
+    """Positional and keyword arguments of a model, without labels that it does not take."""
     args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     try:
@@ -229,13 +211,7 @@ def call_of(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def scalar(loss: object) -> torch.Tensor:
-    """The loss as a tensor without dimensions.
-
-    Raises
-    ------
-    CaptureError
-        It is no tensor of one entry.
-    """
+    """The loss as a tensor without dimensions."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise CaptureError(f"the loss must be a scalar tensor, not {found}: use reduction 'mean' or 'sum'")

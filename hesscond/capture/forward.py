@@ -119,13 +119,6 @@ def run_forward(
     differentiable
         Whether all parameters are, not only those that are asked for. They are in any case if the model differentiates
         in them itself.
-
-    Raises
-    ------
-    ConfigError
-        An empty or malformed batch; one on another device than the model.
-    CaptureError
-        A layer not used; a loss that uses a weight directly, or is not a differentiable scalar.
     """
     inputs, target = checked_batch(batch)
     tensors = tensors_by_module(model)
@@ -272,13 +265,7 @@ class Perturbations:
         return any(seen._version != version for seen, version in self._versions)
 
     def look_outside(self, originals: Mapping[int, str]) -> None:
-        """Note which layers' parameters were used outside of them.
-
-        Raises
-        ------
-        CaptureError
-            One of the model itself was, whose ids are those of ``originals``.
-        """
+        """Note which layers' parameters were used outside of them."""
         for number in self.watch.used_outside:
             name = self.watch.weights[number]
             if number in originals:
@@ -300,13 +287,7 @@ class Perturbations:
 
 
 def leaves(name: str, layer: Layer, copies: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The copies of a layer's weight and bias, made differentiable.
-
-    Raises
-    ------
-    CaptureError
-        They are computed from other parameters.
-    """
+    """The copies of a layer's weight and bias, made differentiable."""
     if is_computed(layer):
         raise CaptureError(
             f"layer {name!r} is used in more than one way and its weight is computed from other parameters: "

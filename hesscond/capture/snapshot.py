@@ -85,15 +85,7 @@ class Snapshot:
 
     @torch.enable_grad()
     def evaluate(self, loss_fn: LossFunction, batch: Batch, *, counted: Operations | None = None) -> Evaluation:
-        """The loss of a batch, on the graph of the leaves; random numbers come from the present state.
-
-        Raises
-        ------
-        ConfigError
-            The batch is no pair, is empty, or is on another device than the model.
-        CaptureError
-            The loss is no scalar, or uses a parameter of the model itself, not what the model computed.
-        """
+        """The loss of a batch, on the graph of the leaves; random numbers come from the present state."""
         inputs, target = checked_batch(batch)
         for tensor in tensors_of(inputs):
             if tensor.device not in self._homes:
@@ -113,13 +105,7 @@ class Snapshot:
         return replace(found, loss=loss)
 
     def _evaluated(self, loss_fn: LossFunction, batch: tuple[Any, Any], counted: Operations | None) -> Evaluation:
-        """The loss as the function gave it.
-
-        Raises
-        ------
-        CaptureError
-            It uses a parameter of the model itself.
-        """
+        """The loss as the function gave it."""
         fresh = {number: tensor.clone() for tensor in self._state.values() if (number := id(tensor)) in self._buffers}
         state = {key: fresh.get(id(tensor), tensor) for key, tensor in self._state.items()}
         watch = WeightWatch(self._owners)

@@ -63,27 +63,49 @@ def contains(found, truth):
     return found.lower * (1 - 1e-10) <= truth <= (mp.inf if not found.resolved else found.upper * (1 + 1e-10))
 
 
+def residuals(residual):
+    """A model, its inputs, and targets that far below its outputs or above them."""
+    torch.manual_seed(1)
+    model, x = nn.Linear(3, 1).double(), 0.5 * torch.randn(7, 3, dtype=torch.float64)
+    return model, x, torch.randn(7, 1, dtype=torch.float64) + residual
+
+
+def truth_of(exact, model, x, targets):
+    rows = [[mp.mpf(1), *row] for row in exactly(x)]
+    weights = [mp.mpf(model.bias.item()), *exactly(model.weight.detach())[0]]
+    outputs = [sum(w * h for w, h in zip(weights, row, strict=True)) for row in rows]
+    S = [second_derivative(exact, o - t) for o, (t,) in zip(outputs, exactly(targets), strict=True)]
+    return kappa_of(rows, S)
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-30])
 @pytest.mark.parametrize("residual", [0.0, 14.0, -14.0, 22.0])
 @pytest.mark.parametrize("name", LOSSES)
 def test_no_curvature_of_a_loss_is_round_off(name, residual, scale):
-    torch.manual_seed(1)
     f, exact = LOSSES[name]
-    model, x = nn.Linear(3, 1).double(), 0.5 * torch.randn(7, 3, dtype=torch.float64)
-    shift = torch.randn(7, 1, dtype=torch.float64) + residual
-    result = hesscond.probe(model, lambda o, t: scale * f(o - t).mean(), (x, shift))["model"].kappa[0]
+    model, x, targets = residuals(residual)
+    result = hesscond.probe(model, lambda o, t: scale * f(o - t).mean(), (x, targets))["model"].kappa[0]
     with mp.workdps(450):
-        rows = [[mp.mpf(1), *row] for row in exactly(x)]
-        weights = [mp.mpf(model.bias.item()), *exactly(model.weight.detach())[0]]
-        S = [
-            second_derivative(exact, sum(w * h for w, h in zip(weights, row, strict=True)) - t)
-            for row, (t,) in zip(rows, exactly(shift), strict=True)
-        ]
-        kappa, rank = kappa_of(rows, S)
+        kappa, rank = truth_of(exact, model, x, targets)
         assert contains(result, kappa)
     assert not result.resolved or result.rank == rank
     if residual == 0 or (name in SHARP and residual != 22):
         assert result.resolved
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("name", ["log cosh", "log(1 + exp)", "expm1 - z", "z tanh", "silu", "Cauchy"])
+def test_nor_is_it_in_a_stream_or_in_a_network(name, level):
+    f, exact = LOSSES[name]
+    model, x, targets = residuals(-14.0)
+    batches = [(x[:4], targets[:4]), (x[4:], targets[4:])]
+    result = hesscond.probe(model, lambda o, t: f(o - t).mean(), batches, level=level, weight=[4.0, 3.0])
+    found = next(iter(result.values())).kappa
+    found = found[0] if level == "unit" else found
+    with mp.workdps(250):
+        kappa, rank = truth_of(exact, model, x, targets)
+        assert contains(found, kappa)
+    assert not found.resolved or found.rank == rank
 
 
 ACTIVATIONS = {
