@@ -26,7 +26,7 @@ from hesscond.capture import (
 from hesscond.capture.batches import is_batch
 from hesscond.capture.captured import EPS
 from hesscond.capture.forward import COMPLEX
-from hesscond.capture.layers import ELIGIBLE
+from hesscond.capture.layers import ELIGIBLE, TRANSPOSED, stock_class
 from hesscond.capture.nonfinite import reasons
 from hesscond.capture.precision import Precision
 from hesscond.capture.randomness import gpus_of, untouched_randomness
@@ -121,6 +121,18 @@ class LayerProbe(Measurement):
                 if self._named(name):
                     raise
                 self.skipped[name] = str(error)
+        odd = [name for name, own in blocks.items() if own.layer is not None and stock_class(own.layer) is None]
+        if self.level == "unit" and (odd := [name for name in odd if not isinstance(self.systems[name], Chart)]):
+            # their forward pass may make something else of the weight
+            self.data = self.data if is_batch(self.data) else list(self.data)
+            turned, unclear = self.turned(odd, self.data)
+            for name, why in unclear.items():
+                if self._named(name):
+                    raise ConfigError(why)
+                self.skipped[name] = why
+                del blocks[name]
+            blocks |= turned
+            self.systems |= {name: self._system(name, block) for name, block in turned.items()}
         charts = {name: own for name in blocks if isinstance(own := self.systems[name], Chart)}
         plain = {name: block for name, block in blocks.items() if name not in charts and block.layer is None}
         if (charts or plain) and self.team is not None:
@@ -280,14 +292,29 @@ class LayerProbe(Measurement):
             return self._by_products(fit) if fit else {}
         return {name: own for block in fit for name, own in self._by_products({block: fit[block]}).items()}
 
-    def _by_use(self, blocks: Mapping[str, Block], H: HessianOperator, catalogue: Catalogue) -> dict[str, Block]:
-        """Blocks by the outputs of their parameters; what of them has others is one more, or is skipped.
+    def turned(self, names: Iterable[str], data: Any) -> tuple[dict[str, Block], dict[str, str]]:
+        """Blocks of layers whose units are no rows of their weight, and why others have no units."""
+        catalogue = Catalogue(self.model)
+        found: dict[str, Block] = {}
+        reasons: dict[str, str] = {}
+        blocks = {name: self.blocks[name] for name in names if not isinstance(self.blocks[name].layer, TRANSPOSED)}
+        if not blocks:
+            return {}, {}
+        parameters = dict.fromkeys(key for own in blocks.values() for key in own.parameters)
+        try:
+            uses = replace(self, data=data).source().operator(parameters=parameters).uses
+        except HesscondError:
+            return {}, {}
+        for name, block in blocks.items():
+            try:
+                (own,) = catalogue.by_use(block, uses)
+                found |= {} if own == block else {name: replace(own, layer=None)}
+            except ConfigError as error:
+                reasons[name] = str(error)
+        return found, reasons
 
-        Raises
-        ------
-        ConfigError
-            A block named has rows that are not outputs.
-        """
+    def _by_use(self, blocks: Mapping[str, Block], H: HessianOperator, catalogue: Catalogue) -> dict[str, Block]:
+        """Blocks by the outputs of their parameters; what of them has others is one more, or is skipped."""
         found: dict[str, Block] = {}
         taken: set[str] = set()
         # a parameter that a module has for its outputs needs no block of its own
@@ -559,6 +586,7 @@ class Capturing:
     verdicts: dict[str, Check] = field(default_factory=dict)
     in_parameters: frozenset[str] = frozenset()
     failed: set[str] = field(default_factory=set)
+    turned: dict[str, str] = field(default_factory=dict)
 
     def kept(self, batch: Batch) -> Sums:
         """The Hessians on one batch, by their captures."""
@@ -663,6 +691,7 @@ class Capturing:
             # the loss depends on them, though not through their outputs
             self.in_parameters |= unseen
             captures = self._captures(batch, None)
+        self._leave_turned(captures, batch)
         self._left_out(captures)
         new = {name: own for name, own in captures.items() if name not in self.directions}
         if new:
@@ -703,6 +732,18 @@ class Capturing:
             self.directions.pop(name, None)
             self.probe.skipped[name] = str(error)
         return captures
+
+    def _leave_turned(self, captures: Captures, batch: Batch) -> None:
+        """Leave out layers whose weight is used elsewhere, in such a way that its rows are no outputs."""
+        odd = captures.in_parameters & captures.keys() - self.directions.keys() - self.turned.keys()
+        odd = {name for name in odd if stock_class(self.layers[name]) is not None}
+        if odd and self.probe.level == "unit":
+            turned, why = self.probe.turned(odd, batch)
+            words = "its weight is used elsewhere, where its rows are no outputs: use level='layer'"
+            self.turned |= why | dict.fromkeys(turned, words)
+        for name in self.turned.keys() & captures.keys():
+            del captures[name]
+            captures.skipped[name] = self.turned[name]
 
     def _parameters(self, name: str) -> list[str]:
         return [parameter for parameter, _ in parameters_of(self.probe.model, name, self.layers[name])]

@@ -38,6 +38,7 @@ from hesscond.hessians import (
     network_null_directions,
     remaining,
 )
+from hesscond.hessians.blocks import trained
 from hesscond.hessians.coordinates import Together
 from hesscond.hessians.source import nothing_known
 from hesscond.measurement import Measurement
@@ -49,7 +50,6 @@ from hesscond.results import Memory, NetworkResult, ProbeResult, gigabytes
 from hesscond.roles import NETWORK
 from hesscond.spectra import Known, bounded_condition
 from hesscond.spectra.bounded import FINAL, LEAST_VECTORS, MEASURING
-from hesscond.structure import trained
 
 #: Vectors of all parameters that an operator holds: their copies, their place, the gradient, and that with its graph.
 COPIES = 4

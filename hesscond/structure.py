@@ -15,7 +15,7 @@ from hesscond.capture.wrappers import measurable
 from hesscond.check import Check, check_operator, refuse_failed
 from hesscond.errors import ConfigError
 from hesscond.hessians import Block, BlockLayout, Catalogue, Choice, HessianOperator
-from hesscond.hessians.blocks import frozen
+from hesscond.hessians.blocks import trained
 from hesscond.layer_probe import occurring
 from hesscond.operators import Estimate, block_norms
 
@@ -207,14 +207,6 @@ def block_structure(
         dict(zip(rows, found.within, strict=True)),
         verdict,
     )
-
-
-def trained(block: Block, catalogue: Catalogue) -> Block:
-    """What of a block requires a gradient."""
-    pieces = tuple(piece for piece in block.pieces if catalogue.parameters[piece.parameter].requires_grad)
-    if not pieces:
-        raise ConfigError(frozen(block.parameters[0]))
-    return replace(block, pieces=pieces)
 
 
 def outputs(block: Block, H: HessianOperator, catalogue: Catalogue) -> list[Block]:

@@ -828,3 +828,49 @@ def test_a_factor_of_the_rank_of_its_layer_is_no_part_of_a_unit():
     prefix = "0.parametrizations.weight"
     assert set(found.parameters) == {"0.bias", f"{prefix}.original", f"{prefix}.0.B"}
     assert found.n_params == 9
+
+
+class Turned(nn.Linear):
+    """A dense layer that multiplies with its weight as it is."""
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class Borrowed(nn.Module):
+    """A layer that is not called, whose weight is multiplied with as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.lent = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x @ self.lent.weight + self.lent.bias
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_layer_with_a_forward_pass_of_its_own_has_the_units_that_this_makes(streamed):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), Turned(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    twin = copy.deepcopy(model)
+    twin[2] = nn.Linear(4, 4).double()
+    with torch.no_grad():
+        twin[2].weight.copy_(model[2].weight.T)
+        twin[2].bias.copy_(model[2].bias)
+    batch = torch.randn(9, 5, dtype=torch.float64), torch.arange(9) % 3
+    data = split(batch, [4, 5]) if streamed else batch
+    found, expected = (hesscond.probe(own, CE, data) for own in (model, twin))
+    assert list(found) == list(expected) == ["0", "2", "4"]
+    for name, result in found.items():
+        for unit in result.units:
+            compare(result.hessian(unit), expected[name].hessian(unit))
+
+
+def test_a_layer_whose_weight_is_used_by_others_has_no_rows_for_units():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), Borrowed(), nn.Tanh(), nn.Linear(4, 3)).double()
+    batch = torch.randn(9, 5, dtype=torch.float64), torch.arange(9) % 3
+    assert "its rows are no outputs: use level='layer'" in hesscond.probe(model, CE, batch).skipped["1.lent"]
+    with pytest.raises(CaptureError, match="its rows are no outputs: use level='layer'"):
+        hesscond.probe(model, CE, batch, ["1.lent"])
+    assert hesscond.probe(model, CE, batch, ["1.lent"], "layer")["1.lent"].kappa.rank > 0

@@ -109,21 +109,7 @@ class Request:
         return result
 
     def finished(self, curvature: Curvature, route: str, samples: int, blocks: int | None = None) -> LayerCapture:
-<<<<<<< HEAD
         """The result, once its curvature is known to be finite."""
-=======
-        """The result, once its curvature is known to be finite.
-
-        Parameters
-        ----------
-        curvature, route
-            What was found and how.
-        samples
-            N.
-        blocks
-            The blocks that the curvature is in; None: as many as the layout allows for samples.
-        """
->>>>>>> curvature
         tensor = getattr(curvature, {Diagonal: "root", Factor: "B", Formed: "matrices"}[type(curvature)])
         if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
             raise NotFiniteError(NOT_FINITE)

@@ -259,13 +259,8 @@ STEADY = SYMMETRIC | {
     *("NllLoss2DBackward0", "AddBackward1", "SubBackward1", "RsubBackward0", "RsubBackward1", "MulBackward1"),
     "DivBackward1",
 }
-<<<<<<< HEAD
-#: How far each entry is from where the function is straight, from 0 to about 1; a unit for which the mean over the
-#: samples is less is straight for nearly all of them, and what it computes may be a difference throughout.
-=======
 #: Curvature of a function in each entry, at most about 1. A unit whose mean over the samples is below `STRAIGHT` is
 #: saturated for nearly all of them, so that its second derivatives may be differences throughout.
->>>>>>> curvature
 BENT: dict[str, Callable[[Any], torch.Tensor]] = {
     "TanhBackward0": lambda node: 1 - saved(node, "result").square(),
     "SigmoidBackward0": lambda node: 4 * saved(node, "result") * (1 - saved(node, "result")),

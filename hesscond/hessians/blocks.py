@@ -42,6 +42,8 @@ GATES = {nn.LSTM: "ifgo", nn.LSTMCell: "ifgo", nn.GRU: "rzn", nn.GRUCell: "rzn"}
 FEATURES = (nn.LayerNorm, nn.RMSNorm)
 #: Modules whose rows are units by torch's own documentation.
 PACKING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+#: Why rows are no units.
+TURNED = "whose rows are no outputs"
 #: An error lists the layers of a model up to so many, and of a larger one the names that are nearest.
 SHORT, SUGGESTIONS = 8, 4
 
@@ -401,11 +403,14 @@ class Catalogue:
         if block.table or any(len(piece.rows or ()) < piece.count for piece in rows):
             for piece in rows:
                 odd = weights.get(piece.parameter, piece).shape != piece.shape
-                refuse_unclear(block.name, piece, "whose rows are no outputs" if odd else found[piece.parameter].reason)
+                refuse_unclear(block.name, piece, TURNED if odd else found[piece.parameter].reason)
             return [block]
         if isinstance(module, ELIGIBLE):
             # its outputs are known, and rows are those of them where nothing else is seen
             same = {key: piece for key, piece in weights.items() if piece.count == len(block.units)}
+            for piece in rows:
+                odd = piece.parameter not in same and weights.get(piece.parameter, piece).shape != piece.shape
+                refuse_unclear(block.name, piece, TURNED if odd else "")
             same |= {p.parameter: replace(p, rows=None) for p in rows if same and found[p.parameter].reason}
             return [replace(block, pieces=tuple(same.get(piece.parameter, piece) for piece in block.pieces))]
         left = sorted(block.pieces, key=lambda piece: self.owner(piece.parameter) is not owner)
@@ -778,6 +783,14 @@ TABLES = (nn.Embedding, nn.EmbeddingBag)
 def frozen(parameter: str) -> str:
     """Why a parameter is refused."""
     return f"parameter {parameter!r} requires no gradient, so that it has no Hessian in training: leave it out"
+
+
+def trained(block: Block, catalogue: Catalogue) -> Block:
+    """What of a block requires a gradient."""
+    pieces = tuple(piece for piece in block.pieces if catalogue.parameters[piece.parameter].requires_grad)
+    if not pieces:
+        raise ConfigError(frozen(block.parameters[0]))
+    return replace(block, pieces=pieces)
 
 
 def is_transposed_dense(module: nn.Module) -> bool:

@@ -31,11 +31,7 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
     if isinstance(curvature, Formed):
         return [
             FormedHessian(
-<<<<<<< HEAD
                 curvature.matrices[column], curvature.spread[column], curvature.terms, vanishing=captured.loses_entries
-=======
-                curvature.matrices[column], curvature.spread, curvature.terms, vanishing=captured.loses_entries
->>>>>>> curvature
             )
             for column in columns
         ]

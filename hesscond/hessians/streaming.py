@@ -30,11 +30,7 @@ class StreamedBlock:
         self.count = 0
         self._factors: dict[int, torch.Tensor] = {}
         self._square_norms: torch.Tensor | None = None
-<<<<<<< HEAD
         self._square_errors: torch.Tensor | None = None
-=======
-        self._square_errors: torch.Tensor | float = 0.0
->>>>>>> curvature
         self._formed: FormedHessian | None = None
         self._vanishing, self._decomposed, self._shift = False, False, True
 
@@ -61,15 +57,9 @@ class StreamedBlock:
         self.count += len(rows)
         square_norms = rows.square().sum(0)
         self._square_norms = square_norms if self._square_norms is None else self._square_norms + square_norms
-<<<<<<< HEAD
         if hessian.row_error is not None:
             errors = weight * hessian.column_errors().square()
             self._square_errors = errors if self._square_errors is None else self._square_errors + errors
-=======
-        if isinstance(hessian.row_error, torch.Tensor) and hessian.row_error.ndim == 2:
-            # of second derivatives that rounding blurs; QR keeps the norms of columns
-            self._square_errors = self._square_errors + weight * hessian.row_error.square().sum(0)
->>>>>>> curvature
         if hessian.sign is None:
             self._stack(1, rows)
             return
@@ -109,15 +99,10 @@ class StreamedBlock:
         lengths = (self._square_norms / total).sqrt()
         constant = error_factor(self.count, self.order)
         error = constant * EPS * lengths if self._decomposed else None
-<<<<<<< HEAD
         if self._square_errors is not None:
             given = (self._square_errors / total).sqrt()
             # of an entry, of whose size rows may be
             error = (given if error is None else error + given).expand(rows.shape)
-=======
-        if isinstance(self._square_errors, torch.Tensor):
-            error = (self._square_errors / total).sqrt() + (0.0 if error is None else error)
->>>>>>> curvature
         # each feature that is not dead adds as many directions as there are units but one
         alive = int((self._square_norms.view(self.units, -1) != 0).any(0).sum())
         limit = (self.units - 1) * alive if self._shift and not self._vanishing else None
