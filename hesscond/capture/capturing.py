@@ -28,17 +28,7 @@ MEMORY = 4 * 10**9
 
 
 class Slopes(NamedTuple):
-    """The gradient of a loss in the parameters of a layer, Σ δ ĥᵀ (m, n̂), and what its terms are made of.
-
-    Attributes
-    ----------
-    gradient
-        It.
-    units : (m,)
-        Σδ² of each unit.
-    inputs : (G, n̂)
-        Σĥ² of each input, by group.
-    """
+    """Gradient of a loss in the parameters of a layer, Σ δ ĥᵀ (m, n̂); Σδ² by unit (m,); Σĥ² by input (G, n̂)."""
 
     gradient: torch.Tensor
     units: torch.Tensor
