@@ -147,7 +147,7 @@ def reaches(derivative: torch.Tensor, subset: torch.Tensor, samples: int) -> boo
 
 #: What is smaller than this share of its terms, or than so many times their rounding, has been cancelled.
 CANCELLED, LOST = 2.0**-28, 16.0
-#: Backward passes that measure the terms of the others.
+#: Draws of the terms of backward passes where these are near their round-off.
 PROBES = 3
 #: Relative changes that stand for rounding, so large that they show what cancels in products of two factors too.
 ENLARGED = 0.25
@@ -183,10 +183,12 @@ def enlarged_rounding(ends: Iterable[Any], seed: int) -> Iterator[None]:
             hook.remove()
 
 
-def sizes_of_terms(derivative: Callable[[], Sequence[torch.Tensor]], ends: Sequence[Any]) -> list[torch.Tensor]:
-    """`size_of_terms` of a derivative through the graph from ``ends``, the root sum of squares over `PROBES` draws."""
+def sizes_of_terms(
+    derivative: Callable[[], Sequence[torch.Tensor]], ends: Sequence[Any], draws: int
+) -> list[torch.Tensor]:
+    """`size_of_terms` of a derivative through the graph from ``ends``, the root sum of squares over some draws."""
     plain, found = derivative(), []
-    for seed in range(PROBES):
+    for seed in range(draws):
         with enlarged_rounding(ends, seed):
             found.append(list(map(size_of_terms, derivative(), plain, plain)))
     return [root_sum_squares(torch.stack(parts)) for parts in zip(*found, strict=True)]
@@ -228,14 +230,17 @@ class DiagonalSink:
         ``noise`` (J, m, 1) bounds the round-off in a backward pass; it matters for units whose S is no more than
         ``limit`` times as large.
         """
-        error = of_units(noise[None], self.units)[0, :, :, 0]
-        size = self.root if self.negative is None else torch.hypot(self.root, self.negative)
-        lost = ((size > 0) & (size <= limit * error)).any(0)
-        known = error * lost if lost.any() else None
+        lost = self.near(noise, limit).any(0)
+        known = of_units(noise[None], self.units)[0, :, :, 0] * lost if lost.any() else None
         if self.negative is None or not self.negative.any():
             return Diagonal(self.root, None, known)
         S = (self.root - self.negative) * (self.root + self.negative)
         return Diagonal(S.abs().sqrt(), S.sign(), known)
+
+    def near(self, noise: torch.Tensor, limit: float) -> torch.Tensor:
+        """(J, u) where S is no more than ``limit`` times its ``noise``, and not zero."""
+        size = self.root if self.negative is None else torch.hypot(self.root, self.negative)
+        return (size > 0) & (size <= limit * of_units(noise[None], self.units)[0, :, :, 0])
 
 
 class FactorSink:
@@ -255,9 +260,14 @@ class FactorSink:
         """All of them; ``noise`` (J, m, q) and ``limit`` are as for `DiagonalSink`, sums over positions apart."""
         own = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
         if self.B.shape[3] == 1 or limit == LOST:
-            size = root_sum_squares(self.B.permute(0, 3, 1, 2).flatten(0, 1))
-            own = own * ((size > 0) & (size <= limit * own)).any(0)
+            own = own * self.near(noise, limit).any(0)
         return Factor(self.B, None if self.signs is None else self.signs[:, :, None], noise=own)
+
+    def near(self, noise: torch.Tensor, limit: float) -> torch.Tensor:
+        """As of a `DiagonalSink`, of all positions together."""
+        own = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
+        size = root_sum_squares(self.B.permute(0, 3, 1, 2).flatten(0, 1))
+        return (size > 0) & (size <= limit * own)
 
 
 def of_units(values: torch.Tensor, units: list[int]) -> torch.Tensor:

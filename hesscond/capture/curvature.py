@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
 from hesscond.capture.backward import (
     CANCELLED,
     LOST,
+    PROBES,
     Budget,
     DiagonalSink,
     FactorSink,
@@ -235,9 +237,7 @@ class Differentiator:
         deltas = [delta for request in requests for delta in request.deltas]
         size = self.budget.chunk(passes, sum(delta.numel() for delta in deltas))
         done = 0
-        noise = [
-            self.loss.new_zeros((), dtype=torch.float64).expand(blocks, Geometry.of(r.layer).units, 1) for r in requests
-        ]
+        derivatives: dict[Any, Callable[[], Sequence[torch.Tensor]]] = {}
         rounding = ROUNDING * max([torch.finfo(torch.float64).eps, *(torch.finfo(n.dtype).eps for n in self.curved)])
         for node in self.curved:
             seed = torch.zeros(node.shape, dtype=torch.float64, device=self.loss.device)
@@ -251,16 +251,26 @@ class Differentiator:
                         sink.add(rows, request.positions(own, blocks), None if signs is None else signs[rows])
                 done += len(seeds)
                 seed = torch.hypot(seed, root_sum_squares(seeds))
-            # the terms of their sums, whatever cancels in these, are what the round-off is relative to
             seed = (seed * scattered_signs(seed)).to(node.dtype)
-            derivative = partial(
+            derivatives[node.edge.node] = partial(
                 torch.autograd.grad, [node.edge], deltas, [seed], retain_graph=True, materialize_grads=True
             )
-            terms = iter(sizes_of_terms(derivative, [node.edge.node]))
-            for number, request in enumerate(requests):
-                own = [next(terms)[None] for _ in request.calls]
-                noise[number] = noise[number] + rounding * request.positions(own, blocks)[0]
-        limit = max(LOST, CANCELLED / rounding)
+
+        def noise_of(draws: int) -> list[torch.Tensor]:
+            """(J, m, q) what the terms, whatever cancels in their sums, have of round-off."""
+            found = [torch.zeros(blocks, Geometry.of(r.layer).units, 1, dtype=torch.float64) for r in requests]
+            found = [own.to(self.loss.device) for own in found]
+            for end, derivative in derivatives.items():
+                terms = iter(sizes_of_terms(derivative, [end], draws))
+                for number, request in enumerate(requests):
+                    own = [next(terms)[None] for _ in request.calls]
+                    found[number] = found[number] + rounding * request.positions(own, blocks)[0]
+            return found
+
+        limit, noise = max(LOST, CANCELLED / rounding), noise_of(1)
+        # one draw may show too little, though not that much
+        if any(bool(sink.near(own, limit / CANCELLED**0.5).any()) for sink, own in zip(sinks, noise, strict=True)):
+            noise = noise_of(PROBES)
         found = {}
         for request, sink, bound in zip(requests, sinks, noise, strict=True):
             with self.noting(request):
