@@ -308,9 +308,10 @@ class WeightWatch(TorchFunctionMode):
 
 
 def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
-    """Whether a function of every entry gives its largest or smallest value, or zero, for different entries.
+    """Whether an elementwise function gives its largest or smallest value, or zero, for different entries.
 
-    None: the function is one of those that may do so without rounding, or no function of every entry.
+    Or one value for all samples of a feature that varies. None: the function is one of those that may do so without
+    rounding, or not elementwise.
     """
     x, name = args[0] if args else None, getattr(func, "__name__", "").strip("_")
     if (
@@ -323,8 +324,11 @@ def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
         or (name in {"add", "radd", "sub", "rsub"} and any(isinstance(y, torch.Tensor) and y.ndim for y in args[1:]))
     ):
         return None
-    x, y = x.detach().flatten(), result.detach().flatten()
+    x, y = x.detach(), result.detach()
     found = []
+    if x.ndim > 1:
+        found.append(((y == y[:1]).all(0) & (x != x[:1]).any(0) & (y[0] > SHIFTED) & (y[0] < MASKED)).any())
+    x, y = x.flatten(), y.flatten()
     # nothing here waits for the device
     for edge in (y.amin(), y.amax(), 0.0):
         equal = (y == edge) & (y > SHIFTED) & (y < MASKED)
