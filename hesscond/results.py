@@ -158,36 +158,15 @@ class LayerResult:
             Which one; its parameters are [bias, weights as torch flattens them]. At level ``"layer"`` none, and the
             order is unit by unit. By products in the parameters of a module it is tensor after tensor: see
             ``parameters``.
-
-        Raises
-        ------
-        ConfigError
-            The unit was not probed.
-        CaptureError
-            The matrix does not fit into the memory allowed.
         """
         return self.block(self._checked(unit)).matrix()
 
     def eigenvalues(self, unit: int | None = None) -> torch.Tensor:
-        """All nonzero eigenvalues of a Hessian, descending, float64.
-
-        Raises
-        ------
-        ConfigError
-            The unit was not probed.
-        """
+        """All nonzero eigenvalues of a Hessian, descending, float64."""
         return self.block(self._checked(unit)).eigenvalues()
 
     def eigenvectors(self, unit: int | None = None) -> torch.Tensor:
-        """Orthonormal eigenvectors (n, r) of a Hessian, one column for each of `eigenvalues`.
-
-        Raises
-        ------
-        ConfigError
-            The unit was not probed.
-        CaptureError
-            They do not fit into the memory allowed.
-        """
+        """Orthonormal eigenvectors (n, r) of a Hessian, one column for each of `eigenvalues`."""
         return self.block(self._checked(unit)).eigenpairs()[1]
 
 

@@ -20,11 +20,6 @@ def linear(every: int) -> Schedule:
     every
         Steps from one time to the next.
 
-    Raises
-    ------
-    ConfigError
-        Not a positive whole number.
-
     Examples
     --------
     >>> [step for step in range(1, 10) if linear(3)(step)]
@@ -43,11 +38,6 @@ def logarithmic(per_decade: int = 10, first: int = 1) -> Schedule:
         Times while the number of steps grows tenfold; fewer where several round to the same step.
     first
         The first of them.
-
-    Raises
-    ------
-    ConfigError
-        Not a positive whole number.
 
     Examples
     --------
@@ -76,11 +66,6 @@ def per_epoch(times: int, steps: int) -> Schedule:
     steps
         Optimizer steps of an epoch: ``len(loader)``, over the number of batches that one step accumulates.
 
-    Raises
-    ------
-    ConfigError
-        Not positive whole numbers, or more times than steps.
-
     Examples
     --------
     >>> [step for step in range(1, 21) if per_epoch(2, steps=10)(step)]
@@ -100,13 +85,7 @@ def positive(name: str, value: Any) -> None:
 
 
 def schedule_of(every: int | Schedule) -> Schedule:
-    """The schedule that is meant by a number of steps or by a schedule.
-
-    Raises
-    ------
-    ConfigError
-        It is neither.
-    """
+    """The schedule that is meant by a number of steps or by a schedule."""
     if callable(every):
         return every
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:

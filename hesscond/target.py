@@ -93,13 +93,7 @@ class Target:
         return self.data.samples if isinstance(self.data, Stream) else leading_dimension(self.data[0])
 
     def to(self, device: torch.device) -> Target:
-        """The same on a device; the model itself is moved, and the loss if it is a module.
-
-        Raises
-        ------
-        ConfigError
-            Tensors without values, on torch's meta device.
-        """
+        """The same on a device; the model itself is moved, and the loss if it is a module."""
         for module in (self.model, self.loss_fn):
             if isinstance(module, nn.Module):
                 if any(t.is_meta for t in (*module.parameters(), *module.buffers())):
@@ -129,12 +123,6 @@ def load_target(spec: str, *, seed: int | None = None) -> Target:
     -------
     Target
         On the devices that FUNCTION left things on.
-
-    Raises
-    ------
-    ConfigError
-        No such file or function, another return value, or an exception in the file's own code, which is then
-        the ``__cause__``.
 
     Examples
     --------
@@ -261,13 +249,7 @@ def described(value: Any) -> str:
 
 
 def moved(value: Any, device: torch.device | None, done: dict[int, Any] | None = None) -> Any:
-    """The same with every tensor in it on a device (None: where they are); one that occurs twice stays one.
-
-    Raises
-    ------
-    ConfigError
-        A tensor without values, on torch's meta device.
-    """
+    """The same with every tensor in it on a device (None: where they are); one that occurs twice stays one."""
     if device is None:
         return value
     done = {} if done is None else done

@@ -14,13 +14,7 @@ from hesscond.errors import CaptureError, ConfigError
 
 
 def is_batch(data: Any) -> TypeGuard[Batch]:
-    """Whether ``data`` is one batch, not a stream: a mapping, a tuple of two, or a list of two that are no batches.
-
-    Raises
-    ------
-    ConfigError
-        Neither a batch nor a stream of batches, or perhaps both: a tuple of two pairs of the same form.
-    """
+    """Whether ``data`` is one batch, not a stream: a mapping, a tuple of two, or a list of two that are no batches."""
     if isinstance(data, list):
         # a loader yields each batch as a list [inputs, targets]
         return len(data) == 2 and not all(isinstance(item, (tuple, list, Mapping)) for item in data)

@@ -34,11 +34,6 @@ def untouched(*roots: object) -> Iterator[None]:
     ----------
     roots
         Modules; anything else is passed over.
-
-    Raises
-    ------
-    CaptureError
-        A parameter, or its gradient, has been changed in place: there is no copy to put back.
     """
     state = State([root for root in roots if isinstance(root, nn.Module)])
     try:

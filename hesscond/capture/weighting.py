@@ -202,11 +202,6 @@ class Weights:
     ----------
     masses
         By rule that is left, what each batch counts.
-
-    Raises
-    ------
-    ConfigError
-        Both ``reduction`` and ``weight``, or not as described.
     """
 
     def __init__(
@@ -228,13 +223,7 @@ class Weights:
         self._has_target = True
 
     def add(self, batch: Batch, evaluation: Evaluation) -> float:
-        """The weight of the next batch, in proportion to those of the others (see `total`); 0: it counts nothing.
-
-        Raises
-        ------
-        ConfigError
-            The loss of the batch does not follow from those of its parts, or in several ways; a bad ``weight``.
-        """
+        """The weight of the next batch, in proportion to those of the others (see `total`); 0: it counts nothing."""
         inputs, target = checked_batch(batch)
         whole = Part(evaluation.output, evaluation.target, evaluation.samples)
         if self.weight is not None:
@@ -259,13 +248,7 @@ class Weights:
 
     @property
     def total(self) -> float:
-        """What the weighted sum over the batches is divided by: the sum of the weights, or the unit of plain sums.
-
-        Raises
-        ------
-        ConfigError
-            No batch, or none that counts; too many numbers as ``weight``; it is open whether the losses add up.
-        """
+        """What the weighted sum over the batches is divided by: the sum of the weights, or the unit of plain sums."""
         if not self.count:
             raise ConfigError("the data are an empty stream: they need at least one batch")
         if self.weight is not None and not callable(self.weight) and len(self.weight) != self.count:
@@ -547,13 +530,7 @@ def refuse_nothing(loss_fn: LossFunction, evaluation: Evaluation) -> None:
 
 
 def mass_of(own: Mapping[Rule, float], everyone: Sequence[Mapping[Rule, float]]) -> Mass:
-    """What the own data (see `Weights.totals`) count, by a rule that holds for those of everyone.
-
-    Raises
-    ------
-    ConfigError
-        There is none, or several that give other shares.
-    """
+    """What the own data (see `Weights.totals`) count, by a rule that holds for those of everyone."""
     found: dict[Rule, list[float]] = {}
     for rule in dict.fromkeys(rule for masses in everyone for rule in masses):
         # where the ignored value does not occur, nothing is said of it

@@ -37,13 +37,7 @@ def compiled_modules() -> tuple[type, ...]:
 
 
 def check_problem(model: object, loss_fn: object) -> None:
-    """Refuse what is no model, or no loss.
-
-    Raises
-    ------
-    ConfigError
-        One of them is something else.
-    """
+    """Refuse what is no model, or no loss."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     if isinstance(loss_fn, type):
@@ -57,13 +51,7 @@ def check_problem(model: object, loss_fn: object) -> None:
 
 
 def measurable(model: nn.Module) -> nn.Module:
-    """The model inside its wrappers, if it has parameters with values that can be replaced.
-
-    Raises
-    ------
-    CaptureError
-        A model of `torch.jit`; parameters that are not initialized, or on torch's meta device.
-    """
+    """The model inside its wrappers, if it has parameters with values that can be replaced."""
     model = unwrapped(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(

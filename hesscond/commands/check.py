@@ -91,13 +91,7 @@ def check(
 
 
 def meet(expectations: Sequence[Expectation], runs: Sequence[StoredRun], unresolved: str) -> None:
-    """Check, show and refuse: what ``hesscond study`` does at its end.
-
-    Raises
-    ------
-    typer.Exit
-        Something is not met.
-    """
+    """Check, show and refuse: what ``hesscond study`` does at its end."""
     found = decisions(expectations, runs)
     show(found)
     refuse(found, unresolved, github=None, quiet=False)
@@ -109,13 +103,7 @@ def passes(one: Decision, unresolved: str) -> bool:
 
 
 def refuse(found: Sequence[Decision], unresolved: str, *, github: bool | None, quiet: bool) -> None:
-    """Annotate and leave with exit code 1 if something is not met.
-
-    Raises
-    ------
-    typer.Exit
-        It is not.
-    """
+    """Annotate and leave with exit code 1 if something is not met."""
     refused = [one for one in found if not passes(one, unresolved)]
     if os.environ.get("GITHUB_ACTIONS") == "true" if github is None else github:
         annotate(found, refused, sys.stderr if quiet else sys.stdout)

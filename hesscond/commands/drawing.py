@@ -85,13 +85,7 @@ def drawn_rate(names: list[str], page: Page) -> Any:
 
 
 def one_of(names: list[str], sentence: str) -> str:
-    """The only name.
-
-    Raises
-    ------
-    ConfigError
-        There are none, or several.
-    """
+    """The only name."""
     if len(names) != 1:
         raise ConfigError(sentence)
     return names[0]
@@ -125,13 +119,7 @@ def table(
 
 
 def taken(what: str, known: tuple[str, ...], **given: Any) -> dict[str, Any]:
-    """The options that were given.
-
-    Raises
-    ------
-    ConfigError
-        One that it does not have.
-    """
+    """The options that were given."""
     found = {name: value for name, value in given.items() if value is not None}
     for name in found:
         if name not in known:

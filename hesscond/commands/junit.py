@@ -60,13 +60,7 @@ def new(parent: ElementTree.Element | None, tag: str, **attributes: object) -> E
 
 
 def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
-    """Write the report to a file.
-
-    Raises
-    ------
-    ConfigError
-        It cannot be written.
-    """
+    """Write the report to a file."""
     try:
         junit_report(suite, cases).write(path, encoding="utf-8", xml_declaration=True)
     except OSError as error:

@@ -407,11 +407,6 @@ def writer(as_json: bool, as_csv: bool, output: Path | None) -> Callable[[pd.Dat
 def parse_units(text: str) -> tuple[int, ...]:
     """Units from ``0,1,5-9``, in that order, each once.
 
-    Raises
-    ------
-    ConfigError
-        Anything else, or more than a million.
-
     Examples
     --------
     >>> parse_units("0, 1,5-9,6")

@@ -51,13 +51,7 @@ def own_device(device: torch.device) -> torch.device:
 
 
 class Share:
-    """Every ``size``-th batch of a stream, from number ``rank``.
-
-    Raises
-    ------
-    ConfigError
-        The data are one batch, which cannot be taken apart without changing what some models make of it.
-    """
+    """Every ``size``-th batch of a stream, from number ``rank``."""
 
     def __init__(self, source: Any, rank: int, size: int) -> None:
         if isinstance(source, tuple):

@@ -145,13 +145,7 @@ class Place:
 
 
 def place_of(jobs: int | None, device: str, dask: str | None) -> Place:
-    """Where to compute.
-
-    Raises
-    ------
-    ConfigError
-        Options that do not go together, or a device that is not there.
-    """
+    """Where to compute."""
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {jobs}")
     names = [part.strip() for part in device.split(",")]
@@ -235,11 +229,6 @@ def usual_threads(where: Path, place: Place) -> int:
 
 def parse_ranges(text: str) -> list[int]:
     """Seeds from ``0,1,2``, ``0:5`` (without 5), or both.
-
-    Raises
-    ------
-    ConfigError
-        Anything else.
 
     Examples
     --------

@@ -44,11 +44,6 @@ def file_md5(path: Path) -> str:
     -------
     str
         32 hexadecimal digits.
-
-    Raises
-    ------
-    DataNotFoundError
-        If the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -66,11 +61,6 @@ def require_md5(found: str, expected: str, *, file: str, dataset: str) -> None:
         Hexadecimal md5 of the file as it is, and as published.
     file, dataset : str
         How to name the file and the data set in the message.
-
-    Raises
-    ------
-    CorruptDataError
-        If they differ.
     """
     if found != expected:
         raise CorruptDataError(
@@ -95,13 +85,6 @@ def read_verified(path: Path, md5: str, *, dataset: str) -> bytes:
     -------
     bytes
         The content whose md5 was computed, so that nothing can change between check and use.
-
-    Raises
-    ------
-    DataNotFoundError
-        If the file cannot be read.
-    CorruptDataError
-        If its md5 is not the published one.
     """
     try:
         content = path.read_bytes()
@@ -131,13 +114,6 @@ def read_verified_members(
     -------
     dict
         The content of each member, by its path in the archive.
-
-    Raises
-    ------
-    DataNotFoundError
-        If the archive cannot be read.
-    CorruptDataError
-        If a checksum is not the published one.
     """
     require_md5(file_md5(archive), archive_md5, file=str(archive), dataset=dataset)
     contents = {}
@@ -180,11 +156,6 @@ def download_files(files: Iterable[Download], directory: Path) -> None:
         What to download, and where below `directory` to put it.
     directory : Path
         Made if need be.
-
-    Raises
-    ------
-    DownloadError
-        If the network or the disk fails, or what was delivered has not the published md5 and is not kept.
     """
     import pooch
     import urllib3.exceptions

@@ -24,13 +24,7 @@ PHOTOGRAPHS = ("china", "flower")
 
 
 def checked_options(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """All options: the given ones, and the defaults of the others.
-
-    Raises
-    ------
-    ConfigError
-        An option that is not there, or a value of another kind.
-    """
+    """All options: the given ones, and the defaults of the others."""
     for option, value in given.items():
         if option not in known:
             raise ConfigError(f"there is no option {option!r}: choose from {', '.join(known)}.")
@@ -100,11 +94,6 @@ def load_image_regression(*, photograph: str = "china", every: int = 4) -> Datas
     Dataset
         Coordinates (N, 2) of the pixels' centres, (row, column) in (0, 1); the targets are red, green and blue,
         float32 (N, 3) in [0, 1]. ``classes`` is 0: this is no classification.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such photograph, or nothing is left of it.
     """
     from sklearn.datasets import load_sample_image
 
@@ -143,13 +132,7 @@ class Generated:
         return {name: p.default for name, p in inspect.signature(self.make).parameters.items()}
 
     def __call__(self, **options: Any) -> Dataset:
-        """The data set.
-
-        Raises
-        ------
-        ConfigError
-            An option that is not there, or a value that does not fit.
-        """
+        """The data set."""
         return self.make(**self.checked(options))
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,13 +28,7 @@ SPLITS = {"train": "train", "val": "test"}
 
 
 def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options.
-
-    Raises
-    ------
-    ConfigError
-        One that is not there, or does not fit.
-    """
+    """All options."""
     options = checked_options(given, OPTIONS)
     if options["size"] > options["resize"]:
         raise ConfigError(f"size = {options['size']} exceeds resize = {options['resize']}: the centre is no larger.")
@@ -73,15 +67,6 @@ def load_image_folder(
         Where a folder that is no absolute path is looked for.
     train_samples, test_samples
         A part of them, see `hesscond.data.part`; None: all.
-
-    Raises
-    ------
-    ConfigError
-        An option that does not fit; another number of classes; fewer samples than wanted; Pillow is not installed.
-    DataNotFoundError
-        There is no such folder, or a file cannot be read.
-    CorruptDataError
-        A class without pictures, or one in ``val`` that ``train`` has not.
     """
     try:
         import PIL  # noqa: F401  (before an hour of training)
@@ -131,13 +116,7 @@ def folders_in(place: Path) -> list[str]:
 
 
 def listed(place: Path, own: Sequence[str], classes: Sequence[str]) -> tuple[list[str], torch.Tensor]:
-    """The pictures of a split by their paths below it, also those in folders of a class; and their class numbers.
-
-    Raises
-    ------
-    CorruptDataError
-        A class has none, or there is no class.
-    """
+    """The pictures of a split by their paths below it, also those in folders of a class; and their class numbers."""
     numbers = {name: number for number, name in enumerate(classes)}
     files: list[str] = []
     targets: list[int] = []

@@ -52,15 +52,6 @@ def load_llff(
         Where a folder that is no absolute path is looked for.
     train_samples, test_samples
         A part of the rays, see `hesscond.data.part`; None: all.
-
-    Raises
-    ------
-    ConfigError
-        An option that does not fit; fewer rays than wanted; Pillow is not installed.
-    DataNotFoundError
-        There is no such folder, or a file is missing.
-    CorruptDataError
-        A file is not what it must be.
     """
     options = checked_options(given, OPTIONS)
     folder = find(options["folder"], directories)
@@ -95,15 +86,7 @@ def what_to_bring(directories: Sequence[Path]) -> str:
 
 
 def read_cameras(folder: Path) -> tuple[np.ndarray, float, float]:
-    """Cameras (N, 3, 4) with the axes right, up and backwards; the focal length in pixels; the nearest depth.
-
-    Raises
-    ------
-    DataNotFoundError
-        There is no ``poses_bounds.npy``.
-    CorruptDataError
-        It is no array (N, 17) of numbers.
-    """
+    """Cameras (N, 3, 4) with the axes right, up and backwards; the focal length in pixels; the nearest depth."""
     path = folder / "poses_bounds.npy"
     if not path.is_file():
         raise DataNotFoundError(f"{path} is not there: a scene in LLFF's layout has it beside its images.")
@@ -122,17 +105,7 @@ def read_cameras(folder: Path) -> tuple[np.ndarray, float, float]:
 
 
 def read_views(folder: Path, factor: int, number: int) -> tuple[np.ndarray, float]:
-    """The views, uint8 (N, H, W, 3), and how many of their pixels are as wide as one of the original.
-
-    Raises
-    ------
-    ConfigError
-        Pillow is not installed.
-    DataNotFoundError
-        There are no images.
-    CorruptDataError
-        There are more or fewer than cameras, they differ in size, or one is no picture.
-    """
+    """The views, uint8 (N, H, W, 3), and how many of their pixels are as wide as one of the original."""
     try:
         from PIL import Image
     except ImportError:

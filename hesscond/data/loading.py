@@ -220,13 +220,7 @@ def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
 
 
 def refuse_options(name: str, given: Mapping[str, Any]) -> None:
-    """Refuse options for a data set that has none.
-
-    Raises
-    ------
-    ConfigError
-        If there are any.
-    """
+    """Refuse options for a data set that has none."""
     if given and name in names() and not options(name):
         raise ConfigError(f"the data set {name!r} has no option {next(iter(given))!r}: it has none.")
 

@@ -52,15 +52,6 @@ def load_modelnet(
         Where a folder that is no absolute path is looked for.
     train_samples, test_samples
         A part of them, see `hesscond.data.part`; None: all.
-
-    Raises
-    ------
-    ConfigError
-        An option that does not fit; another number of classes; fewer samples than wanted.
-    DataNotFoundError
-        There is no such folder, or a file cannot be read.
-    CorruptDataError
-        A class without meshes, or a file that is none.
     """
     options = checked_options(given, OPTIONS)
     folder = find(options["folder"], directories)
@@ -96,13 +87,7 @@ def what_to_bring(directories: Sequence[Path]) -> str:
 
 
 def listed(folder: Path, split: str, classes: Sequence[str]) -> tuple[list[str], torch.Tensor]:
-    """The meshes of a split by their paths below the folder, and their class numbers.
-
-    Raises
-    ------
-    CorruptDataError
-        A class has none.
-    """
+    """The meshes of a split by their paths below the folder, and their class numbers."""
     files: list[str] = []
     targets: list[int] = []
     for number, name in enumerate(classes):
@@ -149,13 +134,6 @@ def read_mesh(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Vertices float64 (V, 3) and triangles int64 (F, 3) of an OFF file; a polygon becomes a fan of triangles.
 
     Files of ModelNet may have the numbers of vertices and faces on the line of the word ``OFF``, with nothing between.
-
-    Raises
-    ------
-    DataNotFoundError
-        It cannot be read.
-    CorruptDataError
-        It is no mesh.
     """
     try:
         content = path.read_bytes()

@@ -74,15 +74,7 @@ class Pictures:
         return torch.float32
 
     def __getitem__(self, index: slice | torch.Tensor) -> torch.Tensor:
-        """The images of a slice, or of indices (n,), as a tensor.
-
-        Raises
-        ------
-        DataNotFoundError
-            A file is gone.
-        CorruptDataError
-            One is no picture, damaged, or of more than 8 bits a channel.
-        """
+        """The images of a slice, or of indices (n,), as a tensor."""
         # 8-bit pixels are what goes to the device; quotients of the device's own numbers are those of the CPU
         images = torch.from_numpy(self._bytes(index)).to(self.device).to(torch.float32)
         images.div_(torch.tensor(255.0, device=self.device))

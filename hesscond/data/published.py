@@ -288,11 +288,6 @@ def parse_idx(content: bytes, shape: tuple[int, ...], *, file: str) -> np.ndarra
     -------
     numpy.ndarray
         uint8, of shape `shape`, read-only.
-
-    Raises
-    ------
-    CorruptDataError
-        If header or length are any other than those of an unsigned byte array of this shape.
     """
     header = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape)
     if content[: len(header)] != header or len(content) != len(header) + prod(shape):

@@ -29,13 +29,7 @@ TRAIN = 9
 
 
 def topics() -> str:
-    """The texts of ``help("…")``, the language reference by topic, in alphabetical order.
-
-    Raises
-    ------
-    DataNotFoundError
-        This Python was installed without them.
-    """
+    """The texts of ``help("…")``, the language reference by topic, in alphabetical order."""
     try:
         from pydoc_data.topics import topics as found
     except ImportError:
@@ -59,13 +53,7 @@ def what_to_bring(directories: Sequence[Path]) -> str:
 
 
 def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options.
-
-    Raises
-    ------
-    ConfigError
-        One that is not there, or does not fit.
-    """
+    """All options."""
     options = checked_options(given, OPTIONS)
     if options["file"] and not options["vocabulary"]:
         raise ConfigError(
@@ -107,16 +95,6 @@ def load_text(
     -------
     Dataset
         Inputs int64 (N, context), and as targets the character after each, int64 (N, context).
-
-    Raises
-    ------
-    ConfigError
-        An option that does not fit; another number of characters; a text that is too short, or of one character alone;
-        fewer samples than wanted.
-    DataNotFoundError
-        There is no such file, or it cannot be read.
-    CorruptDataError
-        It is no UTF-8, or not the text that is meant.
     """
     options = options_of(given)
     text, place, pinned = read(options["file"], directories)
@@ -155,15 +133,7 @@ def windows(tokens: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def read(file: str, directories: Sequence[Path]) -> tuple[str, str, str]:
-    """A text, where it was read, and the sha256 that it is known to have; empty: none is known.
-
-    Raises
-    ------
-    DataNotFoundError
-        There is no such file, or it cannot be read.
-    CorruptDataError
-        It is no UTF-8.
-    """
+    """A text, where it was read, and the sha256 that it is known to have; empty: none is known."""
     if not file:
         version = platform.python_version()
         return topics(), f"{TOPICS} of Python {version}", TOPICS_SHA256.get(version, "")

@@ -74,13 +74,7 @@ class Log:
         return self._tables[name]
 
     def column(self, name: str, conditions: Sequence[Condition]) -> RowValues[Interval]:
-        """The values of a column in the rows that fulfil the conditions, with their bounds.
-
-        Raises
-        ------
-        ConfigError
-            There are no such rows.
-        """
+        """The values of a column in the rows that fulfil the conditions, with their bounds."""
         table = self.table(COLUMNS[name])
         if table.empty:
             raise ConfigError(f"{self.run.folder} has no rows in the table {COLUMNS[name]}, where {name} is")
@@ -130,11 +124,6 @@ def matched(a: RowValues, b: RowValues, sign: str) -> tuple[RowValues, RowValues
 
     A single value goes with every row. Values of fewer columns (the training loss has no layer, a last κ no
     iteration) go with every row that agrees in these.
-
-    Raises
-    ------
-    ConfigError
-        They have no row in common.
     """
     if a.rows is None or b.rows is None:
         rows = a.rows if b.rows is None else b.rows
@@ -219,13 +208,7 @@ class Evaluation:
     _conditions: tuple[Condition, ...] = ()
 
     def truth(self, node: Node) -> RowValues[Truth]:
-        """Where a comparison holds.
-
-        Raises
-        ------
-        ConfigError
-            No row is there for a column, or those of two sides do not match.
-        """
+        """Where a comparison holds."""
         match node:
             case Operation(sign="not", parts=(a,)):
                 found = self.truth(a)
@@ -243,13 +226,7 @@ class Evaluation:
         return self._remember(node, RowValues(getattr(found.values, node.name)(), None, found.unmatched))
 
     def number(self, node: Node) -> RowValues[Interval]:
-        """The values of an expression.
-
-        Raises
-        ------
-        ConfigError
-            As for `truth`.
-        """
+        """The values of an expression."""
         match node:
             case Number(value=value):
                 return RowValues(Interval.point(value))

@@ -230,11 +230,6 @@ def parse_expectation(text: str) -> Node:
     text
         As in `the grammar <hesscond.expectations.parser>`.
 
-    Raises
-    ------
-    ExpressionError
-        It cannot be read, names what there is not, or is too long or too deep.
-
     Examples
     --------
     >>> parse_expectation("kappa_preconditioned < kapa / 10")
@@ -246,13 +241,7 @@ def parse_expectation(text: str) -> Node:
 
 
 def for_python(text: str) -> str:
-    """The text as Python's parser is to see it, character by character: filters as an index, names in quotes as x's.
-
-    Raises
-    ------
-    ExpressionError
-        There is a character, a number or a word in it that an expectation has not, or too many of them.
-    """
+    """The text as Python's parser is to see it, character by character: filters as an index, names in quotes as x's."""
     if len(text) > LONGEST:
         raise ExpressionError(text, LONGEST, len(text), f"it is longer than {LONGEST} characters")
     pieces, at, depth, signs = [], 0, 0, 0

@@ -337,13 +337,7 @@ class LinearCoordinates(Coordinates):
         return (left.to(rows).T @ rows.unflatten(1, (units, -1))).flatten(1)
 
     def __matmul__(self, other: LinearCoordinates) -> LinearCoordinates:
-        """θ = P Q z.
-
-        Raises
-        ------
-        ConfigError
-            Q acts across units that have a P_i each, or P or Q knows no units.
-        """
+        """θ = P Q z."""
         if other.left is not None or isinstance(self, Together) or isinstance(other, Together):
             raise ConfigError(f"{other.name} acts across units, and {self.name} comes before it: multiply them out")
         return UnitProduct(self, other)

@@ -110,13 +110,6 @@ class NetworkOperator(SymmetricOperator):
         Whether derivatives somewhere in the model or the loss may be zero only since double precision ends.
     reached
         Names of the parameters that the loss depends on.
-
-    Raises
-    ------
-    ConfigError
-        Unknown layer, unit or parameter; an empty batch or stream, or one on another device than the model.
-    CaptureError
-        No scalar loss, or one without second derivatives; NaN or infinite values; no dependence on the parameters.
     """
 
     def __init__(

@@ -176,13 +176,6 @@ def layout_of(
         Of the only one of ``layers``.
     parameters
         Names of parameters.
-
-    Raises
-    ------
-    ConfigError
-        A name that the model does not have; both layers and parameters; a unit without its layer; no parameter.
-    CaptureError
-        A layer whose weight is computed from other parameters.
     """
     if layers is not None and parameters is not None:
         raise ConfigError("layers and parameters were both given: name one or the other")
@@ -206,13 +199,7 @@ def layout_of(
 
 
 def parameters_of(model: nn.Module, name: str, layer: Layer) -> list[tuple[str, nn.Parameter]]:
-    """The weight and bias of a layer with their names.
-
-    Raises
-    ------
-    CaptureError
-        They are computed from other parameters.
-    """
+    """The weight and bias of a layer with their names."""
     found = []
     for attribute in ("weight", "bias"):
         if attribute == "bias" and not has_bias(layer):

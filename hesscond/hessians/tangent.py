@@ -127,13 +127,7 @@ class SphereTangentOperator(SymmetricOperator):
 
 
 def positions_of(operator: NetworkOperator, layers: Iterable[str] | None) -> dict[str, torch.Tensor]:
-    """Where the weights (m, n) of the units of layers (None: all) are in the vectors of an operator of layers.
-
-    Raises
-    ------
-    ConfigError
-        It is not one of layers, or does not have one of those named.
-    """
+    """Where the weights (m, n) of the units of layers (None: all) are in the vectors of an operator of layers."""
     layout = unit_layout(operator)
     rows = torch.arange(operator.order, device=operator.device)
     found = {}

@@ -104,13 +104,7 @@ class OptimalKronecker(Yardstick):
 
 
 def semidefinite(hessian: BlockHessian, kind: str) -> FactoredHessian:
-    """The factor of a positive semidefinite Hessian.
-
-    Raises
-    ------
-    ConfigError
-        It has negative eigenvalues, or no factor is known.
-    """
+    """The factor of a positive semidefinite Hessian."""
     factored = hessian.dense()
     if not isinstance(factored, FactoredHessian) or factored.sign is not None:
         raise ConfigError(

@@ -81,13 +81,7 @@ class ByParameter(Method):
             raise no_step(self.whole.name)
 
     def probed(self, layer: str) -> Coordinates | None:
-        """P of the last step, in the parameters that it moves alone.
-
-        Raises
-        ------
-        ConfigError
-            No such layer; there was no step yet, or none that moves the layer.
-        """
+        """P of the last step, in the parameters that it moves alone."""
         self.refuse_no_step()
         found, module = super().probed(layer), chosen_layers(self.model, [layer])[layer]
         if found is None:

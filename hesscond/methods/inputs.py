@@ -249,13 +249,7 @@ class LayerMethod(Method, Generic[State]):
         self.steps += 1
 
     def probed(self, layer: str) -> Coordinates | None:
-        """P of the last step.
-
-        Raises
-        ------
-        ConfigError
-            No such layer; there was no step yet.
-        """
+        """P of the last step."""
         if not self.known:
             raise no_step(self.whole.name)
         return super().probed(layer)

@@ -59,12 +59,6 @@ class ConvNet(nn.Module):
         One of `hesscond.models.NORMALIZATIONS`, between convolution or hidden dense layer and activation.
     generator
         Source of the initial weights (on the CPU).
-
-    Raises
-    ------
-    ConfigError
-        Inputs that are no images, or too small; no convolution; a pooling after one that is not there;
-        an option that does not exist.
     """
 
     def __init__(

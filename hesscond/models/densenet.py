@@ -70,11 +70,6 @@ class DenseNet(nn.Module):
         One of `hesscond.models.NORMALIZATIONS`.
     generator
         Source of the initial weights (on the CPU).
-
-    Raises
-    ------
-    ConfigError
-        Inputs that are no images, or too small; an option that does not exist.
     """
 
     def __init__(

@@ -68,11 +68,6 @@ class DGCNN(nn.Module):
         One of `hesscond.models.NORMALIZATIONS`.
     generator
         Source of the initial weights (on the CPU).
-
-    Raises
-    ------
-    ConfigError
-        Inputs that are no point clouds, or have too few points; an option that does not exist or does not fit.
     """
 
     def __init__(

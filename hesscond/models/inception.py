@@ -116,11 +116,6 @@ class Inception(nn.Module):
         One of `hesscond.models.NORMALIZATIONS`.
     generator
         Source of the initial weights (on the CPU).
-
-    Raises
-    ------
-    ConfigError
-        Inputs that are no images, or too small; an option that does not exist or does not fit.
     """
 
     published: ClassVar[Stages] = SMALL

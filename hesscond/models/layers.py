@@ -165,11 +165,6 @@ class Layers:
         """The normalization of (N, channels, H, W), or of (N, channels) without ``maps``.
 
         Layer normalization is over channels and positions: a group normalization of one group.
-
-        Raises
-        ------
-        OptionError
-            The channels do not split into the groups asked for.
         """
         kind, options = normalization_of(self.norm)
         if kind == "batch":
@@ -188,11 +183,6 @@ def normalization_of(text: str, kinds: Collection[str] = OF_CHANNELS) -> tuple[s
     ``"batch:eps=0.001,momentum=0.01"``; ``"group:groups=16"``, so many groups, or ``"group:size=4"``, so many channels
     each; ``"layer:eps=0.001"``; ``"none"``. The options not given are those of torch, and of groups
     `number_of_groups`.
-
-    Raises
-    ------
-    OptionError
-        There is no such normalization among ``kinds``, or an option that is not one of it or does not fit.
 
     Examples
     --------
@@ -223,11 +213,6 @@ def number_of_groups(channels: int, groups: int | None = None, size: int | None 
     """The groups that channels split into: ``groups``, or as many as have ``size`` channels each.
 
     Neither given: 32 (Wu and He, ECCV 2018, section 3.1), fewer where a group would have less than four channels.
-
-    Raises
-    ------
-    OptionError
-        The channels do not split so, or each group would have one value only, which normalizes to zero.
     """
     if size is not None:
         asked, wanted = channels / size, f"groups of {size}"
@@ -242,50 +227,26 @@ def number_of_groups(channels: int, groups: int | None = None, size: int | None 
 
 
 def make_activation(name: str) -> nn.Module:
-    """The activation called ``name``.
-
-    Raises
-    ------
-    OptionError
-        There is none.
-    """
+    """The activation called ``name``."""
     return ACTIVATIONS[chosen("activation", name, ACTIVATIONS)]()
 
 
 def make_dropout(probability: float) -> nn.Module:
-    """Dropout, or nothing at all for probability 0: a network without dropout draws no random numbers.
-
-    Raises
-    ------
-    OptionError
-        A probability that is negative, or 1 and more.
-    """
+    """Dropout, or nothing at all for probability 0: a network without dropout draws no random numbers."""
     if not 0 <= probability < 1:
         raise OptionError("dropout", f"dropout must be a probability from 0 to below 1, got {probability}")
     return nn.Dropout(probability) if probability else nn.Identity()
 
 
 def chosen(option: str, value: str, choices: Collection[str]) -> str:
-    """``value``, if it is one of the choices.
-
-    Raises
-    ------
-    OptionError
-        It is not.
-    """
+    """``value``, if it is one of the choices."""
     if value not in choices:
         raise OptionError(option, f"unknown {option} {value!r}: choose from {', '.join(choices)}")
     return value
 
 
 def image_shape(input_shape: tuple[int, ...], at_least: int = 1) -> tuple[int, int, int]:
-    """(channels, height, width), if the inputs are images of at least this height and width.
-
-    Raises
-    ------
-    ConfigError
-        They are not.
-    """
+    """(channels, height, width), if the inputs are images of at least this height and width."""
     if len(input_shape) != 3 or min(input_shape[1:]) < at_least:
         raise ConfigError(
             f"this network needs images (channels, height, width) of at least {at_least} x {at_least} pixels, "
@@ -296,13 +257,7 @@ def image_shape(input_shape: tuple[int, ...], at_least: int = 1) -> tuple[int, i
 
 
 def same_length(first: str, one: tuple[int, ...], second: str, other: tuple[int, ...]) -> None:
-    """Refuse two options that say something for each stage, but for different numbers of them, or for none.
-
-    Raises
-    ------
-    ConfigError
-        They do.
-    """
+    """Refuse two options that say something for each stage, but for different numbers of them, or for none."""
     if not one or len(one) != len(other):
         raise ConfigError(
             f"{first} and {second} must have one number for each stage, got {list(one)} and {list(other)}"

@@ -115,11 +115,6 @@ class CoordinateMLP(nn.Module):
         One of `hesscond.models.NORMALIZATIONS`, between hidden layer and activation.
     generator
         Source of the initial weights (on the CPU).
-
-    Raises
-    ------
-    ConfigError
-        Inputs that are no coordinates; an option that does not exist or does not fit.
     """
 
     scales: torch.Tensor

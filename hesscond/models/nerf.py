@@ -158,11 +158,6 @@ class RadianceField(nn.Module):
         ``"layer"`` or ``"none"``, between hidden layer and activation.
     generator
         Source of the initial weights (on the CPU).
-
-    Raises
-    ------
-    ConfigError
-        Inputs that are no rays; an option that does not exist or does not fit.
     """
 
     def __init__(

@@ -64,11 +64,6 @@ class Architecture:
         """A network for inputs (N, *input_shape), its weights from the generator.
 
         Its outputs are (N, outputs), of tokens (N, context, outputs).
-
-        Raises
-        ------
-        ConfigError
-            Unknown options, values or inputs that do not fit.
         """
         known = self.options
         for option, value in options.items():

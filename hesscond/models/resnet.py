@@ -169,11 +169,6 @@ class ResNet(nn.Module):
         One of `hesscond.models.NORMALIZATIONS` (without one, nothing keeps the activations of many blocks small).
     generator
         Source of the initial weights (on the CPU).
-
-    Raises
-    ------
-    ConfigError
-        Inputs that are no images, or too small; an option that does not exist or does not fit.
     """
 
     def __init__(
@@ -249,11 +244,6 @@ class PreActResNet(nn.Module):
         One of `hesscond.models.NORMALIZATIONS` (without one, nothing keeps the activations of many blocks small).
     generator
         Source of the initial weights (on the CPU).
-
-    Raises
-    ------
-    ConfigError
-        Inputs that are no images, or too small; an option that does not exist or does not fit.
     """
 
     def __init__(

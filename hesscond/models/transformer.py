@@ -27,13 +27,7 @@ def token_normalization(name: str, width: int) -> nn.Module:
 
 
 def check_heads(width: int, heads: int) -> None:
-    """Refuse heads that do not split a token.
-
-    Raises
-    ------
-    ConfigError
-        They do not.
-    """
+    """Refuse heads that do not split a token."""
     if width % heads:
         raise ConfigError(f"the width of a token must be a multiple of the number of heads, got {width} and {heads}")
 
@@ -128,11 +122,6 @@ class VisionTransformer(nn.Module):
         ``"layer"``, ``"rms"``, both with ``":eps=…"`` (10⁻⁶ if not given), or ``"none"``.
     generator
         Source of the initial weights (on the CPU).
-
-    Raises
-    ------
-    ConfigError
-        Inputs that are no images, or not made of whole patches; an option that does not exist or does not fit.
     """
 
     def __init__(
@@ -215,11 +204,6 @@ class GPT(nn.Module):
         ``"untied"``; or ``"tied"``, if the output layer has the weight of ``embedding``.
     generator
         Source of the initial weights (on the CPU).
-
-    Raises
-    ------
-    ConfigError
-        Inputs that are no sequences; an option that does not exist or does not fit.
     """
 
     def __init__(

@@ -74,26 +74,14 @@ def as_operator(matrix: object, *, seed: int = 0) -> SymmetricOperator:
 
 
 def real_dtype(dtype: np.dtype | None) -> np.dtype:
-    """float32 for itself, float64 for any other real type.
-
-    Raises
-    ------
-    MatrixError
-        Complex numbers, or no numbers at all.
-    """
+    """float32 for itself, float64 for any other real type."""
     if dtype is None or dtype.kind not in "biuf":
         raise MatrixError(f"expected a matrix of real numbers, not of {dtype}")
     return np.dtype(np.float32 if dtype == np.float32 else np.float64)
 
 
 def square(shape: Any) -> int:
-    """The order of a square matrix.
-
-    Raises
-    ------
-    MatrixError
-        Another shape.
-    """
+    """The order of a square matrix."""
     if len(shape) != 2 or shape[0] != shape[1]:
         raise MatrixError(f"a symmetric operator is square, this one has the shape {tuple(shape)}")
     return int(shape[0])
@@ -112,13 +100,7 @@ class HostProducts(SymmetricOperator):
 
 
 class Sparse(HostProducts):
-    """A scipy sparse matrix.
-
-    Raises
-    ------
-    MatrixError
-        It is not exactly symmetric, or has NaN or infinite entries.
-    """
+    """A scipy sparse matrix."""
 
     def __init__(self, A: Any) -> None:
         rows = A.tocsr().astype(real_dtype(A.dtype))
@@ -147,11 +129,6 @@ def checked_by_products(A: SymmetricOperator, seed: int) -> SymmetricOperator:
     """A, if its products with random vectors are finite and those of a symmetric matrix.
 
     For u, v of random signs, uᵀAv − vᵀAu has the variance ‖A − Aᵀ‖²_F, so an asymmetry does not hide.
-
-    Raises
-    ------
-    MatrixError
-        They are not: |uᵀAv − vᵀAu| is beyond ``ALLOWED`` units of round-off of ‖u‖‖Av‖ + ‖v‖‖Au‖.
     """
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (A.order, 2 * PAIRS), generator=generator, dtype=torch.int8)

@@ -274,13 +274,7 @@ def as_number(value: object) -> float | None:
 
 
 def agreeing(operators: Sequence[LinearOperator], what: str) -> None:
-    """Refuse no operators at all, and operators of different precision or on different devices.
-
-    Raises
-    ------
-    MatrixError
-        With ``what`` they were meant for.
-    """
+    """Refuse no operators at all, and operators of different precision or on different devices."""
     if not operators:
         raise MatrixError(f"{what} needs at least one operator")
     first = operators[0]
@@ -363,13 +357,7 @@ def dot_rounding(terms: int, dtype: torch.dtype) -> float:
 
 
 def real_tensor(A: torch.Tensor, dimensions: int) -> torch.Tensor:
-    """A, detached, if it is finite, of a floating-point type and has so many dimensions.
-
-    Raises
-    ------
-    MatrixError
-        Otherwise.
-    """
+    """A, detached, if it is finite, of a floating-point type and has so many dimensions."""
     if A.ndim != dimensions or not A.dtype.is_floating_point:
         raise MatrixError(
             f"expected a real tensor of a floating-point type with {dimensions} dimension{'s'[: dimensions - 1]}, "

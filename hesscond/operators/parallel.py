@@ -164,11 +164,6 @@ class DataParallel(SymmetricOperator):
         without data has 0, and any operator of the right order.
     team
         The processes.
-
-    Raises
-    ------
-    CaptureError
-        The operators do not fit together, or there are no data at all.
     """
 
     def __init__(self, local: SymmetricOperator, share: float, team: Team) -> None:
@@ -183,13 +178,7 @@ class DataParallel(SymmetricOperator):
         self._number = team.join(self)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of the products of all processes.
-
-        Raises
-        ------
-        CaptureError
-            The product of a process failed.
-        """
+        """The weighted sum of the products of all processes."""
         if self._team.leading:
             self._team.announce(self._number, vectors.shape[1])
             vectors = self._team.from_leader(vectors)
@@ -254,11 +243,6 @@ def all_or_none(team: Team, own: Result | None, failure: HesscondError | None) -
         The processes, all of which call this.
     own, failure
         What this one has made, or why it could not.
-
-    Raises
-    ------
-    CaptureError
-        Another process could not; this one's own ``failure``.
     """
     told = team.gathered((own, None if failure is None else str(failure)))
     if failure is not None:

@@ -155,13 +155,7 @@ LATEX = {"kappa": r"$\kappa$", "lambda_max": r"$\lambda_{\max}$", "lambda_min": 
 
 
 def quantity_of(name: str) -> Quantity:
-    """The quantity of that name.
-
-    Raises
-    ------
-    ConfigError
-        There is none.
-    """
+    """The quantity of that name."""
     if name not in QUANTITIES:
         raise ConfigError(f"unknown quantity {name!r}: choose from {', '.join(QUANTITIES)}")
     return QUANTITIES[name]
@@ -171,11 +165,6 @@ def block_probes(runs: Sequence[StoredRun]) -> dict[str, pd.DataFrame]:
     """The probe rows of each group by its label, in plain parameters, with ``seed``, ``kind`` and ``depth`` (or NaN).
 
     Of the mini-batches; of the training set where only that was probed.
-
-    Raises
-    ------
-    ConfigError
-        Nothing was probed, or one layer only; too many methods; different studies.
     """
     import pandas as pd
 
@@ -201,13 +190,7 @@ def block_probes(runs: Sequence[StoredRun]) -> dict[str, pd.DataFrame]:
 
 
 def with_ends(probes: Mapping[str, pd.DataFrame], quantity: Quantity) -> dict[str, pd.DataFrame]:
-    """With columns ``lower`` and ``upper``, between which the quantity lies.
-
-    Raises
-    ------
-    ConfigError
-        It is known of no block.
-    """
+    """With columns ``lower`` and ``upper``, between which the quantity lies."""
     found = {}
     for label, rows in probes.items():
         lower, upper = quantity.ends(rows)
@@ -242,13 +225,7 @@ class Picture:
 def pictures_of(
     runs: Sequence[StoredRun], *, quantity: str = "kappa"
 ) -> tuple[dict[str, Picture], list[tuple[str, int | None]], np.ndarray]:
-    """The picture of each method, kind and depth of its rows, and the first iteration of each column.
-
-    Raises
-    ------
-    ConfigError
-        As `block_probes` and `quantity_of`.
-    """
+    """The picture of each method, kind and depth of its rows, and the first iteration of each column."""
     import pandas as pd
 
     probes = with_ends(block_probes(runs), quantity_of(quantity))
@@ -399,11 +376,6 @@ def bands_of(runs: Sequence[StoredRun], *, quantity: str = "kappa") -> dict[str,
     dict of pandas.DataFrame
         Columns kind, iteration, blocks, values (how many there are), and for ``median``, ``q25`` and ``q75`` the two
         ends between which they lie, as ``_lower`` and ``_upper``.
-
-    Raises
-    ------
-    ConfigError
-        As `block_probes` and `quantity_of`.
     """
     import pandas as pd
 
@@ -570,11 +542,6 @@ def block_frame(runs: Sequence[StoredRun], *, quantity: str | None = None) -> pd
         seeds, n_params_min and n_params_max, and of each quantity ``NAME`` (the median, NaN where it is open),
         ``NAME_lower`` and ``NAME_upper`` (between which it lies), ``NAME_q25`` and ``NAME_q75`` (a lower bound of the
         lower and an upper bound of the upper quartile).
-
-    Raises
-    ------
-    ConfigError
-        As `block_probes` and `quantity_of`.
     """
     import pandas as pd
 

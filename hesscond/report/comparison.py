@@ -84,11 +84,6 @@ def comparison_points(runs: Sequence[StoredRun], *, layer: str | None = None, un
 
     And loss and accuracy (percent): medians over the seeds, with ``_min`` and ``_max``; accuracy is NaN if there is
     none.
-
-    Raises
-    ------
-    ConfigError
-        No finished run was probed; runs of different studies.
     """
     import pandas as pd
 
@@ -199,11 +194,6 @@ def iteration_times(runs: Sequence[StoredRun]) -> tuple[pd.DataFrame, list[Group
     """One row per method or run whose time is known: label, time and whether it is relative to vanilla, else in ms.
 
     And the groups of runs that the labels are of.
-
-    Raises
-    ------
-    ConfigError
-        Of none.
     """
     import pandas as pd
 
@@ -224,13 +214,7 @@ def iteration_times(runs: Sequence[StoredRun]) -> tuple[pd.DataFrame, list[Group
 
 
 def relative_cost(run: StoredRun) -> float:
-    """What ``hesscond compare`` measured for the run's method at the run's learning rate; NaN if nothing.
-
-    Raises
-    ------
-    RunError
-        The file it wrote is damaged.
-    """
+    """What ``hesscond compare`` measured for the run's method at the run's learning rate; NaN if nothing."""
     import pandas as pd
 
     path = run.folder.parent / COMPARISON

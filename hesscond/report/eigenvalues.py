@@ -92,13 +92,7 @@ def eigenvalue_figure(
 
 
 def eigenvalues_logged(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Selection:
-    """The rows to show.
-
-    Raises
-    ------
-    ConfigError
-        No eigenvalue of the unit is in the logs.
-    """
+    """The rows to show."""
     selection = select(runs, layer, unit)
     if not any(finite(probe["lambda_max"]).notna().any() for probe in selection.probes):
         raise ConfigError("no eigenvalue is in the logs of the runs: probe them with --probe-every 1 or more")

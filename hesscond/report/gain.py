@@ -83,13 +83,7 @@ def draw(ax: Axes, selection: Selection, colors: dict[str, str]) -> int:
 
 
 def gain_axes(ax: Axes, runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Axes:
-    """The gain κ(H)/κ(PᵀHP) against κ(D)², as `gain_figure` draws it.
-
-    Raises
-    ------
-    ConfigError
-        As there.
-    """
+    """The gain κ(H)/κ(PᵀHP) against κ(D)², as `gain_figure` draws it."""
     selection = select(runs, layer, unit)
     draw(ax, selection, method_colors(run.method for run in selection.runs))
     ax.set_xlabel(EXPECTED)

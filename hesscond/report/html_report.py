@@ -71,12 +71,6 @@ def write_report(
     layer, unit
         Which unit the figures show; the first that was probed by default.
 
-    Raises
-    ------
-    ConfigError
-        The runs are of different studies; the unit was not probed; the file's name ends otherwise, or it cannot be
-        written.
-
     Examples
     --------
     >>> write_report([], "report.pdf")
@@ -107,11 +101,6 @@ def render_report(
     -------
     str
         HTML.
-
-    Raises
-    ------
-    ConfigError
-        The runs are of different studies; the unit was not probed.
     """
     selection = select(runs, layer, unit)
     runs = in_order(runs)
@@ -245,13 +234,7 @@ def pictures(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[Picture
 
 
 def drawn(kind: FigureKind, runs: Sequence[StoredRun], options: dict[str, Any], words: str) -> Picture:
-    """A figure, its formulas as they are typed if a name in it has dollar signs around what is no formula.
-
-    Raises
-    ------
-    ConfigError
-        It cannot be drawn from these runs.
-    """
+    """A figure, its formulas as they are typed if a name in it has dollar signs around what is no formula."""
     import matplotlib
 
     def draw() -> Picture:

@@ -114,13 +114,7 @@ def layers_figure(runs: Sequence[StoredRun], *, layer: str | None = None, page: 
 
 
 def probed_layers(runs: Sequence[StoredRun], *, layer: str | None = None) -> tuple[dict[str, pd.DataFrame], list[str]]:
-    """The probe rows of each group (κ as columns ``lower`` and ``upper``), by its label, and the layers.
-
-    Raises
-    ------
-    ConfigError
-        Nothing was probed, too many layers were, or the one asked for was not.
-    """
+    """The probe rows of each group (κ as columns ``lower`` and ``upper``), by its label, and the layers."""
     groups = probed_groups(runs)
     probes = {group.label: own_kappas(group) for group in groups}
     layers = list(dict.fromkeys(name for probe in probes.values() for name in probe["layer"]))
@@ -233,13 +227,7 @@ def remark(probes: dict[str, pd.DataFrame]) -> str:
 
 
 def layer_axes(ax: Axes, runs: Sequence[StoredRun], layer: str) -> Axes:
-    """Violins of the κ of a layer along training, as `layers_figure` draws them.
-
-    Raises
-    ------
-    ConfigError
-        As there.
-    """
+    """Violins of the κ of a layer along training, as `layers_figure` draws them."""
     probes, _ = probed_layers(runs, layer=layer)
     groups = probed_groups(runs)
     edges = stretches([probes[group.label] for group in groups], len(groups))
@@ -317,13 +305,7 @@ Cells = tuple[list[str], np.ndarray, np.ndarray, np.ndarray]
 
 
 def cells_of(runs: Sequence[StoredRun]) -> dict[str, Cells]:
-    """Names of the rows, where the median of each cell lies (rows, stretches), and the edges of stretches, by method.
-
-    Raises
-    ------
-    ConfigError
-        Fewer than two units were probed, at fewer than two iterations; too many methods; different studies.
-    """
+    """Names of the rows, the median of each cell (rows, stretches), and the edges of stretches, by method."""
     import pandas as pd
 
     probes = {group.label: own_kappas(group) for group in probed_groups(runs)}
@@ -408,11 +390,6 @@ def layer_kappa_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
         One row per group of runs and layer: method, layer, data, units, measured (how many κ), unresolved, and
         kappa_q10, kappa_median, kappa_q90: quantiles, NaN where the unresolved leave them open, with ``_lower`` and
         ``_upper``, between which they lie.
-
-    Raises
-    ------
-    ConfigError
-        Nothing was probed; the runs are of different studies.
     """
     import pandas as pd
 

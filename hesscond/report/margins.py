@@ -60,13 +60,7 @@ def stored_margin_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> F
 
 
 def stored_tallies(runs: Sequence[StoredRun]) -> tuple[Tally, ...]:
-    """What the checks along runs came to, claim by claim.
-
-    Raises
-    ------
-    ConfigError
-        There were none, or there is no run.
-    """
+    """What the checks along runs came to, claim by claim."""
     if not runs:
         raise ConfigError("no runs given: name at least one run folder")
     from hesscond.theorems.base import Claim, Outcome, Tally
@@ -166,11 +160,6 @@ def rate_trials(
     pandas.DataFrame
         One row per trial and claim: trial, claim, true (whether that is known), status, predicted and measured:
         decays −ln(rate) of an iteration.
-
-    Raises
-    ------
-    ConfigError
-        There is no such statement; no claim of it compares rates.
     """
     import pandas as pd
 

@@ -134,11 +134,6 @@ def venue_page(venue: str, width: Width = "column") -> Page:
         With the venue's width and type sizes. Fonts: STIX for serif, DejaVu for sans-serif templates; both come with
         matplotlib and are embedded, so that a figure is the same on every machine.
 
-    Raises
-    ------
-    ConfigError
-        An unknown venue or width.
-
     Examples
     --------
     >>> venue_page("icml2024").width, venue_page("icml2024", "full").width
@@ -173,11 +168,6 @@ def save_figure(figure: Figure, path: Path | str) -> None:
     """Write a figure, at its own size.
 
     As PDF (fonts embedded as Type 42), SVG (text as text) or PNG (300 dpi).
-
-    Raises
-    ------
-    ConfigError
-        Another file type, or the file cannot be written.
     """
     import matplotlib
 

@@ -109,25 +109,13 @@ class TableKind:
     terminal: Callable[..., TextTable] | None = None
 
     def write(self, runs: Sequence[StoredRun], format: Format, **options: Any) -> str:
-        """The table as Markdown, LaTeX, HTML or CSV.
-
-        Raises
-        ------
-        ConfigError
-            There is no such table of these runs, or another format.
-        """
+        """The table as Markdown, LaTeX, HTML or CSV."""
         frame = self.frame(runs, **options)
         shown = frame if format == "csv" else self.shown(frame)
         return write_table(shown, self.columns(frame), self.explained(frame), format)
 
     def print(self, runs: Sequence[StoredRun], **options: Any) -> TextTable:
-        """The table for the terminal.
-
-        Raises
-        ------
-        ConfigError
-            There is no such table of these runs.
-        """
+        """The table for the terminal."""
         if self.terminal is not None:
             return self.terminal(runs, **options)
         frame = self.frame(runs, **options)

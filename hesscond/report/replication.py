@@ -139,13 +139,7 @@ QUANTITIES = {
 
 
 def quantity(name: str) -> Quantity:
-    """The quantity of a name.
-
-    Raises
-    ------
-    ConfigError
-        There is none.
-    """
+    """The quantity of a name."""
     if name not in QUANTITIES:
         raise ConfigError(f"unknown quantity {name!r}: choose from {', '.join(QUANTITIES)}")
     return QUANTITIES[name]
@@ -287,11 +281,6 @@ def replication_frame(found: Replication, runs: Mapping[str, Sequence[StoredRun]
     -------
     pandas.DataFrame
         One row per published number and per claim: panel, what (the quantity), method, paper, here, seeds, verdict.
-
-    Raises
-    ------
-    ConfigError
-        A claim is of an unknown quantity.
     """
     import pandas as pd
 
@@ -362,11 +351,6 @@ def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun
     """Training loss (dashed) and test accuracy (solid) of every panel by epoch, mean and range over the seeds.
 
     A figure of kind ``"timing"`` has the seconds that the runs have worked in the place of the accuracy.
-
-    Raises
-    ------
-    ConfigError
-        No run has anything to show.
     """
     drawn = [(panel, groups_of(own)) for panel in found.panels if (own := runs.get(panel.name))]
     if not drawn:

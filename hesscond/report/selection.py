@@ -61,13 +61,7 @@ class Selection:
         return self.probes[self.runs.index(run)]
 
     def by_method(self) -> dict[str, list[StoredRun]]:
-        """Runs of each method, by seed: those that differ in the seed alone.
-
-        Raises
-        ------
-        ConfigError
-            A method's runs differ in more than the seed, or not even in that; batch sizes differ.
-        """
+        """Runs of each method, by seed: those that differ in the seed alone."""
         if len(self.batch_sizes) > 1:
             sizes = ", ".join(map(str, self.batch_sizes))
             raise ConfigError(f"the runs have different batch sizes ({sizes}): draw one figure for each")
@@ -99,13 +93,7 @@ def in_order(runs: Sequence[StoredRun]) -> list[StoredRun]:
 
 
 def one_of_each_seed(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """The runs by seed.
-
-    Raises
-    ------
-    ConfigError
-        Two have the same.
-    """
+    """The runs by seed."""
     ordered = sorted(runs, key=lambda run: run.seed)
     for one, other in pairwise(ordered):
         if one.seed == other.seed:
@@ -114,13 +102,7 @@ def one_of_each_seed(runs: Sequence[StoredRun]) -> list[StoredRun]:
 
 
 def check_one_study(runs: Sequence[StoredRun]) -> None:
-    """Refuse no runs, and runs of different studies.
-
-    Raises
-    ------
-    ConfigError
-        They are.
-    """
+    """Refuse no runs, and runs of different studies."""
     if not runs:
         raise ConfigError("no runs given: name at least one run folder")
     first = runs[0]
@@ -137,13 +119,7 @@ def check_one_study(runs: Sequence[StoredRun]) -> None:
 
 
 def select(runs: Sequence[StoredRun], layer: str | None = None, unit: int | None = None) -> Selection:
-    """The runs, checked to be of one study, with the first layer and unit that it probes by default.
-
-    Raises
-    ------
-    ConfigError
-        No run; runs of different studies; a layer or unit that one of them did not probe.
-    """
+    """The runs, checked to be of one study, with the first layer and unit that it probes by default."""
     check_one_study(runs)
     first = runs[0]
     tables = [run.table("probe") for run in runs]
@@ -195,13 +171,7 @@ def of_units(probe: pd.DataFrame) -> pd.DataFrame:
 def by_method(
     runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
 ) -> dict[str, list[StoredRun]]:
-    """`Selection.by_method` of runs.
-
-    Raises
-    ------
-    ConfigError
-        As `select` and that.
-    """
+    """`Selection.by_method` of runs."""
     return select(runs, layer, unit).by_method()
 
 
@@ -244,13 +214,7 @@ class Group:
 
 
 def groups_of(runs: Sequence[StoredRun]) -> list[Group]:
-    """The runs of one study in groups: methods in the order in which they were started, vanilla first if at once.
-
-    Raises
-    ------
-    ConfigError
-        No run; runs of different studies; a seed twice.
-    """
+    """The runs of one study in groups: methods in the order in which they were started, vanilla first if at once."""
     check_one_study(runs)
     runs = without_unprobed_twins(runs)
     found: dict[tuple[str, float, int], list[StoredRun]] = {}
@@ -283,13 +247,7 @@ def without_unprobed_twins(runs: Sequence[StoredRun]) -> list[StoredRun]:
 
 
 def probed_groups(runs: Sequence[StoredRun]) -> list[Group]:
-    """`groups_of` the runs that probe: not those on which ``hesscond compare`` only tries learning rates.
-
-    Raises
-    ------
-    ConfigError
-        As `groups_of`; none probes.
-    """
+    """`groups_of` the runs that probe: not those on which ``hesscond compare`` only tries learning rates."""
     probed = [run for run in runs if is_probed(run)]
     if runs and not probed:
         raise ConfigError("none of the runs was probed: train with --probe-every 1 or more")

@@ -79,13 +79,7 @@ def statement_columns(frame: pd.DataFrame) -> list[Column]:
 
 
 def checked_statements(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """`statement_frame`, of runs along which some were checked.
-
-    Raises
-    ------
-    ConfigError
-        None was.
-    """
+    """`statement_frame`, of runs along which some were checked."""
     frame = statement_frame(runs)
     if frame.empty:
         raise ConfigError("no statement was checked along the runs: train with --statement ID (hesscond statements)")

@@ -107,11 +107,6 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         - kappa_own_q10, kappa_own_median, kappa_own_q90: quantiles of κ in the method's own coordinates, NaN where the
           unresolved leave them open, with ``_lower`` and ``_upper``, between which they lie;
         - dead: input features without variation (batch: the most in any batch).
-
-    Raises
-    ------
-    ConfigError
-        The runs are of different studies, or the unit was not probed.
     """
     import pandas as pd
 
@@ -178,11 +173,6 @@ def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     """`summary_frame` for the terminal: of each run the mini-batches, how many are unresolved, and the training set.
 
     A κ that was never resolved is shown by its lower bound, as "≥ 1.20e+09".
-
-    Raises
-    ------
-    ConfigError
-        As for `summary_frame`.
     """
     frame = summary_frame(runs, layer=layer, unit=unit)
     unresolved = any(frame[f"batch_{name}_unresolved"].any() for name in RESOLVED)
@@ -255,11 +245,6 @@ def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int
         unfinished (they go on, or were interrupted); of those that finished loss, accuracy (from 0 to 1) and kappa_own
         with ``_mean``, ``_min`` and ``_max``; kappa_own_open: whether the median of a seed is unresolved, so that mean,
         least and largest are lower bounds.
-
-    Raises
-    ------
-    ConfigError
-        The runs are of different studies, or the unit was not probed.
     """
     import pandas as pd
 
@@ -325,11 +310,6 @@ def rate_grid_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
         One row per method, batch size and learning rate: method, batch_size, learning_rate, seeds, diverged, unfinished
         (they go on, or were interrupted), loss (mean over the seeds that finished; infinite if one diverged, NaN if
         none finished), best (whether it is the smallest of its method and batch size).
-
-    Raises
-    ------
-    ConfigError
-        No method ran at two learning rates; the runs are of different studies.
     """
     import pandas as pd
 

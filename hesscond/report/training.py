@@ -74,13 +74,7 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
 
 
 def trained_groups(runs: Sequence[StoredRun]) -> list[Group]:
-    """The groups of the runs, if any has something to show.
-
-    Raises
-    ------
-    ConfigError
-        None has.
-    """
+    """The groups of the runs, if any has something to show."""
     groups = groups_of(runs)
     if not any(run.iterations or len(run.table("evaluation")) for run in runs):
         raise ConfigError(
@@ -178,13 +172,7 @@ def remark(groups: Sequence[Group], width: int) -> str:
 
 
 def loss_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
-    """Training loss (dashed) and test loss (solid), as `training_figure` draws them.
-
-    Raises
-    ------
-    ConfigError
-        As there.
-    """
+    """Training loss (dashed) and test loss (solid), as `training_figure` draws them."""
     groups = trained_groups(runs)
     losses = {group.label: losses_of(group) for group in groups}
     draw_loss(ax, groups, stretch(losses))
@@ -193,13 +181,7 @@ def loss_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
 
 
 def accuracy_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
-    """Test accuracy in percent, as `training_figure` draws it.
-
-    Raises
-    ------
-    ConfigError
-        As there.
-    """
+    """Test accuracy in percent, as `training_figure` draws it."""
     draw_accuracy(ax, trained_groups(runs))
     ax.set_xlabel("iteration")
     return ax

@@ -152,13 +152,7 @@ class ScalingProblem(NamedTuple):
         return cls(rescaled(core, p, q), core, p, q, transposed, both, rows, columns)
 
     def diagonals(self, found: Scaled, norm: float) -> tuple[np.ndarray, np.ndarray]:
-        """The scalings of the rows and the columns of the matrix, such that the norm of the result is 1.
-
-        Raises
-        ------
-        MatrixError
-            They are no doubles.
-        """
+        """The scalings of the rows and the columns of the matrix, such that the norm of the result is 1."""
         rows, columns = np.ldexp(found.rows / (math.sqrt(norm) if self.both else norm), self.p), found.columns
         if self.both:
             columns = np.ldexp(columns / math.sqrt(norm), self.q)

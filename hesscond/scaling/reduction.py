@@ -37,13 +37,7 @@ def powers(A: np.ndarray, *, columns: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rescaled(A: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """2^p A 2^q, exactly.
-
-    Raises
-    ------
-    MatrixError
-        An entry underflows.
-    """
+    """2^p A 2^q, exactly."""
     shift = p[:, None] + q
     scaled = np.ldexp(A, shift)
     if not np.array_equal(np.ldexp(scaled, -shift), A):

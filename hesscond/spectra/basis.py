@@ -43,15 +43,7 @@ def plan(
     memory: int | None,
     dtype: torch.dtype,
 ) -> Plan:
-    """A basis of at most ``basis`` + 5 vectors in all that fits into ``memory`` bytes; its size is logged.
-
-    Raises
-    ------
-    ConfigError
-        ``basis`` is too small for the eigenvalues wanted.
-    MatrixError
-        ``memory`` is too small for the least basis.
-    """
+    """A basis of at most ``basis`` + 5 vectors in all that fits into ``memory`` bytes; its size is logged."""
     working = 3 * block + 2
     least = min(order, wanted + 3 * block)
     size = order * dtype.itemsize

@@ -74,11 +74,6 @@ def scaled_gram_conditions(
     -------
     list of u results
 
-    Raises
-    ------
-    MatrixError
-        Not two matching matrices with Ĥ non-empty, or with NaN or infinite entries.
-
     Examples
     --------
     >>> rows = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
@@ -129,11 +124,6 @@ def stacked_conditions(
     Returns
     -------
     list of u results
-
-    Raises
-    ------
-    MatrixError
-        Not a stack of non-empty matrices, or with NaN or infinite entries.
     """
     if factors.ndim != 3 or 0 in factors.shape[1:]:
         raise MatrixError(f"expected factors (u, m, n) with m, n > 0, got {tuple(factors.shape)}")

@@ -323,13 +323,7 @@ class Davidson(Search):
         return max(10 * self.tol, 1e-6)
 
     def check_symmetry(self) -> None:
-        """Refuse what is not symmetric, as far as the vectors show it.
-
-        Raises
-        ------
-        MatrixError
-            It is not.
-        """
+        """Refuse what is not symmetric, as far as the vectors show it."""
         U, images = self.space.vectors(torch.eye(self.space.size, dtype=torch.float64))
         inner = U @ images.T
         asymmetry = float((inner - inner.T).abs().max()) if len(inner) else 0.0
@@ -367,13 +361,7 @@ class Davidson(Search):
         return mostly or [int(shares.argmax())]
 
     def exclude_null(self) -> bool:
-        """Leave out a vector that is annihilated, or nearly: whether there was one.
-
-        Raises
-        ------
-        MatrixError
-            An operator that is said to be positive semidefinite is not.
-        """
+        """Leave out a vector that is annihilated, or nearly: whether there was one."""
         noise, found = self.products.error, self.found
         for i, (value, residual) in enumerate(zip(found.values.tolist(), found.residuals.tolist(), strict=True)):
             if self.products.psd and value < -4 * noise:

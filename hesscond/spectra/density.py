@@ -94,13 +94,7 @@ def plan_density(
     memory: float | str | None = None,
     null_space: Subspace | None = None,
 ) -> DensityPlan:
-    """What `density` would do with these arguments, without a product.
-
-    Raises
-    ------
-    ConfigError
-        Arguments that make no sense, or one probe that does not fit into ``memory``.
-    """
+    """What `density` would do with these arguments, without a product."""
     order, null = operator.order, operator.null_space if null_space is None else null_space
     refuse_misfits(order, probes=probes, steps=steps, method=method, null=null)
     memory = bytes_of(memory)

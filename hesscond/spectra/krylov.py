@@ -105,13 +105,7 @@ class Krylov:
         return torch.randn(shape, generator=self.fresh, dtype=self.dtype, device=self.operator.device)
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """The products (p, n) of the operator, scaled, with ``rows`` (p, n).
-
-        Raises
-        ------
-        MatrixError
-            The product is not finite.
-        """
+        """The products (p, n) of the operator, scaled, with ``rows`` (p, n)."""
         self.products += len(rows)
         product = (self.operator @ rows.T).T.to(self.dtype).contiguous()
         if self.exponent is None:
@@ -293,13 +287,7 @@ def closest(places: Callable[[float], Interval], unit: float, holds: Callable[[I
 
 
 def given_vectors(start: torch.Tensor | EigenResult, process: Krylov) -> torch.Tensor:
-    """The vectors (n, j) of a start.
-
-    Raises
-    ------
-    MatrixError
-        They are not of length n, on the operator's device, finite and nonzero.
-    """
+    """The vectors (n, j) of a start."""
     vectors = start.eigenvectors if isinstance(start, EigenResult) else start
     operator = process.operator
     if vectors.ndim != 2 or len(vectors) != operator.order or not vectors.shape[1] or vectors.device != operator.device:

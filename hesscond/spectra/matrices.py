@@ -64,13 +64,7 @@ def are_doubles(given: np.ndarray, array: np.ndarray) -> bool:
 
 
 def dense(matrix: Any) -> Any:
-    """``matrix`` as a dense array if it is sparse, of scipy or torch, else as it is.
-
-    Raises
-    ------
-    MatrixError
-        It would be too large.
-    """
+    """``matrix`` as a dense array if it is sparse, of scipy or torch, else as it is."""
     of_torch = isinstance(matrix, torch.Tensor) and matrix.layout != torch.strided
     if not of_torch and not issparse(matrix):
         return matrix

@@ -34,13 +34,7 @@ class Products(SymmetricOperator):
         self._rounding = operator.rounding  # may cost products when it is first asked for
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V as the operator gives it, counted and checked.
-
-        Raises
-        ------
-        MatrixError
-            It is not finite.
-        """
+        """A V as the operator gives it, counted and checked."""
         self.count += vectors.shape[1]
         product = self.operator.multiply(vectors)
         if not math.isfinite(float(torch.linalg.vector_norm(product, ord=math.inf))):

@@ -95,11 +95,6 @@ def signed_condition(
         What a relative change eps of what H was made from changes it by, divided by eps, in the 2-norm.
     spread : (n,) array or None
         d such that it changes entry (k, l) by eps·d_k·d_l; for where that is known.
-
-    Raises
-    ------
-    MatrixError
-        Not a finite, non-empty matrix.
     """
     order = as_matrix(factor).shape[1]
     core, sign, scale, rows, columns = prepared(factor, signs)

@@ -414,13 +414,7 @@ def scaled(result: EigenResult, exponent: int) -> EigenResult:
 
 
 def formed(products: Products) -> torch.Tensor:
-    """The matrix (n, n), scaled to norm about 1, symmetric, float64 on the device.
-
-    Raises
-    ------
-    MatrixError
-        The operator is not symmetric.
-    """
+    """The matrix (n, n), scaled to norm about 1, symmetric, float64 on the device."""
     A = products.to_dense().double()
     largest = float(A.abs().max())
     products.exponent = math.frexp(largest)[1] if largest else 0

@@ -41,13 +41,6 @@ class Checkpoints:
     ----------
     run
         The run's folder.
-
-    Raises
-    ------
-    BusyError
-        Another process works on the run.
-    ConfigError
-        The folder cannot be written.
     """
 
     def __init__(self, run: Path) -> None:
@@ -70,13 +63,7 @@ class Checkpoints:
         self._lock.release()
 
     def save(self, iteration: int, state: dict[str, Any]) -> None:
-        """Keep the state before ``iteration``.
-
-        Raises
-        ------
-        RunError
-            It cannot be written (the disk is full), or does not read back as it was written.
-        """
+        """Keep the state before ``iteration``."""
         import torch
 
         buffer = io.BytesIO()
@@ -104,13 +91,7 @@ class Checkpoints:
         return sorted(self.folder.glob("*.pt"))
 
     def latest(self, device: torch.device) -> dict[str, Any] | None:
-        """The newest state that is whole, on a device; None if there never was one.
-
-        Raises
-        ------
-        RunError
-            All of them are damaged.
-        """
+        """The newest state that is whole, on a device; None if there never was one."""
         import torch
 
         files = self.files()

@@ -124,11 +124,6 @@ class Comparison:
         ------
         Compared
             In the order of ``methods``.
-
-        Raises
-        ------
-        ConfigError
-            A run that is there is of another configuration; no method of that name, or all are refused.
         """
         refusals: dict[str, str] = {}
         for method in methods:

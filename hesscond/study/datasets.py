@@ -53,13 +53,7 @@ def load_data(
 
 
 def check_data(config: DataConfig, data: Dataset) -> None:
-    """Refuse data that are not what `load_data` makes of the study.
-
-    Raises
-    ------
-    ConfigError
-        They are of another name, or were prepared in another way.
-    """
+    """Refuse data that are not what `load_data` makes of the study."""
     if (data.name, data.preparation) != (config.name, config.preparation):
         there, wanted = (
             f"{name} ({', '.join(how) or 'as it is'})"

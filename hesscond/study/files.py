@@ -100,13 +100,7 @@ class StudyFile:
 
     @classmethod
     def named(cls, name: str) -> StudyFile:
-        """The file of a built-in study, or at a path.
-
-        Raises
-        ------
-        ConfigError
-            There is none, or it is no TOML.
-        """
+        """The file of a built-in study, or at a path."""
         path = Path(name)
         if path.suffix == ".toml":
             return cls.read(path)
@@ -119,13 +113,7 @@ class StudyFile:
 
     @classmethod
     def read(cls, path: Path) -> StudyFile:
-        """The file at a path.
-
-        Raises
-        ------
-        ConfigError
-            There is none, or it is no TOML.
-        """
+        """The file at a path."""
         try:
             text = path.read_text(encoding="utf-8")
             return cls(path, text, tomllib.loads(text))
@@ -138,13 +126,7 @@ class StudyFile:
 
     @cached_property
     def layout(self) -> FileTable:
-        """The tables of the file, as far as they are not of one study.
-
-        Raises
-        ------
-        ConfigError
-            One is not what it must be, with its line; two panels have one name.
-        """
+        """The tables of the file, as far as they are not of one study."""
         try:
             layout = FileTable.model_validate(self.content)
         except ValidationError as error:
@@ -161,13 +143,7 @@ class StudyFile:
         return [table.name for table in self.layout.panels]
 
     def study(self, panel: str, scale: str | None) -> StudyConfig:
-        """The study of a panel (``""`` where there are none), as `load_study` returns it.
-
-        Raises
-        ------
-        ConfigError
-            As there.
-        """
+        """The study of a panel (``""`` where there are none), as `load_study` returns it."""
         if scale not in (None, *SCALES):
             raise ConfigError(f"--scale is one of {', '.join(SCALES)}, not {scale!r}")
         if panel not in (self.panels or [""]):
@@ -195,13 +171,7 @@ class StudyFile:
         return found[wanted]
 
     def content_of(self, panel: str) -> tuple[dict[str, Any], list[Any]]:
-        """What a panel's study is made of, and the tables with the changes of its small version.
-
-        Raises
-        ------
-        ConfigError
-            The panel names a method that the file does not describe.
-        """
+        """What a panel's study is made of, and the tables with the changes of its small version."""
         content = {key: value for key, value in self.content.items() if key not in OF_THE_FILE}
         small = [self.content["small"]] if "small" in self.content else []
         if not panel:
@@ -236,13 +206,7 @@ class StudyFile:
         return content | {"learning_rates": rows}
 
     def checked(self, content: dict[str, Any], panel: str) -> StudyConfig:
-        """The study from contents of the file, or from those of a panel, or of its small version.
-
-        Raises
-        ------
-        ConfigError
-            The first thing wrong, with the line of its key.
-        """
+        """The study from contents of the file, or from those of a panel, or of its small version."""
         try:
             study = StudyConfig.model_validate(self.with_own_rates(content) if panel else content)
             check_structure(study)

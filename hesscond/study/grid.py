@@ -49,13 +49,7 @@ class Overrides:
     statements: tuple[str, ...] = ()
 
     def apply(self, study: StudyConfig) -> StudyConfig:
-        """The study with the changes made.
-
-        Raises
-        ------
-        ConfigError
-            Both iterations and epochs, or a value out of its range.
-        """
+        """The study with the changes made."""
         if self.iterations is not None and self.epochs is not None:
             raise ConfigError("give either --iterations or --epochs, not both")
         for option, value in (
@@ -100,11 +94,6 @@ def plan_runs(
     """One plan for every method and seed, with folders that are free, or may be there if ``resume``.
 
     A single run goes to ``out`` itself, several to ``out/METHOD-seedS``.
-
-    Raises
-    ------
-    ConfigError
-        Unknown or repeated method, no learning rate for it, a folder that is not free.
     """
     if len(set(methods)) < len(methods) or len(set(seeds)) < len(seeds):
         raise ConfigError("a method or seed is given twice")
@@ -163,13 +152,7 @@ class SweepConfig(Section):
 
 
 def check_config(content: Mapping[str, Any], where: str = "") -> SweepConfig:
-    """A sweep from what its TOML holds.
-
-    Raises
-    ------
-    ConfigError
-        A key that is unknown, missing or of the wrong kind, named after ``where``.
-    """
+    """A sweep from what its TOML holds."""
     try:
         return SweepConfig.model_validate(content)
     except ValidationError as error:
@@ -187,11 +170,6 @@ def plan_sweep(config: SweepConfig, out: Path, device: torch.device) -> list[Run
         Where the folders of the runs go, named ``METHOD-bSIZE-lrRATE[-KEYVALUE…]-seedS``.
     device
         Where the runs compute.
-
-    Raises
-    ------
-    ConfigError
-        A method, setting or value that does not exist or is out of range; no rate for a method; two runs of one name.
     """
     places = []
     for values in itertools.product(*config.settings.values()):
@@ -225,13 +203,7 @@ def rates_for(config: SweepConfig, study: StudyConfig, method: str) -> list[floa
 
 
 def with_settings(study: StudyConfig, settings: Mapping[str, Any]) -> StudyConfig:
-    """The study with values at dotted keys of its TOML, checked like the file.
-
-    Raises
-    ------
-    ConfigError
-        An unknown key, or a value of the wrong kind.
-    """
+    """The study with values at dotted keys of its TOML, checked like the file."""
     content = study.model_dump(mode="json", exclude_none=True)
     for key, value in settings.items():
         *tables, last = key.split(".")
@@ -249,11 +221,6 @@ def with_settings(study: StudyConfig, settings: Mapping[str, Any]) -> StudyConfi
 
 def parse_settings(texts: Sequence[str]) -> dict[str, list[Any]]:
     """Values of dotted keys from ``training.momentum=0,0.9``; words need no quotes.
-
-    Raises
-    ------
-    ConfigError
-        Not of this form, a key twice, or one that has an option of its own.
 
     Examples
     --------
@@ -296,13 +263,7 @@ def plain(value: Any) -> str:
 
 
 def read_sweep(folder: Path) -> SweepConfig:
-    """The sweep of a folder.
-
-    Raises
-    ------
-    ConfigError
-        There is none, or its file is damaged.
-    """
+    """The sweep of a folder."""
     path = folder / FILE
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -316,13 +277,7 @@ def read_sweep(folder: Path) -> SweepConfig:
 
 
 def write_sweep(config: SweepConfig, folder: Path) -> None:
-    """Describe the sweep in its folder; the file is there whole or not at all.
-
-    Raises
-    ------
-    ConfigError
-        The folder cannot be written.
-    """
+    """Describe the sweep in its folder; the file is there whole or not at all."""
     partial = folder / f"{FILE}.{os.getpid()}.partial"
     try:
         partial.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
@@ -332,13 +287,7 @@ def write_sweep(config: SweepConfig, folder: Path) -> None:
 
 
 def check_same_sweep(config: SweepConfig, folder: Path) -> None:
-    """Refuse a folder that holds another sweep; one whose grid lies in that of ``config`` may grow to it.
-
-    Raises
-    ------
-    ConfigError
-        It does, or is no folder, or holds something else.
-    """
+    """Refuse a folder that holds another sweep; one whose grid lies in that of ``config`` may grow to it."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: give a folder as --out")
     if not (folder / FILE).exists():

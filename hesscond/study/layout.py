@@ -28,11 +28,6 @@ class Comparison(Section):
     def of(cls, text: str) -> Comparison:
         """The comparison that a text means.
 
-        Raises
-        ------
-        ConfigError
-            None.
-
         Examples
         --------
         >>> Comparison.of("4 Things > BN").other

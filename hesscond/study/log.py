@@ -54,13 +54,6 @@ class RunLog:
         Written to ``config.toml``: everything needed to repeat the run.
     begun
         See `check_free`.
-
-    Raises
-    ------
-    ConfigError
-        The folder holds another run, or anything else, or cannot be written.
-    RunError
-        From any method: the log cannot be written any more (the disk is full).
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], *, begun: bool = False) -> None:
@@ -90,13 +83,6 @@ class RunLog:
 
         ``longer``: the configuration that it gets with more iterations. What was measured at its end is left out then,
         as a run that did not end there does not measure it.
-
-        Raises
-        ------
-        ConfigError
-            The folder cannot be written.
-        RunError
-            The log is damaged, or of another version.
         """
         log = cls.__new__(cls)
         log._open(folder)
@@ -253,13 +239,7 @@ def now() -> str:
 
 
 def check_no_run(folder: Path) -> None:
-    """Refuse a folder that is itself a run, or a file.
-
-    Raises
-    ------
-    ConfigError
-        It is.
-    """
+    """Refuse a folder that is itself a run, or a file."""
     if os.path.lexists(folder / LOG):
         raise ConfigError(f"{folder} holds a run: add --resume to go on with it, or give another --out")
     if folder.exists() and not folder.is_dir():
@@ -267,15 +247,7 @@ def check_no_run(folder: Path) -> None:
 
 
 def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> Literal["no", "same", "longer"]:
-    """Whether the folder holds a run of this configuration, broken off or over, or one with fewer iterations.
-
-    Raises
-    ------
-    ConfigError
-        It holds a run of another configuration.
-    RunError
-        It holds a damaged one.
-    """
+    """Whether the folder holds a run of this configuration, broken off or over, or one with fewer iterations."""
     if not os.path.lexists(folder / LOG):
         return "no"
     there, wanted = completed(open_run(folder).config), completed({**config})
@@ -320,11 +292,6 @@ def check_free(folder: Path, *, begun: bool = False) -> None:
         It need not be there.
     begun
         Whether what a start that was killed left behind is no obstacle either.
-
-    Raises
-    ------
-    ConfigError
-        It does.
     """
     check_no_run(folder)
     if not folder.is_dir():

@@ -257,11 +257,6 @@ class Prober:
             Restores, within, the random state that the training pass began with.
         check
             Whether what is captured is compared with the model's own derivatives.
-
-        Raises
-        ------
-        CaptureError
-            It does not agree with them.
         """
         pair = inputs, targets
         recorded = self.recorder.recorded(output, targets) if self._as_trained else None
@@ -342,15 +337,7 @@ class Prober:
         return Systems(self.method.coordinates(place), self.method.readings(place), self.method.diagnostics(place))
 
     def train_rows(self, inputs: Samples, targets: torch.Tensor) -> list[ProbeRow]:
-        """Rows for the training set, streamed through the model as it is now.
-
-        Raises
-        ------
-        RunError
-            Batch normalization behind a layer would couple samples of different parts of the stream.
-        CaptureError
-            A block cannot be measured, or does not agree with the model's own derivatives.
-        """
+        """Rows for the training set, streamed through the model as it is now."""
         samples = len(inputs)
         chunk = min(CHUNK, max(1, ROOM // activations(self.model, inputs[:1])))
         parts = [slice(start, start + chunk) for start in range(0, samples, chunk)]
@@ -544,13 +531,7 @@ class Prober:
         return capture(self.model, self.loss_fn, (inputs, targets), list(self.units), units=self.units, dtype=dtype)
 
     def _compared(self, captures: Mapping[str, LayerCapture], batch: Batch) -> dict[str, Direction]:
-        """Compare each layer's most curved unit with the model; the directions that were looked along.
-
-        Raises
-        ------
-        CaptureError
-            It does not agree with the model.
-        """
+        """Compare each layer's most curved unit with the model; the directions that were looked along."""
         dtype = torch.float64 if self.config.precision == "float64" else None
         found = {}
         for place, own in captures.items():
@@ -762,13 +743,7 @@ def inputs_of(captured: LayerCapture, statistics: FeatureStatistics, read: bool)
 
 
 def copied(value: Any, room: int) -> Any:
-    """Coordinates and what they are made of, with tensors of their own, which no step changes.
-
-    Raises
-    ------
-    TypeError
-        They are made of something else than numbers, or of more than ``room``.
-    """
+    """Coordinates and what they are made of, with tensors of their own, which no step changes."""
     if isinstance(value, torch.Tensor):
         if value.numel() > room:
             raise TypeError

@@ -76,13 +76,7 @@ class Replication:
 
 
 def replication(name: str, scale: str | None = None) -> Replication:
-    """The figure or table called ``name``, or one panel of it (``NAME/PANEL``), or that of a TOML file.
-
-    Raises
-    ------
-    ConfigError
-        There is none; the study names no methods; a claim or number of a method that is not there.
-    """
+    """The figure or table called ``name``, or one panel of it (``NAME/PANEL``), or that of a TOML file."""
     of_file, chosen = split_name(name)
     file = StudyFile.named(of_file)
     layout = file.layout
@@ -101,13 +95,7 @@ def replication(name: str, scale: str | None = None) -> Replication:
 
 
 def check_names(path: Path, panel: Panel, claims: Sequence[Claim]) -> None:
-    """Refuse claims and numbers of methods that a panel does not have.
-
-    Raises
-    ------
-    ConfigError
-        There are some, or the panel names no methods at all.
-    """
+    """Refuse claims and numbers of methods that a panel does not have."""
     known = [entry.name for entry in panel.study.methods]
     if not known:
         raise ConfigError(
@@ -123,13 +111,7 @@ def check_names(path: Path, panel: Panel, claims: Sequence[Claim]) -> None:
 def plan_replication(
     found: Replication, seeds: int, out: Path, device: torch.device, overrides: Overrides
 ) -> list[RunPlan]:
-    """One plan for every panel, method and seed, all of the first seed before those of the next.
-
-    Raises
-    ------
-    ConfigError
-        A change that does not fit.
-    """
+    """One plan for every panel, method and seed, all of the first seed before those of the next."""
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
     runs = []

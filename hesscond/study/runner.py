@@ -263,13 +263,6 @@ def standing(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal[
     """How the run of a plan stands in its folder; all but "new" can be if it is to be resumed.
 
     "longer": it is over, or broken off, with fewer iterations than the plan has.
-
-    Raises
-    ------
-    ConfigError
-        The folder holds something else.
-    RunError
-        It holds a damaged run.
     """
     there = can_be_resumed(plan.folder, config) if resume else "no"
     if there == "longer":
@@ -424,13 +417,7 @@ class Training:
             self.on_progress(Progress(iteration + 1, self.iterations, loss, self.row))
 
     def settle(self) -> None:
-        """Make and log the rows of the probes that wait: a probe feeds nothing back, and many at once are cheaper.
-
-        Raises
-        ------
-        DivergedError
-            Of one of them no κ is defined; those before it are logged.
-        """
+        """Make and log the rows of the probes that wait: a probe feeds nothing back, and many at once are cheaper."""
         try:
             self.log_probes(self.rows_of(self.waiting))
         except (NotFiniteError, MatrixError):

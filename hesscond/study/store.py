@@ -192,13 +192,7 @@ PYTHON: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), 
 
 
 def check_schema(connection: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
-    """See that a database is a log of a version in `LACKING`, with all tables; returns what it lacks.
-
-    Raises
-    ------
-    RunError
-        It is not; the sentence lacks the file's name.
-    """
+    """See that a database is a log of a version in `LACKING`, with all tables; returns what it lacks."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
@@ -223,11 +217,6 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
 
     A log that nobody writes is opened as it is. Where a kill left a write-ahead log it is read too, from a copy if the
     folder does not let SQLite index it in place (a read-only medium).
-
-    Raises
-    ------
-    RunError
-        It is damaged, of another version, no log at all, or not a file.
     """
     path = folder / LOG
     check_regular(folder)
@@ -249,11 +238,6 @@ def check_regular(folder: Path) -> None:
     """Refuse a run whose files are not files in its own folder: what a link leads to is not this run's.
 
     The folder itself may be reached through links.
-
-    Raises
-    ------
-    RunError
-        One is a link, a folder or a device.
     """
     for name in (LOG, "config.toml", *(LOG + end for end in COMPANIONS)):
         path = folder / name
@@ -512,13 +496,7 @@ class _Config(_Table):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The contents of a run's config.toml, with all that reports need.
-
-    Raises
-    ------
-    RunError
-        It is damaged, or no file that a run leaves behind.
-    """
+    """The contents of a run's config.toml, with all that reports need."""
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
         _Config.model_validate(config)
@@ -557,13 +535,7 @@ def moment(text: str) -> float | None:
 
 
 def run_folders(folder: Path | str) -> list[Path]:
-    """The run folders at or below ``folder``, in the order of their paths; links to folders are not followed.
-
-    Raises
-    ------
-    RunError
-        The folder does not exist.
-    """
+    """The run folders at or below ``folder``, in the order of their paths; links to folders are not followed."""
     folder = Path(folder)
     if not folder.is_dir():
         raise RunError(f"no folder {folder}")

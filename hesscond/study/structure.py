@@ -42,24 +42,12 @@ class Misfit(ConfigError):
 
 
 def layers_of(model: ModelConfig, form: Form) -> Mapping[str, Geometry]:
-    """The dense and convolutional layers, by name, in the order of the network; the last is the output layer.
-
-    Raises
-    ------
-    Misfit
-        As `catalogue_of`.
-    """
+    """The dense and convolutional layers, by name, in the order of the network; the last is the output layer."""
     return {name: Geometry.of(layer) for name, layer in eligible_layers(catalogue_of(model, form).model).items()}
 
 
 def catalogue_of(model: ModelConfig, form: Form) -> Catalogue:
-    """What can be probed of the network.
-
-    Raises
-    ------
-    Misfit
-        The network is not for such inputs, or an option does not fit.
-    """
+    """What can be probed of the network."""
     wanted, taken = model.architecture.kind, (form.kind,) if form.tokens else (form.kind, "vector")
     if wanted not in taken:
         fitting = ", ".join(name for name, own in MODELS.items() if own.kind in taken)
@@ -86,24 +74,12 @@ def skeleton(name: str, options: str, form: Form) -> Catalogue:
 
 
 def probed_layers(study: StudyConfig) -> list[str]:
-    """The blocks that the study measures: those it names, or the output layer; in its order, ``*`` in the network's.
-
-    Raises
-    ------
-    Misfit
-        The network does not fit the data, or has no such block.
-    """
+    """The blocks that the study measures: those it names, or the output layer; in its order, ``*`` in the network's."""
     return list(probed_blocks(study))
 
 
 def probed_blocks(study: StudyConfig) -> dict[str, Block]:
-    """`probed_layers` with what they are made of.
-
-    Raises
-    ------
-    Misfit
-        As there.
-    """
+    """`probed_layers` with what they are made of."""
     catalogue = catalogue_of(study.model, study.data.form)
     level = "unit" if "unit" in study.probe.levels else "layer"
     found: dict[str, Block] = {}
@@ -116,13 +92,7 @@ def probed_blocks(study: StudyConfig) -> dict[str, Block]:
 
 
 def check_structure(study: StudyConfig) -> None:
-    """See that network, data, loss and probe fit each other; nothing is loaded for it.
-
-    Raises
-    ------
-    Misfit
-        They do not.
-    """
+    """See that network, data, loss and probe fit each other; nothing is loaded for it."""
     form = study.data.form
     fitting = ("cross_entropy", "binary_cross_entropy", "mse")[: 1 if form.tokens else 3] if form.classes else ("mse",)
     if study.training.loss not in fitting:
@@ -153,13 +123,7 @@ def check_structure(study: StudyConfig) -> None:
 
 
 def check_units(name: str, block: Block, units: Sequence[int] | str) -> None:
-    """See that a block has the units that are to be measured.
-
-    Raises
-    ------
-    Misfit
-        It has not.
-    """
+    """See that a block has the units that are to be measured."""
     if not block.units:
         raise Misfit(("probe", "layers"), block.undivided.replace("level='layer'", 'levels = ["layer"]'))
     for number, unit in enumerate(() if isinstance(units, str) else units):

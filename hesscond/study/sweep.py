@@ -88,13 +88,6 @@ def prepare(plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path
         Of every plan, by its `data_key`, on the CPU.
     out
         The folder for all of them, which is made.
-
-    Raises
-    ------
-    ConfigError
-        A run that would fail; a folder that holds something else, or cannot be written.
-    RunError
-        A run in the folder is damaged.
     """
     # seeds and rates make no difference to what can be checked; a cluster's GPU need not be in this machine
     for plan in {(id(plan.study), plan.method): plan for plan in reversed(plans)}.values():
@@ -115,15 +108,7 @@ def prepare(plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path
 def prepare_sweep(
     config: SweepConfig, plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path
 ) -> Prepared:
-    """`prepare` the runs of a sweep, then describe it in its folder.
-
-    Raises
-    ------
-    ConfigError
-        As `prepare`; the folder holds another sweep.
-    RunError
-        As `prepare`.
-    """
+    """`prepare` the runs of a sweep, then describe it in its folder."""
     check_same_sweep(config, out)
     prepared = prepare(plans, data, out)
     write_sweep(config, out)
@@ -160,11 +145,6 @@ def sweep(
     -------
     dict
         How each run ended, by the name of its folder.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        Raised while it waited. Runs in flight on this machine have been stopped, those on a cluster go on to their end.
     """
     outcomes: dict[str, Outcome] = {}
     breakdowns: Counter[str] = Counter()

@@ -43,11 +43,6 @@ class WatchedRun:
         By layer and unit, in the order of the log.
     speed
         Iterations a second lately; NaN if the log does not say.
-
-    Raises
-    ------
-    RunError
-        There is no run, or it is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,13 +55,7 @@ class WatchedRun:
         self.update()
 
     def update(self) -> None:
-        """Look at what has come since the last time.
-
-        Raises
-        ------
-        RunError
-            The log is damaged.
-        """
+        """Look at what has come since the last time."""
         # its status before its rows: a run that is over has no more after these
         self.run = open_run(self.run.folder)
         self.losses.extend(number(loss) for loss in self._new("training")["loss"])

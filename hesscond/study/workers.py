@@ -130,11 +130,6 @@ def dask_workers(address: str) -> Iterator[Executor]:
     ----------
     address
         Of the scheduler: ``tcp://host:8786``.
-
-    Raises
-    ------
-    ConfigError
-        Dask is not installed; no scheduler answers, or it has workers with several threads.
     """
     try:
         from distributed import Client

@@ -156,13 +156,7 @@ def refuse_share(share: float) -> None:
 
 
 def policy_of(unresolved: str | None) -> str:
-    """The policy asked for, else that of the test that is running, else fail.
-
-    Raises
-    ------
-    ConfigError
-        There is no such policy.
-    """
+    """The policy asked for, else that of the test that is running, else fail."""
     if unresolved is None:
         return "fail" if _hesscond_pytest.running is None else _hesscond_pytest.running.unresolved
     if unresolved not in _hesscond_pytest.POLICIES:
@@ -171,17 +165,7 @@ def policy_of(unresolved: str | None) -> str:
 
 
 def conclude(assertion: Assertion, policy: str) -> Assertion:
-    """Pass, fail, or do what the policy says where the bounds do not decide.
-
-    Raises
-    ------
-    ConditionNumberError
-        They decide against it.
-    UnresolvedError
-        They do not decide, and the policy is to fail.
-    unittest.SkipTest
-        They do not decide, and the policy is to skip.
-    """
+    """Pass, fail, or do what the policy says where the bounds do not decide."""
     __tracebackhide__ = True
     found = assertion
     if assertion.count(True) < assertion.needed:

@@ -145,13 +145,7 @@ def assert_no_regression(
 def refuse_another(
     path: Path, stored: Baseline, level: str, method: str, found: Mapping[Place, ConditionNumber]
 ) -> None:
-    """Fail if the baseline is not one of these Hessians.
-
-    Raises
-    ------
-    BaselineError
-        It is not.
-    """
+    """Fail if the baseline is not one of these Hessians."""
     __tracebackhide__ = True
     again = "write it anew with pytest --hesscond-update-baselines if that is meant"
     for what, was, now in (("level", stored.level, level), ("method", stored.method, method)):
@@ -198,13 +192,7 @@ def changed(was: object, now: object) -> str:
 
 
 def write_baseline(path: Path, level: str, method: str, kappas: Mapping[Place, ConditionNumber]) -> None:
-    """Write a baseline, all at once: a reader sees the old file or the new one.
-
-    Raises
-    ------
-    ConfigError
-        It cannot be written.
-    """
+    """Write a baseline, all at once: a reader sees the old file or the new one."""
     blocks = [
         {
             "layer": layer,
@@ -240,13 +228,7 @@ def write_baseline(path: Path, level: str, method: str, kappas: Mapping[Place, C
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read a baseline.
-
-    Raises
-    ------
-    ConfigError
-        It cannot be read, or is none, or is of a later version of hesscond.
-    """
+    """Read a baseline."""
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -268,13 +250,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def stored(block: Mapping[str, Any]) -> tuple[Place, Stored]:
-    """Where a block is, and its κ.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        It is damaged.
-    """
+    """Where a block is, and its κ."""
     place = str(block["layer"]), None if block["unit"] is None else int(block["unit"])
     found = Stored(
         value=math.inf if block["kappa"] is None else float(block["kappa"]),

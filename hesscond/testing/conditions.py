@@ -215,13 +215,7 @@ def measured(
     method: Measure,
     options: Mapping[str, Any],
 ) -> dict[Place, ConditionNumber]:
-    """κ of every Hessian named.
-
-    Raises
-    ------
-    ConfigError
-        Bad use, as for `hesscond.probe`; data that can be read only once.
-    """
+    """κ of every Hessian named."""
     __tracebackhide__ = True
     if hasattr(batch, "__next__"):
         raise ConfigError("the data can be read only once: give a batch, a list of batches or a DataLoader")

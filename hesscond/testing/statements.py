@@ -114,13 +114,7 @@ def on_layer(
     layer: str,
     unit: int | Sequence[int] | None,
 ) -> list[Tally]:
-    """The outcomes for the units of a layer, claim by claim.
-
-    Raises
-    ------
-    ConfigError
-        The statement does not speak of a layer, or the layer is not dense.
-    """
+    """The outcomes for the units of a layer, claim by claim."""
     one = statement(id)
     if not isinstance(one, LayerStatement):
         raise ConfigError(f"{id} does not speak of a layer: it can be checked on random cases only")

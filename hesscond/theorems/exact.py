@@ -76,13 +76,7 @@ def eigenvalue(
 def kappa_squared(
     M: Rational, *, digits: int = 12, metric: Sequence[Fraction] | None = None
 ) -> tuple[Fraction, Fraction]:
-    """Bounds of λ_max/λ_min of a positive definite M, exactly.
-
-    Raises
-    ------
-    ValueError
-        M is not positive definite.
-    """
+    """Bounds of λ_max/λ_min of a positive definite M, exactly."""
     least, most = (eigenvalue(M, i, digits=digits, metric=metric) for i in (0, len(M) - 1))
     if least[0] <= 0:
         raise ValueError("the matrix is not certainly positive definite")
@@ -90,13 +84,7 @@ def kappa_squared(
 
 
 def kappa_absolute(M: Rational, *, digits: int = 6) -> tuple[Fraction, Fraction]:
-    """Bounds of |λ|_max/|λ|_min of a symmetric M that is not singular, exactly.
-
-    Raises
-    ------
-    ValueError
-        M is singular, or so nearly that an eigenvalue was not told from zero.
-    """
+    """Bounds of |λ|_max/|λ|_min of a symmetric M that is not singular, exactly."""
     negative, last = below(M, Fraction(0)), len(M) - 1
     # the ends of the spectrum, and what lies next to zero
     indices = {0, last, max(negative - 1, 0), min(negative, last)}
