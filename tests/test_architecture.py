@@ -22,6 +22,7 @@ ORDER = [
     "spectra",
     "scaling",
     "hessians",
+    "differences",
     "check",
     "methods",
     "results",
