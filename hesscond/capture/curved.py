@@ -318,11 +318,14 @@ def without_cancellation(
     slopes = torch.autograd.grad(loss, [node.edge for node in curved], retain_graph=True, allow_unused=True)
     generator = torch.Generator().manual_seed(2)
     for node, g in zip(curved, slopes, strict=True):
+        if not math.prod(node.shape):
+            continue
         edge, steepest = node.edge, 0.0 if g is None else float(g.abs().max())
-        weight = max(1 / math.prod(node.shape), steepest)
+        # all in the units of the loss, which may be any
+        largest = float(node.entry_roots().square().max())
+        weight = max(node.cancels, steepest, largest)
         if below < math.inf:
-            # in the units of the loss, which may be any
-            weight, largest = node.cancels, float(node.entry_roots().square().max())
+            weight = node.cancels
             if g is not None and edge.node.name() == "SigmoidBackward0":
                 source, number = edge.node.next_functions[0]
                 assert source is not None
