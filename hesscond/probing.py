@@ -118,7 +118,8 @@ def probe(
     check
         Whether what was built is compared with the model's own double-backward product, in a random direction for
         every layer; the result says how far the two are apart (``result["fc2"].check``). What does not agree is
-        measured by double backward in the parameters, or refused. It takes up to three gradients a layer.
+        measured by double backward in the parameters, or refused; where it is round-off κ is unresolved, or H is zero
+        (``kappa.is_zero``). It takes up to three gradients a layer.
 
     lift_casts
         Whether what the model casts to float32 by hand stays in float64, if that is ``dtype``. What rounds to fewer
