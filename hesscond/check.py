@@ -42,6 +42,8 @@ LEAST = float(torch.finfo(torch.float64).tiny) ** 0.25
 MARGIN = 256.0
 #: A product no more than so many times what rounding changes in it is rounding; draws that tell.
 ROUNDED, DRAWS = 64.0, 3
+#: Relative to products of scales, round-off of what was built: see `hesscond.hessians.coordinates.LOST_IN_SQUARE`.
+BELOW = 1e-9
 #: Entries of a product that are smaller beside the largest may be rounding; a Hessian larger than that is none.
 SMALL, FAR = 1e-9, 1e-3
 
@@ -382,15 +384,18 @@ class Witness:
         built = block.plain.product(direction.v[:, None])[:, 0]
         own = direction.product if total == 1 else direction.product / total
         scaled, apart = norm(built / direction.scales), norm((built - own) / direction.scales)
+        if apart <= BELOW * float(direction.scales @ direction.v.abs()) and bool(built.any()):
+            # scales that are larger than H by far are those of its round-off
+            apart = 0.0
         if not apart <= 0.1 * scaled:
             scaled = max(scaled, norm(own / direction.scales))
         slopes = slopes_differ(direction)
         difference = max(ratio(apart, scaled), slopes, in_coordinates(block, direction))
         bound, zero = max(TOLERANCE, UNITS * float(torch.finfo(self.leaf_dtype).eps)), False
         if not difference <= bound and math.isfinite(difference):
-            shaken, natural = self.rounding(direction)
-            bound = max(bound, ratio(shaken + natural, scaled))
-            zero = shaken >= scaled and not self.hides([direction])
+            rounding, natural = self.rounding(direction)
+            bound = max(bound, ratio(MARGIN * (rounding + natural), scaled))
+            zero = ROUNDED * rounding >= scaled and not self.hides([direction])
         forms = (float(built @ direction.v), float(own @ direction.v))
         central = worst(self._central[i] for i in self._indices(direction.layout) if i in self._central)
         wrong = central is not None and central.agrees is False
@@ -408,15 +413,22 @@ class Witness:
         return self._snapshot.leaves[0].dtype if self._snapshot.leaves else torch.float64
 
     def rounding(self, direction: Direction) -> tuple[float, float]:
-        """The rounding of the model's own product on the first batch, in the direction's units, times `MARGIN`.
+        """The rounding of the model's own product on the first batch, in the direction's units.
 
-        By the product at parameters that differ in their last digits, and by eps times what the loss's curvature would
-        be if nothing in it cancelled (softmax in saturation is 1 − 1).
+        By the product at parameters that differ in their last digits and by its terms; and by eps times what the loss's
+        curvature would be if nothing in it cancelled (softmax in saturation is 1 − 1).
         """
         leaves, eps = self._snapshot.leaves, float(torch.finfo(self.leaf_dtype).eps)
         evaluation = self._first_again()
         natural = eps * uncancelled(evaluation, leaves, self._indices(direction.layout), direction)
-        return MARGIN * self.shaken(direction, 4 * eps), MARGIN * natural
+        (terms,) = self.terms([direction])
+        return self.shaken(direction, 4 * eps) + eps * norm(terms / direction.scales), natural
+
+    def terms(self, directions: Sequence[Direction]) -> list[torch.Tensor]:
+        """Of each direction, the sizes of the terms of its product on the first batch: see `size_of_terms`."""
+        plain = [product for _, product, _ in self._again(directions)]
+        changed = self._again(directions, enlarged=True)
+        return [size_of_terms(product, own, own) for own, (_, product, _) in zip(plain, changed, strict=True)]
 
     def hides(self, directions: Sequence[Direction]) -> bool:
         """Whether functions are saturated on the first batch, so that second derivatives may be lost in rounding."""
@@ -454,9 +466,8 @@ class Witness:
                 for most, own, (_, product, _) in zip(found, before, self._again(shaken), strict=True):
                     torch.maximum(most, (product - own).abs(), out=most)
         if draws > 1:
-            changed = self._again(directions, enlarged=True)
-            for most, own, (_, product, _) in zip(found, before, changed, strict=True):
-                torch.maximum(most, eps * size_of_terms(product - own, None, own), out=most)
+            for most, terms in zip(found, self.terms(directions), strict=True):
+                torch.maximum(most, eps * terms, out=most)
         return found
 
     def rounded(

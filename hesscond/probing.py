@@ -121,8 +121,9 @@ def probe(
         every layer, and that with central differences of the model's gradient: ``result["fc2"].check`` has both
         differences. What does not agree with the product is measured by double backward in the parameters, or refused;
         where second derivatives are not those of the gradient, as of an `autograd.Function` whose backward keeps an
-        intermediate, the layer is in ``skipped``, or refused if it was named. It takes up to three gradients a layer,
-        and three for all together.
+        intermediate, the layer is in ``skipped``, or refused if it was named. Where the product is round-off κ is
+        unresolved, or H is zero (``kappa.is_zero``). It takes up to three gradients a layer, and three for all
+        together.
     lift_casts
         Whether what the model casts to float32 by hand stays in float64, if that is ``dtype``. What rounds to fewer
         digits all the same is said (``result.precision``), and κ's intervals are wider by what it does.

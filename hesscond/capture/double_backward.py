@@ -13,12 +13,14 @@ import torch
 from hesscond.capture.backward import (
     CANCELLED,
     LOST,
+    PROBES,
     Budget,
     Derivatives,
     agree,
     enlarged_rounding,
     on_samples,
     reaches,
+    root_sum_squares,
     scattered_signs,
     separating_subsets,
     size_of_terms,
@@ -40,6 +42,8 @@ DOUBLE_ROUTE = "double backward"
 PARAMETER_ROUTE = "double backward in the parameters"
 WEIGHT_ROUTE = "double backward in the parameters, used in several ways"
 
+#: Of fewer second derivatives in a layer the terms are drawn several times.
+FEW = 64
 #: Two ways to a product may differ by their round-off in these units.
 ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
 
@@ -254,8 +258,8 @@ class SecondDerivatives:
                 sizes[k] = self.by_unit(request, alone, blocks)[unit]
         if bool(((found > 0) & (found <= LOST * EPS * lost)).any()):
             self.hidden.add(request.name)
-        # in units of the eps of float64
-        sizes = torch.where(found <= LOST**2 * eps * sizes, sizes * (eps / EPS), sizes)
+        # in units of the eps of float64, and no less than that where a draw may show too little
+        sizes = torch.where(found <= LOST**2 * eps * sizes, sizes * (LOST * eps / EPS), sizes)
         return sizes.clamp_min(lost)
 
     def terms(self, request: Request, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -265,9 +269,12 @@ class SecondDerivatives:
         cancel are factors in second derivatives.
         """
         seeds, changed = [(mask * scattered_signs(mask))[None] for mask in masks], self.changed[request.name]
-        plain = self.along[request.name](seeds)
-        with enlarged_rounding([g.grad_fn for g in changed.outputs], 1):
-            return list(map(size_of_terms, changed(seeds), plain, self.variables[request.name]))
+        plain, own, squares = self.along[request.name](seeds), self.variables[request.name], []
+        # a single entry may change little by chance
+        for draw in range(PROBES if sum(mask.numel() for mask in masks) < FEW else 1):
+            with enlarged_rounding([g.grad_fn for g in changed.outputs], 1 + draw):
+                squares.append(list(map(size_of_terms, changed(seeds), plain, own)))
+        return [root_sum_squares(torch.stack(parts)) for parts in zip(*squares, strict=True)]
 
     @cached_property
     def changed(self) -> dict[str, Derivatives]:

@@ -48,9 +48,9 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
             if curvature.norm is not None:
                 spread = (curvature.norm[column] * rows.square().sum(0)).sqrt()
             error = None if curvature.error is None else curvature.error[:, column, None] * rows.abs()
-            if captured.repeating:
+            kept = (root != 0) | captured.vanishing
+            if captured.repeating and bool(kept.any()):
                 # these rows may all be independent, and those that are left out are zero
-                kept = (root != 0) | captured.vanishing
                 scaled, sign = (rows * root[:, None])[kept], None if sign is None else sign[kept]
                 error = None if error is None else error[kept]
                 found.append(FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=True))

@@ -101,8 +101,7 @@ def told(probe: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(rows,) whether all eigenvalues were told from zero or are zero; whether there is a nonzero one; the order."""
     resolved = probe["resolved"].fillna(False).to_numpy(dtype=bool)
     rank = probe["rank"].to_numpy(dtype=float, na_value=np.nan)
-    zero = (rank == 0) & probe["lambda_max"].notna().to_numpy()
-    return resolved | zero, rank > 0, rank + probe["nullity"].to_numpy(dtype=float, na_value=np.nan)
+    return resolved | (rank == 0), rank > 0, rank + probe["nullity"].to_numpy(dtype=float, na_value=np.nan)
 
 
 def largest(probe: pd.DataFrame) -> Ends:

@@ -35,8 +35,7 @@ def resolved_values(probe: pd.DataFrame, quantity: str) -> pd.Series:
 
 def is_unresolved(probe: pd.DataFrame, quantity: str) -> pd.Series:
     """Where κ was measured but not resolved; a zero matrix has none to resolve."""
-    # one of which nothing is told has no λ_max
-    zero = probe[RANK[quantity]].eq(0).fillna(False).astype(bool) & probe["lambda_max"].notna()
+    zero = probe[RANK[quantity]].eq(0).fillna(False).astype(bool)
     measured = probe[RESOLVED[quantity]].notna() & ~zero
     return measured & resolved_values(probe, quantity).isna()
 

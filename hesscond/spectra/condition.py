@@ -165,25 +165,7 @@ def resolve(
     rtol: float,
     exact: Callable[[], int | None] | None = None,
 ) -> ConditionNumber:
-    """Try the routes, cheapest first, until the error bounds of one resolve κ to ``rtol``.
-
-    Parameters
-    ----------
-    routes
-        Solvers without arguments.
-    order
-        Order of the symmetric matrix: rank and nullity add up to it.
-    bounds
-        Functions that find upper bounds of the rank, cheapest first. They are called one by one while values that
-        were not told from zero remain; the last one only before the last route.
-    scale
-        The eigenvalues were divided by 2**scale.
-    rtol
-        Relative width of κ's interval that is good enough.
-    exact
-        Finds the exact rank, or None if that takes too long: for matrices that are no rounding of another. It is called
-        if nothing else decides how many values are zero.
-    """
+    """Try the routes, cheapest first, until the error bounds of one resolve κ to ``rtol``."""
     limit = order
     waiting = list(bounds)
     best: ConditionNumber | None = None

@@ -252,7 +252,7 @@ def interval(kappa: ConditionNumber) -> Interval:
 
 def told(kappa: ConditionNumber) -> str:
     """κ with its bounds, for people."""
-    if kappa.rank == 0:
+    if kappa.is_zero:
         return "zero Hessian"
     text = shown(kappa.lower, kappa.upper)
     return text if kappa.resolved else f"{text} (unresolved)"

@@ -158,6 +158,18 @@ NAMES = {
 }
 
 
+def test_a_rank_of_zero_of_which_nothing_is_told_is_unresolved() -> None:
+    """Where functions are saturated no eigenvalue is told from zero either: λ_max is not known there."""
+    frame = made_up(("a",), units=6, zero=4, unresolved=0.0)
+    frame.loc[frame["unit"] == 0, "lambda_max"] = math.nan
+    (row,) = layer_frame(frame).to_dict("records")
+    assert (row["unresolved"], row["zero"]) == (4, 3)
+    assert row["lower_min"] == 1.0
+    assert (
+        notes(frame, {})[-1] == "a: 3 of 6 units: the Hessian is zero: the loss does not depend on them to second order"
+    )
+
+
 def by_gid(figure: Figure, gid: str) -> list[Any]:
     return [a for a in figure.axes[0].get_children() if a.get_gid() == gid]
 
