@@ -274,6 +274,10 @@ class ProductForm(Form):
     def _measured(self, rtol: float) -> ConditionNumber:
         return operator_condition(self.operator, known=self.known, rtol=rtol, effort=self.effort)
 
+    def doubted(self, found: ConditionNumber) -> ConditionNumber:
+        """``found``: the asymmetry of products is no measure of what they are summed up from."""
+        return found if found.rank or found.is_zero else unresolved(found)
+
 
 def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNumber]:
     """κ of several forms, each as by `Form.condition`; factors of one shape are decomposed together.
