@@ -23,6 +23,7 @@ from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
+from hesscond.capture.curved import without_cancellation
 from hesscond.capture.evaluation import Batch, LossFunction, call_of, checked_batch, converted, mapped, tensors_of
 from hesscond.capture.graph import nodes
 from hesscond.capture.precision import Perturbed
@@ -36,7 +37,7 @@ POWER, FACTORS = 0.44, (1.0, 0.1, 10.0, 100.0, 1000.0)
 #: The share of a difference that kinks, or two points, may make of it where it counts as one of the derivatives.
 SMOOTH, REPEATED = 1e-3, 0.1
 #: A difference of this many times the rounding of H v is none.
-NOISE = 100.0
+NOISE = 1e4
 #: Parameters that are zero or small move by this share of the others of their tensor.
 LEAST = 0.01
 
@@ -150,7 +151,11 @@ class Differences:
         loss = self.loss_at(leaves)
         with Perturbed(0):
             second = gradients(gradients([loss], leaves, None, create_graph=True), leaves, self.v)
-        return [length(s * (g - h)) for s, g, h in zip(self.sizes, second, product, strict=True)]
+        found = [length(s * (g - h)) for s, g, h in zip(self.sizes, second, product, strict=True)]
+        for parts in without_cancellation(loss, leaves):
+            along = sum(length(w * v) for w, v in zip(parts, self.v, strict=True))
+            found = [own + self.eps * length(s * w) * along for own, s, w in zip(found, self.sizes, parts, strict=True)]
+        return found
 
     def _along(
         self,

@@ -326,15 +326,17 @@ def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
         return None
     x, y = x.detach(), result.detach()
     found = []
+    # what a mask shifts is meant to vanish, and a score that it leaves alone to be 1
+    hidden = (x <= SHIFTED) | ((x > SHIFTED).sum(-1, keepdim=True) == 1) if name.endswith("softmax") else None
     if x.ndim > 1:
-        found.append(((y == y[:1]).all(0) & (x != x[:1]).any(0) & (y[0] > SHIFTED) & (y[0] < MASKED)).any())
+        constant = (y == y[:1]).all(0) & (x != x[:1]).any(0) & (y[0] > SHIFTED) & (y[0] < MASKED)
+        found.append((constant if hidden is None else constant & ~hidden.all(0)).any())
     x, y = x.flatten(), y.flatten()
     # nothing here waits for the device
     for edge in (y.amin(), y.amax(), 0.0):
         equal = (y == edge) & (y > SHIFTED) & (y < MASKED)
-        if name.endswith("softmax"):
-            # what a mask shifts is meant to vanish
-            equal &= x > SHIFTED
+        if hidden is not None:
+            equal &= ~hidden.flatten()
         found.append((equal & (x != x.index_select(0, equal.to(torch.uint8).argmax(0, keepdim=True)))).any())
     return torch.stack(found).any()
 

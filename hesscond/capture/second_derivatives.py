@@ -162,8 +162,12 @@ def saturates(nodes: Iterable[Any]) -> bool:
 
 
 def may_cancel(found: Iterable[Any]) -> bool:
-    """Whether second derivatives through these nodes may be differences of larger numbers."""
-    return any(
+    """Whether second derivatives through these nodes may be differences of larger numbers.
+
+    Not where a cumulative product is divided by its own factors: independent changes of the two say nothing.
+    """
+    found = list(found)
+    return not any(node.name() == "CumprodBackward0" for node in found) and any(
         node.name() not in STEADY
         and not is_linear_node(node.name(), node, [(None, 0)] * 3)
         and (node.name() not in BENT or float(BENT[node.name()](node).mean(0).amin()) < STRAIGHT)
