@@ -164,15 +164,17 @@ def saturates(nodes: Iterable[Any]) -> bool:
 def may_cancel(found: Iterable[Any]) -> bool:
     """Whether second derivatives through these nodes may be differences of larger numbers.
 
-    Not where a cumulative product is divided by its own factors: independent changes of the two say nothing.
+    Those of exponentials alone are their values; with a logarithm or a quotient behind them they are p − p². Weights of
+    volume rendering, T (1 − exp(−x)), are products of such values, and −1 of its `expm1` is exact at the depths it has.
     """
-    found = list(found)
-    return not any(node.name() == "CumprodBackward0" for node in found) and any(
-        node.name() not in STEADY
+    curved = {
+        node.name()
+        for node in found
+        if node.name() not in STEADY
         and not is_linear_node(node.name(), node, [(None, 0)] * 3)
         and (node.name() not in BENT or float(BENT[node.name()](node).mean(0).amin()) < STRAIGHT)
-        for node in found
-    )
+    }
+    return bool(curved) and curved not in ({"ExpBackward0"}, {"ExpBackward0", "Expm1Backward0"})
 
 
 def softmax_saturates(node: Any) -> bool:
