@@ -94,12 +94,15 @@ def holds(operator: SymmetricOperator, subspace: Subspace) -> bool:
     vectors = drawn.to(operator.device, operator.dtype)
     inside = subspace.project(vectors[:, :TRIALS])
     inside = inside / inside.norm(dim=0)
-    products = operator.multiply(inside).norm(dim=0)
+    products = operator.multiply(inside)
     image = operator.multiply(vectors[:, TRIALS:])
-    size = float(image.norm())
-    if size > 0:
-        size = float(operator.multiply(image / size).norm())
-    return bool((products <= TOLERANCE * operator.rounding * size).all())
+    # squares of a Hessian of 1e-200 would be zero
+    largest = image.abs().amax()
+    if largest > 0:
+        image = image / largest
+        image = operator.multiply(image / image.norm()) / largest
+        products = products / largest
+    return bool((products.norm(dim=0) <= TOLERANCE * operator.rounding * image.norm()).all())
 
 
 def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
