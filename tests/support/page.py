@@ -34,7 +34,7 @@ def row(kind):
     """The line of a kind."""
     title = kind.title.replace("|", "\\|")
     if kind.missing:
-        return f"| {title} | `{kind.layer}` | not tried: {kind.missing} | | |"
+        return f"| {title} | `{kind.layer}` | not shown: {kind.missing} | | |"
     cells = measured(kind)
     if faults := [f"{level}: {fault}" for level in LEVELS for fault in cells[level].faults]:
         raise WrongError(f"{kind.name} ({kind.title}): {'; '.join(faults)}")
