@@ -102,12 +102,17 @@ class Check:
     def __str__(self) -> str:
         if self.bound >= 1:
             return "the model's own double backward is round-off here, and tells nothing"
-        against = ""
-        if self.central is not None:
-            against = f", itself {self.central.relative:.0e} from central differences of the gradient"
-            if self.central.agrees is None:
-                against = "; central differences of the gradient are round-off or full of kinks here, and tell nothing"
-        return f"{self.difference:.0e} from the model's own double backward (bound {self.bound:.0e}){against}"
+        own = f"{self.difference:.0e} from the model's own double backward (bound {self.bound:.0e})"
+        return own + (f"; {self.against}" if self.central is not None else "")
+
+    @property
+    def against(self) -> str:
+        """The comparison with central differences, in words; empty if it was not made."""
+        if self.central is None:
+            return ""
+        if self.central.agrees is None:
+            return "central differences of the gradient are round-off or kinks: they tell nothing"
+        return f"double backward is {self.central.relative:.0e} from central differences of the gradient"
 
 
 @dataclass

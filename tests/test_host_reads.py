@@ -64,7 +64,7 @@ def test_a_probe_reads_no_more_of_many_units_and_samples(level, monkeypatch):
             assert all(result[name].kappa for name in result)
         reads.append(found.total())
     # one for each unit would be 176 more
-    assert reads[1] < reads[0] + 60
+    assert reads[1] < reads[0] + 100
 
 
 def test_an_iteration_for_eigenvalues_reads_a_few_numbers(monkeypatch):
@@ -72,7 +72,7 @@ def test_an_iteration_for_eigenvalues_reads_a_few_numbers(monkeypatch):
     with counted(monkeypatch) as found:
         products = hesscond.lanczos(operator, 1, which="top").products
     assert products > 10
-    assert found.total() < 9 * products
+    assert found.total() < 11 * products
 
 
 @pytest.mark.parametrize("method", ["vanilla", "bnp", "whitening", "equilibration", "sphere", "batchnorm"])

@@ -265,6 +265,7 @@ STEADY = SYMMETRIC | {
     *("NllLoss2DBackward0", "AddBackward1", "SubBackward1", "RsubBackward0", "RsubBackward1", "MulBackward1"),
     "DivBackward1",
 }
+SOFTMAXES = {"SoftmaxBackward0", "SafeSoftmaxBackward0"}
 #: Curvature of a function in each entry, at most about 1. A unit whose mean over the samples is below `STRAIGHT` is
 #: saturated for nearly all of them, so that its second derivatives may be differences throughout.
 BENT: dict[str, Callable[[Any], torch.Tensor]] = {
@@ -274,9 +275,9 @@ BENT: dict[str, Callable[[Any], torch.Tensor]] = {
     # of GELU as it is evaluated
     "ErfcBackward0": lambda node: (-saved(node, "self").square()).exp(),
     "SoftplusBackward0": lambda node: 4 * logistic_root(saved(node, "self")).square(),
+    **dict.fromkeys(SOFTMAXES, lambda node: 4 * saved(node, "result") * (1 - saved(node, "result"))),
 }
 STRAIGHT = 0.03
-SOFTMAXES = {"SoftmaxBackward0", "SafeSoftmaxBackward0"}
 LOGISTIC = {"BinaryCrossEntropyWithLogitsBackward0", "LogSigmoidBackward0", "SoftMarginLossBackward0"}
 #: Losses of a probability p, whose second derivative p − p² autograd forms from p rounded.
 SATURATING = LOGISTIC | {"SoftplusBackward0"}

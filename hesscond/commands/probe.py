@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import nn
 import hesscond
 from hesscond.capture import STOPPED, Progress
 from hesscond.capture.wrappers import measurable
+from hesscond.check import Check
 from hesscond.commands import completion
 from hesscond.commands.exits import INTERRUPTED
 from hesscond.commands.options import (
@@ -33,6 +34,7 @@ from hesscond.commands.options import (
 )
 from hesscond.commands.printing import Say, sign_of_life, stderr, stdout
 from hesscond.commands.processes import own_device, own_share, processes
+from hesscond.differences import worst
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.export import json_rows
 from hesscond.hessians.blocks import PART, Catalogue
@@ -340,8 +342,11 @@ def print_summary(
     stdout.print(f"{spec} · {target.samples} samples · {level}", soft_wrap=True)
     stdout.print(f"{result.coordinates} · forward pass in {result.precision} · model in {mode} mode", soft_wrap=True)
     if checks := {name: layer.check for name, layer in result.items() if layer.check is not None}:
-        name, worst = max(checks.items(), key=lambda item: item[1].difference / item[1].bound)
-        stdout.print(f"checked: {worst}" + (f", largest at {name}" if len(checks) > 1 else ""), soft_wrap=True)
+        name, least = max(checks.items(), key=lambda item: item[1].difference / item[1].bound)
+        own, *_ = str(least).split("; ")
+        stdout.print(f"checked: {own}" + (f", largest at {name}" if len(checks) > 1 else ""), soft_wrap=True)
+        if central := worst_central(checks.values()):
+            stdout.print(f"         {central}", soft_wrap=True)
     stdout.print()
     draw = {"unit": unit_table, "layer": layer_table, NETWORK: network_table}[request.level]
     draw = draw if few is None else layer_table
@@ -357,6 +362,13 @@ def print_summary(
         stdout.print(Text(line))
     for reason, skipped in by_reason(result.skipped).items():
         stdout.print(Text(f"skipped {', '.join(skipped)}: {reason}"))
+
+
+def worst_central(checks: Iterable[Check]) -> str:
+    """The comparison with central differences that says most against an answer, in words."""
+    made = {one.central: one.against for one in checks if one.central is not None}
+    largest = worst(made)
+    return "" if largest is None else made[largest]
 
 
 def by_reason(skipped: Mapping[str, str]) -> dict[str, list[str]]:

@@ -219,7 +219,7 @@ class FormulaTruth:
 # ------------------------------------------------------------------------------------------------------ constructions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Construction:
     """One construction.
 
