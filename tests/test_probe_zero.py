@@ -181,6 +181,7 @@ def assert_zero(result):
     assert frame["solver"].str.startswith("the Hessian is zero: the loss does not depend on").all()
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize("name", ZEROS)
 def test_what_the_loss_does_not_depend_on_has_a_hessian_of_zero(name, level):
@@ -194,6 +195,7 @@ def test_what_the_loss_does_not_depend_on_has_a_hessian_of_zero(name, level):
     assert_zero(result)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize("name", ["shift, relu, cross-entropy", "queries"])
 @pytest.mark.parametrize("how", ["as it is", "1e-30", "1e30", "stream", "blocks"])
@@ -215,6 +217,7 @@ def test_precision_scale_and_batches_do_not_make_a_hessian(name, level, how):
     assert_zero(hesscond.probe(model, loss, data, **options))
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize("method", ["bnp", "sphere"])
 @pytest.mark.parametrize("act", ["relu", "tanh"])
@@ -253,6 +256,7 @@ def truth(model, loss, data, layer, unit):
     return np.sort(np.abs(np.linalg.eigvalsh(H.numpy())))[::-1]
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("act", ["tanh", "gelu"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_one_unit_of_a_layer(act, streamed):
@@ -278,6 +282,7 @@ def test_the_bias_of_keys_alone():
     assert all(kappa.resolved for kappa in (*kappas[:4], *kappas[8:]))
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("act", ["relu", "tanh"])
 @pytest.mark.parametrize("size", [1e-9, 1e-20, 1e-30])
 def test_a_unit_of_tiny_curvature_is_not_zero(act, size):
@@ -292,6 +297,7 @@ def test_a_unit_of_tiny_curvature_is_not_zero(act, size):
         assert kappa.value == pytest.approx(sizes[0] / sizes[-1], rel=1e-6)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("apart", [1e-3, 1e-6])
 @pytest.mark.parametrize("act", ["relu", "tanh"])
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
@@ -301,6 +307,7 @@ def test_rows_that_are_nearly_equal_have_a_hessian(act, apart, level):
     assert not any(kappa.is_zero and kappa.cutoff for kappa in next(iter(result.values())).conditions)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 def test_saturation_is_not_zero(level):
     """tanh′(400) is no double: the loss depends on the layer, though no product shows it."""
@@ -337,6 +344,7 @@ class Weighed(nn.Module):
         return self.act(self.f(x)) * a
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize("act", ["identity", "tanh"])
 @pytest.mark.parametrize("streamed", [False, True])

@@ -341,7 +341,10 @@ def print_summary(
     level = f"level {request.level}: {what}"
     stdout.print(f"{spec} · {target.samples} samples · {level}", soft_wrap=True)
     stdout.print(f"{result.coordinates} · forward pass in {result.precision} · model in {mode} mode", soft_wrap=True)
-    if checks := {name: layer.check for name, layer in result.items() if layer.check is not None}:
+    # of a Hessian that is zero the table says so
+    curved = {name: layer for name, layer in result.items() if not all(kappa.is_zero for kappa in layer.conditions)}
+    checks = {name: layer.check for name, layer in curved.items() if layer.check is not None}
+    if checks:
         name, least = max(checks.items(), key=lambda item: item[1].difference / item[1].bound)
         own, *_ = str(least).split("; ")
         stdout.print(f"checked: {own}" + (f", largest at {name}" if len(checks) > 1 else ""), soft_wrap=True)

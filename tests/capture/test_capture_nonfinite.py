@@ -88,6 +88,7 @@ def true_hessian(model, name, batch):
     return torch.func.hessian(loss)(torch.cat(rows, 1).flatten())
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_layer_behind_is_measured_and_the_operation_in_front_is_named(name, level):
@@ -106,6 +107,7 @@ def test_the_layer_behind_is_measured_and_the_operation_in_front_is_named(name, 
     assert "test_capture_nonfinite.py" in reason
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", ["norm", "sinc", "x log x", "arc cosine of one"])
 def test_leaving_the_sample_out_is_a_way_out(name):
     model, batch = made(OPERATIONS[name][0]), batch_of(good=True)
@@ -126,6 +128,7 @@ def test_the_ways_out_of_roots_and_quotients():
         assert (result["before"].hessian() - truth).norm() <= 1e-10 * truth.norm()
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 def test_a_layer_that_was_named_is_refused(level):
     model, batch = made(OPERATIONS["norm"][0]), batch_of()
@@ -154,6 +157,7 @@ def test_the_module_is_named_and_all_samples_are():
     assert "at samples 1, 4, 8;" in result.skipped["left"]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "loss", [lambda o, t: F.mse_loss(o[0], t) + 0.1 * o[1], lambda o, t: F.mse_loss(o[0], t) * (1 + o[1])]
 )
@@ -174,6 +178,7 @@ def test_what_no_sample_is_to_blame_for_names_none(loss):
     assert "sample" not in result.skipped["net.0"]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("layers", ["*", ["b*", "scale"], None])
 def test_blocks_by_products_go_apart(layers):
     class Scaled(Model):
@@ -248,6 +253,7 @@ def test_blocks_that_are_right_alone_and_not_together():
         hesscond.probe(model, LOSS, (x, y), ["p", "q"], "network")
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_stream_with_one_bad_batch(level, place):
@@ -265,6 +271,7 @@ def test_a_stream_with_one_bad_batch(level, place):
         hesscond.probe(model, LOSS, stream, ["before"], level)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("factor", [1e-30, 1e30])
 def test_the_size_of_the_loss_does_not_matter(factor):
     model, batch = made(OPERATIONS["norm"][0]), batch_of()

@@ -78,6 +78,7 @@ def truth_of(exact, model, x, targets):
     return kappa_of(rows, S)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("scale", [1.0, 1e-30])
 @pytest.mark.parametrize("residual", [0.0, 14.0, -14.0, 22.0])
 @pytest.mark.parametrize("name", LOSSES)
@@ -93,6 +94,7 @@ def test_no_curvature_of_a_loss_is_round_off(name, residual, scale):
         assert result.resolved
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize("name", ["log cosh", "log(1 + exp)", "expm1 - z", "z tanh", "silu", "Cauchy"])
 def test_nor_is_it_in_a_stream_or_in_a_network(name, level):
@@ -135,6 +137,7 @@ def saturated(f, bias):
     return model, torch.randn(6, 2, dtype=torch.float64), torch.randn(6, 1, dtype=torch.float64)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -160,6 +163,7 @@ def test_a_network_with_them_is_unresolved():
     assert not hesscond.probe(model, nn.MSELoss(), (x, y), level="network")["network"].kappa.resolved
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("kind", [nn.Hardtanh(), nn.ReLU(), nn.ReLU6()])
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_features_that_are_equal_without_rounding_are_structural(kind, level):
@@ -190,6 +194,7 @@ def test_a_unit_in_front_of_saturated_ones_is_no_round_off():
     assert not found.resolved or found.rank == rank
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus, nn.ReLU])
 def test_ordinary_networks_are_evaluated_once(activation, monkeypatch):
     torch.manual_seed(0)
