@@ -850,7 +850,7 @@ def weight_norm_twin(model):
 
 
 @kind(
-    PARAMETRIZED, "torch's parametrizations.weight_norm (its second derivatives are wrong)", "0", twin=weight_norm_twin
+    PARAMETRIZED, "torch's parametrizations.weight_norm, by its formula", "0", twin=weight_norm_twin
 )
 def torch_weight_norm():
     return around(parametrizations.weight_norm(nn.Linear(4, 3))), CE, classes()
