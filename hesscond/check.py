@@ -400,7 +400,9 @@ class Witness:
         if not difference <= bound and math.isfinite(difference):
             rounding, natural = self.rounding(direction)
             bound = max(bound, ratio(MARGIN * (rounding + natural), scaled))
-            zero = ROUNDED * rounding >= scaled and not self.hides([direction])
+            zero = (
+                ROUNDED * rounding >= scaled and not self.hides([direction]) and not self._is_nonzero(direction, None)
+            )
         forms = (float(built @ direction.v), float(own @ direction.v))
         central = worst(self._central[i] for i in self._indices(direction.layout) if i in self._central)
         wrong = central is not None and central.agrees is False
@@ -434,6 +436,16 @@ class Witness:
         plain = [product for _, product, _ in self._again(directions)]
         changed = self._again(directions, enlarged=True)
         return [size_of_terms(product, own, own) for own, (_, product, _) in zip(plain, changed, strict=True)]
+
+    def _is_nonzero(self, direction: Direction, rows: torch.Tensor | None) -> bool:
+        """Whether central differences of the gradient are more than rounding in some rows (None: in any)."""
+        found: list[torch.Tensor] = []
+        for i, shape in zip(self._indices(direction.layout), direction.layout.shapes, strict=True):
+            one = self._central.get(i)
+            none = torch.zeros(shape, dtype=torch.bool, device=direction.v.device)
+            found.append(none if one is None or one.nonzero is None else one.nonzero.view(shape))
+        seen = direction.layout.vector_of(found)
+        return bool((seen if rows is None else seen[rows]).any())
 
     def hides(self, directions: Sequence[Direction]) -> bool:
         """Whether functions are saturated on the first batch, so that second derivatives may be lost in rounding."""
@@ -502,7 +514,7 @@ class Witness:
             for number in place.unique():
                 if norm(product[at][place == number]) > ROUNDED * norm(noise[at][place == number]):
                     return None
-            return not hidden()
+            return not hidden() and not self._is_nonzero(direction, rows)
 
         return [partial(told, *own) for own in zip(directions, products, noise, strict=True)]
 

@@ -56,12 +56,15 @@ class Difference:
         Whether rounding explains it; None: the differences tell nothing here.
     double, central
         vᵀHv by double backward and by differences.
+    nonzero
+        The entries of an H v that both agree on which are larger than the rounding of the differences; None: none.
     """
 
     relative: float
     agrees: bool | None
     double: float
     central: float
+    nonzero: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_noise(self) -> bool:
@@ -192,7 +195,7 @@ class Differences:
             explained, resolved = gap <= tolerance * size + trial.floor, trial.floor <= 0.1 * size
             own = Difference(gap / size if size and (resolved or not explained) else 0.0, None, *forms)
             if explained and (resolved or not size) and 2 * trial.floor <= doubt:
-                return replace(own, agrees=True)
+                return replace(own, agrees=True, nonzero=trial.central[k].abs() > trial.floor if size else None)
             doubt = doubt if explained else min(doubt, gap)
             if best is None or own.relative < best.relative:
                 best = own

@@ -294,3 +294,16 @@ def test_the_scale_of_the_features_does_not_matter(size):
 
     assert probe(rescaled(torch.tanh), "layer", batch=batch)["0"].check.central.agrees
     assert "0" in probe(rescaled(Intermediate.apply), "layer", batch=batch).skipped
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_a_hessian_that_differences_see_is_not_called_zero(level):
+    """A Householder product, whose own terms are large."""
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(4, 3), orthogonal_map="householder")
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 3)).double()
+    result = probe(model, level, batch=(BATCH[0][:, :4], BATCH[1]), layers=["0"])["0"]
+    for unit, kappa in zip(result.units if level == "unit" else [None], result.conditions, strict=True):
+        values = torch.linalg.eigvalsh(result.hessian(unit)).abs()
+        assert not kappa.is_zero
+        assert kappa.lower <= float(values.max() / values[values > 1e-12 * values.max()].min()) * (1 + 1e-6)

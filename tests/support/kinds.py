@@ -849,9 +849,7 @@ def weight_norm_twin(model):
     return twin
 
 
-@kind(
-    PARAMETRIZED, "torch's parametrizations.weight_norm, by its formula", "0", twin=weight_norm_twin
-)
+@kind(PARAMETRIZED, "torch's parametrizations.weight_norm, by its formula", "0", twin=weight_norm_twin)
 def torch_weight_norm():
     return around(parametrizations.weight_norm(nn.Linear(4, 3))), CE, classes()
 
