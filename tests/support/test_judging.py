@@ -79,6 +79,7 @@ def gradient(model, loss_fn, batches, moves):
 
 
 @pytest.mark.slow
+@pytest.mark.share(3)
 @pytest.mark.parametrize("one", WRONG_BACKWARD, ids=lambda one: one.name)
 def test_the_truth_of_a_wrong_backward_is_the_difference_of_its_gradients(one):
     if one.name in OTHER_GRADIENTS:
@@ -100,6 +101,7 @@ def test_the_truth_of_a_wrong_backward_is_the_difference_of_its_gradients(one):
 
 
 @pytest.mark.slow
+@pytest.mark.share(3)
 @pytest.mark.parametrize("one", ZERO, ids=lambda one: one.name)
 def test_the_loss_does_not_depend_on_what_is_called_zero_to_second_order(one):
     torch.manual_seed(0)

@@ -10,13 +10,24 @@ import torch
 
 import hesscond
 from tests import documented
+from tests.support.judging import Construction
 from tests.support.measuring import KINDS, LEVELS, differences, measured
 from tests.support.page import PAGE, page, row, rows_of
 from tests.support.truth import Truth
 
 
+#: Constructions run a third at a time; other people's models all.
+SHARE = [pytest.mark.share(3)]
+
+
+def name_of(kind):
+    return kind.name
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=SHARE * isinstance(kind, Construction)) for kind in KINDS], ids=name_of
+)
 def test_a_kind_of_model_is_measured_rightly_or_refused_in_a_sentence_as_the_page_says(kind):
     if kind.missing:
         pytest.skip(kind.missing)
