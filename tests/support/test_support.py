@@ -15,7 +15,6 @@ from tests.support.measuring import KINDS, LEVELS, differences, measured
 from tests.support.page import PAGE, page, row, rows_of
 from tests.support.truth import Truth
 
-
 #: Constructions run a third at a time; other people's models all.
 SHARE = [pytest.mark.share(3)]
 
