@@ -18,6 +18,8 @@ from hesscond.study.comparison import AROUND, Compared, Comparison, one_by_one, 
 from hesscond.study.config import StudyConfig
 from hesscond.study.runner import build_model, chosen
 
+pytestmark = pytest.mark.slow
+
 STUDY = """
 name = "tiny"
 description = "for the tests"

@@ -18,6 +18,8 @@ from hesscond.study import RunPlan, StudyConfig, load_data, open_run, run
 from hesscond.study.runner import build_model
 from hesscond.study.structure import check_structure, probed_layers
 
+pytestmark = pytest.mark.slow
+
 GPT = {
     "name": "blocks",
     "description": "of a small transformer",

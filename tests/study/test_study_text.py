@@ -12,6 +12,8 @@ from hesscond.study import RunPlan, load_data, load_study, open_run, run
 from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.structure import probed_layers
 
+pytestmark = pytest.mark.slow
+
 LAYERS = [f"block1.{name}" for name in ("attention.q", "attention.k", "attention.v", "attention.out", "fc1", "fc2")]
 TINY = {
     "name": "tiny",
