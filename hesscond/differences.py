@@ -115,7 +115,6 @@ class Differences:
         typical = other[len(other) // 2] if other else 1.0
         self.sizes = [p.abs() + LEAST * (size or typical) for p, size in zip(self.point, sizes, strict=True)]
         self.v = [size * uniform(size, generator) for size in self.sizes]
-        self._aside = [size * uniform(size, generator) for size in self.sizes]
 
     def compare(self, gradient: Point, product: Point) -> list[Difference]:
         """One `Difference` for each parameter, from its gradient and H v at the point, which the caller has."""
@@ -126,11 +125,13 @@ class Differences:
         ]
         trials = [self._along(self.point, gradient, product, step, nullcontext)]
         found = [self._judged(k, trials) for k in range(len(self.point))]
+        generator = torch.Generator().manual_seed(8)
         for factor in FACTORS:
             if all(one.agrees is not None or one.is_noise for one in found):
                 break
             held = Held()
-            point = [p + 10 * factor * step * a for p, a in zip(self.point, self._aside, strict=True)]
+            aside = [10 * factor * step * s * uniform(s, generator) for s in self.sizes]
+            point = [p + a for p, a in zip(self.point, aside, strict=True)]
             try:
                 with held.recording():
                     leaves = [p.requires_grad_() for p in point]
@@ -174,14 +175,21 @@ class Differences:
             with held():
                 loss = self.loss_at(leaves)
             energy = max(energy, abs(float(loss.detach())))
-            ends.append(gradients([loss], leaves, None))
-        scaled = [[s * g.detach() for s, g in zip(self.sizes, part, strict=True)] for part in (*ends, gradient)]
-        plus, minus, middle = scaled
-        central = [(p - m).div_(2 * step) for p, m in zip(plus, minus, strict=True)]
-        bend = [length((p - g) + (m - g)) / (2 * step) for p, m, g in zip(plus, minus, middle, strict=True)]
-        double = [s * g.detach() for s, g in zip(self.sizes, product, strict=True)]
+            ends.append(list(gradients([loss], leaves, None)))
+            del loss, leaves
+        plus, minus = ends
+        double, central, bend, steepest = [], [], [], 0.0
+        for k, (s, g, h) in enumerate(zip(self.sizes, gradient, product, strict=True)):
+            p, m = s * plus[k].detach(), s * minus[k].detach()
+            # of a large network they would not fit twice
+            plus[k] = minus[k] = p.new_empty(0)
+            g = s * g.detach()
+            steepest = max(steepest, length(g))
+            bend.append(length(p + m - 2 * g) / (2 * step))
+            central.append(p.sub_(m).div_(2 * step))
+            double.append(s * h.detach())
         # entries of a gradient may themselves be what is left of larger terms, of the size of the loss
-        energy = max([energy, *map(length, middle)])
+        energy = max(energy, steepest)
         floor = 64 * self.eps * (energy / step + max(map(length, double), default=0.0))
         return Directional(double, central, bend, floor)
 
