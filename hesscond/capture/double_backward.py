@@ -49,8 +49,8 @@ ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
 
 #: Second derivatives of which rounding takes more than this share may be any others.
 BLURRED = 0.05
-#: Evaluations with perturbed numbers.
-TRIALS = 3
+#: Evaluations with perturbed numbers, and the bound of rounding in units of the largest change seen in them.
+TRIALS, LARGER = 3, 16.0
 
 
 @dataclass(frozen=True)
@@ -307,6 +307,12 @@ class SecondDerivatives:
             own = torch.arange(len(values))
             values[own, :, units[rows], 0] = 1
             S[:, rows] = self.product(request, values)[own, :, units[rows], 0].T
+        if request.name in self.errors:
+            seen = request.positions(self.errors[request.name], blocks)[0, :, units, 0]
+            bounds = LARGER * seen + ROUNDING * S.abs()
+            if (bounds <= S.abs() / 2).all():
+                root = S.abs().sqrt()
+                return Diagonal(root, S.sign() if (S < 0).any() else None, bounds / root.where(root > 0, 1.0))
         return diagonal_of(S, self.sizes(request, S.abs().amax(0), blocks, 1))
 
     def unit_factors(self, request: Request, blocks: int, positions: int) -> Factor:

@@ -34,7 +34,7 @@ LOSSES = {
     "-log sigmoid": (lambda z: -z.sigmoid().log(), lambda z: softplus(-z)),
 }
 #: Whose second derivatives are no differences in double precision, however small they are.
-SHARP = {"exp - 1 - z", "gelu", "Welsch", "pseudo Huber", "Cauchy", "sigmoids"}
+SHARP = {"exp - 1 - z", "gelu", "z erf", "Welsch", "pseudo Huber", "Cauchy", "sigmoids"}
 
 
 def second_derivative(f, z):
