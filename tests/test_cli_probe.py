@@ -213,7 +213,7 @@ def engine(monkeypatch):
         result = real(model, loss_fn, seen["batches"][0])
         seen["frame"] = result.to_frame()
         return Result(
-            (name, SimpleNamespace(kappa=layer.kappa[0], check=layer.check))
+            (name, SimpleNamespace(kappa=layer.kappa[0], conditions=layer.conditions, check=layer.check))
             for name, layer in result.items()
             if name != "2"
         )
