@@ -33,6 +33,8 @@ LOG_FLOOR = -1e300
 
 #: A curvature below this share of the terms that it is the difference of has lost digits.
 CANCELLED = 1e-2
+#: Vectors of random signs whose mean stands for all: in one, the few samples of a batch may cancel.
+DRAWS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,7 +312,7 @@ def without_cancellation(
     Yields
     ------
     list of tensors
-        For a curved node of the loss.
+        For a curved node of the loss, `DRAWS` times with ``below``.
     """
     curved = curved_nodes(loss) if loss.requires_grad else None
     if not curved:
@@ -335,10 +337,12 @@ def without_cancellation(
                 edge = GradientEdge(source, number)
             if largest >= below * weight:
                 continue
-        signs = torch.randint(0, 2, tuple(node.shape), generator=generator).mul_(2).sub_(1)
-        seeds = (weight**0.5 * signs).to(node.dtype).to(loss.device)
-        found = torch.autograd.grad([edge], variables, [seeds], retain_graph=True, allow_unused=True)
-        yield [torch.zeros_like(own) if g is None else g for own, g in zip(variables, found, strict=True)]
+        draws = 1 if below == math.inf else DRAWS
+        for _ in range(draws):
+            signs = torch.randint(0, 2, tuple(node.shape), generator=generator).mul_(2).sub_(1)
+            seeds = ((weight / draws) ** 0.5 * signs).to(node.dtype).to(loss.device)
+            found = torch.autograd.grad([edge], variables, [seeds], retain_graph=True, allow_unused=True)
+            yield [torch.zeros_like(own) if g is None else g for own, g in zip(variables, found, strict=True)]
 
 
 def outermost(loss: torch.Tensor, ends: set[tuple[Any, int]]) -> tuple[dict[Any, GradientEdge], bool]:

@@ -1284,6 +1284,11 @@ def mish(mp, z):
     return z * mp.tanh(mp.log1p(mp.exp(z)))
 
 
+def linear_softplus(mp, z):
+    """torch's softplus, which is linear above 20."""
+    return mp.log1p(mp.exp(z)) if z <= 20 else z
+
+
 #: name: (title, loss, the same in mpmath, its inputs).
 DIFFERENCES = {
     "log_cosh": (
@@ -1322,11 +1327,11 @@ DIFFERENCES = {
         lambda mp, z: mp.log1p(mp.exp(z)),
         (-35, -20),
     ),
-    "softplus": ("softplus, z of 8 to 20", F.softplus, lambda mp, z: mp.log1p(mp.exp(z)), (8, 20)),
+    "softplus": ("softplus, z of 8 to 20", F.softplus, linear_softplus, (8, 20)),
     "softplus_linear": (
         "softplus, z of 15 to 36: torch's is linear above 20",
         F.softplus,
-        lambda mp, z: mp.log1p(mp.exp(z)) if z <= 20 else z,
+        linear_softplus,
         (15, 36),
     ),
     "logsumexp": (
@@ -1443,7 +1448,7 @@ DIFFERENCES = {
     "softplus_squared": (
         "z²/2 − z·softplus(z), z of 5 to 20",
         lambda z: z.square() / 2 - z * F.softplus(z) / 2,
-        lambda mp, z: z * z / 2 - z * mp.log1p(mp.exp(z)) / 2,
+        lambda mp, z: z * z / 2 - z * linear_softplus(mp, z) / 2,
         (5, 20),
     ),
 }
