@@ -35,6 +35,9 @@ from hesscond.spectra.signed import dual_signed_condition, signed_condition, sig
 from hesscond.spectra.symmetric import general_condition, rounded_condition, symmetric_condition
 
 RankBound = Callable[[], int]
+#: A matrix is called zero if its eigenvalues are this many times below the bound of its rounding, which is a generous
+#: one; unresolved if they come nearer.
+SURE = 4.0
 
 
 class Form(ABC):
@@ -66,7 +69,9 @@ class Form(ABC):
 
 def zero_if_rounding(found: ConditionNumber) -> ConditionNumber:
     """``found``, zero if no eigenvalue was told from the rounding of what the matrix was summed up from."""
-    return found if found.rank else replace(zero_matrix(found.nullity), cutoff=found.cutoff)
+    if found.rank or SURE * found.lambda_max > found.cutoff > 0:
+        return found
+    return replace(zero_matrix(found.nullity), cutoff=found.cutoff)
 
 
 @dataclass(frozen=True, eq=False)
