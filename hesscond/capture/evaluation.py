@@ -32,6 +32,11 @@ FLAT = (
     *("conv", "einsum", "cum", "sort", "roll", "flip", "index", "scatter", "gather", "zeros", "nan_to_num", "to"),
     *("normalize", "scaled_dot", "remainder", "fmod", "mod", "floordiv", "heaviside"),
 )
+#: Functions that round to their argument where it is small.
+IDENTITY_AT_ZERO = frozenset(
+    {"sin", "tan", "asin", "arcsin", "atan", "arctan", "sinh", "tanh", "asinh", "arcsinh", "atanh", "arctanh"}
+    | {"expm1", "log1p", "softsign", "elu", "celu"}
+)
 #: Where a batch that is a mapping has its targets.
 LABELS = ("labels", "label")
 #: Types that meet each other if a model keeps tensors of its own.
@@ -310,8 +315,8 @@ class WeightWatch(TorchFunctionMode):
 def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
     """Whether an elementwise function gives its largest or smallest value, or zero, for different entries.
 
-    Or one value for all samples of a feature that varies. None: the function is one of those that may do so without
-    rounding, or not elementwise.
+    Or one value for all samples of a feature that varies, or the values of a feature that is so small that the function
+    is the identity there. None: the function is one of those that may do so without rounding, or not elementwise.
     """
     x, name = args[0] if args else None, getattr(func, "__name__", "").strip("_")
     if (
@@ -331,6 +336,8 @@ def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
     if x.ndim > 1:
         constant = (y == y[:1]).all(0) & (x != x[:1]).any(0) & (y[0] > SHIFTED) & (y[0] < MASKED)
         found.append((constant if hidden is None else constant & ~hidden.all(0)).any())
+        if name in IDENTITY_AT_ZERO:
+            found.append(((x == y).all(0) & (x != 0).any(0)).any())
     x, y = x.flatten(), y.flatten()
     # nothing here waits for the device
     for edge in (y.amin(), y.amax(), 0.0):
