@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hesscond.capture.captured import Diagonal, Factor
+from hesscond.capture.captured import TINY, Diagonal, Factor
 from hesscond.capture.graph import nodes
 from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
@@ -147,6 +147,8 @@ def reaches(derivative: torch.Tensor, subset: torch.Tensor, samples: int) -> boo
 
 #: What is smaller than this share of its terms, or than so many times their rounding, has been cancelled.
 CANCELLED, LOST = 2.0**-28, 16.0
+#: A difference of two sums below this share of them has lost digits that count.
+LEFT = 2.0**-10
 #: Draws of the terms of backward passes where these are near their round-off.
 PROBES = 3
 #: Relative changes that stand for rounding, so large that they show what cancels in products of two factors too.
@@ -235,6 +237,12 @@ class DiagonalSink:
         if self.negative is None or not self.negative.any():
             return Diagonal(self.root, None, known)
         S = (self.root - self.negative) * (self.root + self.negative)
+        terms = self.root.square() + self.negative.square()
+        cancelled = S.abs() <= LEFT * terms
+        if cancelled.any():
+            error = LOST * torch.finfo(S.dtype).eps * terms
+            error = error / torch.maximum(S.abs(), error).sqrt().clamp_min(TINY) * cancelled
+            known = error if known is None else torch.hypot(known, error)
         return Diagonal(S.abs().sqrt(), S.sign(), known)
 
     def near(self, noise: torch.Tensor, limit: float) -> torch.Tensor:

@@ -152,8 +152,9 @@ def capture(
     if result.mass == 0 or not forward.calls:
         return result
     refuse_nothing(loss_fn, forward)
+    # a layer of one unit is that unit, of which the rounding of each sample is known
     requests = [
-        Request(name, chosen[name], calls, wanted[name], whole, forward.parameters.get(name))
+        Request(name, chosen[name], calls, wanted[name], whole and len(wanted[name]) > 1, forward.parameters.get(name))
         for name, calls in forward.calls.items()
     ]
     if slopes:

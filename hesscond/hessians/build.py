@@ -89,6 +89,8 @@ def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
     units = captured.inputs.geometry.units
     if isinstance(curvature, Formed):
         return FormedHessian(curvature.matrices[0], curvature.spread[0], curvature.terms, units, captured.loses_entries)
+    if units == 1:
+        return unit_hessian(captured, 0, memory)
     assert isinstance(curvature, Factor)
     layer = LayerHessian(captured, memory)
     if layer.count == 0:
