@@ -100,6 +100,9 @@ def table(
     layer: Layer = None,
     unit: Unit = None,
     quantity: Quantity = None,
+    all: Annotated[
+        bool, typer.Option("--all", help="All columns; of summary: the training set, κ(PᵀHP), κ(D)².")
+    ] = False,
 ) -> None:
     """Print a table of stored runs; LaTeX needs the packages booktabs, amsmath and graphicx.
 
@@ -112,8 +115,11 @@ def table(
     chosen = TABLES[kind]
     options = taken(f"table {kind}", chosen.options, layer=layer, unit=unit, quantity=quantity)
     stored = collect(runs)
+    if all and (format != "text" or chosen.everything is None):
+        raise ConfigError("--all is for the table summary in the terminal: other tables and formats have all columns")
     if format == "text":
-        print_table(chosen.print(stored, **options))
+        whole = chosen.everything if all else None
+        print_table((whole or chosen.print)(stored, **options))
     else:
         sys.stdout.write(chosen.write(stored, format, **options))  # type: ignore[arg-type]
 

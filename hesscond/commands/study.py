@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from hesscond.commands import completion
 from hesscond.commands.check import POLICIES, Expect, Unresolved, meet
@@ -20,7 +21,15 @@ from hesscond.errors import ConfigError, DivergedError
 from hesscond.expectations import Expectation
 from hesscond.methods import registered
 from hesscond.progress import loading_bar, progress_bar
-from hesscond.report import conditioning_figure, rounding_note, save_figure, statement_table, summary_table
+from hesscond.report import (
+    FIGURES,
+    equal_loss_figure,
+    rounding_note,
+    save_figure,
+    statement_table,
+    summary_table,
+    verdict_sentences,
+)
 from hesscond.study import (
     RunPlan,
     StoredRun,
@@ -181,8 +190,12 @@ def finish(where: Path, runs: list[StoredRun]) -> None:
     note = rounding_note(runs)
     if note:
         stdout.print(f"note:   {note}", soft_wrap=True)
-    figure = conditioning_figure(runs)
-    for suffix in (".pdf", ".png"):
-        save_figure(figure, where / f"conditioning{suffix}")
+    stdout.print()
+    for sentence in verdict_sentences(runs):
+        stdout.print(Text(sentence))
     stdout.print(f"runs:   {where}", soft_wrap=True)
-    stdout.print(f"figure: {where / 'conditioning.png'} (and .pdf)", soft_wrap=True)
+    if FIGURES["equal-loss"].fits(runs) is None:
+        figure = equal_loss_figure(runs)
+        for suffix in (".pdf", ".png"):
+            save_figure(figure, where / f"equal-loss{suffix}")
+        stdout.print(f"figure: {where / 'equal-loss.png'} (and .pdf)", soft_wrap=True)

@@ -18,6 +18,7 @@ _HOMES = {
     "conditioning": ("conditioning_figure",),
     "density": ("density_figure",),
     "eigenvalues": ("eigenvalue_figure",),
+    "equal_loss": ("equal_loss_figure",),
     "gain": ("gain_axes", "gain_figure"),
     "html_report": ("write_report",),
     "layers": ("heatmap_figure", "layer_axes", "layers_figure"),
@@ -31,6 +32,7 @@ _HOMES = {
     "structure": ("structure_figure",),
     "summary": ("summary_frame", "summary_table"),
     "sweeps": ("best_frame", "best_table", "cells_frame", "comparison_frame", "comparison_table", "sweep_frame"),
+    "verdict": ("verdict_frame", "verdict_sentences"),
     "training": ("accuracy_axes", "loss_axes", "training_figure"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -27,7 +27,7 @@ from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import method_colors
 from hesscond.report.registry import UNIT, FigureKind
 from hesscond.report.selection import Selection, by_method, select
-from hesscond.report.series import RESOLVED, expected, finite, lower_bounds, resolved_values, window_of
+from hesscond.report.series import RESOLVED, expected, finite, loss_of, lower_bounds, resolved_values, window_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,11 +113,6 @@ def panels(page: Page, apart: bool) -> tuple[Figure, dict[str, Axes]]:
     heights = (1.0, 1.2, 1.2, 1.0) if apart else (1.0, 1.45, 1.0)
     figure = page.figure(7.8 if apart else 6.4, hspace=0.0)
     return figure, dict(zip("abcd", figure.subplots(len(heights), 1, sharex=True, height_ratios=heights), strict=False))
-
-
-def loss_of(run: StoredRun) -> pd.Series:
-    """Training loss by iteration."""
-    return finite(run.table("training").set_index("iteration")["loss"])
 
 
 def last_iteration(selection: Selection, losses: dict[str, list[pd.Series]]) -> int:

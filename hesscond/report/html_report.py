@@ -39,6 +39,7 @@ from hesscond.report.registry import FIGURES, TABLES
 from hesscond.report.selection import in_order, select
 from hesscond.report.series import SHOWN
 from hesscond.report.tables import duration
+from hesscond.report.verdict import verdict_sentences
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,6 +129,7 @@ def render_report(
             configurations=configurations(named),
             differences=differences(named),
             environment=environment(named),
+            verdict=verdict_sentences(runs, **options) if FIGURES["equal-loss"].fits(runs, **options) is None else (),
             pictures=pictures(runs, options),
             sheets=sheets(runs, options),
             verdicts=checked,

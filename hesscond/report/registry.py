@@ -94,6 +94,8 @@ class TableKind:
         ``rows(frame)``: the rows that are shown, where they are not those of the frame.
     terminal
         ``terminal(runs, **options)``: a layout for the terminal of its own.
+    everything
+        A layout with more columns, which ``--all`` asks for.
     options
         Which of layer, unit and quantity it takes.
     """
@@ -107,6 +109,7 @@ class TableKind:
     options: tuple[str, ...] = ()
     rows: Callable[[pd.DataFrame], pd.DataFrame] | None = None
     terminal: Callable[..., TextTable] | None = None
+    everything: Callable[..., TextTable] | None = None
 
     def write(self, runs: Sequence[StoredRun], format: Format, **options: Any) -> str:
         """The table as Markdown, LaTeX, HTML or CSV."""
@@ -160,6 +163,7 @@ class Kinds(Mapping[str, Kind], Generic[Kind]):
 
 FIGURES: Kinds[FigureKind] = Kinds(
     {
+        "equal-loss": "equal_loss:EQUAL_LOSS_FIGURE",
         "conditioning": "conditioning:CONDITIONING_FIGURE",
         "training": "training:TRAINING_FIGURE",
         "layers": "layers:LAYERS_FIGURE",
@@ -177,6 +181,7 @@ FIGURES: Kinds[FigureKind] = Kinds(
 TABLES: Kinds[TableKind] = Kinds(
     {
         "summary": "summary:SUMMARY_TABLE",
+        "verdict": "verdict:VERDICT_TABLE",
         "seeds": "summary:SEEDS_TABLE",
         "learning-rates": "summary:LEARNING_RATES_TABLE",
         "layers": "layers:LAYERS_TABLE",

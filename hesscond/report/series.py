@@ -55,6 +55,25 @@ def gain(probe: pd.DataFrame) -> pd.Series:
     return resolved_values(probe, "kappa") / resolved_values(probe, "kappa_preconditioned")
 
 
+def loss_of(run: StoredRun) -> pd.Series:
+    """Training loss by iteration."""
+    return finite(run.table("training").set_index("iteration")["loss"])
+
+
+def is_collapsed(run: StoredRun) -> bool:
+    """Whether the network of a run ended with constant outputs: it learned nothing, and H has rank one or less.
+
+    Such a Hessian, of a bias alone, has κ = 1, which says nothing good of the method.
+    """
+    loss = loss_of(run).dropna()
+    probe = run.table("probe")
+    last = probe[(probe["iteration"] >= 0.9 * probe["iteration"].max()) & (probe["n_params"] > 2)]
+    if loss.empty or last["rank"].isna().all():
+        return False
+    few = max(1, min(100, len(loss) // 10))
+    return bool(last["rank"].le(1).all() and loss.tail(few).median() >= 0.9 * loss.iloc[0])
+
+
 def window_of(iterations: int) -> int:
     """Width in iterations of the running median of a run: an odd number, 2 % of the run and at most 101."""
     return min(101, max(1, iterations // 50) | 1)

@@ -16,6 +16,7 @@ from hesscond.report.series import (
     finite,
     gain,
     intervals,
+    is_collapsed,
     is_unresolved,
     kappa_ends,
     located,
@@ -170,10 +171,36 @@ def median(values: pd.Series) -> float:
 
 
 def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> TextTable:
-    """`summary_frame` for the terminal: of each run the mini-batches, how many are unresolved, and the training set.
+    """`summary_frame` for the terminal: loss, accuracy, κ(H) and κ in the method's own coordinates, a line a run.
 
-    A κ that was never resolved is shown by its lower bound, as "≥ 1.20e+09".
+    Of the mini-batches; of the training set where no mini-batch was probed. A κ that was never resolved is shown by its
+    lower bound, as "≥ 1.20e+09".
     """
+    frame = summary_frame(runs, layer=layer, unit=unit)
+    data = "batch" if frame["batch_probes"].any() else "train"
+    shown = ("kappa", "kappa_own")
+    unresolved = any(frame[f"{data}_{name}_unresolved"].any() for name in shown)
+    accurate = bool(frame["test_accuracy"].notna().any())
+    probed = "medians over the probed mini-batches" if data == "batch" else "last probe of the training set"
+    caption = f"κ own: κ in the coordinates in which the method takes plain gradient steps; {probed}"
+    caption += "; unres.: how many κ own are unresolved" * unresolved
+    titles = ["method", ">loss", *[">acc. %"] * accurate, ">κ(H)", ">κ own", *[">unres."] * unresolved]
+    table = TextTable(tuple(titles), title=select(runs, layer, unit).title, caption=caption)
+    several = frame["seed"].nunique() > 1
+    for row, run in zip(frame.to_dict("records"), in_order(runs), strict=True):
+        name = row["method"] + f" seed {row['seed']}" * several
+        status = "collapsed" if is_collapsed(run) else row["status"]
+        cells = [name if status == "finished" else f"{name} ({status})"]
+        cells.append(number(row["training_loss_tail_mean"], ".3f"))
+        cells += [number(100 * row["test_accuracy"], ".1f")] * accurate
+        cells += [kappa_cell(row[f"{data}_{name}"], row[f"{data}_{name}_lower"]) for name in shown]
+        cells += [f"{row[f'{data}_kappa_own_unresolved']}/{row[f'{data}_probes']}"] * unresolved
+        table.add_row(*cells)
+    return table
+
+
+def whole_summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> TextTable:
+    """`summary_frame` for the terminal with all κ: of each run the mini-batches, and the training set."""
     frame = summary_frame(runs, layer=layer, unit=unit)
     unresolved = any(frame[f"batch_{name}_unresolved"].any() for name in RESOLVED)
     caption = (
@@ -370,6 +397,7 @@ SUMMARY_TABLE = TableKind(
     summary_caption,
     UNIT,
     terminal=summary_table,
+    everything=whole_summary_table,
 )
 
 SEEDS_TABLE = TableKind(

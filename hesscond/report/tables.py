@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -364,6 +365,10 @@ NUMBER_BREAKS = re.compile(r"\s+(?=[(…])")
 LONGEST_WORD = 30
 
 
+#: Columns of the terminal that a caption takes, at least.
+CAPTION = 80
+
+
 class TextTable:
     """A table for the terminal that breaks no word and no number.
 
@@ -392,17 +397,22 @@ class TextTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table, or its blocks of columns one below the other."""
-        for block in (blocks := self.blocks(options.max_width)):
+        if self.title:
+            yield Text(self.title)
+        blocks, width = self.blocks(options.max_width), 0
+        for block in blocks:
             loose = sum(block.values()) + 2 * (len(self.titles) - 1) <= options.max_width
-            yield self.drawn(block, gap=1 + loose, first=block is blocks[0], last=block is blocks[-1])
+            width = max(width, sum(block.values()) + (1 + loose) * (len(block) - 1))
+            yield self.drawn(block, gap=1 + loose, last=block is blocks[-1])
+        if self.caption:
+            # a narrow table has no narrow caption
+            yield Text(textwrap.fill(self.caption, min(options.max_width, max(width, CAPTION))))
 
-    def drawn(self, block: Mapping[int, int], *, gap: int, first: bool, last: bool) -> Table:
+    def drawn(self, block: Mapping[int, int], *, gap: int, last: bool) -> Table:
         """The columns of a block at their widths, with so many blanks between them."""
         # a box has a blank between columns
         right = (0, gap - 1 if self.box else gap, 0, 0)
-        table = Table(box=self.box, show_edge=False, pad_edge=False, padding=right, caption_justify="left")
-        table.title = Text(self.title) if self.title and first else None
-        table.caption = Text(self.caption) if self.caption and last else None
+        table = Table(box=self.box, show_edge=False, pad_edge=False, padding=right)
         for place, width in block.items():
             title = Text(wrapped(self.titles[place], width, NAME_BREAKS))
             table.add_column(title, justify="right" if self.numeric[place] else "left", width=width, no_wrap=True)

@@ -1,0 +1,144 @@
+"""Figure of training loss, and of κ in each method's own coordinates against the training loss at which it was met."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+from hesscond.report.axes import (
+    NEUTRAL,
+    Look,
+    OneFormat,
+    add_heading,
+    draw_curve,
+    drawn_values,
+    keep_in_view,
+    label_figure,
+    logarithmic,
+    method_handle,
+    out_of_view,
+    say_empty,
+)
+from hesscond.report.page import Page
+from hesscond.report.palette import MethodLook
+from hesscond.report.registry import PROBED, UNIT, FigureKind
+from hesscond.report.selection import looks_of, select
+from hesscond.report.series import loss_of, quantile, window_of
+from hesscond.report.verdict import PER_DECADE, QUARTILES, Probes, compared_groups, verdict_frame, verdict_sentences
+
+if TYPE_CHECKING:
+    from hesscond.study.store import StoredRun
+
+#: Panels side by side; at the 300 dots an inch of a PNG twice the 800 pixels that a web page shows.
+TWO_PANELS = Page(5.35)
+#: More methods than this are drawn without κ(H), which would hide their lines.
+TOGETHER = 2
+LOSS = Look("training loss")
+OWN, PLAIN = r"$\kappa$ in own coordinates", r"$\kappa(H)$ of the same run"
+
+
+def equal_loss_figure(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None, page: Page = TWO_PANELS
+) -> Figure:
+    """Training loss over the iterations, and κ against the training loss: methods compared at equal loss.
+
+    On the right, lines are medians of κ in the method's own coordinates over the probes in each interval of loss, bands
+    reach over the middle half of them, and triangles are lower bounds of medians that the unresolved leave open. Of at
+    most two methods κ(H) is dotted where it is another number. Runs that diverged or collapsed are left out. The
+    verdict stands below.
+    """
+    selection = select(runs, layer, unit)
+    groups, _ = compared_groups(runs)
+    looks = looks_of([group for group, _ in groups])
+    with page.styled():
+        figure = page.figure(2.6 if page.wide else 4.6)
+        left, right = figure.subplots(1, 2, width_ratios=(1, 1.3)) if page.wide else figure.subplots(2, 1)
+        for group, members in groups:
+            color = looks[group.label].color
+            curves = [loss_of(run) for run in members]
+            draw_curve(left, curves, LOSS, color, window_of(max(map(len, curves))), f"{group.label}-loss")
+        left.set(yscale="log", xlabel="iteration", ylabel="training loss")
+        left.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
+        logarithmic(left)
+        shown = ["kappa_own", "kappa"] if len(groups) <= TOGETHER else ["kappa_own"]
+        drawn = [
+            quantity
+            for group, members in groups
+            for quantity in shown
+            if draw_against_loss(right, Probes.of(selection, members), quantity, looks[group.label], group.label)
+        ]
+        right.set(xlabel="training loss (falls to the right)", ylabel="condition number")
+        finish(right, bool(drawn))
+        for ax in (left, right):
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.grid(axis="y", color="0.92", lw=0.4)
+            ax.set_axisbelow(True)
+        handles = [method_handle(group.label, looks[group.label]) for group, _ in groups]
+        if "kappa" in drawn:
+            styles = (("-", OWN), (":", PLAIN))
+            handles += [Line2D([], [], color=NEUTRAL, lw=1.1, ls=ls, label=label) for ls, label in styles]
+        add_heading(figure, page, selection.title, handles)
+        said = (
+            verdict_sentences(runs, layer=layer, unit=unit)[: max(1, len(groups) - 1)]
+            if len(groups) <= TOGETHER
+            else ()
+        )
+        label_figure(figure, page, None, " ".join([*said, *out_of_view([left, right])]))
+    return figure
+
+
+def draw_against_loss(ax: Axes, probes: Probes, quantity: str, look: MethodLook, name: str) -> bool:
+    """Median and quartiles of a κ by interval of loss; False: there are none, or κ(H) is κ own."""
+    mask = probes.measured(quantity)
+    if quantity == "kappa" and np.array_equal(probes.lower["kappa"], probes.lower["kappa_own"], equal_nan=True):
+        return False
+    bins = probes.bins()
+    places = np.unique(bins[mask])
+    if not len(places):
+        return False
+    inside = [mask & (bins == place) for place in places]
+    ends = [
+        [quantile(probes.lower[quantity][own], probes.upper[quantity][own], q) for q in QUARTILES] for own in inside
+    ]
+    loss = 10 ** ((places + 0.5) / PER_DECADE)
+    low, median, high = np.array([[end[0] for end in one] for one in ends]).T
+    known = np.array([one[1][0] == one[1][1] for one in ends])
+    plain = quantity == "kappa"
+    label = f"{name}-{quantity}"
+    ax.plot(loss, np.where(known, median, np.nan), color=look.color, lw=1.1, ls=":" if plain else "-", gid=label)
+    if not plain:
+        ax.fill_between(loss, low, np.where(known, high, low), color=look.color, alpha=0.2, lw=0)
+        style: dict[str, Any] = {"marker": "^", "mfc": "none", "ms": 3.5, "mew": 0.7, "ls": "none", "color": look.color}
+        ax.plot(loss[~known], median[~known], gid=f"{label}-unresolved", **style)
+    return True
+
+
+def finish(ax: Axes, drawn: bool) -> None:
+    """Both axes of the right panel, logarithmic, or the remark that nothing was probed."""
+    if not drawn:
+        say_empty(ax, "not probed")
+        return
+    ax.set(xscale="log", yscale="log")
+    keep_in_view(ax, drawn_values(ax))
+    logarithmic(ax)
+    low, high = ax.get_xlim()
+    ax.invert_xaxis()
+    ax.xaxis.set_major_locator(LogLocator(subs=(1,) if high / low > 30 else (1, 2, 5), numticks=7))
+    ax.xaxis.set_major_formatter(OneFormat())
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+EQUAL_LOSS_FIGURE = FigureKind(
+    "equal-loss",
+    "training loss, and κ of each method against the training loss at which it was measured",
+    PROBED,
+    equal_loss_figure,
+    verdict_frame,
+    UNIT,
+)

@@ -1,0 +1,329 @@
+"""Verdict on the methods of a study: their κ at equal training loss, and κ before and after P at the same weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hesscond.report.registry import PROBED, UNIT, TableKind
+from hesscond.report.selection import Selection, probed_groups, select
+from hesscond.report.series import SHOWN, intervals, is_collapsed, loss_of, quantile, running_median, window_of
+from hesscond.report.tables import Cell, Column, Number, TextTable, Words, text_table, words
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hesscond.report.selection import Group
+    from hesscond.study.store import StoredRun
+
+#: Intervals of loss to a decade in which probes of two methods are compared, and quantiles that stand for the probes of
+#: one method in one interval.
+PER_DECADE, POINTS = 10, 40
+QUARTILES = (0.25, 0.5, 0.75)
+SPREAD = ("ratio_q25", "ratio_q75")
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Condition numbers of the runs of one method, with the training loss at which they were measured.
+
+    Attributes
+    ----------
+    loss : (n,) array
+        Running median of the training loss at the probed iterations.
+    lower, upper : dict of (n,) arrays
+        Bounds of κ by quantity, a key of `SHOWN`; the upper one is infinite where κ is unresolved.
+    """
+
+    loss: np.ndarray
+    lower: Mapping[str, np.ndarray]
+    upper: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, selection: Selection, runs: Sequence[StoredRun]) -> Probes:
+        """The mini-batches of some runs; the training set where no mini-batch was probed."""
+        losses: list[np.ndarray] = []
+        ends: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {quantity: ([], []) for quantity in SHOWN}
+        for run in runs:
+            loss = loss_of(run)
+            smooth = running_median(loss, window_of(len(loss))).dropna()
+            probe = selection.probe(run, "batch")
+            probe = selection.probe(run, "train") if probe.empty else probe
+            if smooth.empty or probe.empty:
+                continue
+            losses.append(smooth.reindex(probe.index, method="nearest").to_numpy())
+            for quantity, parts in ends.items():
+                for part, found in zip(parts, intervals(probe, quantity), strict=True):
+                    part.append(found)
+        joined = [{q: np.concatenate(parts[side] or [np.zeros(0)]) for q, parts in ends.items()} for side in (0, 1)]
+        return cls(np.concatenate(losses or [np.zeros(0)]), *joined)
+
+    def measured(self, quantity: str, low: float = 0.0, high: float = math.inf) -> np.ndarray:
+        """Mask of the probes with a value of a quantity, at a loss from ``low`` to ``high``."""
+        return (self.loss > 0) & (self.loss >= low) & (self.loss <= high) & ~np.isnan(self.lower[quantity])
+
+    def bins(self) -> np.ndarray:
+        """Number of the interval of loss that each probe is in."""
+        return np.floor(PER_DECADE * np.log10(np.where(self.loss > 0, self.loss, np.nan)))
+
+
+def at_equal_loss(base: Probes, other: Probes, quantity: str = "kappa_own") -> dict[str, Any]:
+    """Ratio κ of ``base`` over κ of ``other`` at equal training loss.
+
+    In each interval of loss in which both were probed every probe of one is compared with every probe of the other;
+    all intervals have the same weight.
+
+    Returns
+    -------
+    dict
+        loss_low, loss_high: the range of loss that both reach (NaN: none); probes and base_probes in it, unresolved
+        and base_unresolved; ratio, ratio_q25, ratio_q75: (low, high), equal unless the unresolved leave them open.
+    """
+    found: dict[str, Any] = {"loss_low": math.nan, "loss_high": math.nan, "probes": 0, "base_probes": 0}
+    found |= {"unresolved": 0, "base_unresolved": 0, **dict.fromkeys(("ratio", *SPREAD), (math.nan, math.nan))}
+    every = [one.loss[one.measured(quantity)] for one in (base, other)]
+    if not all(map(len, every)):
+        return found
+    low, high = max(loss.min() for loss in every), min(loss.max() for loss in every)
+    there = [one.measured(quantity, low, high) for one in (base, other)]
+    shared = np.intersect1d(*(one.bins()[mask] for one, mask in zip((base, other), there, strict=True)))
+    if not len(shared):
+        return found
+    found |= {"loss_low": float(low), "loss_high": float(high)}
+    for prefix, one, mask in (("base_", base, there[0]), ("", other, there[1])):
+        found |= {
+            f"{prefix}probes": int(mask.sum()),
+            f"{prefix}unresolved": int(np.isinf(one.upper[quantity][mask]).sum()),
+        }
+    ends: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    for place in shared:
+        inside = [mask & (one.bins() == place) for one, mask in zip((base, other), there, strict=True)]
+        for side, one_end, other_end in ((0, base.lower, other.upper), (1, base.upper, other.lower)):
+            over, under = spread_out(one_end[quantity][inside[0]]), spread_out(other_end[quantity][inside[1]])
+            ends[side].append(spread_out(np.subtract.outer(np.log(over), np.log(under)).ravel()))
+    lower, upper = (np.exp(np.concatenate(side)) for side in ends)
+    names = (SPREAD[0], "ratio", SPREAD[1])
+    return found | {name: quantile(lower, upper, q) for name, q in zip(names, QUARTILES, strict=True)}
+
+
+def spread_out(values: np.ndarray) -> np.ndarray:
+    """Quantiles that stand for values, as many for every number of them."""
+    return np.quantile(values, (np.arange(POINTS) + 0.5) / POINTS, method="inverted_cdf")
+
+
+def at_same_weights(probes: Probes, quantity: str) -> tuple[float, float, float]:
+    """Quartiles and median (q25, median, q75) of κ(H) over another κ of the same probes; NaN: half are unresolved."""
+    above, below = probes.lower["kappa"], probes.lower[quantity]
+    resolved = np.isfinite(probes.upper["kappa"]) & np.isfinite(probes.upper[quantity])
+    measured = probes.measured("kappa") & probes.measured(quantity)
+    if 2 * (measured & resolved).sum() <= measured.sum():
+        return math.nan, math.nan, math.nan
+    first, middle, last = np.quantile((above / below)[measured & resolved], QUARTILES)
+    return float(first), float(middle), float(last)
+
+
+def compared_groups(runs: Sequence[StoredRun]) -> tuple[list[tuple[Group, list[StoredRun]]], list[str]]:
+    """Groups of runs with those of them that can be compared, the baseline first, and a sentence for each left out.
+
+    The baseline is vanilla, or the first method if it is not there.
+    """
+    kept, sentences = [], []
+    for group in probed_groups(runs):
+        faults = list(map(fault_of, group.runs))
+        for fault in dict.fromkeys(filter(None, faults)):
+            seeds = f" ({faults.count(fault)} of {len(faults)} runs)" if len(faults) > 1 else ""
+            sentences.append(f"{group.label} {fault}{seeds}: its κ is not compared.")
+        rest = [run for run, fault in zip(group.runs, faults, strict=True) if not fault]
+        if rest:
+            kept.append((group, rest))
+    kept.sort(key=lambda pair: pair[0].method != "vanilla")
+    return kept, sentences
+
+
+def fault_of(run: StoredRun) -> str:
+    """What has gone wrong in the training of a run, so that its κ says nothing of its method; empty: nothing."""
+    if run.status == "diverged":
+        return "diverged"
+    return "collapsed to constant outputs" if is_collapsed(run) else ""
+
+
+def verdict_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:
+    """Condition numbers of the methods of a study at equal training loss, and at the same weights.
+
+    Parameters
+    ----------
+    runs
+        Of one study.
+    layer, unit
+        Which unit's κ; the first that was probed by default.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per method, the baseline (vanilla, or the first method) first: method; baseline; then of κ in the
+        method's own coordinates the columns of `at_equal_loss`, each ratio with ``_lower`` and ``_upper`` (NaN in the
+        row of the baseline); gain_own, gain_P with ``_q25`` and ``_q75``: κ(H)/κ own and κ(H)/κ(PᵀHP) at the same
+        weights, P from the raw statistics of the same samples; note: why a method is missing, in the first row.
+    """
+    import pandas as pd
+
+    selection = select(runs, layer, unit)
+    groups, sentences = compared_groups(runs)
+    rows: list[dict[str, Any]] = []
+    base: Probes | None = None
+    for group, members in groups:
+        probes = Probes.of(selection, members)
+        row: dict[str, Any] = {"method": group.label, "baseline": groups[0][0].label}
+        found = at_equal_loss(probes if base is None else base, probes)
+        for name, ends in [(name, found.pop(name)) for name in ("ratio", *SPREAD)]:
+            low, high = ends if base is not None else (math.nan, math.nan)
+            found |= {name: low if low == high else math.nan, f"{name}_lower": low, f"{name}_upper": high}
+        row |= found
+        for name, quantity in (("own", "kappa_own"), ("P", "kappa_preconditioned")):
+            names = (f"gain_{name}_q25", f"gain_{name}", f"gain_{name}_q75")
+            row |= dict(zip(names, at_same_weights(probes, quantity), strict=True))
+        rows.append(row | {"note": "" if rows else " ".join(sentences)})
+        base = probes if base is None else base
+    return pd.DataFrame(rows, columns=list(rows[0]) if rows else ["method", "baseline", "note"])
+
+
+def verdict_sentences(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
+) -> tuple[str, ...]:
+    """Sentences of the verdict on the methods of a study.
+
+    Parameters
+    ----------
+    runs, layer, unit
+        As for `verdict_frame`.
+
+    Returns
+    -------
+    tuple of str
+        At equal training loss, one for each method but the baseline; at the same weights; which of the two theorems
+        are about. Empty if nothing was probed.
+    """
+    if not any(len(run.table("probe")) for run in runs):
+        return ()
+    return sentences_of(verdict_frame(runs, layer=layer, unit=unit))
+
+
+def sentences_of(frame: pd.DataFrame) -> tuple[str, ...]:
+    """`verdict_sentences` of a frame."""
+    rows = frame.to_dict("records")
+    found = [equal_loss_sentence(row) for row in rows[1:]]
+    gains = [gain_clause(row, "own", f"{row['method']}'s own coordinates make κ(H)") for row in rows]
+    if any(row["method"].startswith("bnp") for row in rows):
+        gains += [gain_clause(row, "P", "BNP's P makes it") for row in rows[:1]]
+    if any(gains):
+        found.append(f"At the same weights, {'; '.join(filter(None, gains))}.")
+    if len(rows) > 1:
+        found.append(
+            "Theorems compare the same weights; training meets the κ of its own path, which changes with the loss: "
+            "medians over whole runs do not compare methods."
+        )
+    return tuple(found + [row["note"] for row in rows[:1] if row["note"]])
+
+
+def equal_loss_sentence(row: Mapping[str, Any]) -> str:
+    """How κ of a method compares with that of the baseline at equal training loss."""
+    method, baseline = row["method"], row["baseline"]
+    if math.isnan(row["loss_low"]):
+        return f"{method} and {baseline} were never probed at the same training loss: their κ cannot be compared."
+    probes = row["probes"] + row["base_probes"]
+    counted = f"{row['base_probes']:,} and {row['probes']:,} probes"
+    open_ = row["unresolved"] + row["base_unresolved"]
+    counted += f", {open_:,} of {probes:,} unresolved" if open_ else ""
+    where = f"At equal training loss ({row['loss_low']:.2g} to {row['loss_high']:.2g})"
+    ends = {name: (row[f"{name}_lower"], row[f"{name}_upper"]) for name in ("ratio", *SPREAD)}
+    (low, high), (first, _), (_, last) = ends["ratio"], ends["ratio_q25"], ends["ratio_q75"]
+    said = f"κ in {method}'s own coordinates"
+    spread = f"({quartiles(first, last)}; {counted})"
+    if low < 1 < high:
+        return f"{where}, too many κ are unresolved to compare {method} with {baseline} ({counted})."
+    if first > 1 or last < 1:
+        bound = "" if low == high else "at least "
+        return f"{where}, {said} is {bound}{factor(low if first > 1 else high)} than {baseline}'s {spread}."
+    return f"{where}, {said} is not clearly different from {baseline}'s {spread}."
+
+
+def gain_clause(row: Mapping[str, Any], name: str, said: str) -> str:
+    """What coordinates do to κ(H) in the run of a method; empty: they are the plain ones."""
+    gain, first, last = row[f"gain_{name}"], row[f"gain_{name}_q25"], row[f"gain_{name}_q75"]
+    if math.isnan(gain) or (first, last) == (1.0, 1.0):
+        return ""
+    return f"{said} {factor(gain)} in {row['method']}'s run ({quartiles(first, last)})"
+
+
+def factor(ratio: float) -> str:
+    """A ratio of κ above one as *times smaller*, below one as *times larger*.
+
+    Examples
+    --------
+    >>> factor(28.4), factor(0.5), factor(1234.0)
+    ('28 times smaller', '2 times larger', '1,200 times smaller')
+    """
+    return f"{times(max(ratio, 1 / ratio))} times {'smaller' if ratio >= 1 else 'larger'}"
+
+
+def times(value: float) -> str:
+    """A factor with two significant digits."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:.1e}" if rounded >= 1e6 else f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
+
+
+def quartiles(low: float, high: float) -> str:
+    """Quartiles of ratios of κ, both on one side of one or not."""
+    if not math.isfinite(high):
+        return f"quartiles from {factor(low)} up"
+    if low >= 1 or high <= 1:
+        ends = (low, high) if low >= 1 else (1 / high, 1 / low)
+        return f"quartiles {times(ends[0])} to {times(ends[1])}"
+    return f"quartiles {factor(low)} to {factor(high)}"
+
+
+def verdict_columns(frame: pd.DataFrame) -> list[Column]:
+    """`verdict_frame` as it is written."""
+    return [
+        words("method", "method", code=True),
+        Column("training loss", lambda row: pair(row, "loss_low", "loss_high")),
+        Column("probes", lambda row: Number((row["probes"],), "d")),
+        Column("κ smaller than baseline's", lambda row: ratio_cell(row, "ratio")),
+        Column("κ(H) / κ own", lambda row: ratio_cell(row, "gain_own")),
+        Column("κ(H) / κ(PᵀHP)", lambda row: ratio_cell(row, "gain_P")),
+    ]
+
+
+def pair(row: Mapping[str, Any], low: str, high: str) -> Cell:
+    """A range; a dash if there is none."""
+    return Words("–") if math.isnan(row[low]) else Number((row[low], row[high]), ".2g", "{0} … {1}")
+
+
+def ratio_cell(row: Mapping[str, Any], name: str) -> Cell:
+    """Median (quartiles) of a ratio; a dash if it is open."""
+    values = tuple(float(row[f"{name}{end}"]) for end in ("", "_q25", "_q75"))
+    return Words("–") if any(map(math.isnan, values)) else Number(values, ".2g", "{0} ({1} … {2})")
+
+
+def verdict_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> TextTable:
+    """`verdict_frame` for the terminal, with the sentences below it."""
+    frame = verdict_frame(runs, layer=layer, unit=unit)
+    return text_table(frame, verdict_columns(frame), " ".join(sentences_of(frame)))
+
+
+VERDICT_TABLE = TableKind(
+    "verdict",
+    "a row for each method: κ at equal training loss, and at the same weights",
+    PROBED,
+    verdict_frame,
+    verdict_columns,
+    "training loss: the range that the method and the baseline reach, with its probes in it; κ smaller than baseline's: "
+    "κ own of the baseline over that of the method at equal training loss; κ(H) / κ: at the same weights; medians "
+    "(quartiles)",
+    UNIT,
+    terminal=verdict_table,
+)
