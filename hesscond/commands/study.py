@@ -41,6 +41,7 @@ from hesscond.study import (
     run,
 )
 from hesscond.study.grid import Overrides, plan_runs
+from hesscond.study.listing import aliases
 from hesscond.study.sections import LARGEST
 
 
@@ -97,6 +98,8 @@ def study(
     choice("--unresolved", unresolved, POLICIES)
     expectations = [Expectation.of(text) for text in expect or ()]
     config = load_study(name, scale)
+    if name in aliases():
+        stderr.print(f"{name} is another name of {aliases()[name]}", soft_wrap=True)
     if resume and out is None:
         if config.run is None:
             raise ConfigError("--resume needs the folder of the runs: give it as --out")

@@ -321,7 +321,7 @@ VERDICT_TABLE = TableKind(
     PROBED,
     verdict_frame,
     verdict_columns,
-    "training loss: the range that the method and the baseline reach, with its probes in it; κ smaller than baseline's: "
+    "training loss: the range that both reach; probes: its own in it; κ smaller than baseline's: "
     "κ own of the baseline over that of the method at equal training loss; κ(H) / κ: at the same weights; medians "
     "(quartiles)",
     UNIT,

@@ -301,7 +301,8 @@ class StudyConfig(Section):
                 raise ConfigError(f"{error}; the study names {own}" if own else str(error)) from None
             return Variant(self, text, "")
         if not entry.changes:
-            return Variant(self, entry.method, entry.name)
+            # runs are called as one typed it
+            return Variant(self, entry.method, entry.name if text == entry.name else "")
         try:
             study = StudyConfig.model_validate(merged(self.model_dump(mode="json", exclude_none=True), entry.changes))
         except ValidationError as error:

@@ -53,7 +53,7 @@ def load_study(study: str | Path, scale: str | None = None) -> StudyConfig:
     Returns
     -------
     StudyConfig
-        With these changes made; ``small`` is empty.
+        With these changes made; ``small`` is empty. Its name is the one given, also where that is an alias.
 
     Raises
     ------
@@ -66,7 +66,8 @@ def load_study(study: str | Path, scale: str | None = None) -> StudyConfig:
     if file.panels and not panel:
         panels = ", ".join(f"{study}/{own}" for own in file.panels)
         raise ConfigError(f"study {str(study)!r} has several panels: choose from {panels}")
-    return file.study(panel, scale)
+    found = file.study(panel, scale)
+    return found.model_copy(update={"name": str(study), "panel": ""}) if study in aliases() else found
 
 
 def split_name(study: str) -> tuple[str, str]:

@@ -101,7 +101,7 @@ def plan_runs(
     if not resume:
         check_free(out) if single else check_no_run(out)
     variants = [study.variant(name) for name in methods]
-    if len({(variant.label, variant.method) for variant in variants}) < len(variants):
+    if len({(variant.study.model_dump_json(), variant.method) for variant in variants}) < len(variants):
         raise ConfigError("a method is given twice, under two names")
     plans = []
     for name, variant in zip(methods, variants, strict=True):
