@@ -169,12 +169,20 @@ class Direction:
         self.slope *= weight
 
     @classmethod
-    def of(cls, block: BlockHessian, layout: Layout, whole: Layout | None = None, unit: int | None = None) -> Direction:
-        """A random one, scaled as the block is."""
+    def of(
+        cls,
+        block: BlockHessian,
+        layout: Layout,
+        whole: Layout | None = None,
+        unit: int | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Direction:
+        """A random one, scaled as the block is, in numbers of ``dtype``: that of the model if None."""
         scales = block.scales()
         # of a block that is zero nothing is known
         largest = (float(scales.max()) if len(scales) else 0.0) or 1.0
-        floor = torch.finfo(scales.dtype).tiny ** 0.5 * largest
+        floor = torch.finfo(dtype or layout.tensors[0].dtype).tiny ** 0.5 * largest
         if not bool((scales > floor).all()):
             scales = torch.where(scales > floor, scales, largest)
         generator = torch.Generator().manual_seed(0)
@@ -561,7 +569,7 @@ def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check
 
 def rounding_of(H: HessianOperator) -> bool | None:
     """Whether the Hessian of an operator is zero, as by `Witness.rounded`; None at once where it is far from that."""
-    v = Direction.of(as_block(H), H.layout).v.to(H.point)
+    v = Direction.of(as_block(H), H.layout, dtype=H.dtype).v.to(H.point)
     if is_far(H @ v, v, H.point, H.loss, H.gradient):
         return None
     witness, directions = witnessed(H, [H], keeps_products=True)
@@ -580,7 +588,7 @@ def witnessed(
     problem = H.problem
     named = dict(zip(H.names, H.layout.tensors, strict=True))
     witness = Witness(problem.model, problem.loss_fn, named, problem.dtype, problem.lift_casts, True, keeps_products)
-    directions = [Direction.of(as_block(part), part.layout) for part in parts]
+    directions = [Direction.of(as_block(part), part.layout, dtype=part.dtype) for part in parts]
     for drawn, weight in problem.counted():
         with drawn.state.again():
             witness.add(drawn.batch, directions, weight)

@@ -805,7 +805,8 @@ class Capturing:
             layers = {name: self.layers[name]}
             whole = UnitLayout(self.probe.model, layers, None)
             layout = whole if unit is None else UnitLayout(self.probe.model, layers, unit)
-            found[name] = Direction.of(self.probe.block(own, unit), layout, whole, unit)
+            block = self.probe.block(own, unit)
+            found[name] = Direction.of(block, layout, whole, unit, dtype=self.probe.dtype)
         return found
 
     def _verdict(self, direction: Direction, block: BlockHessian, total: float, known: Check | None = None) -> Check:

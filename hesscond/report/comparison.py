@@ -26,7 +26,7 @@ from hesscond.report.axes import (
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.registry import PROBED, UNIT, FigureKind
 from hesscond.report.selection import Group, groups_of, looks_of, probed_groups, select, title_of
-from hesscond.report.series import kappa_ends, quantile
+from hesscond.report.series import is_collapsed, kappa_ends, quantile
 from hesscond.report.summary import training_summary
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def comparison_points(runs: Sequence[StoredRun], *, layer: str | None = None, un
     selection = select(runs, layer, unit)
     rows = []
     for group in probed_groups(runs):
-        done = group.finished
+        done = [run for run in group.finished if not is_collapsed(run)]
         ends = [kappa_ends(selection.rows_of(run)) for run in done]
         lower, upper = (np.concatenate([end[side] for end in ends]) if ends else np.zeros(0) for side in (0, 1))
         if not len(lower):
@@ -144,7 +144,7 @@ def remark(points: pd.DataFrame, groups: Sequence[Group]) -> str:
     parts = ["horizontal: middle half of the κ"]
     if points["seeds"].max() > 1:
         parts.append("vertical: range over seeds")
-    for status in ("diverged", "unfinished"):
+    for status in ("diverged", "collapsed", "unfinished"):
         if number := sum(getattr(group, status) for group in groups):
             parts.append(f"{status} and left out: {number}")
     return "; ".join(parts)

@@ -108,7 +108,7 @@ def render_report(
     named = named_runs(runs)
     first = runs[0].config
     methods = list(dict.fromkeys(run.method for run in runs))
-    options = {"layer": selection.layer, "unit": selection.unit}
+    options: dict[str, Any] = {"layer": selection.layer, "unit": selection.unit}
     checked = verdicts(named)
     style = stylesheet()
     return (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hesscond.errors import ConfigError
 from hesscond.report.palette import MethodLook, method_looks, varied
+from hesscond.report.series import is_collapsed
 from hesscond.study.store import place_name
 
 if TYPE_CHECKING:
@@ -206,6 +207,11 @@ class Group:
     def diverged(self) -> int:
         """How many of the runs did."""
         return sum(run.status == "diverged" for run in self.runs)
+
+    @property
+    def collapsed(self) -> int:
+        """How many of the finished runs ended with constant outputs."""
+        return sum(map(is_collapsed, self.finished))
 
     @property
     def unfinished(self) -> int:

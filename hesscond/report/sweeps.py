@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hesscond.report.series import intervals, located, quantile
+from hesscond.report.series import intervals, is_collapsed, located, quantile
 from hesscond.report.summary import kappa_cell, number, summary_frame, training_summary
 from hesscond.report.tables import TextTable
 from hesscond.roles import NETWORK
@@ -249,9 +249,10 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        method, learning_rate (NaN if none worked), at_edge of the grid; seeds that finished, and diverged; loss:
-        training, mean of the last iterations, the median over the seeds, loss_min, loss_max; test_accuracy: the median;
-        time: of an iteration, relative to vanilla. For each level that was measured, with its name in front, as
+        method, learning_rate (NaN if none worked), at_edge of the grid; seeds that finished, and diverged; of those
+        that finished, collapsed to constant outputs; loss: training, mean of the last iterations, the median over the
+        seeds, loss_min, loss_max; test_accuracy: the median; time: of an iteration, relative to vanilla. For each level
+        that was measured, with its name in front, as
         ``layer_kappa``: kappa and kappa_own, the median over blocks, units, moments and seeds, NaN where the unresolved
         leave it open, with ``_lower`` and ``_upper``; cells: how many κ in either coordinates, resolved: how many of
         them; sharpness: the median. share_diagonal and share_kronecker: the median with ``_lower`` and ``_upper``, and
@@ -265,7 +266,7 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
     for one in compared:
         done = [run for run in one.runs if run.status == "finished"]
         row: dict[str, Any] = {"method": one.method, "learning_rate": one.rate, "at_edge": one.edge}
-        row |= {"seeds": len(done), "diverged": len(one.runs) - len(done)}
+        row |= {"seeds": len(done), "diverged": len(one.runs) - len(done), "collapsed": sum(map(is_collapsed, done))}
         summaries = pd.DataFrame([training_summary(run) for run in done], columns=["training_loss_tail_mean", ACCURACY])
         losses = summaries["training_loss_tail_mean"].astype(float)
         row |= {"loss": losses.median(), "loss_min": losses.min(), "loss_max": losses.max()}
@@ -332,7 +333,7 @@ def comparison_table(frame: pd.DataFrame, title: str) -> TextTable:
         accuracy = f"\n{number(100 * row[ACCURACY], '.1f')}" if accurate else ""
         cells = ["\n".join(ends(row, f"{level}_{name}") for name in ("kappa", "kappa_own")) for level in levels]
         table.add_row(
-            row["method"],
+            row["method"] + "\n(collapsed)" * (row["collapsed"] == row["seeds"] > 0),
             f"{row['learning_rate']:.3g}{'*' if row['at_edge'] else ''}",
             number(row["loss"], ".3f") + accuracy,
             number(row["time"], ".2f"),

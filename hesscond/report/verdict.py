@@ -167,7 +167,8 @@ def verdict_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         One row per method, the baseline (vanilla, or the first method) first: method; baseline; then of κ in the
         method's own coordinates the columns of `at_equal_loss`, each ratio with ``_lower`` and ``_upper`` (NaN in the
         row of the baseline); gain_own, gain_P with ``_q25`` and ``_q75``: κ(H)/κ own and κ(H)/κ(PᵀHP) at the same
-        weights, P from the raw statistics of the same samples; note: why a method is missing, in the first row.
+        weights, P from the raw statistics of the same samples. ``attrs["left_out"]``: sentences on the methods that are
+        missing, since their runs diverged or collapsed.
     """
     import pandas as pd
 
@@ -186,9 +187,11 @@ def verdict_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         for name, quantity in (("own", "kappa_own"), ("P", "kappa_preconditioned")):
             names = (f"gain_{name}_q25", f"gain_{name}", f"gain_{name}_q75")
             row |= dict(zip(names, at_same_weights(probes, quantity), strict=True))
-        rows.append(row | {"note": "" if rows else " ".join(sentences)})
+        rows.append(row)
         base = probes if base is None else base
-    return pd.DataFrame(rows, columns=list(rows[0]) if rows else ["method", "baseline", "note"])
+    frame = pd.DataFrame(rows)
+    frame.attrs["left_out"] = sentences
+    return frame
 
 
 def verdict_sentences(
@@ -226,7 +229,7 @@ def sentences_of(frame: pd.DataFrame) -> tuple[str, ...]:
             "Theorems compare the same weights; training meets the κ of its own path, which changes with the loss: "
             "medians over whole runs do not compare methods."
         )
-    return tuple(found + [row["note"] for row in rows[:1] if row["note"]])
+    return (*found, *frame.attrs["left_out"])
 
 
 def equal_loss_sentence(row: Mapping[str, Any]) -> str:
@@ -277,9 +280,10 @@ def times(value: float) -> str:
 
 
 def quartiles(low: float, high: float) -> str:
-    """Quartiles of ratios of κ, both on one side of one or not."""
-    if not math.isfinite(high):
-        return f"quartiles from {factor(low)} up"
+    """Quartiles of ratios of κ, both on one side of one or not; what the unresolved leave open is called so."""
+    if low == 0 or not math.isfinite(high):
+        known = [factor(end) for end in (low, high) if 0 < end < math.inf]
+        return f"quartiles {' and '.join([*known, 'unresolved'])}" if known else "quartiles unresolved"
     if low >= 1 or high <= 1:
         ends = (low, high) if low >= 1 else (1 / high, 1 / low)
         return f"quartiles {times(ends[0])} to {times(ends[1])}"

@@ -539,7 +539,7 @@ class Prober:
             block = unit_hessian(own, unit, MEMORY)
             with weight_as_parameter(self.model, place, layer) as named:
                 layout, whole = (UnitLayout(self.model, {place: layer}, of, named) for of in (unit, None))
-                direction = Direction.of(block, layout, whole, unit)
+                direction = Direction.of(block, layout, whole, unit, dtype=dtype)
                 witness = Witness(self.model, self.loss_fn, dict(named), dtype, lift_casts=True)
                 # whether the model's second derivatives are those of its gradient is a question of its code
                 witness.differentiates = place not in self._differentiated

@@ -37,6 +37,8 @@ from hesscond.study.store import OVER, open_run
 from hesscond.study.structure import check_structure, probed_blocks, probed_layers
 from hesscond.theorems import LayerStatement, statement
 
+#: A loss that has grown by this factor has diverged where a probe fails.
+BLOWN_UP = 10.0
 #: Samples in one forward pass of an evaluation: fully connected networks take little memory for each.
 EVALUATION_CHUNK = {"vector": 5000, "coordinates": 5000, "image": 250, "points": 250, "tokens": 250}
 
@@ -305,25 +307,12 @@ def rate(optimizer: torch.optim.Optimizer) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-def diverged(quantity: str, value: float, iteration: int) -> DivergedError:
+def diverged(quantity: str, value: float, iteration: int, lr: float) -> DivergedError:
     """The error for a loss that is NaN or infinite."""
-    return DivergedError(f"the {quantity} is {value} at iteration {iteration}: the run stopped, its log is kept")
-
-
-@contextmanager
-def probing(iteration: int) -> Iterator[None]:
-    """The networks of a study can be measured, unless something is no longer finite, or the memory too small."""
-    try:
-        yield
-    except (NotFiniteError, MatrixError) as error:
-        raise DivergedError(
-            f"the probe found numbers out of range at iteration {iteration} ({error}): the run stopped, its log is kept"
-        ) from None
-    except CaptureError as error:
-        raise RunError(
-            f"the probe failed at iteration {iteration}: {error}; in [probe] of the study choose other layers or "
-            "units, take fewer train_samples, or set train_every_epochs (or every) to 0"
-        ) from None
+    return DivergedError(
+        f"training has diverged: the {quantity} is {value:.3g} at iteration {iteration}, learning rate {lr:g}; the run "
+        "stopped, its log is kept"
+    )
 
 
 class Training:
@@ -367,6 +356,8 @@ class Training:
         self.order = torch.Generator().manual_seed(plan.seed + 1)
         #: The last probe on a mini-batch.
         self.row: dict[str, Any] | None = None
+        #: training loss of the first iteration, and the largest one with its iteration
+        self.first_loss, self.largest = math.nan, (-math.inf, 0)
         #: Probes whose rows are yet to be made, with iteration and epoch.
         self.waiting: list[tuple[int, int, Taken]] = []
 
@@ -376,6 +367,8 @@ class Training:
         self.log.mark(total=self.iterations, threads=threads)
         with torch_threads(threads):
             first, permutation = self.restore(checkpoints.latest(self.plan.device))
+            if first > 0:
+                self.first_loss = float(open_run(self.plan.folder).table("training")["loss"].iloc[0])
             saved = time.monotonic()
             for iteration in range(first, self.iterations):
                 epoch, position = divmod(iteration, self.per_epoch)
@@ -401,6 +394,32 @@ class Training:
         work = self.batch_size * multiplications(self.model, one)
         return 1 if work < WORTH_THREADS else torch.get_num_threads()
 
+    @contextmanager
+    def probing(self, iteration: int) -> Iterator[None]:
+        """The networks of a study can be measured, unless training has diverged, or the memory is too small."""
+        try:
+            yield
+        except (CaptureError, MatrixError) as error:
+            loss, peak = self.largest
+            if loss > BLOWN_UP * self.first_loss:
+                self.log.commit(probe=self.rows_without_kappa(iteration))
+                raise diverged("loss", loss, peak, rate(self.optimizer)) from None
+            if isinstance(error, (NotFiniteError, MatrixError)):
+                raise DivergedError(
+                    f"the probe found numbers out of range at iteration {iteration}, learning rate "
+                    f"{rate(self.optimizer):g} ({error}): the run stopped, its log is kept"
+                ) from None
+            raise RunError(
+                f"the probe failed at iteration {iteration}: {error}; in [probe] of the study choose other layers or "
+                "units, take fewer train_samples, or set train_every_epochs (or every) to 0"
+            ) from None
+
+    def rows_without_kappa(self, iteration: int) -> list[dict[str, Any]]:
+        """Rows of the probe table of a mini-batch that could not be measured."""
+        at = {"iteration": iteration, "epoch": iteration // self.per_epoch, "data": "batch"}
+        units = self.prober.units.items()
+        return [at | {"layer": self.prober.names[place], "unit": unit} for place, own in units for unit in own]
+
     def shuffled(self) -> torch.Tensor:
         """The order of the samples in the next epoch."""
         return torch.randperm(len(self.targets), generator=self.order).to(self.targets.device)
@@ -424,7 +443,7 @@ class Training:
             # one by one, up to the one that is to blame
             waiting, self.waiting = self.waiting, []
             for one in waiting:
-                with probing(one[0]):
+                with self.probing(one[0]):
                     rows = self.rows_of([one])
                 self.waiting = [one]
                 self.log_probes(rows)
@@ -490,18 +509,20 @@ class Training:
         penalty = self.method.penalty(loss_tensor)
         (loss_tensor if penalty is None else loss_tensor + penalty).backward()
         loss = loss_tensor.item()
+        self.first_loss = loss if math.isnan(self.first_loss) else self.first_loss
+        self.largest = max(self.largest, (loss, iteration))
         if not math.isfinite(loss):
-            raise diverged("loss", loss, iteration)
+            raise diverged("loss", loss, iteration, rate(self.optimizer))
         self.method.transform_gradients()
         # after the method has seen the batch, before the weights move: the P of this very step
         probes: list[Taken] = []
         if random is not None:
-            with probing(iteration):
+            with self.probing(iteration):
                 # dropout is that of the training pass
                 probe = self.prober.batch(inputs, targets, output, again=random.again, check=self.compares(iteration))
                 probes.append(probe if probe.waits else self.prober.rows([probe])[0])
         if iteration in self.plan.study.probe.at:
-            with probing(iteration):
+            with self.probing(iteration):
                 probes.append(self.prober.train_rows(*self.probed_part()))
         self.optimizer.step()
         if self.schedule is not None:
@@ -517,10 +538,10 @@ class Training:
         test_loss = evaluation["test_loss"]
         assert test_loss is not None
         if not math.isfinite(test_loss):
-            raise diverged("test loss", test_loss, iteration)
+            raise diverged("test loss", test_loss, iteration, rate(self.optimizer))
         every = self.plan.study.probe.train_every_epochs
         if every > 0 and (last or epoch % every == 0):
-            with probing(iteration):
+            with self.probing(iteration):
                 self.waiting.append((iteration, epoch, self.prober.train_rows(*self.probed_part())))
             self.settle()
 
