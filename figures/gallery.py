@@ -94,6 +94,7 @@ class Entry:
 
 
 ENTRIES = {
+    "equal-loss": Entry("Training loss, and κ of each method against the training loss at which it was measured."),
     "conditioning": Entry(
         "Loss, κ(H), κ(PᵀHP) and κ(D) over training: Figure 8 of Lange, Helfrich and Ye (JMLR 2022), on CIFAR-10.",
         "hesscond replicate bnp-figure-8 --out runs",
