@@ -114,9 +114,9 @@ def test_one_run_with_its_figure(run_cli, folder):
     assert "tiny · layer fc2, unit 3 · batch size 60" in result.out
     assert "runs:   out\n" in result.out
     names = sorted(path.name for path in (folder / "out").iterdir())
-    assert names == ["checkpoints", "conditioning.pdf", "conditioning.png", "config.toml", "run.sqlite"]
-    assert (folder / "out" / "conditioning.png").read_bytes().startswith(b"\x89PNG")
-    assert (folder / "out" / "conditioning.pdf").read_bytes().startswith(b"%PDF")
+    assert names == ["checkpoints", "config.toml", "equal-loss.pdf", "equal-loss.png", "run.sqlite"]
+    assert (folder / "out" / "equal-loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "out" / "equal-loss.pdf").read_bytes().startswith(b"%PDF")
     assert open_run(folder / "out").status == "finished"
 
 

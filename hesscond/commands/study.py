@@ -23,7 +23,6 @@ from hesscond.methods import registered
 from hesscond.progress import loading_bar, progress_bar
 from hesscond.report import (
     FIGURES,
-    equal_loss_figure,
     rounding_note,
     save_figure,
     statement_table,
@@ -98,8 +97,6 @@ def study(
     choice("--unresolved", unresolved, POLICIES)
     expectations = [Expectation.of(text) for text in expect or ()]
     config = load_study(name, scale)
-    if name in aliases():
-        stderr.print(f"{name} is another name of {aliases()[name]}", soft_wrap=True)
     if resume and out is None:
         if config.run is None:
             raise ConfigError("--resume needs the folder of the runs: give it as --out")
@@ -129,6 +126,8 @@ def study(
         data = load_data(config.data, data_dir, on_decoded)
     for plan in plans:
         check_plan(plan, data)
+    if name in aliases():
+        stderr.print(f"{name} is another name of {aliases()[name]}", soft_wrap=True)
     if lr is None:
         tell_default_rates(plans)
     data = data.to(plans[0].device)
@@ -197,8 +196,10 @@ def finish(where: Path, runs: list[StoredRun]) -> None:
     for sentence in verdict_sentences(runs):
         stdout.print(Text(sentence))
     stdout.print(f"runs:   {where}", soft_wrap=True)
-    if FIGURES["equal-loss"].fits(runs) is None:
-        figure = equal_loss_figure(runs)
+    # the other where nothing was probed
+    kind = next((kind for kind in ("equal-loss", "training") if FIGURES[kind].fits(runs) is None), None)
+    if kind is not None:
+        figure = FIGURES[kind].draw(runs)
         for suffix in (".pdf", ".png"):
-            save_figure(figure, where / f"equal-loss{suffix}")
-        stdout.print(f"figure: {where / 'equal-loss.png'} (and .pdf)", soft_wrap=True)
+            save_figure(figure, where / f"{kind}{suffix}")
+        stdout.print(f"figure: {where / kind}.png (and .pdf)", soft_wrap=True)

@@ -129,7 +129,7 @@ def render_report(
             configurations=configurations(named),
             differences=differences(named),
             environment=environment(named),
-            verdict=verdict_sentences(runs, **options) if FIGURES["equal-loss"].fits(runs, **options) is None else (),
+            verdict=verdict_sentences(runs, **options),
             pictures=pictures(runs, options),
             sheets=sheets(runs, options),
             verdicts=checked,

@@ -310,8 +310,8 @@ def rate(optimizer: torch.optim.Optimizer) -> float:
 def diverged(quantity: str, value: float, iteration: int, lr: float) -> DivergedError:
     """The error for a loss that is NaN or infinite."""
     return DivergedError(
-        f"training has diverged: the {quantity} is {value:.3g} at iteration {iteration}, learning rate {lr:g}; the run "
-        "stopped, its log is kept"
+        f"training has diverged at learning rate {lr:g}: the {quantity} is {value:.3g} at iteration {iteration}: "
+        "the run stopped, its log is kept"
     )
 
 
@@ -406,8 +406,8 @@ class Training:
                 raise diverged("loss", loss, peak, rate(self.optimizer)) from None
             if isinstance(error, (NotFiniteError, MatrixError)):
                 raise DivergedError(
-                    f"the probe found numbers out of range at iteration {iteration}, learning rate "
-                    f"{rate(self.optimizer):g} ({error}): the run stopped, its log is kept"
+                    f"the probe found numbers out of range at iteration {iteration} ({error}): the run stopped, its "
+                    "log is kept"
                 ) from None
             raise RunError(
                 f"the probe failed at iteration {iteration}: {error}; in [probe] of the study choose other layers or "

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hesscond.errors import ConfigError
-from hesscond.report import summary_frame, summary_table
+from hesscond.report import summary_frame, summary_table, whole_summary_table
 from hesscond.report.tables import TextTable
 from hesscond.study.store import StoredRun
 
@@ -79,9 +79,27 @@ def test_numbers_are_those_of_the_log(make_run: MakeRun) -> None:
                 assert row[f"{data}_{name}"] == pytest.approx(value, nan_ok=True), (data, name)
 
 
-def test_the_table_shows_them_in_80_columns(make_run: MakeRun) -> None:
+def test_the_table_is_read_from_left_to_right(make_run: MakeRun) -> None:
+    """A line a run: loss, accuracy, κ(H), κ own, and how many are unresolved."""
     runs = [make_run("vanilla", unresolved=0.2), make_run("equilibration", 1, unresolved=0.2, status="interrupted")]
-    text = printed(summary_table(runs))
+    lines = printed(summary_table(runs)).splitlines()
+    assert lines[0] == "fc-test · layer fc3, unit 3 · batch size 60"
+    assert lines[1].split() == ["method", "loss", "acc.", "%", "κ(H)", "κ", "own", "unres."]
+    for line, name, (_, row) in zip(
+        lines[3:],
+        ("vanilla seed 0", "equilibration seed 1 (interrupted)"),
+        summary_frame(runs).iterrows(),
+        strict=False,
+    ):
+        shown = [f"{row['training_loss_tail_mean']:.3f}", f"{100 * row['test_accuracy']:.1f}"]
+        shown += [f"{row['batch_kappa']:.2e}", f"{row['batch_kappa_own']:.2e}"]
+        assert line.split() == [*name.split(), *shown, f"{row['batch_kappa_own_unresolved']}/{row['batch_probes']}"]
+    assert all(cell_len(line) <= 80 for line in lines)
+
+
+def test_the_table_shows_everything_in_80_columns(make_run: MakeRun) -> None:
+    runs = [make_run("vanilla", unresolved=0.2), make_run("equilibration", 1, unresolved=0.2, status="interrupted")]
+    text = printed(whole_summary_table(runs))
     assert all(cell_len(line) <= 80 for line in text.splitlines())
     assert "fc-test · layer fc3, unit 3 · batch size 60" in text
     assert "(interrupted)" in text
@@ -104,16 +122,19 @@ def test_what_was_never_resolved_is_a_lower_bound(make_run: MakeRun) -> None:
     assert np.isnan(row["batch_kappa"])
     assert np.isnan(row["train_kappa"])
     assert np.isnan(row["batch_gain"])
-    text = printed(summary_table([run]))
+    short, text = printed(summary_table([run])), printed(whole_summary_table([run]))
+    assert f"≥ {row['batch_kappa_own_lower']:.2e}" in short
     for name in (f"{d}_{k}" for d in ("batch", "train") for k in ("kappa", "kappa_preconditioned", "kappa_own")):
         assert f"≥ {row[f'{name}_lower']:.2e}" in text
     assert all(cell_len(line) <= 80 for line in text.splitlines())
 
 
 def test_runs_without_probes_or_evaluations(make_run: MakeRun) -> None:
-    text = printed(summary_table([make_run(probed=False, evaluated=False)]))
+    run = make_run(probed=False, evaluated=False)
+    text = printed(whole_summary_table([run]))
     assert text.count("not probed") == 2
     assert "nan" not in text
+    assert "nan" not in printed(summary_table([run]))
 
 
 def test_another_unit_and_runs_of_different_studies(make_run: MakeRun) -> None:

@@ -100,8 +100,13 @@ def test_figure_8_probes_the_first_output_unit():
     study = load_study("bnp-figure-8")
     assert (study.model.hidden, study.training.batch_size) == ([100, 100], 60)
     assert (study.probe.layers, study.probe.units, study.probe.every) == (["fc3"], [0], 1)
-    assert load_study("fc-cifar10") == study
-    assert load_study("fc3-mnist") == load_study("bnp-figure-3/mnist")
+
+
+@pytest.mark.parametrize(("alias", "name"), [("fc-cifar10", "bnp-figure-8"), ("fc3-mnist", "bnp-figure-3/mnist")])
+def test_an_alias_is_the_study_under_the_name_that_was_typed(alias, name):
+    study, other = load_study(alias), load_study(name)
+    assert (study.name, study.full_name) == (alias, alias)
+    assert study == other.model_copy(update={"name": alias, "panel": ""})
 
 
 def test_a_study_file_is_read(written):

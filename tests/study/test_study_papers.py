@@ -136,7 +136,7 @@ def test_the_small_version_on_the_command_line(tmp_path, call_cli):
     config = open_run(out).config
     assert (config["scale"], config["model"]["hidden"], config["training"]["loss"]) == ("small", [64, 64], "mse")
     assert "small" not in config
-    assert (out / "conditioning.png").exists()
+    assert (out / "equal-loss.png").exists()
     again = call_cli("study", out / "config.toml", "--resume")
     assert (again.code, again.err) == (0, "")
     refused = call_cli("study", "fc-digits", "--scale", "large", "-m", "vanilla", "--out", tmp_path / "none")

@@ -144,7 +144,9 @@ def test_a_method_brings_its_changes(figure):
 def test_versions_of_one_method_are_told_apart(figure):
     path = figure('method = "vanilla"', 'method = "bnp"')
     study = load_study(f"{path}/left")
-    assert study.variant("bnp").label == "SGD"
+    # a run is called as it was typed
+    assert (study.variant("SGD").label, study.variant("bnp").label) == ("SGD", "")
+    assert study.variant("bnp").method == study.variant("SGD").method
     twice = StudyConfig.model_validate(
         study.model_dump(mode="json", exclude_none=True)
         | {"methods": [{"name": name, "method": f"bnp:rho={rho}"} for name, rho in (("a", 0.5), ("b", 0.6))]}

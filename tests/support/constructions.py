@@ -2562,11 +2562,3 @@ for exponent in (-30, -16, -8, 30):
 
 # by group, as on the page
 KINDS.sort(key=lambda one: list(GROUPS).index(one.trust))
-
-#: Answered wrongly still; docs/limits.md says what is behind each.
-OPEN = {
-    "two_formulas": "a difference of two formulas for one loss may leave a rounded sample of curvature",
-    "loss_charbonnier_three": "the rounding of the layer's largest sample counts for its smallest too",
-    "features_sine_and_identity": "two functions that round to equal features count as equal",
-}
-KINDS[:] = [dataclasses.replace(one, missing=OPEN.get(one.name)) for one in KINDS]

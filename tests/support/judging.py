@@ -262,7 +262,8 @@ class Construction:
     judge: Callable[..., list[Verdict]] | None = None
     library: str | None = None
     processes: int = 1
-    missing: str | None = None
+    #: no construction needs what may not be there
+    missing = None
 
     @property
     def name(self):
