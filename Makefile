@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test test-slow test-all lint types bench docs gallery support support-page clean
+.PHONY: help setup study test test-slow test-all lint types bench docs dist gallery support support-page clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/' | expand -t 18
@@ -60,6 +60,16 @@ $(VENV)/.docs: $(VENV)/.installed
 docs: $(VENV)/.docs ## build the documentation into build/docs, no warnings, no broken links (TRIALS=5: sooner)
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --quiet --jobs auto --fail-on-warning --keep-going -b html docs build/docs
 	$(BIN)/python docs/check_site.py build/docs
+
+dist: ## build sdist and wheel, and try the wheel in a new environment and an empty folder
+	rm -rf dist build/dist
+	$(PYTHON) -m venv build/dist/tools
+	build/dist/tools/bin/python -m pip install --quiet --disable-pip-version-check build
+	build/dist/tools/bin/python -m build --outdir dist
+	$(PYTHON) -m venv build/dist/new
+	build/dist/new/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) dist/*.whl
+	mkdir build/dist/empty
+	cd build/dist/empty && ../new/bin/hesscond --version && ../new/bin/hesscond study fc-digits -m vanilla --iterations 5
 
 gallery: setup ## draw figures/gallery with small runs
 	$(BIN)/python figures/gallery.py

@@ -54,6 +54,7 @@ def test_missing_and_old_packages():
     assert check.status == "failed"
     assert check.found.endswith("is not >=99; no-such-package is missing")
     assert "torch" not in check.found
+    assert check.advice == "pip install 'numpy>=99' 'no-such-package>=1'"
     assert doctor.required(["torch>=2.0", "scipy", "numpy>=1.26"]).status == "ok"
 
 

@@ -185,7 +185,7 @@ def test_a_missing_extra_is_said_with_the_command_that_brings_it(folder, call_cl
     monkeypatch.setitem(sys.modules, "distributed", None)
     done = call_cli("sweep", "tiny.toml", "-m", "vanilla", "--dask", "a:1")
     assert done.code == 2
-    assert done.err.splitlines()[-1].endswith("pip install 'hesscond[dask]'")
+    assert done.err.splitlines()[-1].endswith("pip install distributed (extra 'dask')")
 
 
 def test_ranges_of_seeds():

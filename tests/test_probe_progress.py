@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,6 +104,63 @@ def test_nothing_is_kept_of_a_first_layer_or_a_stream():
         hesscond.probe(model, loss, [batch, batch], layers=["0"], progress=lambda p: p.stop())
 
 
+def convolutional(*parts, width=3):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, width, 3), *parts, nn.Flatten(), nn.Linear(16 * width, 4))
+    return model, nn.CrossEntropyLoss(), (torch.randn(8, 1, 6, 6), torch.randint(0, 4, (8,)))
+
+
+def reasons(model, loss, batch):
+    seen = []
+    hesscond.probe(model, loss, batch, progress=seen.append)
+    return {progress.reason for progress in seen}
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(3), nn.SyncBatchNorm(3)], ids=["batch", "synchronized"])
+def test_batch_normalization_is_the_reason_where_evaluation_mode_takes_no_second_derivatives(norm):
+    model, loss, batch = convolutional(norm, nn.ReLU())
+    (reason,) = reasons(model, loss, batch)
+    assert "BatchNorm in training mode ties all samples together" in reason
+    assert reasons(model.eval(), loss, batch) == set()
+
+
+class ByHand(nn.Module):
+    def forward(self, x):
+        return nn.functional.batch_norm(x, None, None, training=True)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (nn.BatchNorm2d(3), nn.Tanh()),
+        (nn.BatchNorm2d(3, track_running_stats=False),),
+        (nn.InstanceNorm2d(3),),
+        (nn.BatchNorm2d(3), nn.InstanceNorm2d(3)),
+        (nn.BatchNorm2d(3), ByHand()),
+        (nn.LayerNorm([3, 4, 4]),),
+        (nn.GroupNorm(1, 3),),
+    ],
+    ids=lambda parts: "-".join(type(part).__name__ for part in parts),
+)
+def test_batch_normalization_is_no_reason_where_evaluation_mode_takes_second_derivatives(parts):
+    model, loss, batch = convolutional(*parts)
+    assert reasons(model, loss, batch) == {""}
+    assert reasons(model.eval(), loss, batch) == {""}
+
+
+def test_the_estimate_of_the_command(call_cli, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hesscond.commands.probe.LONG", 0.0)
+    source = NET.replace("nn.Tanh()", "nn.ReLU()")
+    (tmp_path / "net.py").write_text(source + "def one():\n    return make(2, 4)\n")
+    (line,) = [line for line in call_cli("probe", "net.py:one").err.splitlines() if line.startswith("Estimated")]
+    assert re.fullmatch(
+        r"Estimated time of second derivatives: .+ \(.+ of it for \d\), because BatchNorm in training mode ties all "
+        r"samples together: .+ needs no second derivatives\. --layers and --units .+ keeps finished layers\.",
+        line,
+    )
+
+
 def interrupted(folder, after, arguments=()):
     (folder / "net.py").write_text(NET)
     command = [sys.executable, "-m", "hesscond", "probe", "net.py:long", *arguments]
@@ -130,7 +188,7 @@ def read_to(process, words):
 @pytest.mark.slow
 def test_ctrl_c_prints_the_layers_that_are_complete(tmp_path):
     process, err = interrupted(tmp_path, "second derivatives")
-    assert err.startswith("about ")
+    assert err.startswith("Estimated time of second derivatives: ")
     time.sleep(1)
     process.send_signal(signal.SIGINT)
     out, rest = process.communicate(timeout=120)

@@ -17,7 +17,7 @@ from hesscond.capture.evaluation import Batch, LossFunction
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
 from hesscond.capture.nonfinite import reasons
-from hesscond.capture.pace import Pace
+from hesscond.capture.pace import TIED, Pace
 from hesscond.capture.request import NOT_FINITE
 from hesscond.capture.weighting import Weights, refuse_nothing
 from hesscond.capture.wrappers import measurable
@@ -160,6 +160,8 @@ def capture(
     if slopes:
         result.slopes = slopes_of(forward, [request for request in requests if request.parameters is None])
     differentiator = Differentiator(forward, requests, memory, pace or Pace())
+    if pace is not None and pace.tell is not None and differentiator.is_tied(model):
+        pace.reason = TIED
     found = differentiator.capture()
     result.failed = dict(differentiator.failed)
     unbounded = [name for name, error in result.failed.items() if isinstance(error, NotFiniteError)]

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hesscond.capture.backward import (
     CANCELLED,
@@ -29,7 +30,7 @@ from hesscond.capture.captured import Diagonal, LayerCapture
 from hesscond.capture.curved import CurvedNode, curved_nodes
 from hesscond.capture.double_backward import Plan, SecondDerivatives
 from hesscond.capture.forward import ForwardPass
-from hesscond.capture.graph import consumers, dependent, is_piecewise_linear, keeps_rows, nodes, shape_of
+from hesscond.capture.graph import BATCH_NORM, consumers, dependent, is_piecewise_linear, keeps_rows, nodes, shape_of
 from hesscond.capture.layers import Geometry, by_position
 from hesscond.capture.pace import Pace, Stopped
 from hesscond.capture.request import Request
@@ -145,6 +146,14 @@ class Differentiator:
         if self.curved is None:
             return False
         return self.tail_is_linear or is_piecewise_linear(self.start, dependent(self.start, request.leaves))
+
+    def is_tied(self, model: torch.nn.Module) -> bool:
+        """Whether the model in evaluation mode, its batch normalizations linear, needs no second derivatives."""
+        count = sum(isinstance(m, _BatchNorm) and m.training and m.running_mean is not None for m in model.modules())
+        batch = {node for node in self.consumers if node.name() in BATCH_NORM and node._saved_training}
+        # where there are more, some are called by hand or normalize instances, in evaluation mode too
+        usual = len(batch) <= count and not any(r.parameters or self.is_outnumbered(r) for r in self.requests)
+        return usual and self.curved is not None and is_piecewise_linear(self.start, known=batch)
 
     def is_outnumbered(self, request: Request) -> bool:
         """Whether the loss has far more rank-one terms than the layer has outputs, as with a vocabulary of words."""

@@ -235,7 +235,7 @@ def inputs_of(node: Any, within: Set[Any] | None) -> Inputs:
     return [(p, i) if p is not None and (within is None or p in within) else (None, 0) for p, i in node.next_functions]
 
 
-def is_piecewise_linear(start: Iterable[Any], within: Set[Any] | None = None) -> bool:
+def is_piecewise_linear(start: Iterable[Any], within: Set[Any] | None = None, known: Set[Any] = frozenset()) -> bool:
     """Whether what the nodes ``start`` compute is piecewise linear in all its differentiable leaves together.
 
     Every node of the autograd graph must be of a known piecewise linear kind, and a product may have one
@@ -243,11 +243,11 @@ def is_piecewise_linear(start: Iterable[Any], within: Set[Any] | None = None) ->
 
     Parameters
     ----------
-    within
-        Take only these nodes to be variable (see `dependent`); None: all.
+    within, known
+        Take only these nodes to be variable (see `dependent`), None: all; and these to be linear.
     """
     return all(
-        is_linear_node(node.name(), node, inputs_of(node, within))
+        node in known or is_linear_node(node.name(), node, inputs_of(node, within))
         for node in nodes(start)
         if within is None or node in within
     )

@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 #: What is said of a layer that was not reached before somebody stopped the probe.
 STOPPED = "stopped before it was measured"
 
+#: Why second derivatives take long where only batch normalization in training mode needs them.
+TIED = (
+    "because BatchNorm in training mode ties all samples together: this is the loss with the statistics of the batch. "
+    "After model.eval() it is that with the running statistics, sample by sample, and needs no second derivatives"
+)
+
 
 class Stopped(Exception):
     """Raised where the work is, once it was asked to stop."""
@@ -60,6 +66,8 @@ class Progress:
         By layer, what each takes in all; in proportion to the number of units.
     stop
         To be called to end it: the layers that are complete are kept.
+    reason
+        Why it takes that long and what would not, if that is known; else "".
     """
 
     layer: str
@@ -67,6 +75,7 @@ class Progress:
     left: float
     seconds: dict[str, float]
     stop: Callable[[], None]
+    reason: str = ""
 
     @property
     def share(self) -> float:
@@ -86,6 +95,7 @@ class Pace:
     """
 
     tell: Callable[[Progress], None] | None = None
+    reason: str = ""  # that of `Progress`
     _work: dict[str, Work] = field(default_factory=dict)
     _began: float = 0.0
     _last: float = 0.0
@@ -126,7 +136,7 @@ class Pace:
         if self.tell is not None:
             seconds = {name: own.seconds for name, own in self._work.items()}
             left = sum(own.left for own in self._work.values())
-            self.tell(Progress(layer, self._last - self._began, left, seconds, self._stop))
+            self.tell(Progress(layer, self._last - self._began, left, seconds, self._stop, self.reason))
         if self._stopped:
             raise Stopped
 

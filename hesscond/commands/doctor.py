@@ -117,16 +117,16 @@ def packages() -> Check:
 
 def required(stated: list[str]) -> Check:
     """Whether requirements of the form ``NAME>=VERSION`` are there."""
-    problems = []
+    problems = {}
     for text in stated:
         name, _, least = re.sub(r"[;\s].*", "", text).partition(">=")
         try:
             if numbers(version(name)) < numbers(least):
-                problems.append(f"{name} {version(name)} is not >={least}")
+                problems[text] = f"{name} {version(name)} is not >={least}"
         except PackageNotFoundError:
-            problems.append(f"{name} is missing")
+            problems[text] = f"{name} is missing"
     if problems:
-        return Check("failed", "; ".join(problems), "install hesscond again: pip install --upgrade hesscond")
+        return Check("failed", "; ".join(problems.values()), f"pip install {' '.join(map(repr, problems))}")
     shown = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy"))
     return Check("ok", f"{shown} and {len(stated) - 3} more, all as required")
 

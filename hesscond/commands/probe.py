@@ -181,11 +181,9 @@ class Watched:
         """What it will take, and what less would."""
         longest, seconds = max(progress.seconds.items(), key=lambda pair: pair[1])
         others = "" if len(progress.seconds) == 1 else f" ({duration(seconds)} of it for {longest})"
-        stderr.print(
-            f"about {duration(progress.left)} for second derivatives{others}: --layers and --units of a part take a "
-            "part of the time, Ctrl-C keeps the layers that are complete",
-            soft_wrap=True,
-        )
+        others += progress.reason and f", {progress.reason}"
+        text = f"Estimated time of second derivatives: {duration(progress.left)}{others}. "
+        stderr.print(text + "--layers and --units measure a subset; Ctrl-C keeps finished layers.", soft_wrap=True)
 
     def kappas(self, result: hesscond.ProbeResult) -> hesscond.ProbeResult:
         """κ of all layers, computed and kept in the result; or of those that came before Ctrl-C."""

@@ -71,7 +71,7 @@ def load_image_folder(
     try:
         import PIL  # noqa: F401  (before an hour of training)
     except ImportError:
-        raise ConfigError("image-folder needs Pillow: pip install 'hesscond[images]'") from None
+        raise ConfigError("image-folder needs Pillow: pip install pillow (extra 'images')") from None
     options = options_of(given)
     folder = find(options["folder"], directories)
     if folder is None:

@@ -109,7 +109,7 @@ def read_views(folder: Path, factor: int, number: int) -> tuple[np.ndarray, floa
     try:
         from PIL import Image
     except ImportError:
-        raise ConfigError("llff needs Pillow: pip install 'hesscond[images]'") from None
+        raise ConfigError("llff needs Pillow: pip install pillow (extra 'images')") from None
     small = folder / f"images_{factor}"
     place = small if factor > 1 and small.is_dir() else folder / "images"
     if not place.is_dir():

@@ -55,7 +55,7 @@ class MLflowStore:
         try:
             import mlflow
         except ImportError:
-            raise ConfigError("MLflow is not installed: pip install 'hesscond[mlflow]'") from None
+            raise ConfigError("MLflow is not installed: pip install mlflow (extra 'mlflow')") from None
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         self._mlflow = mlflow
         self._store = store

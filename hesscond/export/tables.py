@@ -91,7 +91,7 @@ def write_table(frame: pd.DataFrame, format: str, target: Path | IO[str]) -> Non
             text = json.dumps(json_rows(frame), indent=1) + "\n"
             target.write_text(text, encoding="utf-8") if isinstance(target, Path) else target.write(text)
     except ImportError:
-        raise ConfigError("parquet needs pyarrow: pip install 'hesscond[parquet]', or use --format csv") from None
+        raise ConfigError("parquet needs pyarrow: pip install pyarrow (extra 'parquet'), or use --format csv") from None
     except BrokenPipeError:
         raise
     except OSError as error:

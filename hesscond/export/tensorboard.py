@@ -38,7 +38,7 @@ class TensorBoardFiles:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ConfigError("TensorBoard files need tensorboard: pip install 'hesscond[tensorboard]'") from None
+            raise ConfigError("tensorboard is not installed: pip install tensorboard (extra 'tensorboard')") from None
         try:
             if any(folder.glob("*tfevents*")):
                 raise ConfigError(f"{folder} holds TensorBoard files already: give another folder")

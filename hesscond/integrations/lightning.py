@@ -13,7 +13,7 @@ from hesscond.watching import Watch as LoopWatch
 try:
     from lightning.pytorch.callbacks import Callback
 except ImportError:
-    raise ConfigError("Lightning is not installed: pip install 'hesscond[lightning]'") from None
+    raise ConfigError("Lightning is not installed: pip install lightning (extra 'lightning')") from None
 
 __all__ = ["Alarm", "Watch"]
 

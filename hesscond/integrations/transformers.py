@@ -13,7 +13,7 @@ from hesscond.watching import Watch as LoopWatch
 try:
     from transformers import TrainerCallback
 except ImportError:
-    raise ConfigError("transformers is not installed: pip install 'hesscond[transformers]'") from None
+    raise ConfigError("transformers is missing: pip install transformers accelerate (extra 'transformers')") from None
 
 __all__ = ["Alarm", "Watch"]
 

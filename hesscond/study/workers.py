@@ -134,7 +134,7 @@ def dask_workers(address: str) -> Iterator[Executor]:
     try:
         from distributed import Client
     except ImportError:
-        raise ConfigError("--dask needs Dask: pip install 'hesscond[dask]'") from None
+        raise ConfigError("--dask needs Dask: pip install distributed (extra 'dask')") from None
     try:
         client = Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:

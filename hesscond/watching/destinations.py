@@ -67,7 +67,7 @@ class ToTensorBoard(ToFunction):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ConfigError("TensorBoard files need tensorboard: pip install 'hesscond[watch]'") from None
+            raise ConfigError("TensorBoard files need tensorboard: pip install tensorboard (extra 'watch')") from None
         if not folder:
             raise ConfigError("log='tensorboard:DIR' needs a folder: 'tensorboard:runs/mine'")
         try:
@@ -96,7 +96,7 @@ class ToWandb(ToFunction):
         try:
             import wandb
         except ImportError:
-            raise ConfigError("log='wandb' needs Weights & Biases: pip install 'hesscond[watch]'") from None
+            raise ConfigError("log='wandb' needs Weights & Biases: pip install wandb (extra 'watch')") from None
         self._own = wandb.run is None
         self._run = wandb.init(project="hesscond") if wandb.run is None else wandb.run
         self._run.define_metric("hesscond/step")
@@ -117,7 +117,7 @@ class ToMLflow(ToFunction):
         try:
             import mlflow
         except ImportError:
-            raise ConfigError("log='mlflow' needs MLflow: pip install 'hesscond[watch]'") from None
+            raise ConfigError("log='mlflow' needs MLflow: pip install mlflow (extra 'watch')") from None
         from hesscond.export.mlflow import allowed
 
         self._mlflow, self._allowed = mlflow, allowed

@@ -83,7 +83,7 @@ def test_a_reader_goes_on_where_it_was(log):
 
 
 def event_accumulator(folder):
-    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install 'hesscond[tensorboard]'")
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard (extra 'tensorboard')")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     accumulator = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0})
@@ -151,7 +151,7 @@ def mlflow_store(request, tmp_path, monkeypatch):
     """A store, and a client that reads it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        mlflow = pytest.importorskip("mlflow", reason="needs mlflow: pip install 'hesscond[mlflow]'")
+        mlflow = pytest.importorskip("mlflow", reason="needs mlflow: pip install mlflow (extra 'mlflow')")
     monkeypatch.chdir(tmp_path)
     # MLflow's own file store, which it no longer develops
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -206,7 +206,7 @@ def test_mlflow_holds_the_log(log, call_cli, mlflow_store):
 
 
 def test_mlflow_that_cannot_be_reached(log, call_cli, monkeypatch):
-    pytest.importorskip("mlflow", reason="needs mlflow: pip install 'hesscond[mlflow]'")
+    pytest.importorskip("mlflow", reason="needs mlflow: pip install mlflow (extra 'mlflow')")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     for store in ("http://127.0.0.1:9", "nonsense://x"):

@@ -34,7 +34,7 @@ def runs(tmp_path, monkeypatch):
 
 
 def test_parquet_is_the_log_to_the_last_bit(runs, call_cli):
-    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'hesscond[parquet]'")
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install pyarrow (extra 'parquet')")
     for name in TABLES:
         folder = runs / "bnp-seed4"
         result = call_cli("export", folder, "--table", name, "--format", "parquet", "-o", "table.parquet")
@@ -101,4 +101,4 @@ def test_a_package_that_is_missing(runs, call_cli, monkeypatch, format, package)
     result = call_cli("export", "runs", "--format", format, "-o", "out")
     assert (result.code, result.out) == (2, "")
     (line,) = result.err.splitlines()
-    assert f"pip install 'hesscond[{format}]'" in line
+    assert f"(extra '{format}')" in line

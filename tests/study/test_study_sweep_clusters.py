@@ -75,7 +75,7 @@ if __name__ == "__main__":
 @pytest.fixture
 def scheduler(tmp_path):
     """The address of a scheduler with one worker of so many threads, in a process of its own."""
-    pytest.importorskip("distributed", reason="Dask is an extra: pip install hesscond[dask]")
+    pytest.importorskip("distributed", reason="Dask is an extra: pip install distributed (extra 'dask')")
     processes = []
 
     def start(threads):
@@ -133,7 +133,7 @@ def test_dask_workers_with_several_threads_are_refused(scheduler):
 
 
 def test_a_scheduler_that_is_not_there():
-    pytest.importorskip("distributed", reason="Dask is an extra: pip install hesscond[dask]")
+    pytest.importorskip("distributed", reason="Dask is an extra: pip install distributed (extra 'dask')")
     with (
         pytest.raises(ConfigError, match=r"no Dask scheduler answers at nonsense://nowhere"),
         dask_workers("nonsense://nowhere"),

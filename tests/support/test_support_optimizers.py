@@ -228,14 +228,15 @@ def accelerated(model, optimizer):
 
 def of_lightning(model, optimizer):
     module = pytest.importorskip(
-        "lightning.pytorch.core.optimizer", reason="lightning is not installed: pip install 'hesscond[lightning]'"
+        "lightning.pytorch.core.optimizer",
+        reason="needs lightning: pip install lightning (extra 'lightning')",
     )
     return module.LightningOptimizer(optimizer)
 
 
 def of_fabric(model, optimizer):
     fabric = pytest.importorskip(
-        "lightning.fabric", reason="lightning is not installed: pip install 'hesscond[lightning]'"
+        "lightning.fabric", reason="needs lightning: pip install lightning (extra 'lightning')"
     )
     return fabric.Fabric(accelerator="cpu").setup(model, optimizer)[1]
 

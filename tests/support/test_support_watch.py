@@ -25,7 +25,7 @@ def test_a_library_that_is_not_installed_is_a_sentence(name, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_on_digits(tmp_path):
-    L = pytest.importorskip("lightning", reason="lightning is not installed: pip install 'hesscond[lightning]'")
+    L = pytest.importorskip("lightning", reason="needs lightning: pip install lightning (extra 'lightning')")
     from lightning.pytorch.loggers import CSVLogger
     from sklearn.datasets import load_digits
 
@@ -89,9 +89,10 @@ def test_lightning_on_digits(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_trainer_on_a_small_gpt2(tmp_path):
     transformers = pytest.importorskip(
-        "transformers", reason="transformers is not installed: pip install 'hesscond[transformers]'"
+        "transformers",
+        reason="needs transformers: pip install transformers accelerate (extra 'transformers')",
     )
-    pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'hesscond[transformers]'")
+    pytest.importorskip("accelerate", reason="needs accelerate: pip install accelerate (extra 'transformers')")
     from hesscond.integrations.transformers import Watch
 
     text = "the condition number of a layer is that of its Hessian, no more and no less. " * 8

@@ -354,7 +354,7 @@ def test_a_training_that_goes_on_writes_what_an_unbroken_one_does(tmp_path):
 
 
 def test_tensorboard_files_hold_the_row(tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'hesscond[watch]'")
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard (extra 'watch')")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     model, optimizer, own = watched(log=[f"tensorboard:{tmp_path}"])
@@ -390,7 +390,7 @@ def leveldb_records(data, block=2**15):
 
 
 def test_weights_and_biases_has_the_row(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'hesscond[watch]'")
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install wandb (extra 'watch')")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -418,7 +418,7 @@ def test_weights_and_biases_has_the_row(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")  # those of its own packages
 def test_mlflow_has_the_row(tmp_path):
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'hesscond[watch]'")
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install mlflow (extra 'watch')")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     model, optimizer, own = watched(log="mlflow")
     number = own._destinations[0]._id
@@ -444,7 +444,7 @@ def test_a_function_and_the_frame_have_the_row():
 def test_a_logger_that_is_not_installed_is_a_sentence(package, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if package == "tensorboard" else package, None)
     where = f"tensorboard:{tmp_path}" if package == "tensorboard" else package
-    with pytest.raises(ConfigError, match=r"pip install 'hesscond\[watch\]'"):
+    with pytest.raises(ConfigError, match=rf"pip install {package} \(extra 'watch'\)"):
         watched(log=where)
 
 

@@ -1,0 +1,157 @@
+"""What a repository has: versions, extras, make targets and forms that agree with each other."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import hesscond
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").iterdir())
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in ("methods", "statements")),
+]
+#: Extras of those who work on hesscond.
+WORK = {"dev", "docs", "bench", "support"}
+
+
+def relative(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def read(path):
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML: pip install pyyaml (extra 'dev')")
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def requirements(extra):
+    """The names of what an extra installs, and the extras that it refers to."""
+    names, others = set(), {extra}
+    for text in EXTRAS[extra]:
+        itself = re.fullmatch(r"hesscond\[([\w,]+)\]", text)
+        for other in itself[1].split(",") if itself else []:
+            more, further = requirements(other)
+            names, others = names | more, others | further
+        if not itself:
+            names.add(re.match(r"[\w-]+", text)[0])
+    return names, others
+
+
+def pythons():
+    found = [re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line) for line in PROJECT["classifiers"]]
+    return [match[1] for match in found if match]
+
+
+def test_all_has_what_a_user_may_want():
+    names, others = requirements("all")
+    assert {"tensorboard", "mlflow", "parquet", "images", "lightning", "transformers", "dask"} <= others
+    assert not others & WORK
+    assert "torchvision" not in names
+    assert all(text.startswith("hesscond[") for text in EXTRAS["all"])
+
+
+def test_the_python_versions_agree():
+    assert PROJECT["requires-python"] == f">={pythons()[0]}"
+    tools = (ROOT / ".readthedocs.yaml", *WORKFLOWS)
+    named = [re.findall(r'"(3\.\d+)"', path.read_text(encoding="utf-8")) for path in tools]
+    assert all(set(versions) <= set(pythons()) for versions in named)
+    assert (
+        sum("[" + ", ".join(f'"{v}"' for v in pythons()) + "]" in p.read_text(encoding="utf-8") for p in WORKFLOWS) == 1
+    )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*WORKFLOWS, ROOT / ".readthedocs.yaml", ROOT / ".pre-commit-config.yaml", *ROOT.glob("*.md")],
+    ids=relative,
+)
+def test_make_targets_exist(path):
+    text = path.read_text(encoding="utf-8")
+    # of a list, the targets of `make ${{ matrix.targets }}`
+    lists = re.findall(r"^ +targets: \[(.+)\]$", text, re.MULTILINE)
+    given = [line for one in lists for line in re.findall(r'"(.+?)"', one)]
+    given += re.findall(r"^(?:[ -]*(?:run: )?)make ([a-zA-Z0-9= -]+?)(?: +#.*)?$", text, re.MULTILINE)
+    given += re.findall(r"`make ([a-zA-Z0-9= -]+)`", text)
+    assert given or path.name not in ("ci.yml", ".readthedocs.yaml", "CONTRIBUTING.md", "README.md")
+    for target in {word for line in given for word in line.split() if "=" not in word}:
+        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=relative)
+def test_a_workflow_checks_out_and_sets_up_python(path):
+    workflow = read(path)
+    # YAML 1.1 reads the key "on" as a truth value
+    assert set(workflow) >= {"name", True, "permissions", "jobs"}
+    for job in workflow["jobs"].values():
+        uses = [step.get("uses", "").partition("@")[0] for step in job["steps"]]
+        assert uses[:2] == ["actions/checkout", "actions/setup-python"]
+        assert all(("run" in step) != ("uses" in step) for step in job["steps"])
+        assert job["timeout-minutes"]
+
+
+def test_hooks_before_a_commit_are_local_programs_of_the_environment():
+    repositories = read(ROOT / ".pre-commit-config.yaml")["repos"]
+    assert [one["repo"] for one in repositories] == ["local"]
+    for hook in repositories[0]["hooks"]:
+        assert hook["language"] == "system"
+        program = re.match(r"\.venv/bin/(\w+)", hook["entry"])[1]
+        assert program in requirements("dev")[0]
+
+
+@pytest.mark.parametrize("path", FORMS, ids=relative)
+def test_forms_of_issues_are_forms(path):
+    form = read(path)
+    assert set(form) == {"name", "description", "body"}
+    assert len({field["id"] for field in form["body"]}) == len(form["body"])
+    for field in form["body"]:
+        assert set(field) <= {"type", "id", "attributes", "validations"}
+        assert field["type"] in ("input", "textarea")
+        assert field["attributes"]["label"]
+    assert any(field.get("validations", {}).get("required") for field in form["body"])
+
+
+def test_the_site_is_built_where_it_is_looked_for():
+    commands = read(ROOT / ".readthedocs.yaml")["build"]["commands"]
+    assert re.search(r"-b html docs build/docs$", MAKEFILE, re.MULTILINE)
+    assert commands[-1] == 'cp -r build/docs "$READTHEDOCS_OUTPUT/html"'
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_install_lines_and_extras_of_a_page_work(path):
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"pip install [^\n`]*hesscond\[", text), "no index has hesscond"
+    for names in re.findall(r"pip install '[^']*\[([\w,]+)\]'", text):
+        assert set(names.split(",")) <= set(EXTRAS)
+    for names in re.findall(r"[Ee]xtras? `(\w+)`(?: and `(\w+)`)?|# extra (\w+)", text):
+        assert set(names) - {""} <= set(EXTRAS), names
+    for version in re.findall(r"hesscond-([\d.]+)-py3", text):
+        assert version == hesscond.__version__
+
+
+def test_the_page_on_installing_has_every_extra_of_users():
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8").partition("\n## Run")[0]
+    table = re.findall(r"^\| (`.*)$", page, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", "\n".join(table))) == set(EXTRAS) - WORK
+
+
+def test_messages_name_an_extra_and_what_is_in_it():
+    found = 0
+    for path in (ROOT / "hesscond").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "hesscond[" not in text, path
+        for packages, extra in re.findall(r"pip install ([\w -]+) \(extra '(\w+)'\)", text):
+            found += 1
+            assert set(packages.split()) <= requirements(extra)[0], path
+    assert found
+
+
+def test_the_changelog_has_this_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## \[{re.escape(hesscond.__version__)}\]", changelog, re.MULTILINE)
