@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hesscond.commands.printing import FOR_PROGRAMS, SECTION
-from hesscond.commands.verify import known, ranged, status_of
+from hesscond.commands.verify import known
 from hesscond.methods import Method, registered
 from hesscond.methods.spec import shown_options
 from hesscond.papers import Paper, citations, papers
@@ -110,13 +110,13 @@ def statement_page(one: Statement, verdict: Verdict) -> str:
         decided = tally.holds + tally.violated
         used = f"{tally.worst:.3g}" if tally.used else "–"
         lines.append(
-            f"| {tally.claim.name} | {formula} | {known(tally.claim)} | {status_of(verdict, tally)} | "
+            f"| {tally.claim.name} | {formula} | {known(tally.claim)} | {verdict.status_of(tally)} | "
             f"{tally.violated} of {decided} | {tally.not_applicable} | {tally.unresolved} | {used} |"
         )
     lines.append(f"\n![how much of what each claim allows the trials used]({one.id}.png)\n")
     if verdict.readings:
         lines.append("Reported, and judged by no bound:\n\n| | | median (least to most) |\n|---|---|---|")
-        lines += [f"| {found.reading.name} | {found.reading.text} | {ranged(found)} |" for found in verdict.readings]
+        lines += [f"| {found.reading.name} | {found.reading.text} | {found} |" for found in verdict.readings]
         lines.append("")
     for example in verdict.counterexamples:
         lines.append(f"**Certified counterexample of “{example.claim}”**, factor {example.factor:.4f}:\n")

@@ -10,10 +10,22 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
+    from hesscond.errors import (
+        CaptureError,
+        ConfigError,
+        CorruptDataError,
+        DataNotFoundError,
+        DivergedError,
+        HesscondError,
+        MatrixError,
+        NoDerivativeError,
+        NotFiniteError,
+        RunError,
+    )
     from hesscond.hessians import GGNOperator, HessianOperator, Preconditioner, SphereTangentOperator
     from hesscond.methods import Method, register
     from hesscond.probing import probe
-    from hesscond.results import ProbeResult
+    from hesscond.results import LayerResult, NetworkResult, ProbeResult
     from hesscond.scaling import (
         OptimalKronecker,
         OptimalScaling,
@@ -44,18 +56,30 @@ __version__ = "0.1.0"
 __all__ = [
     "Alarm",
     "BlockStructure",
+    "CaptureError",
     "ConditionNumber",
+    "ConfigError",
+    "CorruptDataError",
+    "DataNotFoundError",
     "Density",
+    "DivergedError",
     "EigenResult",
     "ExactRank",
     "GGNOperator",
+    "HesscondError",
     "HessianOperator",
+    "LayerResult",
+    "MatrixError",
     "Method",
+    "NetworkResult",
+    "NoDerivativeError",
+    "NotFiniteError",
     "OptimalKronecker",
     "OptimalScaling",
     "Preconditioner",
     "ProbeResult",
     "Rank",
+    "RunError",
     "SphereTangentOperator",
     "Verdict",
     "Watch",

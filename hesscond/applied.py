@@ -19,7 +19,7 @@ from hesscond.capture.evaluation import call_of, checked_batch, converted, in_pr
 from hesscond.capture.randomness import gpus_of
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, unit_layout
-from hesscond.hessians.blocks import ROOT
+from hesscond.hessians.blocks import ROOT, Catalogue
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.methods import Method, Spec, Vanilla, parse
 from hesscond.methods.base import no_step
@@ -29,6 +29,7 @@ from hesscond.methods.optimizers import AtWork
 from hesscond.methods.regularization import Regularization
 from hesscond.methods.wrapping import place_of
 from hesscond.operators.parallel import Team
+from hesscond.roles import NETWORK
 
 if TYPE_CHECKING:
     from hesscond.results import ProbeResult
@@ -80,7 +81,9 @@ class Applied:
         """A result of the copy by the names of the model that was given."""
         if self.model is not self.given:
             result.rename(self.original)
-        result.coordinates = self.what
+        result.coordinates, catalogue = self.what, Catalogue(self.given)
+        for name, own in result.items():
+            own.kind = "" if own.level == NETWORK else catalogue.kind(name)
         return result
 
 

@@ -25,6 +25,7 @@ from hesscond.capture.precision import Operations, Perturbed, Precision
 from hesscond.capture.randomness import RandomState
 from hesscond.capture.second_derivatives import may_cancel, saturates
 from hesscond.capture.snapshot import Snapshot
+from hesscond.causes import DIFFERENCES, Cause, imprecise
 from hesscond.differences import Culprit, Difference, Differences, functions, worst
 from hesscond.errors import CaptureError, HesscondError
 from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, UnitCoordinates
@@ -460,7 +461,8 @@ class Witness:
         loss = self._first_again().loss
         indices = {i for direction in directions for i in self._indices(direction.layout)}
         own = [self._snapshot.leaves[i] for i in sorted(indices)]
-        return saturates(nodes([loss.grad_fn])) or any(True for _ in without_cancellation(loss, own, below=CANCELLED))
+        lost = saturates(nodes([loss.grad_fn]))
+        return bool(lost) or any(True for _ in without_cancellation(loss, own, below=CANCELLED))
 
     def shaken(self, direction: Direction, size: float) -> float:
         """How much the product on the first batch changes, in the direction's units, if all it is made of changes.
@@ -565,6 +567,13 @@ def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check
     witness, (direction,) = witnessed(H, [H], keeps_products=uncertain and H.dtype != torch.float64)
     uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass) if uncertain else 0.0
     return witness.verdict(direction, as_block(H), H.total_mass), uncertainty, witness.precision
+
+
+def uncertain(precision: Precision | None) -> Cause:
+    """Where the uncertainty of a Hessian comes from: the precision of the forward pass, or what cancels in its loss."""
+    if precision is None or (precision.narrowest or precision.dtype) is torch.float64:
+        return DIFFERENCES
+    return imprecise(str(precision))
 
 
 def rounding_of(H: HessianOperator) -> bool | None:

@@ -43,6 +43,7 @@ from hesscond.check import (
     most_curved,
     refuse_failed,
     rounding_of,
+    uncertain,
     witnessed,
 )
 from hesscond.errors import CaptureError, ConfigError, HesscondError
@@ -215,6 +216,7 @@ class LayerProbe(Measurement):
         )
         if self.check:
             result.check, result.uncertainty, seen = check_operator(H)
+            result.uncertain = uncertain(seen)
             self.precision = seen if self.precision is None else self.precision
             refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
             # the gradient is in a Hessian on a manifold too
@@ -276,6 +278,7 @@ class LayerProbe(Measurement):
                 self.skipped[name] = str(found.pop(name) and error)
                 continue
             result.uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass)
+            result.uncertain = uncertain(witness.precision)
         return found
 
     def _apart(self, blocks: Mapping[str, Block]) -> dict[str, LayerResult]:
@@ -637,6 +640,8 @@ class Capturing:
         elif self.witness is not None:
             # each process has compared its own share
             result.check, result.uncertainty = sums.checks[name], sums.uncertainties[name]
+        if self.witness is not None:
+            result.uncertain = uncertain(self.witness.precision)
         return result
 
     def _sums(self, batches: Iterable[Batch]) -> Sums:

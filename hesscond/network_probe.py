@@ -16,7 +16,7 @@ from hesscond.capture import Geometry, Layer, eligible_layers
 from hesscond.capture.layers import device_of
 from hesscond.capture.precision import Operations
 from hesscond.capture.weighting import mass_of
-from hesscond.check import check_operator, is_flat, refuse_failed, rounding_of
+from hesscond.check import check_operator, is_flat, refuse_failed, rounding_of, uncertain
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
     Block,
@@ -184,7 +184,7 @@ class NetworkProbe(Measurement):
             result.memory = self._memory(H, operator.order, double=rounded)
         if self.check:
             result.check, uncertainty, seen = check_operator(H, uncertain=not rounded)
-            result.uncertainty = in_coordinates(uncertainty, operator)
+            result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), uncertain(seen)
             told = [zero_in(H, operator)] if self.team is None else self.team.gathered(zero_in(H, operator))
             if None not in told:
                 result.rounding = {None: all(told)}

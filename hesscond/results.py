@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hesscond.causes import ALL_ROUNDING, NOTHING, SUMMED, Cause
 from hesscond.check import Check
+from hesscond.differences import worst
 from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, NetworkHessian, NullDirections
+from hesscond.operators import SymmetricOperator
 from hesscond.roles import NETWORK
+from hesscond.sheets import Sheet, Shown
 from hesscond.spectra import Bounded, ConditionNumber, EigenResult, lanczos
 from hesscond.spectra.condition import unresolved, zero_matrix
 
@@ -27,8 +31,11 @@ CLOSED_FORM = ("loss curvature", "loss factor")
 TRIED, DECOMPOSITION = 8, 1.2e-10
 
 
-class LayerResult:
+class LayerResult(Shown):
     """The Hessians of one layer, in the coordinates asked for.
+
+    `str` and notebooks show the table of the command line. Pickled, it has κ and all Hessians that were captured; of
+    those known by products, the eigenvalues that were asked for before, and an error for the rest.
 
     Attributes
     ----------
@@ -51,6 +58,10 @@ class LayerResult:
     uncertainty
         ε such that operations of the model in a lower precision than was asked for change entry (i, j) of a Hessian by
         ε d_i d_j, d being its scales; 0: there are none. κ's interval is wider by as much.
+    uncertain
+        What these operations are.
+    kind
+        Class of the module.
     rounding
         The Hessians whose products are no more than their rounding: whether they are zero, or may be hidden by it.
     """
@@ -71,9 +82,30 @@ class LayerResult:
         self.name, self.level, self.units, self.n_params, self.route = name, level, tuple(units), n_params, route
         self.parameters = tuple(parameters)
         self.check: Check | None = None
-        self.uncertainty = 0.0
+        self.uncertainty, self.uncertain, self.kind = 0.0, SUMMED, ""
         self.rounding: dict[int | None, bool] = {}
         self.block, self._rtol, self._conditions = block, rtol, conditions
+        self._eigenvalues: dict[int | None, torch.Tensor] = {}
+
+    def __repr__(self) -> str:
+        blocks = f"{len(self.units)} units" if self.level == "unit" else f"level {self.level}"
+        return f"<{type(self).__name__} {self.name!r}: {blocks}, {self.n_params:,} parameters>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {"conditions": self.conditions, "_conditions": None}
+        return vars(self) | kept | {"block": {unit: self.block(unit) for unit in self.blocks}.__getitem__}
+
+    def sheet(self) -> Sheet:
+        return ProbeResult({self.name: self}, {}, "").sheet()
+
+    def remarks(self) -> list[str]:
+        """What there is to say below its table beside κ."""
+        return []
+
+    @property
+    def blocks(self) -> Sequence[int | None]:
+        """The unit of every Hessian; None for that of a whole layer."""
+        return self.units if self.level == "unit" else [None]
 
     def rename(self, name_of: Callable[[str], str]) -> None:
         """Call the layer by another name."""
@@ -96,27 +128,31 @@ class LayerResult:
     @cached_property
     def conditions(self) -> tuple[ConditionNumber, ...]:
         """κ of every Hessian, in the order of ``units``; a single one at level ``"layer"``."""
-        blocks = self.units if self.level == "unit" else [None]
         if self._conditions is not None:
             found = list(self._conditions())
         else:
-            found = [self.block(unit).condition_number(rtol=self._rtol) for unit in blocks]
+            found = [self.block(unit).condition_number(rtol=self._rtol) for unit in self.blocks]
+        pairs = list(zip(self.blocks, found, strict=True))
         if self.uncertainty != 0:
-            found = [kappa.widened(self.error(unit)) for unit, kappa in zip(blocks, found, strict=True)]
-        return tuple(self._confirmed(unit, kappa) for unit, kappa in zip(blocks, found, strict=True))
+            pairs = [(unit, kappa.widened(self.error(unit), self.uncertain)) for unit, kappa in pairs]
+        return tuple(self._confirmed(unit, kappa) for unit, kappa in pairs)
 
     def _confirmed(self, unit: int | None, kappa: ConditionNumber) -> ConditionNumber:
         """κ of one block, unless its products, or those of the check, are rounding: the Hessian is zero, or unknown."""
         zero = self.rounding.get(unit)
         if zero is None and self.check is not None and self.check.bound >= 1 and not self.route.startswith(CLOSED_FORM):
-            zero = self.check.zero and not getattr(self.block(unit).plain, "vanishing", False)
+            zero = self.check.zero and not self._vanishing(unit)
         if zero is None:
             zero = kappa.is_zero or None
         if not zero:
-            return kappa if zero is None else unresolved(kappa)
-        what = self.name if unit is None else f"unit {unit} of {self.name}"
-        said = f"the Hessian is zero: the loss does not depend on {what} to second order"
-        return replace(zero_matrix(kappa.rank + kappa.nullity), cutoff=max(kappa.cutoff, kappa.lambda_max), note=said)
+            return kappa if zero is None else unresolved(kappa, self._vanishing(unit) or ALL_ROUNDING)
+        cause = Cause("the Hessian is zero: the loss does not depend on its parameters to second order")
+        return replace(zero_matrix(kappa.rank + kappa.nullity), cutoff=max(kappa.cutoff, kappa.lambda_max), cause=cause)
+
+    def _vanishing(self, unit: int | None) -> Cause:
+        """Why zeros of a Hessian may be numbers that double precision does not hold."""
+        found: Cause = getattr(self.block(unit).plain, "vanishing", NOTHING)
+        return found
 
     def error(self, unit: int | None = None) -> float:
         """The bound of the error in the 2-norm that `uncertainty` is for a Hessian, ε ‖DP‖²."""
@@ -141,7 +177,8 @@ class LayerResult:
             route=self.route,
             rtol=self._rtol,
         )
-        result.check, result.uncertainty, result.rounding = self.check, self.uncertainty, self.rounding
+        result.check, result.uncertainty, result.uncertain = self.check, self.uncertainty, self.uncertain
+        result.rounding, result.kind = self.rounding, self.kind
         return result
 
     @property
@@ -163,11 +200,18 @@ class LayerResult:
 
     def eigenvalues(self, unit: int | None = None) -> torch.Tensor:
         """All nonzero eigenvalues of a Hessian, descending, float64."""
-        return self.block(self._checked(unit)).eigenvalues()
+        unit = self._checked(unit)
+        if unit not in self._eigenvalues:
+            self._eigenvalues[unit] = self.block(unit).eigenvalues()
+        return self._eigenvalues[unit].clone()
 
     def eigenvectors(self, unit: int | None = None) -> torch.Tensor:
         """Orthonormal eigenvectors (n, r) of a Hessian, one column for each of `eigenvalues`."""
         return self.block(self._checked(unit)).eigenpairs()[1]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per Hessian, as `ProbeResult.to_frame` has them."""
+        return ProbeResult({self.name: self}, {}, "").to_frame()
 
 
 @dataclass(frozen=True)
@@ -221,8 +265,6 @@ class NetworkResult(LayerResult):
 
     Attributes
     ----------
-    operator
-        The Hessian, in the coordinates asked for, as an operator: products, `hesscond.lanczos`, `hesscond.density`.
     parts
         Which of its rows belong to which module.
     bounded
@@ -250,7 +292,6 @@ class NetworkResult(LayerResult):
             rtol=rtol,
         )
         self._block, self.parts = block, dict(parts)
-        self.operator = block.operator
         self.bounded: Bounded | None = None
         self.memory: Memory | None = None
 
@@ -258,6 +299,18 @@ class NetworkResult(LayerResult):
         """Call the parts by other names."""
         super().rename(name_of)
         self.parts = {name_of(part): where for part, where in self.parts.items()}
+
+    @property
+    def operator(self) -> SymmetricOperator:
+        """The Hessian, in the coordinates asked for: its products, for `hesscond.lanczos` and `hesscond.density`."""
+        return self._block.operator
+
+    def remarks(self) -> list[str]:
+        if self.bounded is None:
+            return []
+        ends = f"{float(self.top.lower[0]):.9g} to {float(self.top.upper[0]):.9g}"
+        memory = [] if self.memory is None else [f"memory: {self.memory}"]
+        return [f"eigenvalue of the largest size: {ends}", *memory]
 
     @cached_property
     def conditions(self) -> tuple[ConditionNumber, ...]:
@@ -312,8 +365,10 @@ class NetworkResult(LayerResult):
         return pd.DataFrame(rows)
 
 
-class ProbeResult(Mapping[str, LayerResult]):
+class ProbeResult(Shown, Mapping[str, LayerResult]):
     """What `probe` found, by layer name.
+
+    `str` and notebooks show the table of the command line; it can be pickled and copied (see `LayerResult`).
 
     Attributes
     ----------
@@ -359,10 +414,49 @@ class ProbeResult(Mapping[str, LayerResult]):
     def __len__(self) -> int:
         return len(self._layers)
 
+    def __repr__(self) -> str:
+        names = [*map(repr, list(self)[:3]), *["…"] * (len(self) > 3)]
+        return f"<ProbeResult: {', '.join(names)} in {self.coordinates}>"
+
+    def sheet(self, frame: pd.DataFrame | None = None, kinds: Mapping[str, str] | None = None) -> Sheet:
+        """The table, with what was measured above it and the notes below it.
+
+        Parameters
+        ----------
+        frame
+            The rows, if not those of `to_frame`.
+        kinds
+            Classes of the modules by name, if there are others than of these layers.
+        """
+        from hesscond.result_tables import layer_table, network_table, notes, unit_table
+
+        frame = self.to_frame() if frame is None else frame
+        above = [f"{self.coordinates} · forward pass in {self.precision}"] if self.precision else []
+        # of a Hessian that is zero the table says so
+        curved = {name: own for name, own in self.items() if not all(kappa.is_zero for kappa in own.conditions)}
+        checks = {name: own.check for name, own in curved.items() if own.check is not None}
+        if checks:
+            name, least = max(checks.items(), key=lambda item: item[1].difference / item[1].bound)
+            own, *_ = str(least).split("; ")
+            above.append(f"checked: {own}" + (f", largest at {name}" if len(checks) > 1 else ""))
+            made = {one.central: one.against for one in checks.values() if one.central is not None}
+            if (largest := worst(made)) is not None:
+                above.append(f"         {made[largest]}")
+        by_unit = any(own.level == "unit" for own in self.values())
+        draw = network_table if "share_top" in frame else unit_table if by_unit else layer_table
+        table = draw(frame, {name: own.kind for name, own in self.items()} if kinds is None else kinds)
+        below = [line for own in self.values() for line in own.remarks()]
+        below += notes(frame, {name: own.route for name, own in self.items()})
+        skipped: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():
+            skipped.setdefault(reason.replace(f"name it, layers=[{name!r}],", "name it with layers="), []).append(name)
+        below += [f"skipped {', '.join(names)}: {reason}" for reason, names in skipped.items()]
+        return Sheet(above, table, below)
+
     def to_frame(self) -> pd.DataFrame:
         """One row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,
-        lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver. ``negative`` is
-        missing where they were not all counted; in place of the solver of a Hessian that is zero stand these words.
+        lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver, reason, advice. ``negative`` is
+        missing where they were not all counted; ``reason`` and ``advice`` are empty where κ is resolved.
         """
         import pandas as pd
 
@@ -380,10 +474,12 @@ class ProbeResult(Mapping[str, LayerResult]):
                 "kappa_lower": kappa.lower,
                 "kappa_upper": kappa.upper,
                 "resolved": kappa.resolved,
-                "solver": kappa.note or kappa.solver,
+                "solver": kappa.solver,
+                "reason": kappa.reason,
+                "advice": kappa.advice,
             }
             for layer in self._layers.values()
-            for unit, kappa in zip(layer.units if layer.level == "unit" else [None], layer.conditions, strict=True)
+            for unit, kappa in zip(layer.blocks, layer.conditions, strict=True)
         ]
         frame = pd.DataFrame(rows)
         return frame.astype({name: "Int64" for name in ("unit", "negative") if frame[name].isna().any()})

@@ -15,6 +15,8 @@ PACKAGE = Path(hesscond.__file__).parent
 ORDER = [
     "lazy",
     "errors",
+    "causes",
+    "sheets",
     "papers",
     "roles",
     "operators",
@@ -25,6 +27,7 @@ ORDER = [
     "differences",
     "check",
     "methods",
+    "result_tables",
     "results",
     "applied",
     "measurement",

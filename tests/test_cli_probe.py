@@ -7,7 +7,6 @@ import math
 import re
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from hesscond.commands.options import parse_size
 from hesscond.commands.printing import sign_of_life
 from hesscond.commands.probe import parse_units
 from hesscond.errors import ConfigError
+from hesscond.results import ProbeResult
 from hesscond.target import Stream, load_target
 from tests import cli_targets
 
@@ -45,7 +45,7 @@ def fail():
 """
 )
 COLUMNS = ["layer", "unit", "n_params", "rank", "nullity", "negative", "lambda_max", "lambda_min"]
-COLUMNS += ["kappa", "kappa_lower", "kappa_upper", "resolved", "solver"]
+COLUMNS += ["kappa", "kappa_lower", "kappa_upper", "resolved", "solver", "reason", "advice"]
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_number_of_products(run_cli):
     assert (printed.code, printed.err) == (0, "")
     assert "level network: all parameters together, 30 products" in printed.out
     assert f"eigenvalue of the largest size: {ends[0]:.9g} to {ends[1]:.9g}" in printed.out
-    assert re.search(r"memory: .* vectors of 74 parameters", printed.out)
+    assert re.search(r"memory: .* vectors of 74 parameters", " ".join(printed.out.split()))
     assert "≥" in printed.out
 
 
@@ -163,7 +163,7 @@ def test_table(run_cli, monkeypatch, width):
         for cell, name in zip(row[8:10], ("rank", "nullity"), strict=True):
             assert cell in (f"{blocks[name].min()}–{blocks[name].max()}", str(blocks[name].max()))
         assert int(row[10]) == (blocks["negative"] > 0).sum()
-    words = "0: 1 of 5 units: the Hessian is zero: the loss does not depend on them to second order"
+    words = "zero, 1 of 12 κ (0): the Hessian is zero: the loss does not depend on its parameters to second order"
     assert words in " ".join(result.out.split())
     assert "S of 4: loss curvature of the output" in result.out
     assert re.search(r"^κ of 4: .*Gram", result.out, re.MULTILINE)
@@ -198,25 +198,13 @@ def engine(monkeypatch):
     """A stand-in for hesscond.probe that keeps its arguments and returns whole layers, one of them skipped."""
     real, seen = hesscond.probe, {}
 
-    class Result(dict):
-        skipped = {"2": "it is used [twice]"}  # noqa: RUF012
-        coordinates, precision = "plain coordinates", "float64"
-
-        def to_frame(self):
-            import pandas as pd
-
-            first = seen["frame"].groupby("layer", sort=False).head(1)
-            return first[first["layer"] != "2"].assign(unit=pd.NA)
-
     def probe(model, loss_fn, data, layers=None, level="unit", method=None, **options):
         seen.update(options, data=data, level=level, batches=list(data) if isinstance(data, Stream) else [data])
-        result = real(model, loss_fn, seen["batches"][0])
-        seen["frame"] = result.to_frame()
-        return Result(
-            (name, SimpleNamespace(kappa=layer.kappa[0], conditions=layer.conditions, check=layer.check))
-            for name, layer in result.items()
-            if name != "2"
-        )
+        result = real(model, loss_fn, seen["batches"][0], level=level)
+        kept = {name: layer for name, layer in result.items() if name != "2"}
+        found = ProbeResult(kept, {"2": "it is used [twice]"}, result.precision)
+        seen["frame"] = found.to_frame()
+        return found
 
     monkeypatch.setattr(hesscond, "probe", probe)
     return seen

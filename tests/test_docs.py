@@ -158,8 +158,8 @@ def test_every_public_method_is_explained_there_or_in_a_base_class():
 
 
 def test_marks_are_replaced_and_nothing_else(reference_pages):
-    page = reference_pages.filled_in("a\n<!-- generated: room hesscond.errors -->\n<!-- a comment -->")
-    assert "autoclass:: hesscond.errors.ConfigError" in page
+    page = reference_pages.filled_in("a\n<!-- generated: room hesscond -->\n<!-- a comment -->")
+    assert "autoclass:: hesscond.ConfigError" in page
     assert page.startswith("a\n")
     assert page.endswith("<!-- a comment -->")
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
 
-from hesscond.capture.layers import Geometry, Layer, device_of, windows
+from hesscond.capture.layers import Geometry, Layer, bare, device_of, windows
+from hesscond.causes import NOTHING, REPEATED, UNDERFLOW, Cause
 from hesscond.errors import CaptureError
 
 EPS = float(torch.finfo(torch.float64).eps)
@@ -51,6 +53,11 @@ class LayerInputs:
     layer: Layer
     calls: tuple[tuple[torch.Tensor, torch.Size], ...]
     blocks: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        # the module may have hooks, a parametrization, or a class that no other process has
+        calls = tuple((x.detach(), shape) for x, shape in self.calls)
+        return vars(self) | {"layer": bare(self.layer), "calls": calls, "geometry": self.geometry}
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -258,7 +265,7 @@ class LayerCapture:
     route
         How S was computed.
     vanishing
-        Whether what looks like a zero of S may be a number that double precision does not hold: an underflow, or the
+        Why what looks like a zero of S may be a number that double precision does not hold: an underflow, or the
         derivative of a function that is saturated.
     repeating
         Whether equal numbers in Ĥ may be different ones that were rounded.
@@ -269,23 +276,24 @@ class LayerCapture:
     units: tuple[int, ...]
     curvature: Curvature
     route: str
-    vanishing: bool = False
+    vanishing: Cause = NOTHING
     repeating: bool = False
 
     @cached_property
-    def loses_entries(self) -> bool:
-        """Whether zeros of S^½Ĥ need not be zeros, nor equal numbers equal.
+    def loses_entries(self) -> Cause:
+        """Why zeros of S^½Ĥ need not be zeros, nor equal numbers equal.
 
         S is ``vanishing``, or products with its entries underflow, or Ĥ is ``repeating``.
         """
         if self.vanishing or self.repeating or not isinstance(self.curvature, Diagonal) or not self.inputs.calls:
-            return self.vanishing or self.repeating
+            return self.vanishing or (REPEATED if self.repeating else NOTHING)
         root = smallest_nonzero(self.curvature.root)
         types = {x.dtype for x, _ in self.inputs.calls}
         # no number of the inputs' type is smaller
         if root * min(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps for dtype in types) >= TINY:
-            return False
-        return root * min(smallest_nonzero(self.inputs.slice(*step)) for step in self.inputs.steps(KEPT)) < TINY
+            return NOTHING
+        least = min(smallest_nonzero(self.inputs.slice(*step)) for step in self.inputs.steps(KEPT))
+        return UNDERFLOW if root * least < TINY else NOTHING
 
     def split(self, parts: int) -> list[LayerCapture]:
         """Those of as many parts of equally many samples each, of a dense layer by a `Diagonal` of S ≥ 0."""
@@ -298,7 +306,7 @@ class LayerCapture:
         # what no part of the samples loses, none of the parts does
         if not self.loses_entries:
             for part in found:
-                vars(part)["loses_entries"] = False
+                vars(part)["loses_entries"] = NOTHING
         return found
 
     @property

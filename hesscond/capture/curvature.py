@@ -35,6 +35,7 @@ from hesscond.capture.layers import Geometry, by_position
 from hesscond.capture.pace import Pace, Stopped
 from hesscond.capture.request import Request
 from hesscond.capture.second_derivatives import saturates, underflows
+from hesscond.causes import DIFFERENCES, NOTHING, UNDERFLOW
 from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError
 
 OUTPUT_ROUTE = "loss curvature of the output"
@@ -88,7 +89,7 @@ class Differentiator:
         for blocks, group in self.in_blocks(linear).items():
             captured |= self.by_factor(group, blocks)
         if captured and underflows(nodes([self.loss.grad_fn])):
-            captured = {name: replace(own, vanishing=True) for name, own in captured.items()}
+            captured = {name: replace(own, vanishing=UNDERFLOW) for name, own in captured.items()}
         if curved:
             vanishing = saturates(nodes([self.loss.grad_fn]))
             twice = SecondDerivatives(self.loss, curved, self.samples, self.budget, self.proved_apart, self.pace)
@@ -99,7 +100,8 @@ class Differentiator:
                     if request.name in plans:
                         with self.noting(request):
                             found = twice.capture(request, plans[request.name])
-                            lost = vanishing or request.name in twice.blurred | twice.hidden
+                            unclear = request.name in twice.blurred | twice.hidden
+                            lost = vanishing or (DIFFERENCES if unclear else NOTHING)
                             captured[request.name] = replace(found, vanishing=lost)
                         self.pace.finish(request.name)
         return captured

@@ -87,6 +87,18 @@ def device_of(layer: nn.Module) -> torch.device:
     return next(itertools.chain(layer.parameters(), layer.buffers()), torch.empty(0)).device
 
 
+def bare(layer: Layer) -> Layer:
+    """A module of torch with the arguments and the place of a layer, and no parameters but an empty bias."""
+    kind = next(kind for kind in ELIGIBLE if isinstance(layer, kind))
+    found: Any = kind.__new__(kind)
+    nn.Module.__init__(found)
+    arguments = {*kind.__constants__, "_reversed_padding_repeated_twice"}
+    vars(found).update({name: value for name, value in vars(layer).items() if name in arguments})
+    found.register_buffer("place", torch.empty(0, device=device_of(layer)))
+    found.register_parameter("bias", nn.Parameter(found.place) if has_bias(layer) else None)
+    return found
+
+
 def eligible_layers(model: nn.Module) -> dict[str, Layer]:
     """The layers that can be captured, by qualified name: dense, convolutional and transposed convolutional ones."""
     return {

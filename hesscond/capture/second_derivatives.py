@@ -6,6 +6,7 @@ And where double precision holds nothing of the derivatives of a function any mo
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from hesscond.capture.graph import dimension, is_linear_node
 from hesscond.capture.precision import Observer
+from hesscond.causes import NOTHING, Cause, saturated
 
 
 def saved(node: Any, name: str) -> torch.Tensor:
@@ -135,30 +137,45 @@ SHIFTED, HIDDEN = -1e4, "hidden"
 SATURATED, EXPONENT, GAUSSIAN = 36.0, 745.0, 38.0
 
 
-def beyond(x: torch.Tensor, low: float, high: float) -> bool:
-    """Whether an entry is below ``low`` or above ``high``, and not so far that it stands for infinity."""
-    return bool((((x < low) | (x > high)) & (x.abs() < MASKED)).any())
+def beyond(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Which entries are below ``low`` or above ``high``, and not so far that they stand for infinity."""
+    return ((x < low) | (x > high)) & (x.abs() < MASKED)
 
 
 def underflows(nodes: Iterable[Any]) -> bool:
     """Whether the curvature of a loss, formed from logarithms, underflows in one of these nodes."""
     for node in nodes:
         name = node.name()
-        if name == "LogSoftmaxBackward0" and beyond(saved(node, "result"), -UNDERFLOW, 1.0):
+        if name == "LogSoftmaxBackward0" and beyond(saved(node, "result"), -UNDERFLOW, 1.0).any():
             return True
         if name == "LogsumexpBackward0":
             logits = saved(node, "self")
             dims = [d % logits.ndim for d in node._saved_dim]
-            if beyond(logits - logits.amax(dims, keepdim=True), -UNDERFLOW, 1.0):
+            if beyond(logits - logits.amax(dims, keepdim=True), -UNDERFLOW, 1.0).any():
                 return True
-        if name in LOGISTIC and beyond(saved(node, "self"), -UNDERFLOW, UNDERFLOW):
+        if name in LOGISTIC and beyond(saved(node, "self"), -UNDERFLOW, UNDERFLOW).any():
             return True
     return False
 
 
-def saturates(nodes: Iterable[Any]) -> bool:
-    """Whether a derivative of one of these nodes, as autograd computes it, is zero or a difference without digits."""
-    return any(node.name() in SATURATION and SATURATION[node.name()](node) for node in nodes)
+def saturates(nodes: Iterable[Any]) -> Cause:
+    """Where derivatives of these nodes, as autograd computes them, are zero or differences without digits."""
+    values: Counter[str] = Counter()
+    units: Counter[str] = Counter()
+    totals: Counter[tuple[str, str]] = Counter()
+    for node in nodes:
+        if node.name() in SATURATION:
+            lost, name = SATURATION[node.name()](node), NAMES.get(node.name(), node.name().removesuffix("Backward0"))
+            count = int(lost.sum())
+            values[name] += count
+            totals[name, "values"] += lost.numel()
+            totals[name, "units"] += lost.shape[-1] * (lost.ndim == 2)
+            units[name] += int(lost.any(0).sum()) if count and lost.ndim == 2 else 0
+    found = []
+    for name in +values:
+        own = f", {units[name]:,} of {totals[name, 'units']:,} units" if units[name] else ""
+        found.append(f"{name} at {values[name]:,} of {totals[name, 'values']:,} values{own}")
+    return saturated(", ".join(found)) if found else NOTHING
 
 
 def may_cancel(found: Iterable[Any]) -> bool:
@@ -177,15 +194,15 @@ def may_cancel(found: Iterable[Any]) -> bool:
     return bool(curved) and curved not in ({"ExpBackward0"}, {"ExpBackward0", "Expm1Backward0"})
 
 
-def softmax_saturates(node: Any) -> bool:
-    """Whether a probability is 0 or 1 by rounding: not one that a mask hides, nor one alone.
+def softmax_saturates(node: Any) -> torch.Tensor:
+    """Which probabilities are 0 or 1 by rounding: not one that a mask hides, nor one alone.
 
     Those are exact, and so are the zeros that their derivatives are.
     """
     p = saved(node, "result")
     seen = ~hidden(node).expand_as(p)
     alone = seen.sum(dimension(node._saved_dim, p.ndim), keepdim=True) == 1
-    return bool((((p == 0) & seen) | ((p == 1) & ~alone)).any())
+    return ((p == 0) & seen) | ((p == 1) & ~alone)
 
 
 def hidden(softmax: Any) -> torch.Tensor:
@@ -281,12 +298,12 @@ STRAIGHT = 0.03
 LOGISTIC = {"BinaryCrossEntropyWithLogitsBackward0", "LogSigmoidBackward0", "SoftMarginLossBackward0"}
 #: Losses of a probability p, whose second derivative p − p² autograd forms from p rounded.
 SATURATING = LOGISTIC | {"SoftplusBackward0"}
-SATURATION: dict[str, Callable[[Any], bool]] = {
+SATURATION: dict[str, Callable[[Any], torch.Tensor]] = {
     "TanhBackward0": lambda node: (
         beyond(torch.atanh(saved(node, "result").clamp(-1, 1)), -SATURATED / 2, SATURATED / 2)
-        or bool((saved(node, "result").abs() == 1).any())
+        | (saved(node, "result").abs() == 1)
     ),
-    "SigmoidBackward0": lambda node: bool(((saved(node, "result") == 0) | (saved(node, "result") == 1)).any()),
+    "SigmoidBackward0": lambda node: (saved(node, "result") == 0) | (saved(node, "result") == 1),
     "SiluBackward0": lambda node: beyond(saved(node, "self"), -EXPONENT, SATURATED),
     "MishBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     # 1 + erf has no digits left there; nor has the derivative of erf, e^{−x²}, beyond the other bound
@@ -299,8 +316,8 @@ SATURATION: dict[str, Callable[[Any], bool]] = {
     "BinaryCrossEntropyWithLogitsBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     **dict.fromkeys(SOFTMAXES, softmax_saturates),
     # further down are classes that are hidden
-    "LogSoftmaxBackward0": lambda node: (
-        bool(((p := saved(node, "result")) == 0).any()) or bool(((p < -EXPONENT) & (p > SHIFTED)).any())
-    ),
-    "ExpBackward0": lambda node: bool((saved(node, "result") == 0).any()),
+    "LogSoftmaxBackward0": lambda node: ((p := saved(node, "result")) == 0) | ((p < -EXPONENT) & (p > SHIFTED)),
+    "ExpBackward0": lambda node: saved(node, "result") == 0,
 }
+#: Nodes whose names say little.
+NAMES = {"ErfcBackward0": "GELU"}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from hesscond.commands.options import (
@@ -29,9 +28,9 @@ from hesscond.hessians import GGNOperator, HessianOperator, NullDirections, comb
 from hesscond.network_probe import agreed, shared
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import Team
-from hesscond.report.density import density_figure, percent, with_error
+from hesscond.report.density import density_figure
 from hesscond.report.page import METADATA, save_figure
-from hesscond.spectra.density import Density
+from hesscond.spectra.density import MOMENTS, NEAR_ZERO, Density
 from hesscond.spectra.density import density as spectral_density
 from hesscond.study import resolve_device
 from hesscond.study.sections import LARGEST
@@ -40,9 +39,6 @@ from hesscond.target import Target, causes_shown, load_target, one_sentence
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-#: Eigenvalues no larger than this times the largest are counted as near zero.
-NEAR_ZERO = 1e-6
-MOMENTS = (1, 2, 3, 4)
 MATRICES: dict[str, type[HessianOperator] | type[GGNOperator]] = {"Hessian": HessianOperator, "GGN": GGNOperator}
 
 
@@ -210,36 +206,10 @@ def print_summary(found: Found, request: Request, target: Target, spec: str) -> 
     stdout.print(f"{spec} · {target.samples} samples · {request.matrix} in {where}", soft_wrap=True)
     stdout.print(f"{how}, {density.products} products · {precision} · model in {mode} mode", soft_wrap=True)
     stdout.print()
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column()
-    for row in rows(density):
-        table.add_row(*row)
-    stdout.print(table)
+    sheet = density.sheet()
+    stdout.print(sheet.table)
     stdout.print()
-    if density.seed is not None:
-        stdout.print(Text("±: standard error over the probes; eigenvalues reach at least as far as the extreme nodes"))
-        if not (density.negative.resolved and density.near_zero(NEAR_ZERO).resolved):
-            stdout.print(Text("ranges: what so many steps leave open, whatever the spectrum; more --steps narrow them"))
+    for line in sheet.below:
+        stdout.print(Text(line.replace("more steps", "more --steps")))
     for directions in found.null:
         stdout.print(Text(str(directions)))
-
-
-def rows(density: Density) -> list[tuple[str, str, str]]:
-    """Name, value and remark of what is printed."""
-    exact = density.seed is None
-    negative, near, trace = density.negative, density.near_zero(NEAR_ZERO), density.trace()
-    result = [
-        ("parameters n", f"{density.order:,}", ""),
-        ("known null directions", f"{density.null:,}", f"{100 * density.null_weight:.3g} %" if density.null else ""),
-        ("eigenvalues below zero", percent(negative), ""),
-        (f"|λ| ≤ {NEAR_ZERO:g} |λ|max", percent(near), "known null directions among them" if density.null else ""),
-        ("largest eigenvalue" if exact else "largest node", f"{density.top:.6g}", ""),
-        ("smallest eigenvalue" if exact else "smallest node", f"{density.bottom:.6g}", ""),
-        ("trace", with_error(trace.value, trace.error), ""),
-    ]
-    for power in MOMENTS:
-        moment = density.moment(power)
-        result.append((f"mean of λ{'' if power == 1 else '⁰¹²³⁴'[power]}", with_error(moment.value, moment.error), ""))
-    return result

@@ -20,15 +20,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from hesscond.papers import citations
-from hesscond.report.tables import TextTable, duration
+from hesscond.report.tables import duration
+from hesscond.sheets import TextTable, plain_text
 from hesscond.study.store import printable
 
 # no markup: a path or a name from a file may contain square brackets
 stdout = Console(markup=False, highlight=False)
 stderr = Console(stderr=True, markup=False, highlight=False)
-
-#: Columns where there is no terminal to have any.
-WIDE = 240
 
 #: Seconds before `sign_of_life` shows anything.
 PATIENCE = 1.0
@@ -51,11 +49,7 @@ def print_table(table: RenderableType) -> None:
     if stdout.is_terminal:
         stdout.print(table)
         return
-    piped = Console(width=WIDE, markup=False, highlight=False)
-    with piped.capture() as drawn:
-        piped.print(table)
-    for line in drawn.get().splitlines():
-        stdout.out(line.rstrip())
+    stdout.out(plain_text(table))
 
 
 #: What characters become that a stream has not, unless Unicode says what they are made of.

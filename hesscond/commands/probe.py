@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 from rich.text import Text
-from torch import nn
 
 import hesscond
 from hesscond.capture import STOPPED, Progress
 from hesscond.capture.wrappers import measurable
-from hesscond.check import Check
 from hesscond.commands import completion
 from hesscond.commands.exits import INTERRUPTED
 from hesscond.commands.options import (
@@ -34,13 +32,12 @@ from hesscond.commands.options import (
 )
 from hesscond.commands.printing import Say, sign_of_life, stderr, stdout
 from hesscond.commands.processes import own_device, own_share, processes
-from hesscond.differences import worst
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.export import json_rows
-from hesscond.hessians.blocks import PART, Catalogue
+from hesscond.hessians.blocks import Catalogue
 from hesscond.methods import parse
 from hesscond.report.page import METADATA, save_figure
-from hesscond.report.probed import layer_table, network_table, notes, probe_figure, unit_table
+from hesscond.report.probed import probe_figure
 from hesscond.report.tables import duration
 from hesscond.results import NetworkResult
 from hesscond.roles import NETWORK
@@ -53,6 +50,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch.distributed import ProcessGroup
 
+#: Arguments of `hesscond.probe` that are options here.
+OPTION = re.compile(r"\b(level|layers|units|memory|products|dtype|rtol)=(?:torch\.)?'?(\w*)'?")
 #: Seconds from which on one wants to know beforehand.
 LONG = 10.0
 
@@ -333,63 +332,21 @@ def print_summary(
     result: hesscond.ProbeResult, frame: pd.DataFrame, request: Request, target: Target, spec: str
 ) -> None:
     """What was probed, the table, and what there is to say below it."""
-    mode = "train" if target.model.training else "eval"
     few = request.products
     what = LEVELS[request.level] if few is None else f"all parameters together, {few} products"
-    level = f"level {request.level}: {what}"
-    stdout.print(f"{spec} · {target.samples} samples · {level}", soft_wrap=True)
-    stdout.print(f"{result.coordinates} · forward pass in {result.precision} · model in {mode} mode", soft_wrap=True)
-    # of a Hessian that is zero the table says so
-    curved = {name: layer for name, layer in result.items() if not all(kappa.is_zero for kappa in layer.conditions)}
-    checks = {name: layer.check for name, layer in curved.items() if layer.check is not None}
-    if checks:
-        name, least = max(checks.items(), key=lambda item: item[1].difference / item[1].bound)
-        own, *_ = str(least).split("; ")
-        stdout.print(f"checked: {own}" + (f", largest at {name}" if len(checks) > 1 else ""), soft_wrap=True)
-        if central := worst_central(checks.values()):
-            stdout.print(f"         {central}", soft_wrap=True)
-    stdout.print()
-    draw = {"unit": unit_table, "layer": layer_table, NETWORK: network_table}[request.level]
-    draw = draw if few is None else layer_table
+    stdout.print(f"{spec} · {target.samples} samples · level {request.level}: {what}", soft_wrap=True)
+    catalogue = Catalogue(measurable(target.model))
     names = [str(name) for name in frame["layer"].unique() if name != NETWORK]
-    stdout.print(draw(frame, {name: kind(target.model, name) for name in names}))
+    sheet = result.sheet(frame, {name: catalogue.kind(name) for name in names})
+    measured, *checked = sheet.above
+    stdout.print(f"{measured} · model in {'train' if target.model.training else 'eval'} mode", soft_wrap=True)
+    for line in checked:
+        stdout.print(line, soft_wrap=True)
     stdout.print()
-    if few is not None:
-        row = frame.iloc[-1]
-        stdout.print(f"eigenvalue of the largest size: {row['top_lower']:.9g} to {row['top_upper']:.9g}")
-        if (memory := getattr(result[NETWORK], "memory", None)) is not None:
-            stdout.print(f"memory: {memory}", soft_wrap=True)
-    for line in notes(frame, {name: getattr(layer, "route", "") for name, layer in result.items()}):
-        stdout.print(Text(line))
-    for reason, skipped in by_reason(result.skipped).items():
-        stdout.print(Text(f"skipped {', '.join(skipped)}: {reason}"))
-
-
-def worst_central(checks: Iterable[Check]) -> str:
-    """The comparison with central differences that says most against an answer, in words."""
-    made = {one.central: one.against for one in checks if one.central is not None}
-    largest = worst(made)
-    return "" if largest is None else made[largest]
-
-
-def by_reason(skipped: Mapping[str, str]) -> dict[str, list[str]]:
-    """Names by why they were skipped, in the words of the command."""
-    found: dict[str, list[str]] = {}
-    for name, reason in skipped.items():
-        words = reason.replace(f"name it, layers=[{name!r}],", "name it with --layers").replace(
-            "level='network'", "--level network"
-        )
-        found.setdefault(words, []).append(name)
-    return found
-
-
-def kind(model: nn.Module, name: str) -> str:
-    """The class of the module that a block belongs to; the model itself may be one."""
-    catalogue = Catalogue(measurable(model))
-    module = catalogue.module(PART.sub(r"\1", name))
-    if module is None and PART.sub(r"\1", name) in catalogue.parameters:
-        return "Parameter"
-    return type(model if module is None else module).__name__
+    stdout.print(sheet.table)
+    stdout.print()
+    for line in sheet.below:
+        stdout.print(Text(OPTION.sub(lambda found: f"--{found[1]} {found[2]}".rstrip(), line)))
 
 
 def writer(as_json: bool, as_csv: bool, output: Path | None) -> Callable[[pd.DataFrame], None]:

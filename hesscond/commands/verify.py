@@ -11,9 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from hesscond.commands import completion
@@ -34,11 +32,11 @@ from hesscond.errors import ConfigError
 from hesscond.report.margins import margin_figure
 from hesscond.report.page import METADATA, save_figure
 from hesscond.study.sections import LARGEST
-from hesscond.theorems import Claim, Reported, Statement, Tally, Verdict, statement, statements, verify
+from hesscond.theorems import Claim, Statement, Verdict, statement, statements, verify
+from hesscond.theorems.base import verdict_table
 
 #: Sizes of the matrices of ``--worst``.
 SIZES = (3, 4, 6, 8, 12)
-STYLES = {"holds": "green", "violated": "red", "unresolved": "yellow", "not-applicable": "dim"}
 
 
 def verify_statements(
@@ -84,8 +82,8 @@ def verify_statements(
     else:
         print_table(verdict_table(verdicts))
         for verdict in verdicts:
-            show_counterexamples(verdict)
-            show_readings(verdict)
+            for line in verdict.remarks():
+                stdout.print(line, soft_wrap=True)
             for row in extremes.get(verdict.id, ()):
                 stdout.print(
                     f"{verdict.id}, {row['claim']}, size {row['size']}: exceeded by {row['factor']:.4f}, "
@@ -197,65 +195,6 @@ def described(one: Statement) -> dict[str, Any]:
     }
 
 
-def verdict_table(verdicts: list[Verdict]) -> Table:
-    """A row for each claim below its statement, in 80 columns."""
-    table = Table(
-        caption=Text(
-            "known: what is; * not claimed by the source. violated: of the trials that were decided; n/a: a hypothesis "
-            "fails; open: the bounds do not decide; used: the most of what the claim allows, violated above 1"
-        ),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,
-        collapse_padding=True,
-    )
-    table.add_column("claim", overflow="fold")
-    for name in ("known", "status"):
-        table.add_column(name, no_wrap=True)
-    for name in ("violated", "n/a", "open", "used"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for verdict in verdicts:
-        table.add_row(Text(" = ".join([verdict.id, *verdict.aliases]), style="bold"))
-        for tally in verdict.tallies:
-            status = status_of(verdict, tally)
-            table.add_row(
-                Text(f"  {tally.claim.name}"),
-                f"{'true' if tally.claim.true else 'false'}{'' if tally.claim.published else ' *'}",
-                Text(status, style=STYLES[status]),
-                f"{tally.violated} / {tally.holds + tally.violated}",
-                str(tally.not_applicable),
-                str(tally.unresolved),
-                "–" if tally.worst == -math.inf else f"{tally.worst:.3g}",
-            )
-    return table
-
-
-def status_of(verdict: Verdict, tally: Tally) -> str:
-    """Of a claim: violated too if only the search found a counterexample."""
-    found = any(example.claim == tally.claim.name for example in verdict.counterexamples)
-    return "violated" if found else tally.status
-
-
-def show_counterexamples(verdict: Verdict) -> None:
-    """Each with its matrix, to be typed in."""
-    for example in verdict.counterexamples:
-        stdout.print(f"{verdict.id}, {example.claim}: certified counterexample, factor {example.factor:.4f}")
-        stdout.print(f"  {example.matrix}", soft_wrap=True)
-        stdout.print(f"  {example.text}", soft_wrap=True)
-
-
-def show_readings(verdict: Verdict) -> None:
-    """What is reported beside the claims."""
-    for found in verdict.readings:
-        stdout.print(f"{verdict.id}, {found.reading.name}: {ranged(found)}, {found.reading.text}", soft_wrap=True)
-
-
-def ranged(found: Reported) -> str:
-    """The median of a reading, and its range."""
-    return f"{found.median:.3g} ({found.least:.3g} to {found.most:.3g})"
-
-
 def as_dict(verdict: Verdict) -> dict[str, Any]:
     """A verdict for JSON."""
     return {
@@ -275,7 +214,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
                 "text": tally.claim.text,
                 "known_to_hold": tally.claim.true,
                 "published": tally.claim.published,
-                "status": status_of(verdict, tally),
+                "status": verdict.status_of(tally),
                 "holds": tally.holds,
                 "violated": tally.violated,
                 "not_applicable": tally.not_applicable,

@@ -276,6 +276,14 @@ class Catalogue:
             return self.model
         return self.modules.get(name) if name else None
 
+    def kind(self, name: str) -> str:
+        """The class of the module that a block belongs to, or "Parameter"; empty for a group of one's own."""
+        base = PART.sub(r"\1", name)
+        module = self.module(base)
+        if module is not None:
+            return type(module).__name__
+        return "Parameter" if base in self.parameters else ""
+
     def bare(self, name: str) -> Block:
         """The block of one parameter."""
         name = self._first[id(self.parameters[name])]

@@ -26,13 +26,11 @@ def unit_hessian(captured: LayerCapture, unit: int, memory: int) -> BlockHessian
 
 def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> list[BlockHessian]:
     """The Hessians of output units that belong to one group of the layer."""
-    curvature = captured.curvature
+    curvature, lost = captured.curvature, captured.loses_entries
     columns = [captured.column(unit) for unit in units]
     if isinstance(curvature, Formed):
         return [
-            FormedHessian(
-                curvature.matrices[column], curvature.spread[column], curvature.terms, vanishing=captured.loses_entries
-            )
+            FormedHessian(curvature.matrices[column], curvature.spread[column], curvature.terms, vanishing=lost)
             for column in columns
         ]
     if isinstance(curvature, Diagonal):
@@ -48,19 +46,17 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
             if curvature.norm is not None:
                 spread = (curvature.norm[column] * rows.square().sum(0)).sqrt()
             error = None if curvature.error is None else curvature.error[:, column, None] * rows.abs()
-            kept = (root != 0) | captured.vanishing
+            kept = (root != 0) | bool(captured.vanishing)
             if captured.repeating and bool(kept.any()):
                 # these rows may all be independent, and those that are left out are zero
                 scaled, sign = (rows * root[:, None])[kept], None if sign is None else sign[kept]
                 error = None if error is None else error[kept]
-                found.append(FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=True))
+                found.append(FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=lost))
             elif error is None or not error.any():
-                found.append(FactoredHessian(rows, root, sign, spread=spread, vanishing=captured.loses_entries))
+                found.append(FactoredHessian(rows, root, sign, spread=spread, vanishing=lost))
             else:
                 scaled = rows * root[:, None]
-                found.append(
-                    FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=captured.loses_entries)
-                )
+                found.append(FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=lost))
         return found
     own = captured.narrowed(units)
     assert isinstance(own.curvature, Factor)
@@ -74,7 +70,7 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
         # a block's rows span no more than its active positions
         active = (B[:, :, column] != 0).any(0).sum(1)
         limit = None if captured.vanishing else int(torch.minimum(terms[:, :, column].sum(0), active).sum())
-        found.append(FactoredHessian(rows, None, mixed(sign), errors[column], 1, limit, spread, captured.loses_entries))
+        found.append(FactoredHessian(rows, None, mixed(sign), errors[column], 1, limit, spread, lost))
     return found
 
 

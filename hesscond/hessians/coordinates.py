@@ -38,6 +38,10 @@ class BlockHessian(ABC):
     #: P of a block that is PᵀHP; None: it is H itself.
     P: LinearCoordinates | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # a view would take all that it is a part of along
+        return {name: own.clone() if is_part(own) else own for name, own in vars(self).items()}
+
     @property
     def plain(self) -> BlockHessian:
         """H of a block that is PᵀHP."""
@@ -148,6 +152,11 @@ class TransformedHessian(BlockHessian):
 
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         return self.whole.eigenvalues(self._then(P))
+
+
+def is_part(value: object) -> bool:
+    """Whether it is a tensor that holds less than its storage."""
+    return isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() > value.numel() * value.itemsize
 
 
 # -- coordinates -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 
 from hesscond.capture import EntryBounds
 from hesscond.capture.together import alike, stacked
+from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.hessians.preconditioner import CentringScaling
 from hesscond.spectra import ConditionNumber, FactorForm, conditions
@@ -43,7 +44,7 @@ class FactoredHessian(BlockHessian):
     spread : (u n̂,) or None
         d such that round-off in S changes entry (k, l) of H by eps·d_k·d_l; None: S has none.
     vanishing
-        Whether zeros of S may be numbers that double precision does not hold, so that they bound no rank.
+        Why zeros of S may be numbers that double precision does not hold, so that they bound no rank.
     """
 
     rows: torch.Tensor
@@ -53,7 +54,7 @@ class FactoredHessian(BlockHessian):
     units: int = 1
     rank_limit: int | None = None
     spread: torch.Tensor | None = None
-    vanishing: bool = False
+    vanishing: Cause = NOTHING
 
     @property
     def order(self) -> int:
@@ -111,6 +112,7 @@ class FactoredHessian(BlockHessian):
             rank_bound=self.rank_bound,
             spread=spread_in(self.spread, P, self.units),
             least_rank=partial(self._span, P) if self.vanishing else None,
+            lost=self.vanishing,
         )
 
     def _span(self, P: LinearCoordinates | None) -> int:

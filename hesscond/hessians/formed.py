@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates import LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.spectra import ConditionNumber, SummedForm, conditions
 
@@ -29,7 +30,7 @@ class FormedHessian(BlockHessian):
     units
         Number of units, on each of which a preconditioner acts.
     vanishing
-        Whether what was summed up may lack numbers that double precision does not hold: no small eigenvalue is zero.
+        Why what was summed up may lack numbers that double precision does not hold: no small eigenvalue is zero.
     memory
         Bytes for the work on it; None: as many as it takes.
     """
@@ -38,7 +39,7 @@ class FormedHessian(BlockHessian):
     spread: torch.Tensor
     terms: int
     units: int = 1
-    vanishing: bool = False
+    vanishing: Cause = NOTHING
     memory: int | None = None
 
     @property
@@ -69,7 +70,7 @@ class FormedHessian(BlockHessian):
         for P in coordinates:
             spread = self.spread if P is None else self._dense(P).abs().T @ self.spread
             least = (lambda: self.order) if self.vanishing else None
-            forms.append(SummedForm(self.matrix(P), spread, self.terms, least, graded))
+            forms.append(SummedForm(self.matrix(P), spread, self.terms, least, self.vanishing, graded))
         return conditions(forms, rtol=rtol)
 
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:

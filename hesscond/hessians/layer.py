@@ -177,6 +177,7 @@ class LayerHessian(BlockHessian):
             signs=self._signs,
             noise=noise_of(self._spread, P, self.units),
             least_rank=self.rank_bound if self.captured.loses_entries else None,
+            lost=self.captured.loses_entries,
             factor=partial(self._factored, P) if self.count * self.order <= FACTORED else None,
         )
 

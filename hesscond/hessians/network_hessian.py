@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from hesscond.capture.backward import readable
-from hesscond.errors import CaptureError
+from hesscond.causes import NOTHING, Cause
+from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates, UnitCoordinates
 from hesscond.hessians.null_directions import NullDirections
 from hesscond.operators import Congruence, SymmetricOperator
@@ -51,10 +52,18 @@ class NetworkHessian(BlockHessian):
         known: Callable[[], tuple[Sequence[NullDirections], Known]],
         effort: Effort,
         error: float = 0.0,
-        saturated: Callable[[], bool] = lambda: False,
+        saturated: Callable[[], Cause] = lambda: NOTHING,
     ) -> None:
         self.operator, self._known, self.effort, self.error = operator, known, effort, error
         self._saturated = saturated
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: vars(self)[name] for name in ("effort", "error", "extremes") if name in vars(self)}
+        gone = {"operator": LeftBehind(self.operator), "_known": refuse_products, "_saturated": refuse_products}
+        return kept | gone
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NetworkHessian:
+        return self
 
     @property
     def order(self) -> int:
@@ -117,7 +126,8 @@ class NetworkHessian(BlockHessian):
             )
         kappa = ProductForm(self.operator, lambda: self.known[1], self.effort).condition(rtol=rtol)
         if kappa.resolved and kappa.nullity > sum(own.dimension for own in self.known[0]) and self._saturated():
-            kappa = unresolved(kappa)
+            kappa = unresolved(kappa, self._saturated())
+        kappa = kappa.because(kappa.cause.joined(self._saturated()))
         return kappa.widened(self.error) if self.error else kappa
 
     def _changed(self, P: LinearCoordinates | None) -> NetworkHessian:
@@ -151,6 +161,25 @@ class NetworkHessian(BlockHessian):
             self.operator, 1, "both", tol=1e-4, missed=1.0, memory=self.effort.memory, seed=self.effort.seed
         )
         return found.eigenvectors[:, [0, -1]]
+
+
+def refuse_products(*_: Any, **__: Any) -> NoReturn:
+    """Raise the ConfigError of a result that was saved, and is asked for what its model would tell."""
+    raise ConfigError(
+        "this result was saved without the model and the data, which products with its Hessian take: it has "
+        "κ, to_frame(), checks and the eigenvalues that were asked for before; probe again for anything else"
+    )
+
+
+class LeftBehind(SymmetricOperator):
+    """An operator that was saved without the model that its products take."""
+
+    def __init__(self, operator: SymmetricOperator) -> None:
+        super().__init__(operator.order, operator.dtype, operator.device)
+        self.psd = operator.psd
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        refuse_products()
 
 
 class Padded(BlockHessian):

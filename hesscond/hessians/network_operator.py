@@ -29,6 +29,7 @@ from hesscond.capture.second_derivatives import saturates
 from hesscond.capture.uses import Uses
 from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
+from hesscond.causes import NOTHING, REPEATED
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of
 from hesscond.hessians.linearization import (
     GGNLinearization,
@@ -107,7 +108,7 @@ class NetworkOperator(SymmetricOperator):
     retained
         Batches whose graphs are kept, of how many.
     saturated
-        Whether derivatives somewhere in the model or the loss may be zero only since double precision ends.
+        Why derivatives somewhere in the model or the loss may be zero only since double precision ends.
     reached
         Names of the parameters that the loss depends on.
     """
@@ -219,7 +220,7 @@ class NetworkOperator(SymmetricOperator):
         self._retained: dict[int, Linearization] = {}
         self._taken = largest = 0
         loss, gradient = 0.0, torch.zeros_like(self.point)
-        psd, depends, self.saturated = True, False, False
+        psd, depends, self.saturated = True, False, NOTHING
         reached: set[int] = set()
         for drawn, evaluation in problem.read():
             weight = problem.weights[drawn.number]
@@ -235,7 +236,9 @@ class NetworkOperator(SymmetricOperator):
             reached |= variables_of(evaluation.loss)
             psd &= linearization.psd
             if not self.saturated:
-                self.saturated = evaluation.flattened is not None or saturates(nodes([evaluation.loss.grad_fn]))
+                self.saturated = saturates(nodes([evaluation.loss.grad_fn]))
+            if not self.saturated and evaluation.flattened is not None:
+                self.saturated = REPEATED
             loss += weight * linearization.loss
             gradient.add_(self.layout.vector_of(linearization.gradient), alpha=weight)
             size = 0 if problem.single else linearization.bytes()

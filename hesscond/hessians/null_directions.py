@@ -111,7 +111,7 @@ def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
     What fails on the operator is not claimed. Nothing is evaluated whose graphs the operator has kept.
     """
     zero = zero_rows(operator)
-    rows, saturated = given_rows(operator), operator.saturated
+    rows, saturated = given_rows(operator), bool(operator.saturated)
     if saturated:
         # what has no effect in double precision may have some
         zero = torch.zeros_like(zero)

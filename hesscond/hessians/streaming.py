@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hesscond.capture import FeatureStatistics, LayerCapture, LayerInputs, channel_statistics
+from hesscond.causes import NOTHING
 from hesscond.errors import CaptureError
 from hesscond.hessians.build import layer_hessian, runs, unit_hessians
 from hesscond.hessians.coordinates import BlockHessian
@@ -32,7 +33,7 @@ class StreamedBlock:
         self._square_norms: torch.Tensor | None = None
         self._square_errors: torch.Tensor | None = None
         self._formed: FormedHessian | None = None
-        self._vanishing, self._decomposed, self._shift = False, False, True
+        self._vanishing, self._decomposed, self._shift = NOTHING, False, True
 
     def add(self, hessian: BlockHessian, weight: float, *, shift: bool = False) -> None:
         """Add the Hessian of a batch whose loss counts ``weight`` in the whole.
@@ -41,12 +42,11 @@ class StreamedBlock:
         """
         self._shift &= shift
         hessian = hessian.dense()
+        assert isinstance(hessian, (FactoredHessian, FormedHessian))
+        self._vanishing = self._vanishing or hessian.vanishing
         if isinstance(hessian, FormedHessian):
-            self._vanishing |= hessian.vanishing
             self._add_formed(FormedHessian(hessian.H * weight, hessian.spread * weight**0.5, hessian.terms, self.units))
             return
-        assert isinstance(hessian, FactoredHessian)
-        self._vanishing |= hessian.vanishing
         if hessian.spread is not None:
             # its small eigenvalues are round-off that must not become rows
             self.add(

@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
+    # results need them as well
+    ".result_tables": ("layer_frame", "layer_table", "network_table", "notes", "unit_table"),
     "axes": ("method_legend",),
     "blocks": ("bands_figure", "block_frame", "blocks_figure"),
     "comparison": ("comparison_figure", "timing_figure"),
@@ -25,7 +27,7 @@ _HOMES = {
     "margins": ("margin_figure", "rate_figure", "rate_trials", "stored_margin_figure"),
     "page": ("COLUMN", "Page", "save_figure", "venue_page", "venues"),
     "palette": ("method_colors", "method_looks"),
-    "probed": ("layer_frame", "layer_table", "network_table", "notes", "probe_figure", "unit_table"),
+    "probed": ("probe_figure",),
     "registry": ("FIGURES", "TABLES"),
     "series": ("rounded_probes", "rounding_note"),
     "statements": ("statement_frame", "statement_table"),
@@ -43,4 +45,4 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

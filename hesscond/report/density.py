@@ -18,7 +18,7 @@ from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
 
 if TYPE_CHECKING:
-    from hesscond.spectra.density import Curve, Density, Share
+    from hesscond.spectra.density import Curve, Density
 
 #: Where eigenvalues are positive, and where they are negative.
 POSITIVE, NEGATIVE, NULL = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"], "0.1"
@@ -31,9 +31,6 @@ DECADES = 9
 
 #: Nodes of each probe at either end that are marked.
 MARKED = 8
-
-#: Standard errors below this many percent are rounding.
-ROUNDING = 1e-10
 
 #: Labels of the eigenvalue axis, at most.
 LABELS = 7
@@ -106,7 +103,7 @@ def draw_curve(ax: Axes, density: Density, curve: Curve, low: float) -> list[Any
         ax.fill_between(x[part], bottom, top, color=color, alpha=0.4, lw=0, zorder=2, gid=f"{name}-band")
         ax.plot(x[part], np.maximum(middle[part], low / 10), color=color, lw=0.9, zorder=3, gid=name)
         if sign < 0:
-            handles.append(Patch(color=color, alpha=0.6, lw=0, label=rf"$\lambda<0$: {percent(density.negative)}"))
+            handles.append(Patch(color=color, alpha=0.6, lw=0, label=rf"$\lambda<0$: {density.negative}"))
         elif handles:
             handles.append(Patch(color=color, alpha=0.6, lw=0, label=r"$\lambda>0$"))
     return handles
@@ -176,45 +173,6 @@ def label_power(value: float, position: int | None = None) -> str:
     if value == 0:
         return "0"
     return rf"${'-' if value < 0 else ''}10^{{{round(math.log10(abs(value)))}}}$"
-
-
-def percent(share: Share) -> str:
-    """A share with its standard error, to two digits of that; a range where the quadrature leaves more open.
-
-    Examples
-    --------
-    >>> from hesscond.spectra.density import Share
-    >>> percent(Share(0.12345, 0.0123, 0.12, 0.13, 9)), percent(Share(0.5, 0.01, 0.33, 0.65, 9))
-    ('12.3 ± 1.2 %', '32–66 %')
-    """
-    value, error = 100 * share.value, 100 * share.error
-    if not share.resolved:
-        spread = error if math.isfinite(error) else 0.0
-        low, high = max(0.0, 100 * share.lower - spread), min(100.0, 100 * share.upper + spread)
-        digits = min(max(0, 1 - math.floor(math.log10(high - low))), 9)
-        return f"{low:.{digits}f}–{high:.{digits}f} %"
-    if not ROUNDING < error < math.inf:
-        return f"{value:.3g} %"
-    digits = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:.{digits}f} ± {error:.{digits}f} %"
-
-
-def with_error(value: float, error: float) -> str:
-    """A number with its standard error, to two digits of the error; without it if it is exact or not known.
-
-    Examples
-    --------
-    >>> with_error(12.3456, 0.0123), with_error(-1.5e-7, 2.5e-8), with_error(2.0, 0.0), with_error(0.1, 30.0)
-    ('12.346 ± 0.012', '-1.50e-7 ± 0.25e-7', '2', '0 ± 30')
-    """
-    if not ROUNDING / 100 * abs(value) < error < math.inf:
-        return f"{value:.6g}"
-    # both in units of one power of ten, that of the larger
-    exponent = math.floor(math.log10(max(abs(value), error)))
-    power = "" if -3 <= exponent <= 5 else f"e{exponent}"
-    unit = 10.0**exponent if power else 1.0
-    digits = max(0, 1 - math.floor(math.log10(error / unit)))
-    return f"{value / unit:.{digits}f}{power} ± {error / unit:.{digits}f}{power}"
 
 
 def moved(x: float, step: float, knee: float | None) -> float:

@@ -8,17 +8,12 @@ from __future__ import annotations
 import html
 import math
 import re
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
-
 from hesscond.errors import ConfigError
+from hesscond.sheets import TextTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -356,131 +351,6 @@ WRITERS: dict[str, Callable[[Sequence[Column], Sequence[Sequence[Cell]], str], s
     "latex": write_latex,
     "html": write_html,
 }
-
-
-#: Where a cell may go on in the next line, a name and several numbers: never inside of a word or of digits.
-NAME_BREAKS = re.compile(r"\s+|(?<=[:/_])(?=\S)|(?<=[.,])(?=[^\s\d])|(?<=[-+])(?=[^\W\d])")
-NUMBER_BREAKS = re.compile(r"\s+(?=[(…])")
-#: A longer word is written without its middle.
-LONGEST_WORD = 30
-
-
-#: Columns of the terminal that a caption takes, at least.
-CAPTION = 80
-
-
-class TextTable:
-    """A table for the terminal that breaks no word and no number.
-
-    Where it is wider than the terminal, names go on in the next line, at a blank or behind a sign between their parts;
-    where that is not enough, the columns that do not fit follow below, with the first repeated.
-
-    Parameters
-    ----------
-    columns
-        Titles; with ``">"`` in front for numbers, which are aligned to the right.
-    title, caption
-        Above and below it.
-    rule
-        Whether there is a line below the titles.
-    """
-
-    def __init__(self, columns: Sequence[str], *, title: str = "", caption: str = "", rule: bool = True) -> None:
-        self.titles = [column.removeprefix(">") for column in columns]
-        self.numeric = [column.startswith(">") for column in columns]
-        self.title, self.caption, self.box = title, caption, box.SIMPLE_HEAD if rule else None
-        self.rows: list[tuple[Sequence[str], bool]] = []
-
-    def add_row(self, *cells: str, end_section: bool = False) -> None:
-        """Add a row, with space below it if it ends a section; a cell may have several lines."""
-        self.rows.append((["\n".join(map(shown_line, cell.split("\n"))) for cell in cells], end_section))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table, or its blocks of columns one below the other."""
-        if self.title:
-            yield Text(self.title)
-        blocks, width = self.blocks(options.max_width), 0
-        for block in blocks:
-            loose = sum(block.values()) + 2 * (len(self.titles) - 1) <= options.max_width
-            width = max(width, sum(block.values()) + (1 + loose) * (len(block) - 1))
-            yield self.drawn(block, gap=1 + loose, last=block is blocks[-1])
-        if self.caption:
-            # a narrow table has no narrow caption
-            yield Text(textwrap.fill(self.caption, min(options.max_width, max(width, CAPTION))))
-
-    def drawn(self, block: Mapping[int, int], *, gap: int, last: bool) -> Table:
-        """The columns of a block at their widths, with so many blanks between them."""
-        # a box has a blank between columns
-        right = (0, gap - 1 if self.box else gap, 0, 0)
-        table = Table(box=self.box, show_edge=False, pad_edge=False, padding=right)
-        for place, width in block.items():
-            title = Text(wrapped(self.titles[place], width, NAME_BREAKS))
-            table.add_column(title, justify="right" if self.numeric[place] else "left", width=width, no_wrap=True)
-        for cells, ends in self.rows:
-            table.add_row(*(Text(wrapped(cells[k], w, self.breaks(k))) for k, w in block.items()), end_section=ends)
-        if not last:
-            table.add_row()
-        return table
-
-    def breaks(self, place: int) -> re.Pattern[str]:
-        """Where the cells of a column may be broken."""
-        return NUMBER_BREAKS if self.numeric[place] else NAME_BREAKS
-
-    def blocks(self, room: int) -> list[dict[int, int]]:
-        """Columns and their widths, block by block."""
-        least, most = [], []
-        for place, title in enumerate(self.titles):
-            cells = [cells[place] for cells, _ in self.rows]
-            parts = [*NAME_BREAKS.split(title), *(part for cell in cells for part in self.breaks(place).split(cell))]
-            least.append(max(len(line) for part in parts for line in part.split("\n")))
-            most.append(max(len(line) for text in [title, *cells] for line in text.split("\n")))
-        found = [[0]]
-        for place in range(1, len(least)):
-            # a blank between columns
-            if len(found[-1]) > 1 and sum(least[k] + 1 for k in found[-1]) + least[place] > room:
-                found.append([0])
-            found[-1].append(place)
-        return [shared(room - len(block) + 1, {k: (least[k], most[k]) for k in block}) for block in found]
-
-
-def shared(room: int, needs: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """The width of each column that needs so much at least, and no more than the other: what is left goes round."""
-    widths = {place: least for place, (least, _) in needs.items()}
-    spare = room - sum(widths.values())
-    while spare > 0 and (wanting := [place for place, (_, most) in needs.items() if widths[place] < most]):
-        for place in wanting[:spare]:
-            widths[place] += 1
-        spare -= len(wanting)
-    return widths
-
-
-def wrapped(text: str, width: int, breaks: re.Pattern[str]) -> str:
-    """The text in lines no longer than a width, broken at these places only.
-
-    Examples
-    --------
-    >>> wrapped("four-things-batchnorm:rho=0.9", 16, NAME_BREAKS).split()
-    ['four-things-', 'batchnorm:', 'rho=0.9']
-    """
-    lines = []
-    for line in text.split("\n"):
-        start = end = resume = 0
-        for found in [*breaks.finditer(line), None]:
-            stop = len(line) if found is None else found.start()
-            if stop - start > width and end > start:
-                lines.append(line[start:end].rstrip())
-                start = resume
-            end, resume = stop, len(line) if found is None else found.end()
-        lines.append(line[start:])
-    return "\n".join(lines)
-
-
-def shown_line(text: str) -> str:
-    """A line without control characters, whose longest words lack their middle."""
-    line = "".join(c if c.isprintable() else " " for c in text)
-    half = LONGEST_WORD // 2
-    parts = re.split(f"({NAME_BREAKS.pattern})", line)
-    return "".join(part if len(part) <= LONGEST_WORD else f"{part[:half]}…{part[-half + 1 :]}" for part in parts)
 
 
 def text_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str) -> TextTable:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hesscond.causes import few_products
 from hesscond.errors import ConfigError
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import led
@@ -289,6 +290,7 @@ class Search:
             solver=f"Lanczos, {taken + len(found)} products",
             rank_decision="unresolved",
             negative_counted=operator.psd,
+            cause=few_products(taken + len(found), operator.order),
         )
         return Bounded(condition, self.result(u, theta, lower, upper, norm, taken + len(found), first.residual))
 

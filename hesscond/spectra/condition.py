@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from hesscond.causes import BELOW_BOUND, NONE_TOLD, NOTHING, SUMMED, TIED, TOO_LARGE, ZERO, Cause
+
 #: Values are called zero only if the next larger one exceeds their error bound by this factor …
 GAP = 1e3
 #: … and they are no larger than this many units of round-off: what lies between that and the bound is unresolved.
@@ -56,8 +58,8 @@ class ConditionNumber:
         is the difference of: rank 0, and no κ. ``"unresolved"``: none of these.
     negative_counted
         Whether ``negative`` is their number.
-    note
-        What it means that there is no κ, if H is zero.
+    cause
+        Why κ is unresolved, or what it means that H is zero, and what to do: `reason` and `advice`.
     """
 
     value: float
@@ -74,19 +76,47 @@ class ConditionNumber:
     solver: str
     rank_decision: RankDecision
     negative_counted: bool = True
-    note: str = ""
+    cause: Cause = NOTHING
 
     def __float__(self) -> float:
         return self.value
 
+    def __repr__(self) -> str:
+        return f"<ConditionNumber: {self._said('')}>"
+
     def __str__(self) -> str:
+        return self._said(f": {self.reason}" if self.reason else "")
+
+    def _said(self, why: str) -> str:
         order = self.rank + self.nullity
         if self.is_zero:
-            return f"no κ: {self.note or 'the matrix is zero'} (rank 0 of {order})"
+            return f"no κ: {self.reason} (rank 0 of {order})"
         if not self.resolved:
-            return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues told from zero)"
+            return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues told from zero{why})"
         said = {"numerical": "numerical rank", "iterative": "rank at most"}.get(self.rank_decision, "rank")
         return f"κ = {self.value:.4g} ({said} {self.rank} of {order}, {self.inertia}; {self.solver})"
+
+    def _repr_html_(self) -> str:
+        from hesscond.sheets import html_table
+
+        names = ("lower", "upper", "lambda_max", "lambda_min", "rank", "nullity", "negative", "cutoff", "gap")
+        numbers = [(name, f"{getattr(self, name):.6g}") for name in names]
+        words = [(name, getattr(self, name)) for name in ("rank_decision", "solver", "reason", "advice")]
+        return html_table([], [("κ", self._said("")), *numbers, *words])
+
+    @property
+    def reason(self) -> str:
+        """Why κ is unresolved, or what it means that H is zero, in one sentence; empty where κ is resolved."""
+        return self.cause.reason
+
+    @property
+    def advice(self) -> str:
+        """What to do about an unresolved κ, in one sentence; empty where there is nothing to do."""
+        return self.cause.advice
+
+    def because(self, cause: Cause) -> ConditionNumber:
+        """The same with a cause, if it is unresolved and there is one."""
+        return self if self.resolved or self.is_zero or not cause else replace(self, cause=cause)
 
     @property
     def is_zero(self) -> bool:
@@ -105,8 +135,8 @@ class ConditionNumber:
         """``negative``, or None where it is a lower bound only."""
         return self.negative if self.negative_counted else None
 
-    def widened(self, error: float) -> ConditionNumber:
-        """The result if the matrix is known up to an error of that 2-norm only.
+    def widened(self, error: float, cause: Cause = SUMMED) -> ConditionNumber:
+        """The result if the matrix is known, for a cause, up to an error of that 2-norm only.
 
         Unresolved if the smallest nonzero eigenvalue could be zero, or one that was taken for zero as large. One that
         could be zero bounds nothing: the smallest nonzero one may be any other.
@@ -127,6 +157,7 @@ class ConditionNumber:
                 cutoff=max(self.cutoff, error),
                 resolved=False,
                 rank_decision="unresolved",
+                cause=cause if self.resolved else self.cause,
             )
         upper = (top + error) / (bottom - error) * (self.upper / self.value)
         gap = min(self.gap, bottom / error)
@@ -190,7 +221,7 @@ def resolve(
     rank = exact()
     if rank is None:
         # sizes do not tell a small value from a zero
-        return unresolved(best)
+        return unresolved(best, TOO_LARGE)
     settled = [conclude(values, order=order, limit=min(limit, rank), scale=scale, exact=True) for values in found]
     return min(reversed(settled), key=lambda result: (not result.resolved, result.width, -result.lower))
 
@@ -218,18 +249,19 @@ def narrower(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber
     return second if second.rank_decision == "structural" and second.width < first.width else first
 
 
-def unresolved(result: ConditionNumber) -> ConditionNumber:
+def unresolved(result: ConditionNumber, cause: Cause) -> ConditionNumber:
     """The same without its upper end, where something speaks against the rank that was decided."""
     # of a rank of 0 that is not told even the size is unknown
     largest = result.lambda_max if result.rank else math.nan
-    return replace(
-        result, value=math.inf, upper=math.inf, lambda_max=largest, resolved=False, rank_decision="unresolved"
-    )
+    found = replace(result, value=math.inf, upper=math.inf, lambda_max=largest, resolved=False, cause=cause)
+    return replace(found, rank_decision="unresolved")
 
 
 def zero_matrix(order: int) -> ConditionNumber:
     """The result for the zero matrix, which has no nonzero eigenvalue and so no κ."""
-    return ConditionNumber(math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "zero")
+    return ConditionNumber(
+        math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "zero", cause=ZERO
+    )
 
 
 def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool = False) -> ConditionNumber:
@@ -249,6 +281,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
             cutoff=enlarged(float(errors[0]), power, scale),
             solver=solver,
             rank_decision="unresolved",
+            cause=NONE_TOLD,
         )
     top, bottom = float(magnitudes[0]), float(magnitudes[rank - 1])
     e_top, e_bottom = float(errors[0]), float(errors[rank - 1])
@@ -262,6 +295,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
         roundoff = (magnitudes[rest] <= floors[rest]).all()
         decision = "numerical" if roundoff and bottom >= GAP * noise and not exact else "unresolved"
     resolved = decision != "unresolved"
+    cause = NOTHING if resolved else TIED if roundoff and not exact else BELOW_BOUND
     rounding = 8 * sys.float_info.epsilon
 
     def raised(ratio: float) -> float:
@@ -292,6 +326,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
         solver=solver,
         rank_decision=decision,
         negative_counted=resolved or negative is None,
+        cause=cause,
     )
 
 

@@ -21,9 +21,17 @@ from hesscond.errors import ConfigError, MatrixError, bytes_of
 from hesscond.operators import Estimate, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.operator import ROUNDING
 from hesscond.operators.parallel import led
+from hesscond.sheets import Sheet, Shown
 from hesscond.spectra.quadrature import WORKING, Recurrence, recurrences, unit_vectors
 
 logger = logging.getLogger("hesscond")
+
+#: Eigenvalues no larger than this times the largest are counted as near zero.
+NEAR_ZERO = 1e-6
+MOMENTS = (1, 2, 3, 4)
+
+#: Standard errors below this many percent are rounding.
+EXACT = 1e-10
 
 #: Up to this order all eigenvalues are computed, if that takes no more products than the quadrature.
 DENSE_ORDER = 2000
@@ -307,6 +315,25 @@ class Share:
     upper: float
     order: int
 
+    def __str__(self) -> str:
+        """In per cent with its standard error, to two digits of that; a range where the quadrature leaves more open.
+
+        Examples
+        --------
+        >>> print(Share(0.12345, 0.0123, 0.12, 0.13, 9), Share(0.5, 0.01, 0.33, 0.65, 9))
+        12.3 ± 1.2 % 32–66 %
+        """
+        value, error = 100 * self.value, 100 * self.error
+        if not self.resolved:
+            spread = error if math.isfinite(error) else 0.0
+            low, high = max(0.0, 100 * self.lower - spread), min(100.0, 100 * self.upper + spread)
+            digits = min(max(0, 1 - math.floor(math.log10(high - low))), 9)
+            return f"{low:.{digits}f}–{high:.{digits}f} %"
+        if not EXACT < error < math.inf:
+            return f"{value:.3g} %"
+        digits = max(0, 1 - math.floor(math.log10(error)))
+        return f"{value:.{digits}f} ± {error:.{digits}f} %"
+
     @property
     def count(self) -> float:
         """The number n·``value`` of eigenvalues in the interval."""
@@ -318,8 +345,8 @@ class Share:
         return self.upper - self.lower <= 2 * self.error or self.upper - self.lower <= 1e-12
 
 
-@dataclass(frozen=True)
-class Density:
+@dataclass(frozen=True, repr=False)
+class Density(Shown):
     """The distribution of the eigenvalues of a symmetric operator, as `density` found it.
 
     Attributes
@@ -358,6 +385,25 @@ class Density:
     vectors: int
     seed: int | None
     recurrences: tuple[Recurrence, ...]
+
+    def __repr__(self) -> str:
+        return f"<Density of {self.order:,} eigenvalues from {self.bottom:.3g} to {self.top:.3g}>"
+
+    def sheet(self) -> Sheet:
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column()
+        table.add_column(justify="right")
+        table.add_column()
+        for row in summary(self):
+            table.add_row(*row)
+        below = []
+        if self.seed is not None:
+            below.append("±: standard error over the probes; eigenvalues reach at least as far as the extreme nodes")
+            if not (self.negative.resolved and self.near_zero(NEAR_ZERO).resolved):
+                below.append("ranges: what so many steps leave open, whatever the spectrum; more steps narrow them")
+        return Sheet([], table, below)
 
     @classmethod
     def of(cls, recurrences: Sequence[Recurrence], *, order: int, null: int, **facts: object) -> Density:
@@ -686,3 +732,40 @@ def widths(nodes: torch.Tensor, residuals: torch.Tensor, knee: float | None) -> 
 def gaussians(t: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     """Σ wᵢ exp(−((t − tᵢ)/σᵢ)²/2) / (σᵢ·√(2π)) at t (m,)."""
     return torch.exp(-0.5 * ((t[:, None] - places) / sigma) ** 2) @ (weights / (sigma * math.sqrt(2 * math.pi)))
+
+
+def with_error(value: float, error: float) -> str:
+    """A number with its standard error, to two digits of the error; without it if it is exact or not known.
+
+    Examples
+    --------
+    >>> with_error(12.3456, 0.0123), with_error(-1.5e-7, 2.5e-8), with_error(2.0, 0.0), with_error(0.1, 30.0)
+    ('12.346 ± 0.012', '-1.50e-7 ± 0.25e-7', '2', '0 ± 30')
+    """
+    if not EXACT / 100 * abs(value) < error < math.inf:
+        return f"{value:.6g}"
+    # both in units of one power of ten, that of the larger
+    exponent = math.floor(math.log10(max(abs(value), error)))
+    power = "" if -3 <= exponent <= 5 else f"e{exponent}"
+    unit = 10.0**exponent if power else 1.0
+    digits = max(0, 1 - math.floor(math.log10(error / unit)))
+    return f"{value / unit:.{digits}f}{power} ± {error / unit:.{digits}f}{power}"
+
+
+def summary(density: Density) -> list[tuple[str, str, str]]:
+    """Name, value and remark of the numbers of a density."""
+    exact = density.seed is None
+    negative, near, trace = density.negative, density.near_zero(NEAR_ZERO), density.trace()
+    result = [
+        ("parameters n", f"{density.order:,}", ""),
+        ("known null directions", f"{density.null:,}", f"{100 * density.null_weight:.3g} %" if density.null else ""),
+        ("eigenvalues below zero", str(negative), ""),
+        (f"|λ| ≤ {NEAR_ZERO:g} |λ|max", str(near), "known null directions among them" if density.null else ""),
+        ("largest eigenvalue" if exact else "largest node", f"{density.top:.6g}", ""),
+        ("smallest eigenvalue" if exact else "smallest node", f"{density.bottom:.6g}", ""),
+        ("trace", with_error(trace.value, trace.error), ""),
+    ]
+    for power in MOMENTS:
+        moment = density.moment(power)
+        result.append((f"mean of λ{'' if power == 1 else '⁰¹²³⁴'[power]}", with_error(moment.value, moment.error), ""))
+    return result

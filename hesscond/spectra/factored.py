@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from scipy.linalg import LinAlgWarning, eigh, lapack, lu_factor, lu_solve, solve_triangular
 
+from hesscond.causes import SCALES, UNDERFLOW
 from hesscond.spectra.condition import (
     GAP,
     NOISE,
@@ -73,7 +74,7 @@ def within_range(result: ConditionNumber, matrix: np.ndarray, core: np.ndarray) 
     magnitudes = np.abs(matrix)
     if magnitudes[magnitudes > 0].min() >= LEAST * magnitudes.max():
         return result
-    return unresolved(result)
+    return unresolved(result, UNDERFLOW)
 
 
 def equilibrated_rank(core: np.ndarray) -> int:
@@ -422,7 +423,7 @@ def factor_condition(
         bounds = np.asarray(by_part if errors.ndim else 0.0)
         above = np.abs(core) > (bounds[:, None] if bounds.ndim == 1 and transposed else bounds)
         if equilibrated_rank(core[np.ix_(above.any(1), above.any(0))]) > found.rank:
-            found = unresolved(found)
+            found = unresolved(found, SCALES)
     return within_range(found, matrix, core)
 
 

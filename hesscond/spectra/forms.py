@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from scipy.sparse import issparse
 
+from hesscond.causes import NOTHING, Cause
 from hesscond.errors import MatrixError
 from hesscond.operators import SymmetricOperator, as_operator
 from hesscond.spectra.batched import scaled_gram_conditions, stacked_conditions
@@ -48,9 +49,12 @@ class Form(ABC):
     least_rank
         Finds the rank that H has unless entries were lost to underflow: with a smaller one κ is unresolved. None: no
         entries can have been lost.
+    lost
+        What they may have been lost to.
     """
 
     least_rank: RankBound | None = None
+    lost: Cause = NOTHING
 
     @abstractmethod
     def _measured(self, rtol: float) -> ConditionNumber:
@@ -64,7 +68,9 @@ class Form(ABC):
         """``found``, unresolved if its zeros may be numbers that were lost; zero if all is of the size of rounding."""
         decided = found.resolved or found.rank == 0
         lost = self.least_rank is not None and decided and found.rank < self.least_rank()
-        return unresolved(found) if lost else zero_if_rounding(found)
+        if lost:
+            return unresolved(found, self.lost)
+        return zero_if_rounding(found.because(found.cause.joined(self.lost)))
 
 
 def zero_if_rounding(found: ConditionNumber) -> ConditionNumber:
@@ -100,6 +106,7 @@ class FactorForm(Form):
     rank_bound: RankBound | None = None
     spread: np.ndarray | None = None
     least_rank: RankBound | None = None
+    lost: Cause = NOTHING
 
     def _measured(self, rtol: float) -> ConditionNumber:
         if self.signs is None:
@@ -214,6 +221,7 @@ class DualForm(Form):
     signs: torch.Tensor | None = None
     noise: float = 0.0
     least_rank: RankBound | None = None
+    lost: Cause = NOTHING
     factor: Callable[[], FactorForm] | None = None
 
     def _measured(self, rtol: float) -> ConditionNumber:
@@ -251,6 +259,7 @@ class SummedForm(Form):
     spread: object
     terms: int
     least_rank: RankBound | None = None
+    lost: Cause = NOTHING
     graded: bool = True
 
     def _measured(self, rtol: float) -> ConditionNumber:
@@ -281,7 +290,7 @@ class ProductForm(Form):
 
     def doubted(self, found: ConditionNumber) -> ConditionNumber:
         """``found``: the asymmetry of products is no measure of what they are summed up from."""
-        return found if found.rank or found.is_zero else unresolved(found)
+        return found if found.rank or found.is_zero else unresolved(found, found.cause)
 
 
 def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNumber]:

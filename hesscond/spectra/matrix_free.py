@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from hesscond.causes import BELOW_BOUND, NONE_TOLD, SCALES, SUMMED, unconverged
 from hesscond.operators import ApproximateInverse, Congruence, LinearOperator, Subspace, SymmetricOperator
 from hesscond.operators.parallel import led
 from hesscond.spectra.condition import GAP, NOISE, ConditionNumber, conclude, unresolved, zero_matrix
@@ -139,7 +140,11 @@ def operator_condition(
         max_products=limits.products,
     )
     known_null = operator.order - A.order + (0 if null_space is None else null_space.dimension)
-    return from_ends(operator.order, largest, bottom, known_null, psd=A.psd)
+    found = from_ends(operator.order, largest, bottom, known_null, psd=A.psd)
+    message = (bottom if not bottom.converged or largest.converged else largest).message.partition(" (")[0]
+    formable = A.order <= limits.dense_order and not limits.holds(A.order)
+    # half of the memory is for the graphs
+    return found.because(unconverged(message, A.order, 2 * 8 * MATRICES * A.order**2 if formable else 0))
 
 
 def formed(operator: SymmetricOperator) -> torch.Tensor:
@@ -180,8 +185,10 @@ def dense_condition(
         )
         found = conclude(values, order=len(given), limit=len(given) if bound is None else bound, scale=exponent)
     del H
+    if found.cause in (BELOW_BOUND, NONE_TOLD):
+        return found.because(SUMMED)
     if found.rank_decision == "numerical" and told_in_own_units(given) > found.rank:
-        return unresolved(found)
+        return unresolved(found, SCALES)
     return found
 
 

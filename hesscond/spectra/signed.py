@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from scipy.linalg import qr
 
+from hesscond.causes import SCALES
 from hesscond.spectra.condition import ConditionNumber, unresolved, zero_matrix
 from hesscond.spectra.factored import eigenvalues_of, equilibrated_rank, error_factor
 from hesscond.spectra.matrices import as_array, as_matrix
@@ -121,7 +122,7 @@ def signed_condition(
     )
     if found.rank_decision == "numerical" and spread is None and noise == 0 and equilibrated_rank(core) > found.rank:
         # rows or columns that are small as a whole are no round-off
-        found = unresolved(found)
+        found = unresolved(found, SCALES)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hesscond.causes import ALL_ROUNDING, BELOW_BOUND, SUMMED
 from hesscond.spectra.condition import NOISE, ConditionNumber, Values, resolve, zero_matrix
 from hesscond.spectra.factored import (
     EPS,
@@ -179,7 +180,10 @@ def uncertain_condition(
     routes = [partial(eigenvalue_values, matrix, rounding.norm_growth * unit + given_norm, NOISE * unit)]
     if rounding.size is not None and rounding.size.diagonal().max() > GRADED * rounding.size.diagonal().min():
         routes.append(partial(uncertain_values, matrix, rounding, rounding.size, given))
-    return resolve(routes, order=order, bounds=bounds, scale=scale, rtol=rtol)
+    found = resolve(routes, order=order, bounds=bounds, scale=scale, rtol=rtol)
+    if found.rank == 0:
+        return found.because(ALL_ROUNDING)
+    return found.because(SUMMED) if found.cause == BELOW_BOUND else found
 
 
 def uncertain_values(matrix: np.ndarray, rounding: Rounding, size: np.ndarray, given: np.ndarray | float) -> Values:

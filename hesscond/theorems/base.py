@@ -9,14 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.hessians import BlockHessian
+from hesscond.sheets import Sheet, Shown
 from hesscond.spectra import ConditionNumber
 from hesscond.theorems.networks import LayerNetwork
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Status = Literal["holds", "violated", "not-applicable", "unresolved"]
 
@@ -75,6 +79,9 @@ class Reported:
     median: float
     least: float
     most: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.least:.3g} to {self.most:.3g})"
 
 
 def reported(reading: Reading, values: Sequence[float]) -> Reported:
@@ -174,7 +181,7 @@ class Tally:
     worst: float = -math.inf
     first_violation: int | None = None
     reasons: dict[str, int] = field(default_factory=dict)
-    used: list[float] = field(default_factory=list)
+    used: list[float] = field(default_factory=list, repr=False)
 
     def add(self, outcome: Outcome, number: int) -> None:
         """Count the outcome of trial ``number``."""
@@ -203,8 +210,12 @@ class Tally:
         return not (self.claim.true and self.violated)
 
 
-@dataclass(frozen=True)
-class Verdict:
+#: Of the words of a status.
+STYLES = {"holds": "green", "violated": "red", "unresolved": "yellow", "not-applicable": "dim"}
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict(Shown):
     """What was found of a statement.
 
     Attributes
@@ -240,6 +251,26 @@ class Verdict:
     readings: tuple[Reported, ...] = ()
     seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        return f"<Verdict {self.id}: {self.status}, {self.trials} trials>"
+
+    def sheet(self) -> Sheet:
+        return Sheet([], verdict_table([self]), self.remarks())
+
+    def status_of(self, tally: Tally) -> Status:
+        """The status of a claim: violated too if only the search found a counterexample."""
+        return "violated" if any(one.claim == tally.claim.name for one in self.counterexamples) else tally.status
+
+    def remarks(self) -> list[str]:
+        """The counterexamples, with matrices to be typed in, and what is reported beside the claims."""
+        lines = []
+        for one in self.counterexamples:
+            lines.append(f"{self.id}, {one.claim}: certified counterexample, factor {one.factor:.4f}")
+            lines += [f"  {one.matrix}", f"  {one.text}"]
+        for own in self.readings:
+            lines.append(f"{self.id}, {own.reading.name}: {own}, {own.reading.text}")
+        return lines
+
     @property
     def ok(self) -> bool:
         """Whether no claim that is known to be true was violated."""
@@ -255,6 +286,44 @@ class Verdict:
         """The most of what is allowed that was used, in all claims that are published; NaN if none says."""
         found = [tally.worst for tally in self.tallies if tally.claim.published and tally.worst > -math.inf]
         return max(found, default=math.nan)
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> Table:
+    """A row for each claim below its statement, in 80 columns."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        caption=Text(
+            "known: what is; * not claimed by the source. violated: of the trials that were decided; n/a: a hypothesis "
+            "fails; open: the bounds do not decide; used: the most of what the claim allows, violated above 1"
+        ),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,
+        collapse_padding=True,
+    )
+    table.add_column("claim", overflow="fold")
+    for name in ("known", "status"):
+        table.add_column(name, no_wrap=True)
+    for name in ("violated", "n/a", "open", "used"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for verdict in verdicts:
+        table.add_row(Text(" = ".join([verdict.id, *verdict.aliases]), style="bold"))
+        for tally in verdict.tallies:
+            status = verdict.status_of(tally)
+            table.add_row(
+                Text(f"  {tally.claim.name}"),
+                f"{'true' if tally.claim.true else 'false'}{'' if tally.claim.published else ' *'}",
+                Text(status, style=STYLES[status]),
+                f"{tally.violated} / {tally.holds + tally.violated}",
+                str(tally.not_applicable),
+                str(tally.unresolved),
+                "–" if tally.worst == -math.inf else f"{tally.worst:.3g}",
+            )
+    return table
 
 
 class Statement(ABC):

@@ -21,7 +21,8 @@ from torch import nn
 import hesscond
 from hesscond.report import layer_frame, layer_table, notes, probe_figure, save_figure, unit_table
 from hesscond.report.axes import LONGEST, shortened
-from hesscond.report.probed import compact, spread
+from hesscond.report.probed import spread
+from hesscond.result_tables import compact
 
 
 def made_up(
@@ -57,6 +58,8 @@ def made_up(
                 "kappa_upper": math.inf if lost else kappa * (1 + 1e-9),
                 "resolved": not lost,
                 "solver": "zero matrix" if nothing else "SVD",
+                "reason": "the Hessian is zero" if nothing else "too small to tell" if lost else "",
+                "advice": "standardize" if lost and not nothing else "",
             }
         )
     return pd.DataFrame(rows)
@@ -89,7 +92,7 @@ def test_layer_frame_is_the_frame_summed_up() -> None:
         assert row["unresolved"] == 20 - len(kappa)
         assert row["negative"] == sum(b["negative"] > 0 for b in blocks)
         assert (row["rank_min"], row["nullity_max"]) == (0, 1152)
-        assert row["solvers"] == {"SVD": 18, "zero matrix": 2}
+        assert row["solvers"] == {"SVD": 18}
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -141,11 +144,14 @@ def test_numbers_round_outwards() -> None:
 
 
 def test_notes() -> None:
-    lines = notes(made_up(["a", "b", "c"], 3, zero=1), {"a": "by hand", "b": "by hand", "c": ""})
-    assert lines[0] == "S of a, b: by hand"
-    assert lines[1] == "κ of a, b, c: SVD (2), zero matrix (1)"
-    assert len(lines) == 5
-    assert "1 of 3 units" in lines[2]
+    frame = made_up(["a", "b", "c"], 3, zero=1)
+    frame.loc[[4, 5, 7], ["resolved", "reason", "advice"]] = [False, "too small to tell", "standardize"]
+    assert notes(frame, {"a": "by hand", "b": "by hand", "c": ""}) == [
+        "S of a, b: by hand",
+        "κ of a, b, c: SVD",
+        "zero, 3 of 9 κ (a, b, c): the Hessian is zero",
+        "unresolved, 3 of 9 κ (b, c): too small to tell; standardize",
+    ]
 
 
 # --- figure ----------------------------------------------------------------------------------------------------------
@@ -165,9 +171,11 @@ def test_a_rank_of_zero_of_which_nothing_is_told_is_unresolved() -> None:
     (row,) = layer_frame(frame).to_dict("records")
     assert (row["unresolved"], row["zero"]) == (4, 3)
     assert row["lower_min"] == 1.0
-    assert (
-        notes(frame, {})[-1] == "a: 3 of 6 units: the Hessian is zero: the loss does not depend on them to second order"
-    )
+    frame.loc[frame["unit"] == 0, "reason"] = "nothing is told"
+    assert notes(frame, {})[-2:] == [
+        "unresolved, 1 of 6 κ (a): nothing is told",
+        "zero, 3 of 6 κ (a): the Hessian is zero",
+    ]
 
 
 def by_gid(figure: Figure, gid: str) -> list[Any]:

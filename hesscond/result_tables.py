@@ -1,0 +1,271 @@
+"""Tables of what a probe found, and what there is to say below them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context
+from typing import TYPE_CHECKING, Any
+
+from hesscond.sheets import TextTable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Significant digits of the ends of κ's interval at layer level.
+DIGITS = 6
+
+UNIT_REMARK = (
+    "κ over the resolved units; ≥: at least one unit is unresolved, and the number is a lower bound; params: of one "
+    "unit, bias included; unres.: unresolved units, zero Hessians apart; neg.: units with negative eigenvalues (κ is "
+    "of |λ|)"
+)
+NETWORK_REMARK = (
+    "κ of each layer's own Hessian and of the network's; ≥: unresolved, the number is a lower bound; neg.: negative "
+    "eigenvalues (κ is of |λ|); top, bottom: a layer's share in the network's eigenvectors of largest and smallest λ"
+)
+LAYER_REMARK = (
+    "κ and an interval that contains it, rounded outwards; ≥: unresolved, the number is a lower bound; neg.: negative "
+    "eigenvalues (κ is of |λ|)"
+)
+
+
+def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per layer of what a probe found.
+
+    Parameters
+    ----------
+    frame
+        ``ProbeResult.to_frame()``, one row per block.
+
+    Returns
+    -------
+    pandas.DataFrame
+        In the order of the frame: layer; units, how many blocks; n_params of a block; kappa_min, kappa_median and
+        kappa_max over the resolved blocks, NaN if there are none; unresolved, how many blocks, of which zero are
+        the zero matrix, which has no κ; lower_min, lower_median, lower_max: lower bounds of κ of the unresolved
+        blocks that are not zero; rank_min, rank_max, nullity_min, nullity_max; negative: how many blocks have
+        negative eigenvalues; solvers: how many blocks each solver did, by name.
+    """
+    import pandas as pd
+
+    rows = []
+    for layer, blocks in frame.groupby("layer", sort=False):
+        resolved = blocks["resolved"].astype(bool)
+        zero = is_zero(blocks)
+        kappa, lower = blocks["kappa"][resolved], blocks["kappa_lower"][~resolved & ~zero]
+        rows.append(
+            {
+                "layer": layer,
+                "units": len(blocks),
+                "n_params": int(blocks["n_params"].iloc[0]),
+                **{f"kappa_{how}": float(kappa.agg(how)) for how in ("min", "median", "max")},
+                "unresolved": int((~resolved).sum()),
+                "zero": int(zero.sum()),
+                **{f"lower_{how}": float(lower.agg(how)) for how in ("min", "median", "max")},
+                **{
+                    f"{what}_{how}": int(blocks[what].agg(how))
+                    for what in ("rank", "nullity")
+                    for how in ("min", "max")
+                },
+                "negative": int((blocks["negative"].fillna(0) > 0).sum()),
+                "solvers": blocks["solver"][~zero].value_counts().to_dict(),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
+    """The condition numbers of every layer's units: least, median and largest, with ranks and nullities.
+
+    Parameters
+    ----------
+    frame
+        ``ProbeResult.to_frame()`` at level ``"unit"``.
+    kinds
+        Of layers by name, as "Linear".
+    """
+    titles = (
+        "layer",
+        "kind",
+        ">units",
+        ">params",
+        ">κ min",
+        ">median",
+        ">κ max",
+        ">unres.",
+        ">rank",
+        ">nullity",
+        ">neg.",
+    )
+    table = TextTable(titles, caption=UNIT_REMARK)
+    for row in layer_frame(frame).to_dict("records"):
+        table.add_row(
+            row["layer"],
+            kinds.get(row["layer"], ""),
+            str(row["units"]),
+            str(row["n_params"]),
+            *kappa_cells(row),
+            str(row["unresolved"] - row["zero"]),
+            span(row["rank_min"], row["rank_max"]),
+            span(row["nullity_min"], row["nullity_max"]),
+            str(row["negative"]),
+        )
+    return table
+
+
+def layer_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
+    """The condition number of every whole layer, with its interval.
+
+    Parameters
+    ----------
+    frame
+        ``ProbeResult.to_frame()`` at level ``"layer"``.
+    kinds
+        As for `unit_table`.
+    """
+    titles = ("layer", "kind", ">params", ">κ", ">[lower, upper]", ">rank", ">nullity", ">neg.")
+    table = TextTable(titles, caption=LAYER_REMARK)
+    for row in frame.to_dict("records"):
+        upper = compact(row["kappa_upper"], DIGITS, ROUND_CEILING)
+        interval = f"[{compact(row['kappa_lower'], DIGITS, ROUND_FLOOR)}, {upper}{')' if upper == '∞' else ']'}"
+        cells = [kappa_cell(row), "–" if is_zero(row) else interval]
+        counts = [count(row[name]) for name in ("rank", "nullity", "negative")]
+        table.add_row(row["layer"], kinds.get(row["layer"], ""), str(int(row["n_params"])), *cells, *counts)
+    return table
+
+
+def count(number: Any) -> str:
+    """A number of eigenvalues; a dash where they were not counted."""
+    import pandas as pd
+
+    return "–" if pd.isna(number) else str(int(number))
+
+
+def network_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
+    """Every layer by itself, and the whole network with what each layer has of its extreme eigenvectors.
+
+    Parameters
+    ----------
+    frame
+        ``ProbeResult.to_frame()`` of layers and of the network, with share_top and share_bottom of each layer.
+    kinds
+        As for `unit_table`.
+    """
+    titles = ("layer", "kind", ">params", ">λ max", ">κ", ">rank", ">nullity", ">neg.", ">top", ">bottom")
+    table = TextTable(titles, caption=NETWORK_REMARK)
+    records = frame.to_dict("records")
+    for number, row in enumerate(records, 1):
+        last = number == len(records)
+        shares = ["" if last else share(row[name]) for name in ("share_top", "share_bottom")]
+        counts = [count(row[name]) for name in ("rank", "nullity", "negative")]
+        table.add_row(
+            row["layer"],
+            kinds.get(row["layer"], "all together" if last else ""),
+            str(int(row["n_params"])),
+            compact(row["lambda_max"]),
+            kappa_cell(row),
+            *counts,
+            *shares,
+            end_section=number == len(records) - 1,
+        )
+    return table
+
+
+def share(part: float) -> str:
+    """A share of 1 in per cent.
+
+    Examples
+    --------
+    >>> share(0.123), share(0.004), share(0.99999)
+    ('12 %', '<1 %', '100 %')
+    """
+    if math.isnan(part):
+        return "–"
+    return "<1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"
+
+
+def is_zero(rows: Any) -> Any:
+    """Whether the Hessian of a row, or of each row of a frame, is zero; one of which nothing is told has no λ_max."""
+    largest = rows.get("lambda_max", 0.0)
+    return (rows["rank"] == 0) & (largest == largest)
+
+
+def kappa_cell(row: Mapping[str, Any]) -> str:
+    """The κ of one block, or what is known of it."""
+    if is_zero(row):
+        return "zero"
+    return compact(row["kappa"], 4) if row["resolved"] else at_least(row["kappa_lower"])
+
+
+def kappa_cells(row: Mapping[str, Any]) -> list[str]:
+    """Least, median and largest κ of a row of `layer_frame`: of the resolved units, or bounds if there are none."""
+    if row["unresolved"] == row["units"]:
+        if row["zero"] == row["units"]:
+            return ["–", "–", "–"]
+        return [at_least(row[f"lower_{how}"]) for how in ("min", "median", "max")]
+    bounded = row["unresolved"] > row["zero"]
+    largest = at_least(max(row["kappa_max"], row["lower_max"])) if bounded else compact(row["kappa_max"])
+    return [compact(row["kappa_min"]), compact(row["kappa_median"]), largest]
+
+
+def at_least(value: float) -> str:
+    """A lower bound, rounded down."""
+    return f"≥ {compact(value, rounding=ROUND_FLOOR)}"
+
+
+def compact(value: float, digits: int = 3, rounding: str = ROUND_HALF_EVEN) -> str:
+    """A positive number to so many significant digits: plain below 1000, else as 1.23e5.
+
+    Examples
+    --------
+    >>> compact(1.0), compact(188.34), compact(123456.0), compact(123456.0, 4, ROUND_FLOOR), compact(math.inf)
+    ('1.00', '188', '1.23e5', '1.234e5', '∞')
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞"
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(value)
+    exponent = rounded.adjusted()
+    if 0 <= exponent < 3:
+        return f"{rounded:.{max(digits - 1 - exponent, 0)}f}"
+    return f"{rounded.scaleb(-exponent):.{digits - 1}f}e{exponent}"
+
+
+def span(low: int, high: int) -> str:
+    """A range of whole numbers."""
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def notes(frame: pd.DataFrame, routes: Mapping[str, str]) -> list[str]:
+    """What else there is to say of the layers, one line each: how S and κ were computed, and why κ is unresolved.
+
+    Parameters
+    ----------
+    frame
+        ``ProbeResult.to_frame()``.
+    routes
+        How S was computed, by layer name.
+
+    Returns
+    -------
+    list of str
+        Layers of which the same is true share a line.
+    """
+    rows = layer_frame(frame).to_dict("records")
+    by_route: dict[str, list[str]] = {}
+    by_solvers: dict[str, list[str]] = {}
+    for row in rows:
+        by_route.setdefault(routes.get(row["layer"], ""), []).append(row["layer"])
+        counts = row["solvers"]
+        solvers = ", ".join(f"{name} ({n})" if len(counts) > 1 else str(name) for name, n in counts.items())
+        by_solvers.setdefault(solvers, []).append(row["layer"])
+    lines = [f"S of {', '.join(layers)}: {route}" for route, layers in by_route.items() if route]
+    lines += [f"κ of {', '.join(layers)}: {solvers}" for solvers, layers in by_solvers.items() if solvers]
+    zero = is_zero(frame)
+    for (reason, advice, none), blocks in frame[~frame["resolved"]].groupby(["reason", "advice", zero], sort=False):
+        what = "zero" if none else "unresolved"
+        said = f"{reason}; {advice}" if advice else reason
+        lines.append(f"{what}, {len(blocks)} of {len(frame)} κ ({', '.join(blocks['layer'].unique())}): {said}")
+    return lines

@@ -1,0 +1,207 @@
+"""How results show themselves: tables as plain text, for the terminal and in HTML, with lines around them."""
+
+from __future__ import annotations
+
+import html
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.table import Table
+
+#: Columns where there is no terminal to have any.
+WIDE = 240
+
+#: Where a cell may go on in the next line, a name and several numbers: never inside of a word or of digits.
+NAME_BREAKS = re.compile(r"\s+|(?<=[:/_])(?=\S)|(?<=[.,])(?=[^\s\d])|(?<=[-+])(?=[^\W\d])")
+NUMBER_BREAKS = re.compile(r"\s+(?=[(…])")
+#: A longer word is written without its middle.
+LONGEST_WORD = 30
+#: Columns of the terminal that a caption takes, at least.
+CAPTION = 80
+
+
+class TextTable:
+    """A table for the terminal that breaks no word and no number.
+
+    Where it is wider than the terminal, names go on in the next line, at a blank or behind a sign between their parts;
+    where that is not enough, the columns that do not fit follow below, with the first repeated.
+
+    Parameters
+    ----------
+    columns
+        Titles; with ``">"`` in front for numbers, which are aligned to the right.
+    title, caption
+        Above and below it.
+    rule
+        Whether there is a line below the titles.
+    """
+
+    def __init__(self, columns: Sequence[str], *, title: str = "", caption: str = "", rule: bool = True) -> None:
+        self.titles = [column.removeprefix(">") for column in columns]
+        self.numeric = [column.startswith(">") for column in columns]
+        self.title, self.caption, self.rule = title, caption, rule
+        self.rows: list[tuple[Sequence[str], bool]] = []
+
+    def add_row(self, *cells: str, end_section: bool = False) -> None:
+        """Add a row, with space below it if it ends a section; a cell may have several lines."""
+        self.rows.append((["\n".join(map(shown_line, cell.split("\n"))) for cell in cells], end_section))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, or its blocks of columns one below the other."""
+        from rich.text import Text
+
+        if self.title:
+            yield Text(self.title)
+        blocks, width = self.blocks(options.max_width), 0
+        for block in blocks:
+            loose = sum(block.values()) + 2 * (len(self.titles) - 1) <= options.max_width
+            width = max(width, sum(block.values()) + (1 + loose) * (len(block) - 1))
+            yield self.drawn(block, gap=1 + loose, last=block is blocks[-1])
+        if self.caption:
+            # a narrow table has no narrow caption
+            yield Text(textwrap.fill(self.caption, min(options.max_width, max(width, CAPTION))))
+
+    def drawn(self, block: Mapping[int, int], *, gap: int, last: bool) -> Table:
+        """The columns of a block at their widths, with so many blanks between them."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        # a box has a blank between columns
+        right = (0, gap - 1 if self.rule else gap, 0, 0)
+        table = Table(show_edge=False, pad_edge=False, padding=right)
+        table.box = box.SIMPLE_HEAD if self.rule else None
+        for place, width in block.items():
+            title = Text(wrapped(self.titles[place], width, NAME_BREAKS))
+            table.add_column(title, justify="right" if self.numeric[place] else "left", width=width, no_wrap=True)
+        for cells, ends in self.rows:
+            table.add_row(*(Text(wrapped(cells[k], w, self.breaks(k))) for k, w in block.items()), end_section=ends)
+        if not last:
+            table.add_row()
+        return table
+
+    def breaks(self, place: int) -> re.Pattern[str]:
+        """Where the cells of a column may be broken."""
+        return NUMBER_BREAKS if self.numeric[place] else NAME_BREAKS
+
+    def blocks(self, room: int) -> list[dict[int, int]]:
+        """Columns and their widths, block by block."""
+        least, most = [], []
+        for place, title in enumerate(self.titles):
+            cells = [cells[place] for cells, _ in self.rows]
+            parts = [*NAME_BREAKS.split(title), *(part for cell in cells for part in self.breaks(place).split(cell))]
+            least.append(max(len(line) for part in parts for line in part.split("\n")))
+            most.append(max(len(line) for text in [title, *cells] for line in text.split("\n")))
+        found = [[0]]
+        for place in range(1, len(least)):
+            # a blank between columns
+            if len(found[-1]) > 1 and sum(least[k] + 1 for k in found[-1]) + least[place] > room:
+                found.append([0])
+            found[-1].append(place)
+        return [shared(room - len(block) + 1, {k: (least[k], most[k]) for k in block}) for block in found]
+
+
+def shared(room: int, needs: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    """The width of each column that needs so much at least, and no more than the other: what is left goes round."""
+    widths = {place: least for place, (least, _) in needs.items()}
+    spare = room - sum(widths.values())
+    while spare > 0 and (wanting := [place for place, (_, most) in needs.items() if widths[place] < most]):
+        for place in wanting[:spare]:
+            widths[place] += 1
+        spare -= len(wanting)
+    return widths
+
+
+def wrapped(text: str, width: int, breaks: re.Pattern[str]) -> str:
+    """The text in lines no longer than a width, broken at these places only.
+
+    Examples
+    --------
+    >>> wrapped("four-things-batchnorm:rho=0.9", 16, NAME_BREAKS).split()
+    ['four-things-', 'batchnorm:', 'rho=0.9']
+    """
+    lines = []
+    for line in text.split("\n"):
+        start = end = resume = 0
+        for found in [*breaks.finditer(line), None]:
+            stop = len(line) if found is None else found.start()
+            if stop - start > width and end > start:
+                lines.append(line[start:end].rstrip())
+                start = resume
+            end, resume = stop, len(line) if found is None else found.end()
+        lines.append(line[start:])
+    return "\n".join(lines)
+
+
+def shown_line(text: str) -> str:
+    """A line without control characters, whose longest words lack their middle."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    half = LONGEST_WORD // 2
+    parts = re.split(f"({NAME_BREAKS.pattern})", line)
+    return "".join(part if len(part) <= LONGEST_WORD else f"{part[:half]}…{part[-half + 1 :]}" for part in parts)
+
+
+def plain_text(table: RenderableType) -> str:
+    """A table as text without colours; the last line has no end."""
+    from rich.console import Console
+
+    console = Console(width=WIDE, markup=False, highlight=False, color_system=None)
+    with console.capture() as drawn:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in drawn.get().splitlines())
+
+
+def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as HTML, in the colours of the page it stands on; ``titles``: empty for none."""
+    import pandas as pd
+
+    frame = pd.DataFrame(list(rows), columns=list(titles) or None)
+    with pd.option_context("display.max_colwidth", None):
+        return str(frame.to_html(index=False, header=bool(titles), escape=True))
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table with the lines above and below it."""
+
+    above: Sequence[str]
+    table: TextTable | Table
+    below: Sequence[str]
+
+    @property
+    def text(self) -> str:
+        """Plain text."""
+        parts = ["\n".join(self.above), plain_text(self.table), "\n".join(self.below)]
+        return "\n\n".join(part for part in parts if part)
+
+    @property
+    def html(self) -> str:
+        """The same as HTML: every line a paragraph."""
+        if isinstance(self.table, TextTable):
+            titles, rows = self.table.titles, [list(cells) for cells, _ in self.table.rows]
+        else:
+            columns = self.table.columns
+            titles = [str(column.header) for column in columns] if self.table.show_header else []
+            rows = [list(map(str, cells)) for cells in zip(*(column.cells for column in columns), strict=True)]
+        lines = self.above, [str(self.table.caption or ""), *self.below]
+        above, under = ("".join(f"<p>{html.escape(line)}</p>\n" for line in part if line) for part in lines)
+        return f"{above}{html_table(titles, rows)}\n{under}"
+
+
+class Shown:
+    """A result whose text and HTML are those of a sheet."""
+
+    def sheet(self) -> Sheet:
+        """The table, with the lines around it."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.sheet().text
+
+    def _repr_html_(self) -> str:
+        return self.sheet().html
