@@ -3,6 +3,7 @@
 import io
 import math
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hesscond
 from hesscond.data import load
-from hesscond.errors import ConfigError, DivergedError, MatrixError, RunError
+from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, RunError
 from hesscond.hessians import Scaling
 from hesscond.methods import BNP, registered
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
@@ -689,3 +690,41 @@ def test_behind_batch_statistics_the_training_set_is_not_measured_in_parts(tmp_p
         rows = open_run(tmp_path / name).table("probe")
         assert set(rows["layer"]) == {layer}
         assert set(rows["samples"]) == {40}
+
+
+def test_hessians_of_many_decades_are_checked_in_float32(tmp_path, digits):
+    """After Adam's first step of 0.3 features differ by 40 decades; the direction of the check overflowed."""
+    plan = plan_for(tmp_path / "run", "adam", seed=1, iterations=60, probe={"every": 20})
+    run(replace(plan, learning_rate=0.3), digits)
+    stored = open_run(plan.folder)
+    assert stored.status == "finished"
+    assert stored.table("training")["loss"].max() > 10 * stored.table("training")["loss"][0]
+    assert stored.table("probe").query("data == 'batch'")["iteration"].tolist() == [0, 20, 40]
+
+
+@pytest.mark.parametrize(("rate", "error"), [(0.01, RunError), (1e4, DivergedError)])
+def test_a_probe_that_fails_is_a_divergence_if_the_loss_has_blown_up(tmp_path, digits, monkeypatch, rate, error):
+    batch, made = probing_module.Prober.batch, []
+
+    def fail(self, *args, **kwargs):
+        made.append(len(made))
+        if len(made) > 2:
+            raise CaptureError("it does not agree with the model")
+        return batch(self, *args, **kwargs)
+
+    monkeypatch.setattr(probing_module.Prober, "batch", fail)
+    plan = replace(plan_for(tmp_path / "run"), learning_rate=rate)
+    with pytest.raises(error) as raised:
+        run(plan, digits)
+    stored = open_run(plan.folder)
+    rows = stored.table("probe").query("data == 'batch'")
+    if error is RunError:
+        assert "it does not agree" in str(raised.value)
+        assert stored.status == "failed"
+        return
+    losses = stored.table("training")["loss"]
+    assert f"training has diverged at learning rate {rate:g}: the loss is" in str(raised.value)
+    assert losses.max() > 10 * losses[0]
+    # the probe is there, without κ
+    assert rows["kappa"].isna().tolist() == [False, False, True]
+    assert stored.status == "diverged"
