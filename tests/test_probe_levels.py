@@ -13,7 +13,7 @@ from tests.truth import block, layer_truth, unit_truth
 
 COLUMNS = [
     "layer", "unit", "n_params", "rank", "nullity", "negative", "lambda_max", "lambda_min",
-    "kappa", "kappa_lower", "kappa_upper", "resolved", "solver",
+    "kappa", "kappa_lower", "kappa_upper", "resolved", "solver", "reason", "advice",
 ]  # fmt: skip
 
 KINDS = [
