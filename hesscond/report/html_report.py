@@ -10,6 +10,7 @@ import hashlib
 import io
 import math
 import re
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,23 +19,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hesscond.errors import ConfigError
-from hesscond.report.findings import (
-    MEANING,
-    configurations,
-    count,
-    differences,
-    environment,
-    findings,
-    listed,
-    named_runs,
-    unresolved,
-    verdicts,
-    visible,
-)
 from hesscond.report.registry import FIGURES, TABLES
 from hesscond.report.selection import in_order, select
 from hesscond.report.series import SHOWN
@@ -109,7 +98,6 @@ def render_report(
     first = runs[0].config
     methods = list(dict.fromkeys(run.method for run in runs))
     options: dict[str, Any] = {"layer": selection.layer, "unit": selection.unit}
-    checked = verdicts(named)
     style = stylesheet()
     return (
         templates()
@@ -125,18 +113,100 @@ def render_report(
             runs=named,
             methods=methods,
             seeds=sorted({run.seed for run in runs}),
-            findings=findings(named, checked),
-            configurations=configurations(named),
-            differences=differences(named),
-            environment=environment(named),
+            configurations=[(one.file, tomli_w.dumps(one.run.config)) for one in named],
             verdict=verdict_sentences(runs, **options),
             pictures=pictures(runs, options),
             sheets=sheets(runs, options),
-            verdicts=checked,
-            meaning=MEANING,
-            unresolved=[row for row in unresolved(named) if row.unresolved],
         )
     )
+
+
+#: Control, format (bidirectional overrides among them), surrogate, private and unassigned characters, separators.
+INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+#: A page shows no more characters than this of one text.
+LONGEST = 4000
+
+
+def visible(text: Any) -> str:
+    r"""The text with every character that has no look of its own written out; long ones are cut.
+
+    Parameters
+    ----------
+    text
+        Anything; what is marked as safe stays as it is.
+
+    Examples
+    --------
+    >>> visible("study\u202e\x00")
+    'study⟨U+202E⟩⟨U+0000⟩'
+    """
+    if isinstance(text, Markup):
+        return text
+    text = str(text)
+    rest = len(text) - LONGEST
+    shown = "".join(
+        f"⟨U+{ord(c):04X}⟩" if unicodedata.category(c) in INVISIBLE else c for c in " ".join(text[:LONGEST].split("\n"))
+    )
+    return f"{shown} … ({rest} more characters)" if rest > 0 else shown
+
+
+def shortened(text: str, length: int = 60) -> str:
+    """A name that fits into a legend."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    Examples
+    --------
+    >>> count(1, "run"), count(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(items: list[str], most: int = 6) -> str:
+    """Items in a sentence, the first few of many.
+
+    Examples
+    --------
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    if len(items) <= most:
+        return ", ".join(items)
+    return f"{', '.join(items[:most])} and {len(items) - most} more"
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """A run, what it is called on the page, and what its configuration is called as a file."""
+
+    run: StoredRun
+    name: str
+    file: str
+
+
+def named_runs(runs: Sequence[StoredRun]) -> list[NamedRun]:
+    """Method and seed; where that is not enough learning rate and batch size too, else a number."""
+    plain = [f"{shortened(run.method)}, seed {run.seed}" for run in runs]
+    fuller = [
+        name
+        if plain.count(name) == 1
+        else f"{name}, lr {run.config['run']['learning_rate']:g}, batch {run.config['training']['batch_size']}"
+        for name, run in zip(plain, runs, strict=True)
+    ]
+    numbered = [
+        name if fuller.count(name) == 1 else f"{name} #{fuller[: place + 1].count(name)}"
+        for place, name in enumerate(fuller)
+    ]
+    files = [re.sub(r"[^A-Za-z0-9._-]+", "-", run.label)[:60].strip("-.") or "run" for run in runs]
+    return [
+        NamedRun(run, name, file if files.count(file) == 1 else f"{file}-{files[: place + 1].count(file)}")
+        for place, (run, name, file) in enumerate(zip(runs, numbered, files, strict=True))
+    ]
 
 
 def templates() -> Environment:
@@ -328,11 +398,9 @@ class Sheet:
 
 
 def sheets(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[Sheet]:
-    """Every kind of table that these runs have something for; statements have a section of their own."""
+    """Every kind of table that these runs have something for."""
     found = []
     for kind in TABLES.values():
-        if kind.name == "statements":
-            continue
         own = {key: value for key, value in options.items() if key in kind.options}
         with suppress(ConfigError):
             table = Markup(kind.write(runs, "html", **own))

@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hesscond.report import html_report
-from hesscond.report.findings import LONGEST, visible
-from hesscond.report.html_report import render_report
+from hesscond.report.html_report import LONGEST, render_report, visible
 from hesscond.study import StoredRun, open_run
 from tests.report_page import Page, logged, probe
 
