@@ -110,19 +110,18 @@ class Differences:
     def __init__(self, loss_at: Callable[[Point], torch.Tensor], point: Point, eps: float) -> None:
         self.loss_at, self.point, self.eps = loss_at, [p.detach() for p in point], eps
         generator = torch.Generator().manual_seed(7)
-        sizes = [float(p.abs().square().mean().sqrt()) if p.numel() else 0.0 for p in self.point]
+        sizes = [float(p.norm()) / p.numel() ** 0.5 if p.numel() else 0.0 for p in self.point]
         other = sorted(size for size in sizes if size)
         typical = other[len(other) // 2] if other else 1.0
-        self.sizes = [p.abs() + LEAST * (size or typical) for p, size in zip(self.point, sizes, strict=True)]
-        self.v = [size * uniform(size, generator) for size in self.sizes]
+        self.sizes = [p.abs().add_(LEAST * (size or typical)) for p, size in zip(self.point, sizes, strict=True)]
+        self.v = [uniform(size, generator).mul_(size) for size in self.sizes]
 
     def compare(self, gradient: Point, product: Point) -> list[Difference]:
         """One `Difference` for each parameter, from its gradient and H v at the point, which the caller has."""
         step = self.eps**POWER
         # what has no derivative at all may be held constant by the model: the padding row of an embedding
-        self.v = [
-            v.where((g != 0) | (h != 0), torch.zeros_like(v)) for v, g, h in zip(self.v, gradient, product, strict=True)
-        ]
+        for v, g, h in zip(self.v, gradient, product, strict=True):
+            v.masked_fill_((g == 0).logical_and_(h == 0), 0)
         trials = [self._along(self.point, gradient, product, step, nullcontext)]
         found = [self._judged(k, trials) for k in range(len(self.point))]
         generator = torch.Generator().manual_seed(8)
@@ -171,7 +170,9 @@ class Differences:
     ) -> Directional:
         ends, energy = [], 0.0
         for signed in (step, -step):
-            leaves = [(p.detach() + signed * v).requires_grad_() for p, v in zip(point, self.v, strict=True)]
+            leaves = [
+                torch.add(p.detach(), v, alpha=signed).requires_grad_() for p, v in zip(point, self.v, strict=True)
+            ]
             with held():
                 loss = self.loss_at(leaves)
             energy = max(energy, abs(float(loss.detach())))
@@ -185,7 +186,7 @@ class Differences:
             plus[k] = minus[k] = p.new_empty(0)
             g = s * g.detach()
             steepest = max(steepest, length(g))
-            bend.append(length(p + m - 2 * g) / (2 * step))
+            bend.append(length(torch.add(p, m).sub_(g, alpha=2)) / (2 * step))
             central.append(p.sub_(m).div_(2 * step))
             double.append(s * h.detach())
         # entries of a gradient may themselves be what is left of larger terms, of the size of the loss
@@ -196,10 +197,10 @@ class Differences:
     def _judged(self, k: int, trials: Sequence[Directional]) -> Difference:
         """What the trials say of parameter k together."""
         tolerance, best, wrong, doubt = AGREES if self.eps < 1e-12 else self.eps**0.25, None, [], math.inf
+        v = (self.v[k] / self.sizes[k].clamp_min(torch.finfo(self.v[k].dtype).tiny)).flatten()
         for trial in trials:
             gap, size = length(trial.gap(k)), max(length(trial.double[k]), length(trial.central[k]))
-            v = self.v[k] / self.sizes[k].clamp_min(torch.finfo(self.v[k].dtype).tiny)
-            forms = float((v * trial.double[k]).sum()), float((v * trial.central[k]).sum())
+            forms = float(v @ trial.double[k].flatten()), float(v @ trial.central[k].flatten())
             explained, resolved = gap <= tolerance * size + trial.floor, trial.floor <= 0.1 * size
             own = Difference(gap / size if size and (resolved or not explained) else 0.0, None, *forms)
             if explained and (resolved or not size) and 2 * trial.floor <= doubt:

@@ -30,7 +30,8 @@ FLAT = (
     *("sgn", "max", "min", "fmax", "fmin", "mul", "rmul", "dropout", "alpha_dropout", "feature_", "where", "masked_"),
     *("round", "floor", "ceil", "trunc", "fix", "pow", "rpow", "square", "linear", "matmul", "rmatmul", "mm", "bmm"),
     *("conv", "einsum", "cum", "sort", "roll", "flip", "index", "scatter", "gather", "zeros", "nan_to_num", "to"),
-    *("normalize", "scaled_dot", "remainder", "fmod", "mod", "floordiv", "heaviside"),
+    *("normalize", "scaled_dot", "remainder", "fmod", "mod", "floordiv", "heaviside", "detach", "clone", "contiguous"),
+    *("float", "double", "type", "requires_grad"),
 )
 #: Functions that round to their argument where it is small.
 IDENTITY_AT_ZERO = frozenset(
