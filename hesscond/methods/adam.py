@@ -1,4 +1,4 @@
-"""Adam and AdamW, torch's own, with three ways to start."""
+"""Adam and AdamW as torch implements them, with three ways to start."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class AdamW(Adam):
     model
         Any.
     beta_1, beta_2, epsilon, start
-        As for `Adam`.
+        See `Adam`.
     weight_decay
         ω.
 

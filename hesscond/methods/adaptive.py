@@ -3,7 +3,7 @@
 All of them step by p ← p − α M m with m the gradient or an average of gradients and M = diag(1/(√v̂ + ε)) for a sum or
 an average v̂ of squared gradients. This is descent in z, p = M^½ z, so the Hessian that decides is M^½ H M^½. Rows of H
 that M equilibrates bound κ(MH), which is not the rate; the diagonal scaling with a guarantee is Jacobi's,
-D = diag(H)^−½: κ(DHD) ≤ n · min over all diagonal D (Van der Sluis 1969), logged beside it.
+D = diag(H)^−½: κ(DHD) ≤ n · min over all diagonal D (Van der Sluis 1969); studies log it too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Adaptive(ByParameter):
     Parameters
     ----------
     model
-        Any; all its parameters take the steps.
+        Any model; the optimizer steps all its parameters.
     epsilon
         ε > 0.
     """
@@ -57,7 +57,7 @@ class Adaptive(ByParameter):
 
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """What the optimizer is made with, beside parameters and learning rate."""
+        """Keyword arguments of the optimizer other than the learning rate."""
 
     @abstractmethod
     def second_moment(
@@ -68,11 +68,11 @@ class Adaptive(ByParameter):
         Parameters
         ----------
         state
-            The optimizer's; empty before the first step.
+            The optimizer's state of the parameter; empty before the first step.
         group
-            Its options.
+            The optimizer's options for the parameter.
         gradient
-            That of the next step, to be counted in; None: v̂ of the last one.
+            The gradient of the next step, which v̂ then includes; None: v̂ of the last step.
         """
 
     def optimizer(
@@ -84,7 +84,7 @@ class Adaptive(ByParameter):
         nesterov: bool = False,
         weight_decay: float = 0.0,
     ) -> Optimizer:
-        """The method's own optimizer of torch, not ``kind``; the weight decay as in torch, or an option of its own."""
+        """Optimizer of torch for this method, whatever ``kind`` is; weight decay is torch's or the method's option."""
         refuse_momentum(f"method {self.name!r}", momentum, nesterov)
         own = self.arguments()
         if weight_decay and "weight_decay" in own:
@@ -300,7 +300,7 @@ class RMSProp(Adaptive):
             optimizer.register_step_pre_hook(self._give_start)
 
     def share(self, t: float, a: float) -> float:
-        """What g_t² is counted with in v_t, once there is a first gradient."""
+        """Weight of g_t² in v_t, from the first gradient on."""
         return (1 - a) / (1 - a**t) if self.start == "corrected" else 1 - a
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What a method is: how the network is built, how the gradient is transformed, in which coordinates H is measured."""
+"""Interface of a method: it builds the network, transforms the gradient, and names the coordinates of the Hessian."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OptimizerName = Literal["sgd", "adam", "adamw"]
 
 
 class Snapshots(NamedTuple):
-    """Coordinates and diagnostics of a layer that are made when later steps have been taken.
+    """Coordinates and diagnostics of a layer, to be computed after later steps have been taken.
 
     Attributes
     ----------
     take
-        Keeps what they are made of, as it is now.
+        Returns a copy of the current state that they are computed from.
     made
-        What they were, from several of these.
+        Computes coordinates and diagnostics from several such copies.
     """
 
     take: Callable[[], Any]
@@ -108,12 +108,12 @@ class Method:
         nesterov: bool = False,
         weight_decay: float = 0.0,
     ) -> torch.optim.Optimizer:
-        """What takes the steps: torch's SGD, Adam or AdamW, unless the method is an optimizer itself.
+        """Optimizer that takes the steps: torch's SGD, Adam or AdamW, unless the method is itself an optimizer.
 
         Raises
         ------
         ConfigError
-            A momentum, or Nesterov's step, for one that is not SGD.
+            A momentum, or Nesterov's step, for an optimizer other than SGD.
         """
         parameters = self.parameter_groups(weight_decay)
         found: torch.optim.Optimizer
@@ -126,7 +126,7 @@ class Method:
         return found
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """All parameters for an optimizer, those that are not to decay apart."""
+        """Parameter groups for an optimizer; parameters without weight decay form a group of their own."""
         kept = self.whole.without_decay() if weight_decay else set()
         every = list(self.model.parameters())
         groups = [
@@ -140,7 +140,7 @@ class Method:
         return set()
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note of what takes the steps; `optimizer` and `attach` call it, more than once for the same one.
+        """Follow the optimizer that takes the steps; `optimizer` and `attach` call this, also twice for the same one.
 
         Raises
         ------
@@ -150,11 +150,11 @@ class Method:
         return
 
     def observe(self, loss: torch.Tensor) -> None:
-        """Take from the loss what its gradient does not tell, before the backward pass."""
+        """Read from the loss what its gradient does not contain; call before the backward pass."""
         return
 
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """What is added to the loss before the backward pass; None: nothing."""
+        """Term that is added to the loss before the backward pass; None: nothing is added."""
         return None
 
     def transform_gradients(self) -> None:
@@ -166,7 +166,7 @@ class Method:
         return
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do both around every ``optimizer.step()``; any torch optimizer will do, but for methods that are one.
+        """Call both hooks around every ``optimizer.step()``, of any torch optimizer unless the method is itself one.
 
         Raises
         ------
@@ -200,7 +200,7 @@ class Method:
         return self.preconditioner(layer)
 
     def probed(self, layer: str) -> Coordinates | None:
-        """What a probe measures the layer in: `coordinates`, with the Hessian of the penalty if the method adds one.
+        """Coordinates of a probe of the layer: `coordinates`, with the Hessian of the penalty if the method adds one.
 
         Raises
         ------
@@ -217,9 +217,9 @@ class Method:
         Parameters
         ----------
         block
-            What they are called together.
+            Name of the group of parameters.
         names
-            Theirs.
+            Names of the parameters.
 
         Raises
         ------
@@ -243,7 +243,7 @@ class Method:
         Raises
         ------
         ConfigError
-            They have.
+            Parameters outside of layers have such a Hessian.
         """
         return
 
@@ -275,7 +275,7 @@ class Method:
         return found
 
     def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
-        """Further coordinates in which the method's Hessian has been read, by name; logged beside its own."""
+        """Further coordinates in which the method's Hessian has been read, by name; logged with those of the method."""
         return {}
 
     #: Whether the method has coordinates that the data alone define, for a model that it does not train.
@@ -286,7 +286,7 @@ class Method:
 
     @classmethod
     def data_statistics(cls, layer: str, inputs: LayerInputs, **options: Any) -> Any:
-        """What of a layer's inputs its coordinates are made of: has ``merged(other)``. None: they are the plain ones.
+        """Statistics of a layer's inputs that define its coordinates, with ``merged(other)``; None: plain coordinates.
 
         Raises
         ------
@@ -318,7 +318,7 @@ class Method:
         return
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs beside the model's and the optimizer's state."""
+        """State that a resumed run needs in addition to the states of the model and of the optimizer."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -342,7 +342,7 @@ def refuse_momentum(what: str, momentum: float, nesterov: bool) -> None:
 
 
 def no_step(method: str) -> ConfigError:
-    """What to say where a method is to be probed whose coordinates its steps define, and that has taken none."""
+    """Error for probing a method whose coordinates are defined by its steps before it has taken one."""
     return ConfigError(
         f"the coordinates of {method} are those of its steps, and it has taken none: make it as method = "
         f"hesscond.methods.parse({method!r}).create(model), call method.attach(optimizer) with the optimizer that "
@@ -351,5 +351,5 @@ def no_step(method: str) -> ConfigError:
 
 
 def not_shown(method: str) -> ConfigError:
-    """What to say where a method needs more of the loss than its gradients, and has seen these alone."""
+    """Error for a method that needs the loss itself but has seen only its gradients."""
     return ConfigError(f"method {method!r} was not shown the loss: call method.observe(loss) before loss.backward()")

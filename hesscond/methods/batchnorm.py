@@ -31,7 +31,7 @@ class OwnBatchNorm(_BatchNorm):
         Whether the running variance is the average of the batches' variances with 1/N, which they are normalized by,
         instead of 1/(N−1), as in torch's modules.
     **options
-        Of `torch.nn.BatchNorm1d`.
+        Options of `torch.nn.BatchNorm1d`.
     """
 
     def __init__(self, channels: int, *, biased: bool = False, **options: Any) -> None:
@@ -119,8 +119,8 @@ class BatchNormalization(Normalization):
         Share of the batch in the running averages.
     running_variance
         What inference divides by. In training σ² is the variance of the N values with 1/N. ``"unbiased"``: the running
-        average is of that with 1/(N−1), as torch has it. ``"tensorflow"``: so beside convolutions (TensorFlow's fused
-        path), but with 1/N beside dense layers. At batch 6 this changed the test accuracy on CIFAR-10 by −0.3 to 0.7
+        average uses variances with 1/(N−1), as in torch. ``"tensorflow"``: the same after convolutions (TensorFlow's
+        fused path), but 1/N after dense layers. At batch 6 this changed the test accuracy on CIFAR-10 by −0.3 to 0.7
         points (six runs of three hidden layers of 100 units).
     eps
         ε; it may be 0 for constant statistics only, as torch's modules refuse that.

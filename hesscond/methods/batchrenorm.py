@@ -98,7 +98,7 @@ class BatchRenorm(nn.Module):
         return r, d
 
     def _counted(self) -> torch.Tensor:
-        """What all batches up to now weigh in a running average from zero: 1 − (1−α)ᵗ."""
+        """Total weight of all batches so far in a running average that starts from zero: 1 − (1−α)ᵗ."""
         return (1 - (1 - self.momentum) ** self.num_batches_tracked.to(torch.float64)).to(self.running_std.dtype)
 
     def _progress(self, end: int) -> torch.Tensor:

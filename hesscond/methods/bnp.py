@@ -26,7 +26,7 @@ EPSILON_2 = 1e-4
 RHO = 0.99
 #: Steps after which the statistics of all training data are computed again.
 REFRESH = 1000
-#: Variances of layers are padded to one matrix of at most so many entries.
+#: Largest number of entries of the matrix to which the variances of all layers are padded.
 PADDED = 2**16
 
 Statistics = Literal["running", "batch", "data"]
@@ -36,14 +36,14 @@ NAMES = {"running": "running statistics", "batch": "statistics of the batch", "d
 
 
 def regularized(variance: torch.Tensor, epsilon_1: float = EPSILON_1, epsilon_2: float = EPSILON_2) -> torch.Tensor:
-    """σ̃² = σ² + ε₁ max σ² + ε₂ (Algorithm 2, step 3); the maximum is that of each row."""
+    """σ̃² = σ² + ε₁ max σ² + ε₂ (Algorithm 2, step 3); the maximum is taken over each row."""
     return variance + (variance.amax(-1, keepdim=True) * epsilon_1 + epsilon_2)
 
 
 class Bank:
-    """Running variances of layers and groups side by side, one row each, with zeros behind where a row is shorter.
+    """Running variances of all layers and groups, one row each; shorter rows are padded with zeros at the end.
 
-    A few operations on all of them take the place of many on small tensors, whose cost is that of calling them.
+    A few operations on this matrix replace many on small tensors, whose cost is the overhead of the calls.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Bank:
 
 
 class Snapshot(NamedTuple):
-    """What P of a layer is made of, in tensors that later steps do not change; as in `BNPState`."""
+    """Statistics that define P of a layer, in tensors that later steps do not change; names as in `BNPState`."""
 
     geometry: Geometry
     repeat: int
@@ -83,9 +83,9 @@ class BNPState(LayerState):
     Attributes
     ----------
     exact
-        Of a convolution: whether there are statistics of every entry of its patches, not of every channel.
+        Whether a convolution has statistics of every entry of its patches, rather than of every channel.
     mu, variance : (G w,)
-        Of all groups, one after another.
+        Statistics of all groups, one after another.
     """
 
     exact: bool = False
@@ -99,7 +99,7 @@ class BNPState(LayerState):
         #: How many entries of a kernel share their statistics.
         self.repeat = 1 if self.exact else kernel
         self.mu = layer.weight.detach().new_zeros(groups * self.geometry.fan_in // self.repeat)
-        #: The weights by group, unit, channel and entry of the kernel, and the statistics beside them.
+        #: Shapes of the weights (group, unit, channel, kernel entry) and of the statistics that broadcast to them.
         self.by_group, self.beside = (groups, -1, channels, kernel), (groups, 1, channels, kernel // self.repeat)
 
     def place(self, bank: Bank, start: int) -> None:
@@ -176,7 +176,7 @@ def from_statistics(statistics: FeatureStatistics, *, bias: bool = True) -> Cent
 class BNP(InputMethod[BNPState]):
     """Batch normalization preconditioning: G ← P Pᵀ G for every layer, P = (1/q) U D from statistics of its inputs.
 
-    Works beside any optimizer: call `transform_gradients` between ``loss.backward()`` and ``optimizer.step()``,
+    Works with any optimizer: call `transform_gradients` between ``loss.backward()`` and ``optimizer.step()``,
     or `attach` it to the optimizer once. The network itself is not changed. Only inputs that a backward pass
     came back from count, so evaluating or probing the model does not touch the statistics; over several backward
     passes before one step (gradient accumulation) their samples count together.
@@ -193,7 +193,7 @@ class BNP(InputMethod[BNPState]):
         training inputs that `fit` was given, by a forward pass in evaluation mode, and again after every ``refresh``
         steps.
     refresh
-        See there.
+        Steps between two forward passes over the training inputs for ``statistics="data"``.
     exact
         Whether a convolution has statistics of every entry of its patches (with the padded border) in place of one
         mean and one variance for each input channel.
@@ -217,8 +217,8 @@ class BNP(InputMethod[BNPState]):
 
     Without bias there is nothing to centre with, and step 4 is G_w ← G_w / (q² σ̃²). On a convolution (Algorithm 3) μ
     and σ² are those of the c input channels, over all samples and positions, and stand for all k entries of a
-    channel's kernel; with r × s output positions q² = max(c k/N, √(rs)). Each group of a grouped convolution is a
-    convolution of its own. What is measured is the Hessian in z, ŵ = P z.
+    channel's kernel; with r × s output positions q² = max(c k/N, √(rs)). Each group of a grouped convolution is
+    treated as a separate convolution. The measured Hessian is the one in z, ŵ = P z.
 
     Examples
     --------
@@ -260,7 +260,7 @@ class BNP(InputMethod[BNPState]):
         return BNPState(layer, exact=self.exact)
 
     def _banks(self) -> list[Bank]:
-        """Places for the variances: those of all layers without groups together, if that is not too wasteful."""
+        """Storage of the variances: one matrix for all layers without groups, unless padding makes it too large."""
         single = [len(s.mu) for s in self.layers.values() if s.geometry.groups == 1]
         widest = max(single, default=0)
         together = len(single) * widest <= PADDED
@@ -289,12 +289,12 @@ class BNP(InputMethod[BNPState]):
 
     @property
     def reads_all_inputs(self) -> bool:
-        """Where the statistics are those of the data."""
+        """Whether the statistics are those of the training data."""
         return self.statistics == "data"
 
     @property
     def known(self) -> bool:
-        """Whether the statistics are of any inputs: those of steps, or those that `fit` was given."""
+        """Whether the statistics come from any inputs: from steps, or from the inputs that `fit` was given."""
         return super().known or self._inputs is not None
 
     def check_batch(self, samples: int) -> None:
@@ -344,7 +344,7 @@ class BNP(InputMethod[BNPState]):
     def _of_groups(self, states: Sequence[BNPState | Snapshot]) -> list[list[CentringScaling]]:
         bias, repeat = states[0].geometry.bias, states[0].repeat
         mu, sigma = self._by_group(states, "mu"), self._regularized(self._by_group(states, "variance")).sqrt()
-        # tensors of their own, which later steps do not change
+        # copies, which later steps do not change
         mu, sigma = (part.repeat_interleave(repeat, 2) for part in (mu, sigma))
         name = f"BNP, {NAMES[self.statistics]}"
         return [
@@ -378,7 +378,7 @@ class BNP(InputMethod[BNPState]):
         return regularized(variance, self.epsilon_1, self.epsilon_2)
 
     def snapshots(self, layer: str) -> Snapshots | None:
-        """Of the statistics, which are few numbers."""
+        """Snapshots of the running statistics, which are few numbers; None for other layers and in subclasses."""
         state = self.find(layer)
         # a subclass may have other coordinates
         return None if state is None or type(self) is not BNP else Snapshots(state.snapshot, self._made)
@@ -391,7 +391,7 @@ class BNP(InputMethod[BNPState]):
 
     @classmethod
     def collect(cls, layer: str, inputs: LayerInputs, *, exact: bool = False, **options: Any) -> FeatureStatistics:
-        """Of the channels of a convolution, or with ``exact`` of the entries of its patches.
+        """Statistics of the input features; of a convolution by channel, or with ``exact`` by entry of its patches.
 
         Raises
         ------

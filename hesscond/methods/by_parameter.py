@@ -1,4 +1,4 @@
-"""What the methods share whose P is that of single parameters, weights apart from biases, as optimizers have it."""
+"""Base of the methods that have a P for each parameter, weights and biases separately, as optimizers do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ByParameter(Method):
 
     @property
     def coordinates_name(self) -> str:
-        """What the log calls them."""
+        """Name of the coordinates in logs."""
         return f"{self.name}, M^1/2"
 
     def maps(self, parameters: Iterable[nn.Parameter]) -> list[ParameterMap] | None:

@@ -25,7 +25,7 @@ class Composed(Method):
     model
         The model.
     name
-        What ``--method`` said.
+        Text of ``--method``.
     parts
         The methods and their options.
 
@@ -53,7 +53,7 @@ class Composed(Method):
 
     @property
     def reads_all_inputs(self) -> bool:
-        """Whether one of them does."""
+        """Whether `fit` of one of the parts reads the training inputs."""
         return any(part.reads_all_inputs for part in self.parts)
 
     def check_batch(self, samples: int) -> None:
@@ -69,7 +69,7 @@ class Composed(Method):
         nesterov: bool = False,
         weight_decay: float = 0.0,
     ) -> torch.optim.Optimizer:
-        """Of the one that has its own, else what is asked for."""
+        """Optimizer of the part that is itself an optimizer, otherwise the one that is asked for."""
         own = [part for part in self.parts if type(part).optimizer is not Method.optimizer]
         make = own[0].optimizer if own else super().optimizer
         found = make(lr, kind=kind, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
@@ -88,32 +88,32 @@ class Composed(Method):
             part.observe(loss)
 
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """The sum of all."""
+        """Sum of the penalties of all parts; None: there is none."""
         found = [p for part in self.parts if (p := part.penalty(loss)) is not None]
         return torch.stack(found).sum() if found else None
 
     def transform_gradients(self) -> None:
-        """One after another."""
+        """Transform the gradients by one part after another."""
         for part in self.parts:
             part.transform_gradients()
 
     def after_step(self) -> None:
-        """One after another."""
+        """Call `after_step` of one part after another."""
         for part in self.parts:
             part.after_step()
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
-        """Of the one that has one."""
+        """Preconditioner of the layer, if its `coordinates` are linear; otherwise None."""
         own = self.coordinates(layer)
         return own if isinstance(own, LinearCoordinates) else None
 
     def coordinates(self, layer: str) -> Coordinates | None:
-        """Of the one that has some.
+        """Coordinates of the one part that has coordinates other than the plain ones; None: no part has.
 
         Raises
         ------
         ConfigError
-            Two have.
+            Two parts have such coordinates.
         """
         found = [(part.name, own) for part in self.parts if (own := part.coordinates(layer)) is not None]
         if len(found) > 1:
@@ -124,12 +124,12 @@ class Composed(Method):
         return found[0][1] if found else None
 
     def probed(self, layer: str) -> Coordinates | None:
-        """That of a penalty, which has those of the others in it; else `coordinates`."""
+        """Coordinates of the part that adds a penalty, which include those of the others; otherwise `coordinates`."""
         found = [part.probed(layer) for part in self.parts]
         return next((own for own in found if isinstance(own, Penalized)), self.coordinates(layer))
 
     def of_parameters(self, block: str, names: Sequence[str]) -> ParameterCoordinates | None:
-        """Of the one that has some."""
+        """Coordinates of the first part that has coordinates for these parameters; None: no part has."""
         found = [part.of_parameters(block, names) for part in self.parts]
         return next((own for own in found if own is not None), None)
 
@@ -141,7 +141,7 @@ class Composed(Method):
             part.check_network()
 
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Of the one that preconditions."""
+        """M g by the part that preconditions; if there is none, as in `Method`."""
         own = [part for part in self.parts if part.preconditions]
         return own[0].preconditioned(gradients) if own else super().preconditioned(gradients)
 
@@ -156,16 +156,16 @@ class Composed(Method):
             part.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        """Of each, by its name."""
+        """States of the parts, by name."""
         return {part.name: part.state_dict() for part in self.parts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the states.
+        """Load the states of the parts.
 
         Raises
         ------
         ConfigError
-            They are of other methods.
+            The states are those of other methods.
         """
         if set(state) != {part.name for part in self.parts}:
             raise ConfigError(f"the state is of {', '.join(state)}, not of {self.name}")

@@ -19,9 +19,9 @@ from hesscond.methods.registry import register
 
 
 class CurvatureDiagonal(Learned):
-    """What both share: ĥ = z ∘ Hz with random signs z (Hutchinson's estimate of diag H), every few steps.
+    """Base of both methods: ĥ = z ∘ Hz with random signs z (Hutchinson's estimate of diag H), every few steps.
 
-    It needs the loss before the backward pass: a loop of one's own calls ``method.observe(loss)``.
+    It needs the loss before the backward pass: a custom training loop calls ``method.observe(loss)``.
     """
 
     sided = False
@@ -85,7 +85,7 @@ class CurvatureDiagonal(Learned):
         return state["m"]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept of every parameter, and the number of steps."""
+        """Averages of every parameter, and the number of steps."""
         found = super().state_dict()
         found[""]["steps"] = torch.tensor(self.steps)
         return found
@@ -161,7 +161,7 @@ class AdaHessian(CurvatureDiagonal):
     model
         Any.
     beta_1, beta_2, epsilon
-        As Adam's.
+        See `Adam`.
     power
         k.
     update_every

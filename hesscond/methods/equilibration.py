@@ -39,11 +39,11 @@ class Equilibrated(WeightParametrization):
     def __init__(self, layer: Layer, *, axis: Axis, frozen: bool, p: float) -> None:
         super().__init__(layer)
         self.axis, self.frozen, self.p = axis, frozen, p
-        # a buffer: an operator keeps those that the model had when it was made
+        # a buffer: an operator keeps the buffers that the model had when the operator was created
         self.register_buffer("differentiated", torch.tensor(not frozen, device=layer.weight.device), persistent=False)
 
     def factors(self, A: torch.Tensor) -> torch.Tensor:
-        """What each entry of A (G, m/G, n), rows of units, is multiplied by: E, of a shape that broadcasts to it.
+        """Entries of E, in a shape that broadcasts to A (G, m/G, n), whose rows are the units.
 
         The paper's matrices are the transposes: its rows are the columns here.
         """
@@ -88,8 +88,8 @@ class ThroughE(Reparametrized):
 class Equilibration(Reparametrization):
     """Weight equilibration: every layer multiplies with E(W) W, and W is trained.
 
-    E is computed anew in every forward pass. The paper's matrix W is inputs × outputs, the transpose of torch's; of a
-    convolution it is the (k²c) × c' matrix of its filters, of each group its own. In its words::
+    E is computed anew in every forward pass. The paper's matrix W is inputs × outputs, the transpose of torch's; for a
+    convolution it is the (k²c) × c' matrix of its filters, one matrix for each group. In the paper's terms::
 
         row          E = diag(1/‖W_j‖_p) over its rows j: each input's weights to all units get norm 1
         column       each unit's weights get norm 1
@@ -119,10 +119,10 @@ class Equilibration(Reparametrization):
     frozen
         Whether the gradient takes E for a constant.
     p
-        Of the norm, 1 ≤ p ≤ inf.
+        Exponent of the norm, 1 ≤ p ≤ inf.
     layers
-        Those to equilibrate; ``ends``: the first and the last, as the paper has it in its convolutional networks; None:
-        all.
+        Layers to equilibrate; ``ends``: the first and the last, as in the paper's convolutional networks; None: all
+        layers.
 
     Raises
     ------

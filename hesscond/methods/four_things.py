@@ -92,7 +92,7 @@ class GhostNorm(nn.Module):
         return torch.cat([functional.batch_norm(part, None, None, training=True, eps=self.eps) for part in parts])
 
     def _inference(self, h: torch.Tensor) -> torch.Tensor:
-        """Of (N, G, values): the moments are (1 − w) times the running ones plus w times those of the example."""
+        """Normalize h (N, G, values) by moments that mix the running ones (1 − w) with those of the example (w)."""
         moments = []
         for running, own in ((self.running_mean, h), (self.running_square, h.square())):
             of_group = running.reshape(1, self.groups, -1).mean(-1, keepdim=True)

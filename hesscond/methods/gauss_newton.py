@@ -156,7 +156,7 @@ class CurvedState(WholeState):
     Attributes
     ----------
     of_call
-        Which loss each call belongs to.
+        Number of the loss that each call belongs to.
     """
 
     of_call: list[int] = field(default_factory=list)
@@ -176,7 +176,7 @@ Curved = TypeVar("Curved", bound=CurvedState)
 
 
 class CurvedMethod(LayerMethod[Curved]):
-    """A `LayerMethod` with the Gauss–Newton matrix of each layer at hand: Σ_j J_jᵀ S_j J_j.
+    """A `LayerMethod` that forms the Gauss–Newton matrix of each layer: Σ_j J_jᵀ S_j J_j.
 
     J_j is the Jacobian of sample j's outputs in [b, W], and S_j = Σ_k b_k b_kᵀ the second derivative of the loss in
     them, so that the rows are J_jᵀ b_k: as many backward passes as a sample has outputs with curvature.
@@ -319,7 +319,7 @@ class GaussNewtonState(CurvedState):
     Attributes
     ----------
     resolvent
-        None: there was none yet.
+        M of the last step; None before the first one.
     """
 
     resolvent: Resolvent | None = None
@@ -340,9 +340,9 @@ class GaussNewton(CurvedMethod[GaussNewtonState]):
         M = γ^−1 (I − Fᵀ(FFᵀ + γI)^−1 F).
 
     A step takes one backward pass for every output with curvature, and a decomposition of FFᵀ, whose order is the
-    smaller of samples times outputs and of the layer's parameters. A loop of one's own calls ``method.observe(loss)``
-    before the backward pass. At the unit level the block of M of a unit's own parameters counts. In the coordinates of
-    the data, ``probe(method="gauss-newton")``, M is that of a step on them.
+    smaller of samples times outputs and of the layer's parameters. A custom training loop calls
+    ``method.observe(loss)`` before the backward pass. At the unit level the block of M of a unit's own parameters
+    counts. In the coordinates of the data, ``probe(method="gauss-newton")``, M is that of a step on them.
 
     Source: Schraudolph, Neural Computation 14 (2002), for G; Abreu et al., ICLR 2026, for its use layer by layer.
 

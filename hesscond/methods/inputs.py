@@ -1,4 +1,4 @@
-"""What the methods share whose P comes from the inputs of each layer: which layers, and what they were given."""
+"""Base of the methods whose P comes from the inputs of each layer: it selects the layers and records the inputs."""
 
 from __future__ import annotations
 
@@ -27,18 +27,16 @@ Statistics = TypeVar("Statistics")
 
 @dataclass
 class LayerState(ABC):
-    """A layer, and the inputs that a backward pass came back from since the last step.
+    """A layer, and its inputs since the last step in the calls that a backward pass has reached.
 
     Attributes
     ----------
-    module
-        The layer.
     q_squared
         1/q² multiplies P Pᵀ.
     inputs
-        Input and shape of the output of each call.
+        Input and output shape of each call.
     gradients
-        Of each call the first gradients in its output that came back, at most ``wanted`` of them.
+        For each call the first gradients in its output, at most ``wanted`` of them.
     """
 
     module: Layer
@@ -71,12 +69,12 @@ class LayerState(ABC):
         self.q_squared = max(self.geometry.fan_in / samples, floor)
 
     def rows(self) -> torch.Tensor:
-        """(N, G n) what the weights multiply with, one row a sample and position; of a convolution its patches."""
+        """Rows (N, G n) that the weights multiply, one for each sample and position; of a convolution the patches."""
         parts = [self.rows_of(*call) for call in self.inputs]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def rows_of(self, h: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """Those of one call."""
+        """Rows of one call: its inputs, or the patches of a convolution, with one row per sample and position."""
         layer = self.module
         if isinstance(layer, nn.Linear):
             return h if h.ndim == 2 else h.reshape(-1, h.shape[-1])
@@ -123,24 +121,14 @@ class WholeState(LayerState):
 
 @dataclass(frozen=True)
 class OfInputs:
-    """Coordinates that the inputs of the layers define, by a method that does not train the model; known when resolved.
-
-    Attributes
-    ----------
-    part
-        The method.
-    options
-        Its options.
-    name
-        What was asked for.
-    """
+    """Coordinates of a method that does not train the model; `resolved` computes them from the inputs of the layers."""
 
     part: type[Method]
     options: Mapping[str, Any]
     name: str
 
     def placed(self, model: nn.Module) -> OfInputs:
-        """The same for layers as they are in a model that others have put something around."""
+        """Coordinates with the names that the layers have in a model in which other methods have wrapped them."""
         layers = self.options.get("layers")
         if layers is None:
             return OfInputs(self.part, self.options, self.part.name)
@@ -148,7 +136,7 @@ class OfInputs:
         return OfInputs(self.part, {**self.options, "layers": places}, self.part.name)
 
     def collect(self, layer: str, inputs: LayerInputs) -> Any:
-        """The method's statistics."""
+        """Statistics of a layer's inputs that the method collects."""
         return self.part.data_statistics(layer, inputs, **self.options)
 
     def resolved(self, seen: Any, geometry: Geometry) -> LinearCoordinates | None:
@@ -157,17 +145,18 @@ class OfInputs:
 
 
 class LayerMethod(Method, Generic[State]):
-    """A method with a P for each dense and convolutional layer that is made of what the layer was given.
+    """A method with a P for each dense and convolutional layer, computed from the inputs of the layer.
 
-    Only inputs that a backward pass came back from count, so evaluating or probing the model does not touch the
-    statistics; over several backward passes before one step (gradient accumulation) their samples count together.
+    Only inputs of forward passes that a backward pass has reached count, so evaluating or probing the model does not
+    change the statistics; the samples of several backward passes before one step (gradient accumulation) count
+    together.
 
     Parameters
     ----------
     model
         Holds at least one dense or convolutional layer.
     layers
-        Those to precondition; None: all.
+        Names of the layers to precondition; None: all.
     """
 
     preconditions = True
@@ -184,7 +173,7 @@ class LayerMethod(Method, Generic[State]):
 
     @abstractmethod
     def state_of(self, layer: Layer) -> State:
-        """What is kept for a layer, before the first step."""
+        """State of a layer before the first step."""
 
     @abstractmethod
     def update(self, states: list[State]) -> None:
@@ -219,7 +208,7 @@ class LayerMethod(Method, Generic[State]):
                 own: list[torch.Tensor] = []
 
                 def back(gradient: torch.Tensor) -> None:
-                    # once, however often a backward pass comes back: a penalty on the gradient takes one of its own
+                    # once, even if several backward passes reach the call: a penalty on the gradient takes another one
                     if unseen:
                         seen.append(unseen.pop())
                         gradients.append(own)
@@ -256,11 +245,11 @@ class LayerMethod(Method, Generic[State]):
 
     @property
     def known(self) -> bool:
-        """Whether the statistics are of any inputs."""
+        """Whether the statistics come from any inputs."""
         return self.steps > 0
 
     def find(self, layer: str) -> State | None:
-        """What is kept for the layer that now has this name; None: not preconditioned, or its weight is frozen."""
+        """State of the layer that now has this name; None: it is not preconditioned, or its weight is frozen."""
         there = eligible_layers(self.model)
         module = there.get(layer, self.layers[layer].module if layer in self.layers else None)
         if module is None:
@@ -296,7 +285,7 @@ class LayerMethod(Method, Generic[State]):
 
 
 class InputMethod(LayerMethod[State]):
-    """A `LayerMethod` whose P is that of each unit, and is defined by the data alone too."""
+    """A `LayerMethod` that has a P for each unit, and whose P the data alone also define."""
 
     needs_statistics = True
 
@@ -304,13 +293,13 @@ class InputMethod(LayerMethod[State]):
     def data_statistics(
         cls, layer: str, inputs: LayerInputs, *, layers: tuple[str, ...] | None = None, **options: Any
     ) -> Any:
-        """What of a layer's inputs the coordinates are made of; None: it is none of those to precondition."""
+        """Statistics of a layer's inputs that define its coordinates; None: the layer is not preconditioned."""
         return None if layers is not None and layer not in layers else cls.collect(layer, inputs, **options)
 
     @classmethod
     @abstractmethod
     def collect(cls, layer: str, inputs: LayerInputs, **options: Any) -> Any:
-        """What of a layer's inputs the coordinates are made of: has ``merged(other)``."""
+        """Statistics of a layer's inputs that define its coordinates; the result has ``merged(other)``."""
 
     @abstractmethod
     def of_groups(self, state: State) -> Sequence[Preconditioner]:
@@ -319,7 +308,7 @@ class InputMethod(LayerMethod[State]):
     @classmethod
     @abstractmethod
     def of_data(cls, statistics: Any, geometry: Geometry) -> Sequence[Preconditioner]:
-        """P of each group of a layer from what was collected of its inputs alone: no damping, no factor q."""
+        """P of each group of a layer, from the statistics that `collect` returned alone: no damping, no factor q."""
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
         """P as the last step used it; None: the layer is not preconditioned."""
@@ -337,7 +326,7 @@ class InputMethod(LayerMethod[State]):
 
 
 def trains(layer: Layer) -> bool:
-    """Whether the weight of a layer takes steps, or what it is computed from."""
+    """Whether the weight of a layer, or any parameter that it is computed from, is trained."""
     behind = [p for name, p in layer.named_parameters() if name != "bias"]
     return not behind or any(p.requires_grad for p in behind)
 
@@ -359,7 +348,7 @@ def surveyed(
     statistics: Callable[[LayerInputs], Statistics],
     merge: Callable[[Statistics, Statistics], Statistics],
 ) -> dict[str, Statistics]:
-    """Statistics of what the layers are given over all ``inputs``, in evaluation mode; the model is left as it was."""
+    """Statistics of the layers' inputs over all ``inputs``, in evaluation mode; the model's modes are restored."""
     calls: dict[str, list[tuple[torch.Tensor, torch.Size]]] = {name: [] for name in layers}
 
     def keep(name: str) -> Any:

@@ -30,16 +30,16 @@ Targets = Literal["data", "model"]
 
 @dataclass
 class FisherState(WholeState):
-    """Averages of a layer's second moments, and what was decomposed of them.
+    """Running second moments of a layer, and their factors.
 
     Attributes
     ----------
     A : (n̂, n̂) float64
-        Of the extended inputs: E Σ_t ĥĥᵀ over samples, t the positions.
+        Second moment of the extended inputs: E Σ_t ĥĥᵀ over samples, t the positions.
     G : (m, m) float64
-        Of the gradients δ of a sample's loss in the outputs: the mean of δδᵀ over samples and positions.
+        Second moment of the gradients δ of a sample's loss in the outputs: mean of δδᵀ over samples and positions.
     mass : () float64
-        What the averages' weights sum up to.
+        Sum of the weights of the averages.
     right, left
         Roots of M's factors (K-FAC), or eigenvectors of A and G (E-KFAC).
     v : (m, n̂) float64
@@ -62,7 +62,7 @@ class FisherState(WholeState):
         self.v, self.s = like.new_ones(m, n), like.new_zeros(m, n)
 
     def samples(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Of each call, Ĥ (N, T, n̂) and the gradients δ (N, T, m) of the samples' own losses, float64."""
+        """Extended inputs Ĥ (N, T, n̂) and gradients δ (N, T, m) of each sample's loss for each call, float64."""
         total = sum(len(own[0]) for own in self.gradients)
         # the loss is the mean over the samples
         scale = total**0.5 if self.drawn else total
@@ -105,12 +105,13 @@ class KFAC(LayerMethod[FisherState]):
 
     A is the running second moment of a layer's extended inputs, G that of the gradients of the samples' losses in its
     outputs. With ``targets=data`` these are for the targets of the data: the *empirical* Fisher matrix, which every
-    loss has. With ``targets=model`` they are for one target a sample drawn from the model, as in the paper: Fisher's
-    own matrix, the Gauss–Newton matrix on average. That is defined for softmax cross-entropy and squared errors, takes
-    a second backward pass, and a loop of one's own calls ``method.observe(loss)`` before the first; draws have a
-    generator of their own, with seed 0. Over several positions A is summed and G averaged, as of convolutions; a loss
-    is taken for the mean over samples. At the unit level, where M mixes units, the block of M of a unit's own
-    parameters counts. In the coordinates of the data, ``probe(method="kfac")``, M is that of a first step on them.
+    loss has. With ``targets=model`` they are for one target a sample drawn from the model, as in the paper: the
+    true Fisher matrix, which on average is the Gauss–Newton matrix. It is defined for softmax cross-entropy and squared
+    errors, and takes a second backward pass; a custom training loop calls ``method.observe(loss)`` before the first
+    one. Targets are drawn from a separate generator with seed 0. Over several positions, as in convolutions, A is
+    summed and G averaged; the loss is assumed to be the mean over samples. At the unit level, where M mixes units, the
+    block of M of a unit's own parameters counts. In the coordinates of the data, ``probe(method="kfac")``, M is that of
+    a first step on them.
 
     Source: Martens, Grosse, ICML 2015, sections 4.2, 5 and 6.3; Grosse, Martens, ICML 2016, for convolutions.
 
@@ -202,7 +203,7 @@ class KFAC(LayerMethod[FisherState]):
             setattr(state, name, power(S + ridge * math.sqrt(self.damping) * eye, -0.5).contiguous())
 
     def finish(self, state: FisherState) -> None:
-        """What every step computes anew."""
+        """Compute what changes at every step; here nothing does."""
 
     def state_dict(self) -> dict[str, Any]:
         """The averages, and the random state."""
@@ -230,20 +231,21 @@ class KFAC(LayerMethod[FisherState]):
 class EKFAC(KFAC):
     """E-KFAC: M = Q diag(1/(s + γ)) Qᵀ for [b, W] of every layer, Q the eigenvectors of K-FAC's G ⊗ A.
 
-    s is the running mean of the squares of the samples' own gradients in these eigenvectors, anew at every step: the
-    best diagonal there. When Q is decomposed again s begins anew with that step's squares. Else as `KFAC`.
+    s is the running mean of the squares of the single samples' gradients in these eigenvectors, updated at every step:
+    the best diagonal in this basis. When Q is computed again, s restarts with that step's squares. The rest is as in
+    `KFAC`.
 
     Source: George et al., NeurIPS 2018, Algorithm 1.
 
     Parameters
     ----------
     model, rho, damping, update_every, targets, layers
-        As for `KFAC`.
+        See `KFAC`.
 
     Raises
     ------
     ConfigError
-        As `KFAC`.
+        For the same reasons as `KFAC`.
     """
 
     name = "ekfac"

@@ -1,4 +1,4 @@
-"""What the methods share that learn M from the gradients of each parameter, a weight being a matrix (m, n)."""
+"""Base of the methods that learn M from the gradients of each parameter; a weight counts as a matrix (m, n)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hesscond.hessians import ParameterMap
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import refuse_transposed
 
-#: What is kept of a parameter.
+#: State of a parameter.
 State = dict[str, torch.Tensor]
 
 
@@ -39,12 +39,12 @@ class Learned(ByParameter):
             for name, layer in eligible_layers(model).items():
                 refuse_transposed(self.name, name, type(layer).__name__)
         self._states: dict[str, State] = {}
-        #: Of what is random in it, so that the training draws what it would without.
+        #: Separate generator, so that the method does not change the random numbers of the training.
         self.generator = torch.Generator().manual_seed(0)
 
     @abstractmethod
     def begun(self, g: torch.Tensor) -> State:
-        """What is kept of a parameter before its first gradient (m, n) or (m,)."""
+        """State of a parameter before its first gradient ``g`` (m, n) or (m,)."""
 
     @abstractmethod
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ class Learned(ByParameter):
         return None if name not in self._states else self.read(self._states[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept of every parameter, and the random state under the name of none."""
+        """States of all parameters, and the random state under the empty name."""
         own = {name: {key: value.clone() for key, value in state.items()} for name, state in self._states.items()}
         return own | {"": {"generator": self.generator.get_state()}}
 

@@ -34,11 +34,11 @@ class Muon(Learned):
     model
         Any without transposed convolutions.
     momentum
-        μ; that of the training would come on top.
+        μ; a momentum of the training would act in addition.
     nesterov
         Which U.
     steps
-        Of Newton–Schulz.
+        Newton–Schulz steps.
 
     Raises
     ------

@@ -22,16 +22,16 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Site:
-    """Where a normalization goes.
+    """Place of a normalization in a model.
 
     Attributes
     ----------
     name
-        Of the layer.
+        Name of the layer.
     channels
-        C of the activations (N, C, *positions) there, or of the features (N, …, C) beside a dense layer.
+        C of the activations (N, C, *positions) there, or of the features (N, …, C) at a dense layer.
     dimensions
-        Number of spatial dimensions of the activations: 0 beside a dense layer.
+        Number of spatial dimensions of the activations: 0 at a dense layer.
     """
 
     name: str
@@ -56,7 +56,7 @@ class FeaturesLast(nn.Module):
         self.normalization = normalization
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        """Of features (N, …, C)."""
+        """Normalize features (N, …, C)."""
         if h.ndim == 2:
             return self.normalization(h)
         return self.normalization(h.flatten(1, -2).movedim(-1, 1)).movedim(1, -1).reshape(h.shape)
@@ -68,15 +68,15 @@ class Normalization(Method):
     Parameters
     ----------
     model
-        Its dense and convolutional layers are registered in the order in which they are called.
+        A model whose dense and convolutional layers are registered in the order in which they are called.
     normalization
-        The module for a site. Beside a dense layer it gets features (N, C), or (N, C, positions) where the model has
-        (N, …, C).
+        Returns the module for a site. At a dense layer the module gets features (N, C), or (N, C, positions) where the
+        model has (N, …, C).
     position
         ``"pre"``: after the layer and before its activation, for all layers but the last; ``"post"``: on what enters
         the layer, that is after the activation (and pooling) ahead of it, for all layers but the first.
     layers
-        Names of the layers, then of any; None: as said.
+        Names of any layers, in place of those that ``position`` selects; None: these.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Normalization(Method):
             wrap(model, site.name, **{"after" if position == "pre" else "before": own})
 
     def sites(self, sites: list[Site], named: bool) -> list[Site]:
-        """Those among the sites where the normalization is defined; ``named`` ones must all be."""
+        """Sites at which the normalization is defined; if the user ``named`` them, it must be defined at all."""
         return sites
 
 
@@ -116,12 +116,12 @@ def channel_groups(site: Site, groups: int | None, indivisible: Indivisible, *, 
     Parameters
     ----------
     site
-        Where.
+        Site whose channels are split.
     groups
-        Number asked for; None: ``size`` is.
+        Number of groups asked for; None: groups of ``size`` channels are.
     indivisible
-        Where the channels do not split into as many groups of the same size, or groups of this size: ``"refuse"``, or
-        take the largest number below it into which they do.
+        What to do where the channels do not split into this number of groups, or into groups of this size:
+        ``"refuse"``, or take the largest smaller number that divides them.
     size
         Channels in a group.
     """
@@ -149,8 +149,8 @@ def channel_groups(site: Site, groups: int | None, indivisible: Indivisible, *, 
 class LayerNormalization(Normalization):
     """Layer normalization: each sample's activations to mean 0 and variance 1 over all channels.
 
-    y = γ (h − μ_j) / √(σ_j² + ε) + β with the mean μ_j and variance σ_j² of sample j. Beside a dense layer this is
-    `torch.nn.LayerNorm` over the features (of each token by itself). Beside a convolution, the statistics are over
+    y = γ (h − μ_j) / √(σ_j² + ε) + β with the mean μ_j and variance σ_j² of sample j. At a dense layer this is
+    `torch.nn.LayerNorm` over the features (of each token by itself). At a convolution, the statistics are over
     channels and positions and γ, β are by channel: `torch.nn.GroupNorm` with one group, as the size of the images is
     not known beforehand.
 
@@ -166,7 +166,7 @@ class LayerNormalization(Normalization):
     Raises
     ------
     ConfigError
-        Of a dense layer with one feature, which would normalize to zero.
+        A dense layer with one feature, which would be normalized to zero.
     """
 
     name = "layernorm"
@@ -209,7 +209,7 @@ class GroupNormalization(Normalization):
         Channels in a group, instead of ``groups``.
     indivisible
         What to do where the channels do not split into as many groups of the same size, or groups of this size, and of
-        two values at least beside a dense layer: ``"refuse"``, or take the largest smaller number for that layer,
+        two values at least at a dense layer: ``"refuse"``, or take the largest smaller number for that layer,
         ``"largest-divisor"``.
     affine
         Whether γ and β are trained; else they are 1 and 0.
@@ -254,7 +254,7 @@ class InstanceNormalization(Normalization):
     """Instance normalization: each channel of each sample to mean 0 and variance 1 over its positions.
 
     y = γ (h − μ_jc) / √(σ_jc² + ε) + β, in training and at inference; `torch.nn.InstanceNorm1d` to ``3d``. It is not
-    defined beside a dense layer, whose channels have one value a sample: those are left out.
+    defined at a dense layer, whose channels have one value per sample: dense layers are left out.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ WIDEST = 300
 
 @dataclass
 class OptimalDiagonalState(LayerState):
-    """A forgetting triangular factor of the extended inputs of a layer, and its scaling, of each of its G groups.
+    """For each of the G groups of a layer, a forgetting triangular factor of the extended inputs, and its scaling.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class OptimalDiagonal(InputMethod[OptimalDiagonalState]):
         Holds at least one `torch.nn.Linear` or convolution; of a convolution the inputs are the entries of its
         patches. Each group of a grouped convolution has its own D.
     rho
-        What the rows seen before a step count after it.
+        Factor by which the weight of earlier rows is multiplied at each step.
     epsilon
         Damping, relative to the mean of the second moments.
     update_every

@@ -24,7 +24,7 @@ WIDEST = 1200
 
 @dataclass
 class OptimalKroneckerState(CurvedState):
-    """A layer, and its pair of the last search.
+    """A layer, and the pair that the last search found for it.
 
     Attributes
     ----------
@@ -67,11 +67,11 @@ class OptimalKroneckerState(CurvedState):
 class OptimalKronecker(CurvedMethod[OptimalKroneckerState]):
     """The best Kronecker pair: M = LLᵀ ⊗ RRᵀ for [b, W], with the L, R of smallest κ((L ⊗ R)ᵀ(G + γI)(L ⊗ R)).
 
-    G is the layer's Gauss–Newton matrix on the mini-batch of the step at which the pair is searched for: what no other
-    Kronecker product, as that of K-FAC, can beat there. The search is global, and its result certified: see
+    G is the layer's Gauss–Newton matrix on the mini-batch of the step at which the pair is searched for: no other
+    Kronecker product, such as that of K-FAC, has a smaller κ there. The search is global, and its result certified: see
     `hesscond.optimal_kronecker_scaling`. The pair is scaled to λ_max = 1, so that on that matrix rates up to 2 are
-    stable. A loop of one's own calls ``method.observe(loss)`` before the backward pass. At the unit level the block of
-    M of a unit's own parameters counts. In the coordinates of the data, ``probe(method="optimal-kronecker")``, G is
+    stable. A custom training loop calls ``method.observe(loss)`` before the backward pass. At the unit level the block
+    of M of a unit's own parameters counts. In the coordinates of the data, ``probe(method="optimal-kronecker")``, G is
     that of all of them, damped too.
 
     Source: geodesic convexity of the problem, Wiesel, IEEE Trans. Signal Process. 60 (2012).
@@ -79,7 +79,7 @@ class OptimalKronecker(CurvedMethod[OptimalKroneckerState]):
     Parameters
     ----------
     model
-        As for `GaussNewton`.
+        See `GaussNewton`.
     damping
         γ.
     update_every

@@ -14,7 +14,7 @@ from hesscond.methods.inputs import LayerState
 #: Which losses have targets that can be drawn from the model.
 Likelihood = Literal["softmax", "gaussian"]
 
-#: The curvature of a saturated softmax has so many units of round-off in it.
+#: Units of round-off in the curvature of a saturated softmax.
 SATURATED = 64
 
 
@@ -89,7 +89,7 @@ def root(S: torch.Tensor, method: str) -> torch.Tensor:
 
 
 def likelihood(z: torch.Tensor, S: torch.Tensor, method: str) -> Likelihood:
-    """What the loss of output z is the negative logarithm of, seen from S (B, C, C): w (diag p − ppᵀ), or wI."""
+    """Likelihood whose negative logarithm is the loss of output z, by its S (B, C, C): w (diag p − ppᵀ), or wI."""
     S, noise = S.to(torch.float64), torch.finfo(S.dtype).eps ** 0.5
     p = z.detach().reshape(S.shape[:2]).to(torch.float64).softmax(1)
     shapes: dict[Likelihood, torch.Tensor] = {
@@ -106,7 +106,7 @@ def likelihood(z: torch.Tensor, S: torch.Tensor, method: str) -> Likelihood:
 
 
 def weights(S: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
-    """W (B,) ≥ 0 with tr S = w tr of each block of ``shape``."""
+    """Weights w (B,) ≥ 0 such that tr S = w tr A for the blocks A of ``shape``."""
     own, total = (A.diagonal(dim1=1, dim2=2).sum(1) for A in (S, shape))
     return (own / total.where(total > 0, 1.0)).clamp_min(0)
 

@@ -27,7 +27,7 @@ from hesscond.hessians import CentringScaling, Coordinates
 from hesscond.methods.base import Method
 from hesscond.methods.registry import register
 
-#: Inputs are read in float64 in parts of so many samples.
+#: Number of samples in the parts in which inputs are read in float64.
 CHUNK = 4096
 #: Names of the model's buffers.
 SHIFT, SCALE = "input_shift", "input_scale"
@@ -165,7 +165,7 @@ class Standardization(Preprocessing):
     Parameters
     ----------
     model, per
-        As for `Preprocessing`.
+        See `Preprocessing`.
 
     Raises
     ------
@@ -193,7 +193,7 @@ class MinMax(Preprocessing):
     Parameters
     ----------
     model, per
-        As for `Preprocessing`.
+        See `Preprocessing`.
 
     Raises
     ------

@@ -26,7 +26,7 @@ class PSGD(Learned):
     model
         Any without transposed convolutions.
     momentum
-        Of û; that of the training would come on top.
+        Momentum of û; a momentum of the training would act in addition.
     fitting_rate
         μ.
 

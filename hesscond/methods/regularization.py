@@ -39,20 +39,20 @@ class Penalized(Chart):
     Parameters
     ----------
     P
-        Of the units of the layer; None: I, and the two are the same.
+        P of the units of the layer; None: P = I, and both penalties are the same.
     strength
         λ.
     in_z
-        Whether it is λ‖z‖².
+        Whether the penalty is λ‖z‖².
     name
-        What the log calls it.
+        Name in logs.
     """
 
     def __init__(self, P: LinearCoordinates | None, strength: float, *, in_z: bool, name: str) -> None:
         self.P, self.strength, self.in_z, self.name = P, strength, in_z, name
 
     def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
-        """That of a unit of the layer, or of all of it."""
+        """Hessian with the penalty for a unit of the layer, or for the whole layer."""
         H = hessian(layers=[layer], unit=unit)
         if self.P is None:
             return Shifted(H, -2 * self.strength)
@@ -65,7 +65,7 @@ class Penalized(Chart):
         return Sum([(1.0, inner), (2 * self.strength, Gram(P))])
 
     def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
-        """That of all parameters, in plain coordinates."""
+        """Hessian with the penalty for all parameters, in plain coordinates, and the slice of each of them."""
         if self.P is not None:
             raise ConfigError(f"{self.name}: P is that of one layer: measure by layer or by unit")
         H = hessian()
@@ -78,7 +78,7 @@ class Regularization(Method):
     Parameters
     ----------
     model
-        Any; all parameters that require a gradient count.
+        Any model; all parameters that require a gradient count.
     space
         ``"p"`` or ``"z"``.
     strength
@@ -107,13 +107,13 @@ class L2(Regularization):
     rate at that step; neither P nor a momentum or an adaptive M acts on this. ``adam+l2:space=z,strength=λ`` is AdamW
     with weight decay 2λ.
 
-    A probe measures the Hessian of the loss with the penalty, in the coordinates z of the whole method. A study logs it
-    among the `readings`, beside that without it.
+    A probe measures the Hessian of the loss with the penalty, in the coordinates z of the whole method. A study also
+    logs, among the `readings`, the Hessian without it.
 
     Parameters
     ----------
     model, space, strength
-        As for `Regularization`.
+        See `Regularization`.
 
     Raises
     ------
@@ -193,7 +193,7 @@ class GradientRegularization(Regularization):
     Parameters
     ----------
     model, space, strength
-        As for `Regularization`.
+        See `Regularization`.
 
     Raises
     ------
@@ -205,7 +205,7 @@ class GradientRegularization(Regularization):
     summary = "the squared norm of the gradient, in p or in z, added to the loss"
 
     def probed(self, layer: str) -> Coordinates | None:
-        """Those of the whole method, if λ = 0.
+        """Coordinates of the whole method, if λ = 0.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What methods share that compute a layer's weight from other parameters."""
+"""Base of the methods that compute a layer's weight from other parameters."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Reparametrization(Method):
     model
         Any module with dense or convolutional layers.
     layers
-        Those to reparametrize; ``("ends",)``: the first and the last; None: all, the output layer if ``with_output``.
+        Layers to reparametrize; ``("ends",)``: the first and the last; None: all, the output layer if ``with_output``.
     """
 
     reparametrizes = True
@@ -89,7 +89,7 @@ class Reparametrization(Method):
 
 
 def refuse_computed_or_shared(method: str, model: nn.Module, name: str, layer: Layer) -> None:
-    """Raise a ConfigError for a weight that is not the layer's own."""
+    """Raise a ConfigError for a weight that is computed from other parameters or shared with another module."""
     if "weight" not in layer._parameters:
         raise ConfigError(f"{method}: the weight of layer {name!r} is computed from other parameters already")
     for other, module in model.named_modules():

@@ -36,8 +36,8 @@ class Shampoo(Learned):
         ``quarter``: p = 1/4. ``half``: p = 1/2, of the average with weights of sum 1 and with the factor √tr L, so that
         M² is the inverse of L ⊗ R/tr L, an approximation of E[vec G vec Gᵀ].
     inverse
-        ``damped``: with ε. ``pseudo``: ε = 0, and directions that `hesscond.rank` does not tell from zero are left
-        out, with the cutoff that it says.
+        ``damped``: with ε. ``pseudo``: ε = 0, and directions below the cutoff of `hesscond.rank`, which cannot be told
+        from zero, are left out.
     epsilon
         ε.
     beta
@@ -120,8 +120,8 @@ class SOAP(Learned):
     them, for the next step. The first gradient begins L, R and Q (and moves nothing in the published program). A
     vector has Q = I.
 
-    Without a momentum of its own: that of the training is one of M G. At the unit level, where M mixes units, the block
-    of M of a unit's own parameters counts.
+    The method has no momentum: a momentum of the training averages M G. At the unit level, where M mixes units, the
+    block of M of a unit's own parameters counts.
 
     Source: Vyas et al., ICLR 2025, Algorithm 3.
 

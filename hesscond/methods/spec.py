@@ -1,4 +1,4 @@
-"""What ``--method`` says: names of methods with options, joined by a plus sign."""
+"""Parser of ``--method``: names of methods with options, joined by a plus sign."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hesscond.methods.registry import method_class
 
 @dataclass(frozen=True)
 class Spec:
-    """What ``--method`` asked for: one method or several, with options.
+    """Choice of ``--method``: one method or several, with options.
 
     Attributes
     ----------
     text
-        As given.
+        Text of ``--method``, as given.
     parts
-        Class and options of each.
+        Class and options of each method.
     """
 
     text: str

@@ -56,7 +56,7 @@ class Affine(nn.Module):
     channels
         m.
     axis
-        Where they are among the dimensions of a.
+        Dimension of the channels in a.
     """
 
     def __init__(self, channels: int, axis: int) -> None:
@@ -66,7 +66,7 @@ class Affine(nn.Module):
         self.axis = axis
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
-        """Of activations with m channels along the axis."""
+        """Compute γ a + β for activations a with m channels along the axis."""
         shape = [1] * a.ndim
         shape[self.axis] = -1
         return torch.addcmul(self.bias.view(shape), a, self.weight.view(shape))
@@ -85,7 +85,7 @@ class Noise(nn.Module):
     deviation
         σ, the standard deviation of n.
     seed
-        Numbers that tell this noise from all others.
+        Numbers that distinguish this noise from all others.
     axis
         Where the channels are among the dimensions of a.
     per
@@ -106,7 +106,7 @@ class Noise(nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
     def drawn(self, a: torch.Tensor) -> torch.Tensor:
-        """What n is for activations a, in a shape that spreads over theirs."""
+        """Noise n for activations ``a``, in a shape that broadcasts to theirs."""
         shape = list(a.shape)
         if self.per != "entry":
             kept = {self.axis % a.ndim} | ({0} if self.per == "sample" else set())
@@ -116,7 +116,7 @@ class Noise(nn.Module):
         return self.deviation * torch.from_numpy(numbers).to(a)
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
-        """Of activations (N, …)."""
+        """Return (1 + n) a or a + n for activations a (N, …) in training mode, a itself in evaluation mode."""
         if not self.training:
             return a
         n = self.drawn(a)
@@ -134,11 +134,11 @@ class SphereChart(Chart):
     model
         The model.
     layers
-        Its constrained layers.
+        Names of the constrained layers.
     sphere
         Whether the norms of their units' weights are constrained.
     centred
-        Whether the sums of these are.
+        Whether the sums of their units' weights are constrained.
     curved
         Whether the curvature of the spheres counts, see `SphereTangentOperator`.
     """
@@ -227,7 +227,7 @@ class Sphere(Method):
     noise_kind
         ``"multiplicative"``, or ``"additive"``: γ (x + n) + β.
     seed
-        Of the noise; None: that of torch's global random state, which in a study is the run's.
+        Seed of the noise; None: torch's global seed, which in a study is that of the run.
     layers
         Names of the layers whose weights are constrained; None: all.
     output
@@ -292,7 +292,7 @@ class Sphere(Method):
         self._affines: list[Affine] = []
 
         def behind(number: int, of: int, channels: int, axis: int) -> nn.Sequential:
-            """What comes at the l-th of L places."""
+            """Modules at the l-th of L places: noise and scaling, as the options say."""
             parts = OrderedDict[str, nn.Module]()
             if noise != "none":
                 deviation = scale * number / of if noise == "linear" else scale
@@ -355,7 +355,7 @@ class Sphere(Method):
         return self.chart if known[layer] in self.constrained else None
 
     def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
-        """Of a constrained layer: the ambient Hessian, and on spheres its projection without the curvature term."""
+        """Ambient Hessian of a constrained layer, and on spheres its projection without the curvature term."""
         if self.coordinates(layer) is None:
             return {}
         return {"ambient": None} if self.constraint == "centred" else {"ambient": None, "projected": self.flat_chart}

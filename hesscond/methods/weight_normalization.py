@@ -16,7 +16,7 @@ from hesscond.methods.reparametrization import Reparametrization, WeightParametr
 
 
 class Normalized(WeightParametrization):
-    """(g, v) ↦ g v/‖v‖, unit by unit; g has the units in its first dimension, as that of torch's own has.
+    """(g, v) ↦ g v/‖v‖, unit by unit; the first dimension of g is that of the units, as in torch.
 
     The names and shapes of the parameters are those of torch's ``parametrizations.weight_norm``.
     """
@@ -33,7 +33,7 @@ class Normalized(WeightParametrization):
         return norms.reshape(-1, *[1] * (weight.ndim - 1)), weight
 
     def shifted(self, rows: torch.Tensor) -> torch.Tensor:
-        """What is normalized of each row."""
+        """Part of each row that is normalized: here the row itself."""
         return rows
 
 
@@ -49,8 +49,8 @@ class CentredNormalized(Normalized):
 class WeightNormalization(Reparametrization):
     r"""Weight normalization: w_i = g_i v_i/‖v_i‖ for every unit, g_i and v_i trained; it starts from the weights given.
 
-    Measured in [b_i, g_i, v_i]. The Hessian is always singular: along v_i the loss does not change. With u = v/‖v‖,
-    Q = I − uuᵀ and q = ∇_w L, its block in v_i is::
+    The Hessian is measured in [b_i, g_i, v_i]. It is always singular: along v_i the loss does not change. With u =
+    v/‖v‖, Q = I − uuᵀ and q = ∇_w L, its block in v_i is::
 
         H_v = (g/‖v‖)² Q ∇²_w L Q − (g/‖v‖²) (u (Qq)ᵀ + (Qq) uᵀ + (uᵀq) Q)
 
@@ -63,7 +63,7 @@ class WeightNormalization(Reparametrization):
     model
         Any module with dense or convolutional layers.
     layers
-        Those to normalize; ``ends``: the first and the last; None: all.
+        Layers to normalize; ``ends``: the first and the last; None: all.
 
     Raises
     ------
@@ -107,7 +107,7 @@ class CentredWeightNormalization(WeightNormalization):
     model
         Any module with dense or convolutional layers.
     layers
-        Those to normalize; ``ends``: the first and the last; None: all.
+        Layers to normalize; ``ends``: the first and the last; None: all.
 
     Raises
     ------

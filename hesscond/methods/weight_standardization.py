@@ -26,7 +26,7 @@ class Standardized(WeightParametrization):
         self.epsilon = epsilon
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        """As it says; a layer normalization over the fan-in."""
+        """Standardize each unit's weights: a layer normalization over the fan-in."""
         rows = self.rows(weight)
         return self.from_rows(functional.layer_norm(rows, rows.shape[2:], eps=self.epsilon), weight.shape)
 
@@ -50,7 +50,7 @@ class WeightStandardization(Reparametrization):
     epsilon
         ε ≥ 0.
     layers
-        Those to standardize; ``ends``: the first and the last; None: all but the last.
+        Layers to standardize; ``ends``: the first and the last; None: all but the last.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Full whitening of each layer's inputs: what any linear change of variables of them could reach.
+"""Full whitening of each layer's inputs: the best that any linear change of variables of the inputs can reach.
 
 Sources: Desjardins, Simonyan, Pascanu and Kavukcuoglu, *Natural Neural Networks*, NIPS 2015, sec. 3 (whitened inputs);
 Martens and Grosse, *Optimizing Neural Networks with Kronecker-factored Approximate Curvature*, ICML 2015, sec. 3 (the
@@ -26,7 +26,7 @@ CUTOFF = 1e-8
 
 @dataclass
 class WhiteningState(LayerState):
-    """Running mean and covariance of the inputs of a layer, of each of its G groups.
+    """Running mean and covariance of the inputs of a layer, for each of its G groups.
 
     Attributes
     ----------

@@ -10,7 +10,7 @@ from torch import nn
 from hesscond.capture import Layer, eligible_layers
 from hesscond.errors import ConfigError
 
-#: Given as the name of a layer: the first and the last of those that a method works on.
+#: Name that stands for the first and the last of the layers that a method works on.
 ENDS = "ends"
 
 

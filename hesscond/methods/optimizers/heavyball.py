@@ -41,7 +41,7 @@ def steps_of(name: str) -> Callable[[Reader], Reader]:
 
 
 def entry(look: Look, name: str) -> Any:
-    """What the first link of the chain whose state has this name keeps of a parameter; None: there is none."""
+    """State ``name`` of a parameter, from the first link of the chain that has one; None: no link has."""
     views = [view for view in look.state.values() if isinstance(view, dict)]
     if len(views) > 1:
         raise ConfigError("heavyball keeps this parameter in several pieces (split=True): make the optimizer without")
@@ -101,7 +101,7 @@ def triangular(stored: Any) -> torch.Tensor:
 
 @steps_of("Muon")
 def muon(look: Look) -> ParameterMap | None:
-    """As torch's, with other polynomials; vectors step along their averaged gradient."""
+    """P of Muon as in `torch_optim`, with other polynomials; vectors step along their averaged gradient."""
     u = entry(look, "momentum")
     u = entry(look, "exp_avg") if u is None else u
     if u is None:

@@ -76,7 +76,7 @@ def adahessian(look: Look) -> ParameterMap:
 
 @reads("pytorch_optimizer.optimizer.muon.muon.Muon")
 def muon(look: Look) -> ParameterMap:
-    """As torch's; in groups that are not ``use_muon`` M = 1/(√v̂ + ε)."""
+    """P of Muon as in `torch_optim`; in groups without ``use_muon``, M = 1/(√v̂ + ε)."""
     group = look.group
     if not group["use_muon"]:
         v = look.tensor("exp_avg_sq").sqrt() / math.sqrt(1 - group["betas"][1] ** group["step"])
