@@ -1,9 +1,9 @@
 """The data sets of the studies, every file checked against its published md5 before it is used.
 
 `published.py` knows the files of each, `files.py` downloads and checks them, `loading.py` looks for a copy on disk. A
-data set that is not there is downloaded or asked for, never replaced by another. `generated.py` lists those that need
-no files, `folders.py` those that are there already: pictures (which `pictures.py` decodes when they are indexed),
-meshes, views of a scene, texts. `preparation.py` has what studies do to samples.
+data set that is not on disk is downloaded or asked for, never replaced by another. `generated.py` lists the data sets
+that need no files, `folders.py` the ones that the user has on disk: pictures (which `pictures.py` decodes when they are
+indexed), meshes, views of a scene, texts. `preparation.py` has what studies do to samples.
 """
 
 from hesscond.data.dataset import Dataset, Form, Samples, Stream, selected

@@ -1,4 +1,4 @@
-"""What a loader returns: inputs with their labels or values, split into training and test."""
+"""Result of a loader: inputs with their labels or values, split into training and test samples."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Form:
     Attributes
     ----------
     input_shape
-        Of one input: (channels, height, width), (points, d) or (d,); of tokens (context,).
+        Shape of one input: (channels, height, width), (points, d) or (d,); for tokens (context,).
     outputs
         Classes, or values to predict.
     classes
         The number of classes; 0: the targets are values.
     tokens
-        Whether the inputs are class numbers themselves, each with a target of its own: the next one.
+        Whether the inputs are class numbers; the target of each is the next one.
     """
 
     input_shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Form:
 
     @property
     def kind(self) -> Kind:
-        """What the inputs are."""
+        """Kind of the inputs: tokens, or by the number of their dimensions coordinates, points or an image."""
         return "tokens" if self.tokens else KINDS[len(self.input_shape)]
 
 

@@ -33,18 +33,7 @@ def _new_md5() -> Any:
 
 
 def file_md5(path: Path) -> str:
-    """Return the md5 of a file as hexadecimal text.
-
-    Parameters
-    ----------
-    path : Path
-        An existing file.
-
-    Returns
-    -------
-    str
-        32 hexadecimal digits.
-    """
+    """Return the md5 of an existing file as 32 hexadecimal digits."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, _new_md5).hexdigest()
@@ -53,15 +42,7 @@ def file_md5(path: Path) -> str:
 
 
 def require_md5(found: str, expected: str, *, file: str, dataset: str) -> None:
-    """Raise unless the two checksums agree.
-
-    Parameters
-    ----------
-    found, expected : str
-        Hexadecimal md5 of the file as it is, and as published.
-    file, dataset : str
-        How to name the file and the data set in the message.
-    """
+    """Raise CorruptDataError unless the hexadecimal md5 of a file agrees with the published one."""
     if found != expected:
         raise CorruptDataError(
             f"{file} is not the published {dataset} file (md5 {found} instead of {expected}): "
@@ -70,21 +51,9 @@ def require_md5(found: str, expected: str, *, file: str, dataset: str) -> None:
 
 
 def read_verified(path: Path, md5: str, *, dataset: str) -> bytes:
-    """Return the bytes of a file after checking them, from one single reading.
+    """Return the bytes of a file after checking their published md5.
 
-    Parameters
-    ----------
-    path : Path
-        An existing file.
-    md5 : str
-        Its published md5.
-    dataset : str
-        The data set it belongs to, for the message.
-
-    Returns
-    -------
-    bytes
-        The content whose md5 was computed, so that nothing can change between check and use.
+    The file is read once, and its md5 is that of the bytes returned, so that nothing can change between check and use.
     """
     try:
         content = path.read_bytes()
@@ -101,19 +70,15 @@ def read_verified_members(
 
     Parameters
     ----------
-    archive : Path
-        An existing archive.
     archive_md5 : str
-        Its published md5, checked before the archive is opened.
+        Published md5 of the archive, checked before it is opened.
     members : mapping
-        The published md5 of each member, by its path in the archive.
-    dataset : str
-        The data set it belongs to, for the message.
+        Published md5 of each member, by its path in the archive.
 
     Returns
     -------
     dict
-        The content of each member, by its path in the archive.
+        Content of each member, by its path in the archive.
     """
     require_md5(file_md5(archive), archive_md5, file=str(archive), dataset=dataset)
     contents = {}
@@ -128,7 +93,7 @@ def read_verified_members(
 
 
 def exists(path: Path) -> bool:
-    """Tell whether `path` is a file that can be reached."""
+    """Return whether `path` is a file that can be reached."""
     # Path.is_file would raise for a file in a folder that may not be entered.
     return os.path.isfile(path)
 
@@ -148,15 +113,7 @@ class DownloadError(Exception):
 
 
 def download_files(files: Iterable[Download], directory: Path) -> None:
-    """Download files into `directory`; those already there with the right md5 are left alone.
-
-    Parameters
-    ----------
-    files : iterable of Download
-        What to download, and where below `directory` to put it.
-    directory : Path
-        Made if need be.
-    """
+    """Download files into `directory`, creating it if needed; files already there with the right md5 are kept."""
     import pooch
     import urllib3.exceptions
 

@@ -19,15 +19,15 @@ class FolderSource:
     Attributes
     ----------
     options
-        With their defaults; ``folder`` or ``file`` is a path, or a name below the data directory.
+        Options and their defaults; ``folder`` or ``file`` is a path, or a name below the data directory.
     form
-        What the samples are, from the options given.
+        Returns the shapes of the samples, from the options given.
     load
         ``load(given, directories, *, train_samples, test_samples)``.
     what_to_bring
-        The sentence that says what must be where.
+        Sentence that says which files must be where.
     find
-        Where it is below some directories, by its default name; None: nowhere.
+        Returns its path below some directories, by its default name; None: it is not there.
     """
 
     options: Mapping[str, Any]

@@ -18,7 +18,7 @@ from hesscond.data.shapes import SURFACES, load_shapes
 from hesscond.errors import ConfigError
 
 DIGITS, IMAGE_REGRESSION = "digits", "image-regression"
-#: Of the 1,797 digits.
+#: Number of test images among the 1,797 digits.
 DIGITS_TEST = 360
 PHOTOGRAPHS = ("china", "flower")
 
@@ -34,7 +34,7 @@ def checked_options(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
 
 
 def misfit(option: str, value: Any, like: Any) -> str | None:
-    """What the value of an option must be, if it is not: words, numbers from 0, integers from 1 (a seed: from 0)."""
+    """Requirement that the value of an option breaks: words, numbers ≥ 0, integers ≥ 1 (seed: ≥ 0); None: it fits."""
     if isinstance(like, str):
         return None if isinstance(value, str) else "a word"
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -80,14 +80,14 @@ def digits_folder() -> Path:
 def load_image_regression(*, photograph: str = "china", every: int = 4) -> Dataset:
     """Return the pixels of a photograph: their coordinates, and their colours to predict.
 
-    As on a chessboard, the pixels of one colour are for training and those of the other for testing.
+    The pixels are split like the fields of a chessboard: one colour is for training, the other for testing.
 
     Parameters
     ----------
     photograph : str
         ``"china"`` or ``"flower"``, of 427 × 640 pixels.
     every : int
-        Every so many rows and columns are taken.
+        Step between the rows, and between the columns, that are taken.
 
     Returns
     -------
@@ -120,7 +120,7 @@ class Generated:
     make
         The loader; its keyword arguments are the options.
     form
-        What the samples are, from the values of all options.
+        Returns the shapes of the samples, from the values of all options.
     """
 
     make: Callable[..., Dataset]

@@ -19,9 +19,9 @@ NAME = "image-folder"
 #: ``folder``: a path, or a name below the data directory. Each picture is brought to a shorter side of ``resize``
 #: pixels, and its centre of ``size`` × ``size`` is taken.
 OPTIONS: Mapping[str, Any] = {"folder": "imagenet", "size": 224, "resize": 256, "classes": 1000}
-#: As torchvision's ``ImageFolder`` has them, in any case; other files are no pictures.
+#: Suffixes of pictures, as in torchvision's ``ImageFolder``, in upper or lower case; other files are ignored.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-#: Of the fingerprints of pictures in what a run says of its data.
+#: Number of digits of the fingerprints of pictures that a run records.
 DIGITS = 12
 #: The two splits, and what they are in a `Dataset`.
 SPLITS = {"train": "train", "val": "test"}

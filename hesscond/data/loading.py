@@ -65,7 +65,7 @@ def form(name: str, **given: Any) -> Form:
     name : str
         One of `names`.
     **given
-        Its `options`.
+        `options` of the data set.
 
     Returns
     -------
@@ -115,7 +115,7 @@ def load(
     train_samples, test_samples : int, optional
         A fixed part of it, see `part`; by default all.
     **given
-        Its `options`.
+        `options` of the data set.
 
     Returns
     -------

@@ -42,7 +42,7 @@ def load_modelnet(
 
     Wu et al., 3D ShapeNets (CVPR 2015), sampled as by Qi, Su, Mo, Guibas, PointNet (CVPR 2017), section 5.1.
     Classes are numbered in the order of their names; a mesh has the same points in every part of the data set. They are
-    kept beside downloads: reading 12,311 meshes takes minutes.
+    cached in the folder of downloads: reading 12,311 meshes takes minutes.
 
     Parameters
     ----------

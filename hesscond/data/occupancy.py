@@ -24,7 +24,7 @@ def load_occupancy(*, train: int = 20_000, test: int = 5_000, seed: int = 0) -> 
     train, test : int
         Numbers of points.
     seed : int
-        Of their generator.
+        Seed of their generator.
 
     Returns
     -------
@@ -37,18 +37,7 @@ def load_occupancy(*, train: int = 20_000, test: int = 5_000, seed: int = 0) -> 
 
 
 def inside(points: torch.Tensor) -> torch.Tensor:
-    """Tell which points lie in the union of two spheres, a torus and a box.
-
-    Parameters
-    ----------
-    points : torch.Tensor
-        Shape (N, 3).
-
-    Returns
-    -------
-    torch.Tensor
-        bool, shape (N,).
-    """
+    """Boolean mask (N,) of the ``points`` (N, 3) that lie in the union of two spheres, a torus and a box."""
     found = torch.zeros(len(points), dtype=torch.bool, device=points.device)
     for centre, radius in SPHERES:
         found |= (points - points.new_tensor(centre)).norm(dim=1) < radius

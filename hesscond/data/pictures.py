@@ -26,20 +26,20 @@ MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """What a study does with a tensor of images, float32 (N, 3, size, size) in [0, 1]; only what is indexed is decoded.
+    """Images on disk that act as a float32 tensor (N, 3, size, size) in [0, 1]; each is decoded when it is indexed.
 
     Each becomes RGB, its shorter side ``resize`` pixels (bilinear), of which the centre is taken.
 
     Attributes
     ----------
     folder
-        Where the files are.
+        Folder of the files.
     files
-        Their paths below it, with ``/``.
+        Paths of the files below the folder, with ``/``.
     resize, size
-        In pixels; ``size`` is not larger.
+        Lengths in pixels; ``size`` is not larger than ``resize``.
     device
-        Where tensors are made.
+        Device of the tensors that are returned.
     flat
         Whether images are vectors (3·size²,).
     shift, scale
@@ -70,7 +70,7 @@ class Pictures:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is read: float32."""
+        """Dtype of the tensors that are returned: float32."""
         return torch.float32
 
     def __getitem__(self, index: slice | torch.Tensor) -> torch.Tensor:
@@ -83,13 +83,13 @@ class Pictures:
         return images.flatten(1) if self.flat else images
 
     def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
-        """As that of a tensor, of samples: along ``dim`` 0."""
+        """Select samples (``dim`` 0), like `torch.Tensor.index_select`."""
         if dim != 0:
             raise IndexError(f"only samples (dim 0) of images on disk can be selected, not dim {dim}")
         return self[index]
 
     def flatten(self, start_dim: int) -> Pictures:
-        """As vectors (N, 3·size²); ``start_dim`` is 1."""
+        """Return the same images as vectors (N, 3·size²); ``start_dim`` must be 1."""
         if start_dim != 1:
             raise IndexError(f"images on disk are flattened from dim 1, not from dim {start_dim}")
         return replace(self, flat=True)

@@ -1,4 +1,4 @@
-"""What a study does to samples: take a part of them, standardize them, augment mini-batches."""
+"""Preparation of samples in a study: subsets, standardization, augmentation of mini-batches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hesscond.errors import ConfigError
 
 #: Pixels of zeros that are put around an image before it is cropped to its size again.
 PADDING = 4
-#: Of a random crop that is resized: its share of the image, its width over its height, and how often it is drawn again
-#: where it does not fit into the image.
+#: Random crops that are resized: share of the image, width over height, and number of draws for a crop that fits into
+#: the image.
 AREA, ASPECT, DRAWS = (0.08, 1.0), (3 / 4, 4 / 3), 10
 
 #: Standard deviation of the noise of points.
@@ -26,9 +26,9 @@ JITTER = 0.01
 def chosen(targets: torch.Tensor, samples: int) -> torch.Tensor:
     """Indices of a fixed part of the samples, in their order.
 
-    Of labelled samples the first ones of each class: as many of every class, or one more of the first classes, as long
-    as there are enough of all. Of samples with values, or with several classes, every N/samples-th one. No seed decides
-    it.
+    Labelled samples: the first ones of each class, the same number of every class, or one more of the first classes, as
+    long as all classes have enough. Samples with values, or with several classes: every N/samples-th one. The choice
+    depends on no seed.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def rows_of(name: str, split: str, targets: torch.Tensor, samples: int) -> torch
 
 
 def part(data: Dataset, *, train: int | None = None, test: int | None = None) -> Dataset:
-    """The data set with so many training and test samples, see `chosen`.
+    """Subset of a data set with the given numbers of training and test samples, chosen by `chosen`.
 
     Parameters
     ----------
@@ -84,12 +84,12 @@ def part(data: Dataset, *, train: int | None = None, test: int | None = None) ->
     Returns
     -------
     Dataset
-        Copies of the samples taken; of images on disk those very ones.
+        Copies of the chosen samples; images on disk are not copied.
 
     Raises
     ------
     ConfigError
-        If there are not so many.
+        If the data set has fewer samples.
     """
     if train is not None:
         rows = rows_of(data.name, "train", data.train_targets, train)
@@ -103,8 +103,8 @@ def part(data: Dataset, *, train: int | None = None, test: int | None = None) ->
 def standardized(data: Dataset, on_decoded: OnDecoded | None = None) -> Dataset:
     """Inputs minus the mean over the training set, divided by its standard deviation.
 
-    Each channel of images has one of both, over all pixels; of points and coordinates each coordinate has. One that is
-    constant is only centred.
+    Images have one mean and one deviation for each channel, over all pixels; points and coordinates have one of each
+    for every coordinate. Constant channels or coordinates are only centred.
 
     Parameters
     ----------
@@ -116,12 +116,12 @@ def standardized(data: Dataset, on_decoded: OnDecoded | None = None) -> Dataset:
     Returns
     -------
     Dataset
-        With inputs in memory of their own, those on disk whenever they are read; the targets are shared.
+        New inputs in memory; images on disk are standardized whenever they are read. The targets are shared.
 
     Raises
     ------
     ConfigError
-        They are tokens, which have no mean.
+        The inputs are tokens, which have no mean.
     """
     if data.form.tokens:
         raise ConfigError(f"the inputs of {data.name} are tokens, which cannot be standardized: leave them as they are")
@@ -142,7 +142,7 @@ def standardized(data: Dataset, on_decoded: OnDecoded | None = None) -> Dataset:
 def shift_and_scale(
     mean: torch.Tensor, variance: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is subtracted, and what it is then divided by: 1 where nothing varies."""
+    """Shift that is subtracted and scale that divides the result: the mean, and the deviation or 1 where it is 0."""
     deviation = variance.sqrt()
     return mean.to(dtype), torch.where(deviation > 0, deviation, 1.0).to(dtype)
 

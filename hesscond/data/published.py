@@ -52,7 +52,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def form(self) -> Form:
-        """What its samples are."""
+        """Shapes of the samples."""
 
     @property
     @abstractmethod
@@ -117,7 +117,7 @@ class CifarSource(Source):
     archive : Download
         The published archive.
     train, test : mapping
-        The published md5 of each batch, by its file name, in order.
+        Published md5 of each batch, by its file name, in order.
     label_key : bytes
         The key of the class numbers in a batch.
     """

@@ -23,7 +23,7 @@ def load_shapes(
 ) -> Dataset:
     """Return clouds of points, uniform on a surface, turned at random, and shaken.
 
-    Classes: 0 sphere, 1 cube, 2 cone, 3 torus, 4 cylinder; as many clouds of each, or one more.
+    Classes: 0 sphere, 1 cube, 2 cone, 3 torus, 4 cylinder; all classes have the same number of clouds, or one more.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def load_shapes(
     noise : float
         Standard deviation of the normal noise in each coordinate.
     seed : int
-        Of the generator.
+        Seed of the generator.
 
     Returns
     -------

@@ -50,7 +50,7 @@ class ConvNet(nn.Module):
     hidden
         Widths of the hidden dense layers.
     head
-        What the dense layers see: ``"flatten"``, all pixels, or ``"average"``, the mean of each channel.
+        Input of the dense layers: ``"flatten"``, all pixels, or ``"average"``, the mean of each channel.
     weights
         ``"glorot"`` (uniform) or ``"he"`` (normal, fan-in).
     activation

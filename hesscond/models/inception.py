@@ -105,7 +105,7 @@ class Inception(nn.Module):
     outputs
         Number of outputs.
     blocks
-        How many blocks to take of each stage: up to 2, 4 and 2, of `GoogLeNet` 2, 5 and 2.
+        Number of blocks of each stage: up to 2, 4 and 2; for `GoogLeNet` 2, 5 and 2.
     stem
         Channels of the first convolution, 3×3.
     width

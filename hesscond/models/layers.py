@@ -1,4 +1,4 @@
-"""What all networks are made of: layers with initial weights from one generator, activations, normalizations."""
+"""Parts that all networks share: layers with initial weights from one generator, activations, normalizations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OptionError(ConfigError):
     Attributes
     ----------
     option
-        Its name.
+        Name of the option.
     """
 
     def __init__(self, option: str, message: str) -> None:
@@ -37,9 +37,9 @@ class OptionError(ConfigError):
         self.option = option
 
 
-#: Of float32.
+#: Largest number of float32.
 LARGEST = torch.finfo(torch.float32).max
-#: With their options.
+#: Normalizations, with the names of their options.
 NORMALIZATIONS: dict[str, tuple[str, ...]] = {
     "batch": ("eps", "momentum"),
     "group": ("groups", "size", "eps"),
@@ -47,7 +47,7 @@ NORMALIZATIONS: dict[str, tuple[str, ...]] = {
     "rms": ("eps",),
     "none": (),
 }
-#: Those of convolutions and dense layers; token sequences have others.
+#: Normalizations of convolutions and dense layers; token sequences have others.
 OF_CHANNELS = ("batch", "group", "layer", "none")
 #: The type of these options, their bound, and both in words.
 NORMALIZATION_OPTIONS: dict[str, tuple[type[int] | type[float], float, str]] = {
@@ -117,9 +117,9 @@ class Layers:
     Attributes
     ----------
     initialize
-        How weights and bias begin.
+        Sets the initial weights and bias.
     generator
-        What they are drawn from, on the CPU; nothing else is drawn from anything.
+        Generator, on the CPU, of the initial weights; nothing else is random.
     norm
         What `normalization` makes, as `normalization_of` takes it. A layer before a normalization has no bias, except
         with ``"none"``.
@@ -180,9 +180,9 @@ class Layers:
 def normalization_of(text: str, kinds: Collection[str] = OF_CHANNELS) -> tuple[str, dict[str, Any]]:
     """Kind and options of a normalization.
 
-    ``"batch:eps=0.001,momentum=0.01"``; ``"group:groups=16"``, so many groups, or ``"group:size=4"``, so many channels
-    each; ``"layer:eps=0.001"``; ``"none"``. The options not given are those of torch, and of groups
-    `number_of_groups`.
+    ``"batch:eps=0.001,momentum=0.01"``; ``"group:groups=16"``, the number of groups, or ``"group:size=4"``, channels
+    per group; ``"layer:eps=0.001"``; ``"none"``. Options that are not given have torch's defaults; the number of groups
+    is then that of `number_of_groups`.
 
     Examples
     --------

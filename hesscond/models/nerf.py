@@ -126,7 +126,7 @@ class RadianceField(nn.Module):
     """``coarse`` and ``fine``, a `Field` each, at points of each ray, composed to one colour.
 
     Mildenhall et al., NeRF (ECCV 2020), sections 4 and 5.2, figure 7, with the encoding of the code published with it,
-    which has the point itself beside its waves. The coarse network is evaluated at stratified points; the fine one at
+    which also contains the point itself. The coarse network is evaluated at stratified points; the fine one at
     these and at more of them, drawn where the coarse one sees something. Glorot-uniform weights, biases zero.
 
     Parameters
@@ -239,7 +239,7 @@ class RadianceField(nn.Module):
         return at + self.jitter * (lower + (upper - lower) * torch.rand_like(at) - at)
 
     def more_places(self, at: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Those that the fine network has beside (N, S), by what the coarse one saw there."""
+        """Further points for the fine network, drawn by the coarse one's ``weights`` (N, S) at the points ``at``."""
         share = torch.linspace(0, 1, self.samples[1], dtype=at.dtype, device=at.device).repeat(len(at), 1)
         if self.training and self.jitter:
             share = torch.lerp(share, torch.rand_like(share), self.jitter)

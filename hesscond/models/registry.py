@@ -63,7 +63,7 @@ class Architecture:
     ) -> nn.Module:
         """A network for inputs (N, *input_shape), its weights from the generator.
 
-        Its outputs are (N, outputs), of tokens (N, context, outputs).
+        The outputs of the network are (N, outputs), for tokens (N, context, outputs).
         """
         known = self.options
         for option, value in options.items():

@@ -37,7 +37,7 @@ class PaddedShortcut(nn.Module):
 
 
 def make_shortcut(make: Layers, kind: str, before: int, after: int, stride: int, *, normalized: bool) -> nn.Module:
-    """What carries the input of a block past it: the identity wherever shapes allow."""
+    """Shortcut from the input of a block to its output: the identity wherever shapes allow."""
     if before == after and stride == 1:
         return nn.Identity()
     if chosen("shortcut", kind, SHORTCUTS) == "pad":
@@ -51,7 +51,7 @@ def make_shortcut(make: Layers, kind: str, before: int, after: int, stride: int,
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions beside a shortcut (He et al., CVPR 2016, figure 2)."""
+    """Two 3×3 convolutions with a shortcut (He et al., CVPR 2016, figure 2)."""
 
     expansion = 1
 
@@ -72,7 +72,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions beside a shortcut (He et al., CVPR 2016, figure 5).
+    """1×1, 3×3 and 1×1 convolutions with a shortcut (He et al., CVPR 2016, figure 5).
 
     The stride is in the 3×3 convolution, as in all later code; the paper has it in the first 1×1.
     """

@@ -61,7 +61,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a network of two dense layers, each behind its normalization and beside the identity."""
+    """Attention and a network of two dense layers, each after a normalization and with a residual connection."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class GPT(nn.Module):
 
     @staticmethod
     def vectors(number: int, width: int, generator: torch.Generator | None) -> nn.Embedding:
-        """A learned vector for each of so many."""
+        """Learned vectors (number, width): an embedding of ``number`` tokens or positions."""
         values = torch.empty(number, width)
         return nn.Embedding.from_pretrained(nn.init.normal_(values, std=0.02, generator=generator), freeze=False)
 

@@ -30,12 +30,12 @@ def as_operator(matrix: object, *, seed: int = 0) -> SymmetricOperator:
         ``LinearOperator``, or what scipy makes one of; an operator of another torch library (curvlinops, GPyTorch's
         linear_operator), recognized by its ``shape``, ``dtype``, ``device`` and ``@`` with tensors (n, k).
     seed
-        Of the random vectors that check what is known by its products only.
+        Seed of the random vectors that check operators known by their products only.
 
     Returns
     -------
     SymmetricOperator
-        Of the same precision, integers as float64, on the same device.
+        Operator of the same precision (float64 for integers), on the same device.
 
     Raises
     ------

@@ -61,13 +61,13 @@ def block_norms(
     A
         The operator, of order n.
     blocks
-        Rows of each block (n_a,), none of them twice; A is restricted to those of all blocks.
+        Rows of each block (n_a,), none of them twice; A is restricted to the rows of all blocks together.
     probes
         Random vectors for a block; None: all are exact.
     groups
         The group of each block, from 0; None: one for all.
     seed
-        Of the random signs.
+        Seed of the random signs.
 
     Returns
     -------

@@ -41,8 +41,9 @@ class Estimate(Generic[Value]):
     value
         The estimate, in float64.
     error
-        Its standard error, from the spread over the probes: the truth is that close in about two cases of three, and
-        within twice of it in nineteen of twenty; 0 if the value is exact but for rounding, infinite from one probe.
+        Standard error of the estimate, from the spread over the probes: the exact value is within it in about two cases
+        of three, and within twice of it in nineteen of twenty; 0 if the value is exact but for rounding, infinite from
+        one probe.
     probes
         Random vectors whose spread gave the error; 0: none were needed.
     products
@@ -65,7 +66,7 @@ def trace(A: SymmetricOperator, probes: int = 30, *, seed: int = 0, method: str 
     probes
         Products to be made; with n or more the trace is exact, from n of them.
     seed
-        Of the random signs.
+        Seed of the random signs.
     method
         "hutch++" spends a third of the products on a basis of the dominant part and one on its image, in memory for
         2·probes/3 vectors; "hutchinson" none.
@@ -107,7 +108,7 @@ def diagonal(
     Parameters
     ----------
     A, probes, seed
-        As for `trace`.
+        See `trace`.
     method
         "diag++" or "bekas", with the same difference as between the methods of `trace`.
 

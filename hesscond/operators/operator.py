@@ -1,6 +1,6 @@
 """Matrices known by their products with vectors, and operators made of others.
 
-Dense and diagonal matrices, sums, multiples, congruences, projections, blocks; and inverses that are only near.
+They are dense and diagonal matrices, sums, multiples, congruences, projections, blocks, and approximate inverses.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Result = TypeVar("Result")
 #: Rounding of one product, in units of round-off of the operator's precision, unless an operator knows better.
 ROUNDING = 32.0
 
-#: What products in a measurement show of their rounding is taken so many times.
+#: Factor by which a rounding that was measured from products is enlarged.
 MARGIN = 64.0
 
-#: Estimated norms are lower bounds: those of the parts are taken this much larger.
+#: Factor by which norms of parts are enlarged, since estimated norms are lower bounds.
 SAFETY = 2.0
 
 #: Products that `ritz_range` makes.
@@ -55,9 +55,9 @@ class LinearOperator(ABC):
     Attributes
     ----------
     shape, dtype, device
-        Those of the matrix.
+        Shape, dtype and device of the matrix.
     operands
-        The operators that it is made of.
+        Operators from which this one is composed.
     """
 
     operands: Sequence[LinearOperator] = ()
@@ -95,7 +95,7 @@ class LinearOperator(ABC):
 
     @property
     def measures_rounding(self) -> bool:
-        """Whether `rounding` is measured by products of its own, and was not yet: an iteration's own may tell it."""
+        """Whether `rounding` still has to be measured by extra products, which those of an iteration can replace."""
         return False
 
     @property
@@ -220,7 +220,7 @@ class SymmetricOperator(LinearOperator):
         The products are made when this is first asked for (`ritz_range`).
         """
         team = self.team
-        # each time by the leader on behalf of all: what it has already, the others may lack
+        # always computed by the leader on behalf of all: the others may lack what it has cached
         return self._extremes if team is None or team.leading else team.lead(lambda: self._extremes)
 
     @cached_property
@@ -311,7 +311,7 @@ def ritz_range(A: SymmetricOperator, steps: int = STEPS, *, seed: int = 0) -> tu
     steps
         Products to be made, at most.
     seed
-        Of the random vector.
+        Seed of the random start vector.
 
     Returns
     -------
@@ -352,12 +352,12 @@ def amplified(rounding: float, magnitude: float, norm: float) -> float:
 
 
 def dot_rounding(terms: int, dtype: torch.dtype) -> float:
-    """Of sums of products: √n·eps, as rounding errors accumulate in practice (Higham and Mary 2019), or ROUNDING."""
+    """Rounding of dot products: √n·eps, as errors accumulate in practice (Higham, Mary 2019), at least ROUNDING·eps."""
     return max(ROUNDING, math.sqrt(terms)) * torch.finfo(dtype).eps
 
 
 def real_tensor(A: torch.Tensor, dimensions: int) -> torch.Tensor:
-    """A, detached, if it is finite, of a floating-point type and has so many dimensions."""
+    """Return A, detached; raise MatrixError unless it is finite, floating-point and has ``dimensions`` dimensions."""
     if A.ndim != dimensions or not A.dtype.is_floating_point:
         raise MatrixError(
             f"expected a real tensor of a floating-point type with {dimensions} dimension{'s'[: dimensions - 1]}, "
@@ -385,7 +385,7 @@ class Matrix(LinearOperator):
 
     @property
     def rounding(self) -> float:
-        """That of the dot products."""
+        """Rounding of the dot products."""
         return dot_rounding(max(self.shape), self.dtype)
 
 
@@ -412,7 +412,7 @@ class Dense(SymmetricOperator):
 
     @property
     def rounding(self) -> float:
-        """That of the dot products."""
+        """Rounding of the dot products."""
         return dot_rounding(self.order, self.dtype)
 
     def to_dense(self) -> torch.Tensor:
@@ -451,7 +451,7 @@ class Gram(SymmetricOperator):
 
     @property
     def rounding(self) -> float:
-        """That of two products: ‖FᵀF‖ = ‖F‖², so nothing cancels."""
+        """Rounding of two products: ‖FᵀF‖ = ‖F‖², so nothing cancels."""
         return 2 * self.F.rounding
 
 
@@ -483,9 +483,9 @@ class Sum(SymmetricOperator):
 
     @property
     def rounding(self) -> float:
-        """That of the terms, and more where they cancel.
+        """Rounding of the terms, larger where they cancel.
 
-        Positive semidefinite terms do not: the sum is no smaller than any of them.
+        Positive semidefinite terms do not cancel: the sum is no smaller than any of them.
         """
         most = max(term.rounding for _, term in self.terms)
         if len(self.terms) == 1 or self.psd:
@@ -494,7 +494,7 @@ class Sum(SymmetricOperator):
 
     @property
     def null_space(self) -> Subspace | None:
-        """That of the operator if there is but one, or if all know the same."""
+        """Null space of the terms, if all know the same one and no factor is zero; otherwise None."""
         known = self.terms[0][1].null_space
         return known if all(factor != 0 and term.null_space is known for factor, term in self.terms) else None
 
@@ -519,13 +519,13 @@ class Shifted(SymmetricOperator):
 
     @property
     def extremes(self) -> tuple[float, float]:
-        """Those of A, shifted: no product is needed."""
+        """Extremes of A, shifted: no product is needed."""
         low, high = self.A.extremes
         return low - self.shift, high - self.shift
 
     @property
     def rounding(self) -> float:
-        """That of A, and more where the shift cancels what is large in A."""
+        """Rounding of A, larger where the shift cancels large parts of A."""
         if self.psd or self.shift == 0:
             return 2 * self.A.rounding
         return amplified(self.A.rounding, self.A.norm_bound + abs(self.shift), self.norm_bound)
@@ -547,7 +547,7 @@ class Congruence(SymmetricOperator):
 
     @property
     def rounding(self) -> float:
-        """That of the three products, by the factor ‖P‖²‖A‖/‖PᵀAP‖: the better P conditions A, the more is lost."""
+        """Rounding of the three products times ‖P‖²‖A‖/‖PᵀAP‖: the better P conditions A, the more digits are lost."""
         gram = Gram(self.P)
         return amplified(self.A.rounding + 2 * self.P.rounding, self.A.norm_bound * gram.norm_bound, self.norm_bound)
 
@@ -562,12 +562,12 @@ class Deflated(SymmetricOperator):
         self.A, self.subspace, self.operands, self.psd = A, subspace, (A,), A.psd
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Projected, multiplied, projected."""
+        """(I − Π) A (I − Π) V."""
         return self.subspace.remove(self.A.multiply(self.subspace.remove(vectors)))
 
     @property
     def rounding(self) -> float:
-        """That of A, and more where what is large in A is taken out; nothing is if it was null already."""
+        """Rounding of A, larger where the projection removes large parts of A; a known null space removes none."""
         rounding = self.A.rounding + 2 * ROUNDING * torch.finfo(self.dtype).eps
         if self.subspace is self.A.null_space:
             return rounding
@@ -597,12 +597,12 @@ class BlockDiagonal(SymmetricOperator):
 
     @property
     def rounding(self) -> float:
-        """The largest of the blocks'."""
+        """Largest rounding of the blocks."""
         return max(block.rounding for block in self.blocks)
 
     @property
     def null_space(self) -> Subspace | None:
-        """The sum of those of the blocks."""
+        """Direct sum of the known null spaces of the blocks; None: none is known."""
         known = [(where, block.null_space) for block, where in zip(self.blocks, self.slices, strict=True)]
         parts = [(where, space) for where, space in known if space is not None]
         return DirectSum(self.order, parts) if parts else None

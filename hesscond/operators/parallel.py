@@ -40,9 +40,9 @@ class Team:
     Attributes
     ----------
     group
-        The group. Raises CaptureError where it was destroyed.
+        The process group. Raises CaptureError if it was destroyed.
     rank, size
-        Of this process; of the group.
+        Rank of this process, and number of processes.
     leading
         Whether this process leads a computation at the moment.
     """
@@ -107,12 +107,12 @@ class Team:
         return result
 
     def announce(self, number: int, columns: int) -> None:
-        """Tell the others which operator multiplies how many vectors next."""
+        """Broadcast to the others which operator multiplies next, and how many vectors."""
         header = torch.tensor([number, columns], device=self.device)
         distributed.broadcast(header, self._source, group=self.group)
 
     def announced(self) -> tuple[int, int]:
-        """What the leader tells."""
+        """Number of the operator that multiplies next and number of vectors, as the leader announced them."""
         header = torch.zeros(2, dtype=torch.int64, device=self.device)
         distributed.broadcast(header, self._source, group=self.group)
         number, columns = header.tolist()
@@ -131,7 +131,7 @@ class Team:
         return moved.to(tensor.device)
 
     def gathered(self, value: Any) -> list[Any]:
-        """What every process gives, in the order of their ranks."""
+        """Values that the processes gave, in the order of their ranks."""
         values: list[Any] = [None] * self.size
         distributed.all_gather_object(values, value, group=self.group)
         return values
@@ -217,7 +217,7 @@ class DataParallel(SymmetricOperator):
 
     @property
     def null_space(self) -> Subspace | None:
-        """That of this process: what is null for each share need not be for another, so only what all know."""
+        """None: a null space that one process knows for its share need not be that of the others."""
         return None
 
 
@@ -228,22 +228,14 @@ def led(operator: SymmetricOperator, function: Callable[[], Result]) -> Result:
 
 
 def described(error: BaseException) -> Exception:
-    """What the other processes raise: an error of ours as it is, else one that quotes it."""
+    """Error that the other processes raise: a HesscondError itself, for any other a CaptureError that quotes it."""
     if isinstance(error, HesscondError):
         return error
     return CaptureError(f"the leading process failed: {''.join(traceback.format_exception_only(error)).strip()}")
 
 
 def all_or_none(team: Team, own: Result | None, failure: HesscondError | None) -> list[Result]:
-    """What every process has made, once it is known that all could make theirs.
-
-    Parameters
-    ----------
-    team
-        The processes, all of which call this.
-    own, failure
-        What this one has made, or why it could not.
-    """
+    """Results ``own`` of all processes, in the order of their ranks; raise on all of them if one has a ``failure``."""
     told = team.gathered((own, None if failure is None else str(failure)))
     if failure is not None:
         try:

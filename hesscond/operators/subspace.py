@@ -1,4 +1,4 @@
-"""Subspaces of Rⁿ as far as a solver needs them: what lies in them, and what is left without that."""
+"""Subspaces of Rⁿ with what a solver needs: the projections onto them and onto their orthogonal complements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Subspace(ABC):
     order
         n.
     dimension
-        Its dimension.
+        Dimension of the subspace.
     """
 
     order: int
@@ -27,7 +27,7 @@ class Subspace(ABC):
         """The components (n, k) of ``vectors`` (n, k) in the subspace, in their dtype."""
 
     def remove(self, vectors: torch.Tensor) -> torch.Tensor:
-        """``vectors`` (n, k) without those components."""
+        """``vectors`` (n, k) without their components in the subspace."""
         return vectors - self.project(vectors)
 
 
@@ -68,7 +68,7 @@ class Coordinates(Subspace):
         self.order, self.index, self.dimension = order, index, len(index)
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Those rows; zero elsewhere."""
+        """``vectors`` in the rows ``index``, zeros in the others."""
         result = torch.zeros_like(vectors)
         result[self.index] = vectors[self.index]
         return result
@@ -149,7 +149,7 @@ class SparseSpan(Subspace):
     order
         n.
     columns : sequence of (n, ·) tensors
-        Those of D, some at a time, of about the same length: only their entries that are not zero are kept.
+        Columns of D in blocks, each with columns of about equal length; only entries that are not zero are kept.
     """
 
     def __init__(self, order: int, columns: Iterable[torch.Tensor]) -> None:

@@ -48,7 +48,7 @@ NEGLIGIBLE = 1e-20
 #: Rounds in which both partial traces are made the identity, to begin with.
 ROUNDS = 3
 
-#: A null direction is taken out if singular values beside it are so many times the errors.
+#: Null directions are removed only if the smallest nonzero singular value is at least this many times the errors.
 CLEAR = 1e3
 
 #: From this order on eigenvalues come from the Gram matrix, where it holds the smallest to some digits. In single
@@ -76,7 +76,7 @@ class OptimalKronecker:
     kappa_given
         κ⁺ of the matrix as it was given; ``inf`` if unresolved.
     rank
-        Of the matrix; no scaling changes it.
+        Rank of the matrix; no scaling changes it.
     resolved
         Whether that rank was decided.
     evaluations
@@ -140,7 +140,7 @@ class Density(NamedTuple):
     vectors : (k, m n)
         Orthonormal rows u_i.
     logs : (k,)
-        log uᵀG⁻¹u of each at the upper end, log uᵀGu at the lower.
+        log u_iᵀG⁻¹u_i at the upper end, log u_iᵀGu_i at the lower one.
     """
 
     weights: np.ndarray
@@ -243,7 +243,7 @@ def optimal_kronecker_scaling(
 
 @dataclass
 class Search:
-    """What is left of a matrix without the null vectors u ⊗ v of all its rows, and the best pair for it so far.
+    """Search for the best pair for a matrix, reduced by the null vectors u ⊗ v that all its rows share.
 
     Attributes
     ----------
@@ -251,14 +251,15 @@ class Search:
     U, V : (m, m'), (n, n') arrays
         Orthonormal: A ≈ core (U ⊗ V)ᵀ.
     L, R : (m', m'), (n', n') arrays
+        Pair of the current point.
     factors
-        Which of them are free.
+        Which of L and R are free.
     least, kappa
-        Where κ was smallest, and what it was.
+        Point where κ was smallest, and κ there.
     highest, bound
-        Where `lower_bound` was largest, and what it was: not yet certified.
+        Point where `lower_bound` was largest, and its value there, not yet certified.
     looked, settled
-        After how many evaluations densities were looked for, or would have been, and κ then.
+        Number of evaluations at the last search for densities, made or skipped, and κ at that time.
     """
 
     core: np.ndarray
@@ -612,6 +613,6 @@ def partial_traces(vectors: np.ndarray, weights: np.ndarray, shape: tuple[int, i
 
 
 def traces_between(A: np.ndarray, B: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Those of AᵀB for A, B (r, m n), if it is symmetric."""
+    """(m, m) and (n, n) partial traces of AᵀB for A, B (r, m n), if AᵀB is symmetric."""
     left, right = A.reshape(-1, *shape), B.reshape(-1, *shape)
     return np.tensordot(left, right, ((0, 2), (0, 2))), np.tensordot(left, right, ((0, 1), (0, 1)))

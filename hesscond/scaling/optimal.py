@@ -54,7 +54,7 @@ class OptimalScaling:
     kappa_given
         κ⁺ of the matrix as it was given; ``inf`` if unresolved.
     rank
-        Of the matrix; no scaling changes it.
+        Rank of the matrix; no scaling changes it.
     resolved
         Whether that rank was decided.
     iterations
@@ -62,7 +62,7 @@ class OptimalScaling:
     solver
         How the scaling and the lower bound were found.
     certificate
-        What proves ``lower``; None if that is 1, follows from Van der Sluis' theorem, or is that of a diagonal block
+        Proof of ``lower``; None if that is 1, follows from Van der Sluis' theorem, or is that of a diagonal block
         of a block triangular matrix (both sides).
     """
 
@@ -113,21 +113,21 @@ class Scaled(NamedTuple):
 
 
 class ScalingProblem(NamedTuple):
-    """What is left of a matrix once all that changes no optimum is taken out: B, whose rows are scaled.
+    """Scaling problem after everything that changes no optimum is removed: scale the rows of B.
 
     For both sides B has at least as many rows as columns.
 
     Attributes
     ----------
     B, core : (m, n) arrays
-        The lines that are not zero, with and without the factors 2^p, 2^q of its rows and columns.
+        Nonzero rows and columns, with and without the factors 2^p, 2^q.
     p, q : (m,), (n,) arrays of ints
     transposed
-        Whether its rows were columns.
+        Whether the rows of B are columns of the matrix.
     both
         Whether the columns are scaled too.
     rows, columns : bool arrays
-        Which lines of the matrix are not zero.
+        Mask of the rows and of the columns of the matrix that are not zero.
     """
 
     B: np.ndarray
@@ -141,7 +141,7 @@ class ScalingProblem(NamedTuple):
 
     @classmethod
     def of(cls, given: np.ndarray, side: Side) -> ScalingProblem:
-        """That of a matrix that is not zero."""
+        """Problem of a matrix that is not zero."""
         nonzero, both = given != 0, side == "both"
         rows, columns = nonzero.any(1), nonzero.any(0)
         core = given[np.ix_(rows, columns)]
@@ -164,7 +164,7 @@ class ScalingProblem(NamedTuple):
         return widened(rows, self.rows, 1.0), widened(columns, self.columns, 1.0)
 
     def certificate(self, found: Scaled) -> Certificate | None:
-        """What proves the lower bound, for the matrix."""
+        """Certificate of the lower bound for the original matrix; None: nothing is certified."""
         if found.certified is None:
             return None
         kept = self.rows if self.transposed else self.columns

@@ -1,4 +1,4 @@
-"""What changes no optimum is taken out first: lines of zeros, the scales of rows and columns, the null space."""
+"""Reductions that change no optimum: they remove zero rows and columns, their scales, and the null space."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rescaled(A: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def diagonal_blocks(A: np.ndarray) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[int]]:
-    """The blocks (rows, columns) of the finest block triangular form of a nonsingular matrix, and a height of each.
+    """The blocks (rows, columns) of the finest block triangular form of a nonsingular matrix, and a height for each.
 
     Entries outside the blocks couple the rows of one block only with the columns of lower ones. The blocks are the
     strong components of the columns once a matching has put nonzero entries on the diagonal (Dulmage and Mendelsohn).
