@@ -65,14 +65,14 @@ class Reading:
 
 @dataclass(frozen=True)
 class Reported:
-    """What a reading came to.
+    """Median and range of a reading over the cases.
 
     Attributes
     ----------
     reading
-        What was measured.
+        The quantity that was measured.
     median, least, most
-        Over the cases that had one; NaN if none had.
+        Median, minimum and maximum over the cases that had a value; NaN if none had.
     """
 
     reading: Reading
@@ -132,11 +132,11 @@ class Counterexample:
     Attributes
     ----------
     claim
-        Its name.
+        Name of the claim.
     matrix
-        What can be typed in: nested lists of integers.
+        The case, to be typed in: nested lists of integers.
     text
-        What is compared, with certified bounds.
+        The comparison, with certified bounds.
     factor
         A certified lower bound of how far the claim is exceeded.
     """
@@ -154,13 +154,13 @@ class Extreme:
     Attributes
     ----------
     claim
-        Its name.
+        Name of the claim.
     factor
-        A certified lower bound of how far it is exceeded there.
+        A certified lower bound of how far the claim is exceeded there.
     ceiling
-        What the factor certainly cannot exceed.
+        Upper bound of the factor in all cases.
     matrix
-        Where.
+        The case.
     """
 
     claim: str
@@ -171,7 +171,7 @@ class Extreme:
 
 @dataclass
 class Tally:
-    """What the trials of one claim came to."""
+    """Counts of the outcomes of one claim in all trials."""
 
     claim: Claim
     holds: int = 0
@@ -210,34 +210,34 @@ class Tally:
         return not (self.claim.true and self.violated)
 
 
-#: Of the words of a status.
+#: Colour of each status.
 STYLES = {"holds": "green", "violated": "red", "unresolved": "yellow", "not-applicable": "dim"}
 
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Shown):
-    """What was found of a statement.
+    """Result of the check of a statement.
 
     Attributes
     ----------
     id
-        Of the statement.
+        Id of the statement.
     status
-        Of what is published: violated if one claim of it is.
+        Status of the published claims: violated if one of them is.
     expected
-        ``"holds"`` if all that is published is known to be true, else ``"violated"``.
+        ``"holds"`` if all published claims are known to be true, else ``"violated"``.
     trials, seed
-        How many were made, from which seed.
+        Number of trials, and the seed of their cases.
     tallies
-        Claim by claim.
+        Counts of the outcomes, one tally for each claim.
     counterexamples
-        Of the false claims, certified, if they were asked for.
+        Certified counterexamples of the false claims, if they were asked for.
     aliases
         Other ids of the statement.
     readings
-        Of what is reported and not judged.
+        Quantities that are reported and not judged.
     seconds
-        It took.
+        Time the check took.
     """
 
     id: str
@@ -262,7 +262,7 @@ class Verdict(Shown):
         return "violated" if any(one.claim == tally.claim.name for one in self.counterexamples) else tally.status
 
     def remarks(self) -> list[str]:
-        """The counterexamples, with matrices to be typed in, and what is reported beside the claims."""
+        """Lines about the counterexamples, with matrices to be typed in, and about what is reported besides claims."""
         lines = []
         for one in self.counterexamples:
             lines.append(f"{self.id}, {one.claim}: certified counterexample, factor {one.factor:.4f}")
@@ -278,12 +278,12 @@ class Verdict(Shown):
 
     @property
     def violations(self) -> int:
-        """In all claims that are published."""
+        """Number of violations of all published claims."""
         return sum(tally.violated for tally in self.tallies if tally.claim.published)
 
     @property
     def worst(self) -> float:
-        """The most of what is allowed that was used, in all claims that are published; NaN if none says."""
+        """Largest used share of what published claims allow, above 1 if one is violated; NaN if none has a share."""
         found = [tally.worst for tally in self.tallies if tally.claim.published and tally.worst > -math.inf]
         return max(found, default=math.nan)
 
@@ -333,9 +333,9 @@ class Statement(ABC):
     line in ``hesscond/theorems/__init__.py``.
     """
 
-    #: As in THEORY and on the command line.
+    #: Id, as in THEORY and on the command line.
     id: ClassVar[str]
-    #: Other ids of it, each with the claims that it stands for: one statement that several papers have.
+    #: Other ids, each with the claims that it stands for: for a statement that several papers make.
     aliases: ClassVar[Mapping[str, str]] = MappingProxyType({})
     #: A few words.
     title: ClassVar[str]
@@ -347,7 +347,7 @@ class Statement(ABC):
     hypotheses: ClassVar[tuple[str, ...]]
     #: What it says, one by one.
     claims: ClassVar[tuple[Claim, ...]]
-    #: What is reported beside the claims.
+    #: Quantities that are reported besides the claims.
     reports: ClassVar[tuple[Reading, ...]] = ()
     #: Trials unless another number is asked for: seconds on one core.
     trials: ClassVar[int] = 200
@@ -359,7 +359,7 @@ class Statement(ABC):
         """Check all claims on one random case, drawn from the generator only."""
 
     def report(self, rng: np.random.Generator) -> Sequence[float]:
-        """What is reported of one random case, drawn from the generator only; NaN where there is none."""
+        """Values of `reports` in one random case, drawn from the generator only; NaN where there is none."""
         return ()
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
@@ -380,7 +380,7 @@ def register(statement: type[Statement]) -> type[Statement]:
     Raises
     ------
     ConfigError
-        One of them is taken.
+        The id or an alias is taken.
     """
     taken = ids()
     for id in (statement.id, *statement.aliases):
@@ -402,7 +402,7 @@ def statement(id: str) -> Statement:
     Raises
     ------
     ConfigError
-        There is none.
+        There is no such statement.
     """
     known = ids()
     if id not in known:
@@ -477,21 +477,21 @@ class Observation:
     Attributes
     ----------
     centred : (k, n + 1)
-        ĤU = [e, H − eμᵀ], or a triangular factor of it: constant features left out. No rows if no statement wants them.
+        ĤU = [e, H − eμᵀ], or a triangular factor of it, without constant features. No rows if no statement needs them.
     mu, sigma : (n,)
-        Means and standard deviations of these features.
+        Means and standard deviations of the features that are not constant.
     samples
         N.
     weight : (m, all features)
-        Of the layer; as torch has it, one row a unit.
+        Weight of the layer, one row for each unit as in torch.
     kappa, kappa_preconditioned
         κ of the unit's Hessian in plain coordinates, and in those of BNP from the same data.
     means : (all features)
-        Of all features, constant ones among them.
+        Means of all features, constant ones included.
     unit
-        Its number.
+        Number of the unit.
     hessian
-        Its Hessian in plain coordinates.
+        Hessian of the unit in plain coordinates.
     network
         The network in which the layer is, with the data.
     """
@@ -539,7 +539,7 @@ def observed_inputs(H: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 class LayerStatement(Statement):
     """A statement that can be checked on a layer of a network in training."""
 
-    #: Of which modules it speaks.
+    #: Types of the modules that the statement applies to.
     layers: ClassVar[tuple[str, ...]] = ("Linear",)
     #: Whether it differs from unit to unit of a layer; if not, it is checked with the first one that is probed.
     by_unit: ClassVar[bool] = False
@@ -564,20 +564,20 @@ def verify(
     Parameters
     ----------
     id
-        As ``hesscond statements`` lists them, an alias among them, or a `Statement`.
+        Id or alias of a statement, as ``hesscond statements`` lists them, or a `Statement`.
     trials
-        How many cases; by default what the statement says.
+        Number of cases; by default that of the statement.
     seed
         Trial k depends on the seed and k only.
     counterexamples
-        Whether they are searched for.
+        Whether counterexamples are searched for.
     on_trial
         Called with the number of trials done.
 
     Returns
     -------
     Verdict
-        With a tally for every claim.
+        Verdict with a tally for every claim.
 
     Raises
     ------
@@ -600,7 +600,7 @@ def verify(
     for number in range(count):
         for tally, outcome in zip(tallies, one_trial(checked, seed, number), strict=True):
             tally.add(outcome, number)
-        # from numbers of their own: what is reported does not change what is checked
+        # from a separate generator: the reports do not change the cases that are checked
         values.append(checked.report(np.random.default_rng([seed, number, 1])))
         if on_trial is not None:
             on_trial(number + 1)

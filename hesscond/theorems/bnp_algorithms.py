@@ -232,7 +232,7 @@ def expected_step(
 class WrittenOut(Statement):
     """Steps 4 and 5 of an algorithm of BNP against −α P Pᵀ ∇."""
 
-    #: Of G_w.
+    #: Number of dimensions of G_w.
     dimensions: ClassVar[int] = 2
     hypotheses = ("q² ≥ 1 and σ̃ > 0", "μ ≠ 0 (second claim)", "q² > 1 (third claim)")
     claims = (
@@ -357,15 +357,7 @@ class BNPAlgorithm3(WrittenOut):
 
 
 class Counted:
-    """A number that counts the operations that it takes part in: + − × ÷ √, and comparisons.
-
-    Attributes
-    ----------
-    value
-        The number.
-    tally
-        A list of one count, shared by all numbers of a computation.
-    """
+    """A number that counts its operations (+ − × ÷ √, comparisons) in ``tally``, shared by a whole computation."""
 
     __slots__ = ("tally", "value")
 
@@ -399,12 +391,12 @@ class Counted:
         return self.value >= other.value
 
     def sqrt(self) -> Counted:
-        """As numpy calls it on arrays of objects."""
+        """Square root, which numpy calls for arrays of objects."""
         return self.made(self.value**0.5)
 
 
 def plain(number: Counted | float) -> float:
-    """Its value."""
+    """Value of a number, counted or not."""
     return number.value if isinstance(number, Counted) else number
 
 
@@ -426,7 +418,7 @@ def flops(compute: Callable[[Arrays], object], arrays: Arrays) -> int:
     return tally[0]
 
 
-#: Of the averages, and the ε's of Algorithm 2 and of batch normalization.
+#: Decay of the averages, ε₁ and ε₂ of Algorithm 2, and ε of batch normalization.
 DECAY, EPSILONS, EPSILON = 0.99, (1e-2, 1e-4), 1e-3
 
 
@@ -478,7 +470,7 @@ def bn_shared(a: Arrays) -> dict[str, np.ndarray]:
 
 @register
 class BNPProposition6(Statement):
-    """What BNP and batch normalization cost in a dense layer."""
+    """Operation counts of BNP and of batch normalization in a dense layer."""
 
     id = "bnp-proposition-6"
     title = "BNP costs less than batch normalization"

@@ -62,7 +62,7 @@ def features(rng: np.random.Generator, samples: int, width: int) -> np.ndarray:
 
 
 class NormalizedInputs(LayerStatement):
-    """What centring and scaling the inputs of a layer do to κ."""
+    """Effect of centring and scaling the inputs of a layer on κ."""
 
     trials = 60
 
@@ -214,7 +214,7 @@ class PRECTheorem4(NormalizedInputs):
 
 @register
 class PRECInputScaling(Statement):
-    """What standardization and min-max scaling make of the extended inputs."""
+    """Effect of standardization and min-max scaling on the extended inputs."""
 
     id = "prec-input-scaling"
     title = "standardized and min-max scaled inputs"
@@ -312,7 +312,7 @@ class BNPPropertyA(LayerStatement):
 
 
 def with_property_a(rng: np.random.Generator) -> np.ndarray:
-    """Inputs (N, n) of two kinds of features, uncorrelated with those of their own, with means and scales of any size.
+    """Inputs (N, n) of two kinds of features, uncorrelated within each kind, with means and scales of any size.
 
     The correlations between the kinds are a matrix C: the second kind is Q₁C + Q₂L, LᵀL = I − CᵀC, of orthonormal
     columns [Q₁, Q₂] with mean zero.
@@ -362,7 +362,7 @@ def optimal_scaling(scaled: np.ndarray, found: Kappa) -> Outcome:
 
 
 def scaling_worsens(seed: int) -> Iterator[Counterexample]:
-    """Of mean zero, so that Ĥ = ĤU, and of three features: of two, Ĝ is the best scaling."""
+    """Counterexamples of mean zero, so that Ĥ = ĤU, with three features: with two, Ĝ is the best scaling."""
     for half in integer_matrices(seed, 3, 3):
         H = np.vstack([half, -half])
         if not kappa(normalized(H)).lower > CLEAR * kappa(extended(H)).upper:
@@ -379,7 +379,7 @@ def scaling_worsens(seed: int) -> Iterator[Counterexample]:
 
 
 def centring_worsens(seed: int, claim: str) -> Iterator[Counterexample]:
-    """With as many samples as features; κ⁺² is that of the Gram matrix of the rows."""
+    """Counterexamples with as many samples as features; κ⁺² is that of the Gram matrix of the rows."""
     for H in integer_matrices(seed, 3, 3):
         if not kappa(centred(H)).lower > CLEAR * kappa(extended(H)).upper:
             continue
@@ -550,7 +550,7 @@ class BNPProposition11(LayerStatement):
 
 @register
 class BNPGain(LayerStatement):
-    """What normalization gains against the spread of the standard deviations."""
+    """Gain of normalization in κ, against the spread of the standard deviations."""
 
     id = "bnp-gain"
     title = "κ improves by about κ(D)²"
@@ -630,5 +630,5 @@ class BNPGain(LayerStatement):
 
 
 def means(H: np.ndarray) -> list[Fraction]:
-    """Of the columns of an integer matrix."""
+    """Means of the columns of an integer matrix."""
     return [Fraction(int(column.sum()), len(H)) for column in H.T]

@@ -305,7 +305,7 @@ class BNPProposition9(LayerStatement):
         yield Counterexample(self.claims[1].name, [h, v], text, float(discrepancy(wrong, right)))
 
 
-#: Products that a Hessian that was built is compared in, and what double backward may round, beside its own precision.
+#: Number of products that compare two Hessians; errors of double backward: relative, and in units of round-off.
 VECTORS, BACKWARD, UNITS = 3, 1e-10, 1e3
 
 
@@ -371,7 +371,7 @@ def nearly_constant(statistics: Statistics) -> bool:
 
 
 def order_one(rng: np.random.Generator, network: Network) -> Network:
-    """With weights for inputs of order one, as normalized ones are, so that activations do not saturate."""
+    """Copy of a network with weights for inputs of order one, such as normalized ones: activations do not saturate."""
     drawn = [torch.from_numpy(rng.standard_normal(weight.shape)) for weight in network.weights]
     return replace(network, weights=tuple(weight / weight.shape[1] ** 0.5 for weight in drawn))
 
@@ -383,7 +383,7 @@ def merged(weight: Tensor, mu: Tensor, sigma: Tensor) -> Tensor:
 
 
 def gradients(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Of a loss in some weights."""
+    """Gradients of a loss with respect to ``weights``."""
     return list(torch.autograd.grad(loss, list(weights)))
 
 

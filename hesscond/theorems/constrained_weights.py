@@ -173,17 +173,17 @@ class Law:
         return Law(products.reshape(-1, outputs), np.multiply.outer(weights.shares, self.shares).ravel())
 
     def rectified(self) -> Law:
-        """ReLU of it."""
+        """Law of the ReLU of the vector."""
         return replace(self, values=np.maximum(self.values, 0))
 
     def variance(self) -> float:
-        """Of an entry, the mean of all: E x² − (E x)²."""
+        """Variance E x² − (E x)² of an entry, averaged over all entries."""
         mean = self.shares @ self.values
         return float((self.shares @ (self.values - mean) ** 2).mean())
 
 
 def symmetric_law(rng: np.random.Generator, sizes: int) -> Law:
-    """A number of so many sizes that is as likely as its negative, 0 now and then."""
+    """Law of a number with ``sizes`` absolute values, both signs of each equally likely, and sometimes with 0."""
     values, shares = 10.0 ** rng.uniform(-0.5, 0.5, sizes), rng.dirichlet(np.ones(sizes)) / 2
     values, shares = np.concatenate([values, -values]), np.concatenate([shares, shares])
     if rng.random() < 0.5:
@@ -198,7 +198,7 @@ def skew_law(rng: np.random.Generator) -> Law:
 
 
 def permuted(w: np.ndarray, *, signs: bool) -> Law:
-    """All orders of the entries of w, with all signs of each, or of all together: they stay on w's constraints."""
+    """Law of all permutations of w, with all signs of each entry, or both signs of w: they satisfy w's constraints."""
     orders = np.array(list(permutations(w)))
     turns = np.array(list(product((1.0, -1.0), repeat=len(w)))) if signs else np.array([[1.0], [-1.0]])
     values = (orders[:, None] * turns).reshape(-1, len(w))
@@ -455,7 +455,7 @@ class ConstrainedLoss:
     Attributes
     ----------
     method
-        With the network, whose first module is a dense layer.
+        Method at work on the network, whose first module is a dense layer.
     inputs : (N, n)
     targets : (N, c)
     """
@@ -544,9 +544,9 @@ class Linearization:
     Attributes
     ----------
     basis : (d, k)
-        Orthonormal, of the tangent space.
+        Orthonormal basis of the tangent space.
     Hess : (d, d)
-        What is taken for the Riemannian Hessian.
+        Matrix that is assumed to be the Riemannian Hessian.
     multipliers : (d,)
         λ_i = ⟨w_i, ∇_i L⟩/c at the weights of unit i, 0 at free parameters.
     """
@@ -560,7 +560,7 @@ class Linearization:
         return (1 - alpha * self.multipliers).rsqrt()
 
     def symmetric(self, alpha: float) -> Tensor:
-        """What (1 − αλ_i)⁻¹ Hess is similar to (k, k): the factor is constant on the tangent space of each unit."""
+        """Symmetric (k, k) matrix similar to (1 − αλ_i)⁻¹ Hess; the factor is constant on each unit's tangent space."""
         scaled = self.root(alpha)[:, None] * self.Hess * self.root(alpha)
         return self.basis.T @ scaled @ self.basis
 
@@ -663,7 +663,7 @@ class ProjectedRate(Statement):
     def jacobian(
         self, problem: ConstrainedLoss, point: Tensor, alpha: float, linear: Linearization, tangent: Tensor
     ) -> Outcome:
-        """That of the step by automatic differentiation, on the tangent space."""
+        """Compare the Jacobian of a step, by automatic differentiation, with the formula, on the tangent space."""
         found = jacrev(lambda x: problem.retract(x - alpha * grad(problem.value)(x)))(point)
         expected = tangent - alpha * linear.root(alpha)[:, None] ** 2 * linear.Hess
         return equal((found @ tangent).detach().numpy(), expected.numpy(), allowed=JACOBIAN)
@@ -696,7 +696,7 @@ class ProjectedRate(Statement):
 
 
 def with_inertia(outcome: Outcome, kappa: ConditionNumber) -> Outcome:
-    """With the signs of a Hessian's eigenvalues as the reason."""
+    """Copy of an outcome whose reason also gives the signs of a Hessian's eigenvalues."""
     signs = "indefinite" if 0 < kappa.negative < kappa.rank else "semidefinite"
     return replace(outcome, reason=f"{outcome.reason or outcome.status}: ∇²L {signs}")
 

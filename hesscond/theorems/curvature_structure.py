@@ -1,4 +1,4 @@
-"""What blocks, depth, width and classes say of κ: of quadratic functions, Gauss–Newton matrices and Hessians."""
+"""Effects of blocks, depth, width and classes on κ of quadratic functions, Gauss–Newton matrices and Hessians."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class AdamBlocks(Statement):
         return decided(bound * losses[0] / losses[1], bound * losses[0] / losses[1], SLACK)
 
     def first_step(self, F: np.ndarray, D: np.ndarray, theta: np.ndarray, worst: float) -> Outcome:
-        """What the loss falls by at the best step size, against 1/max κ_l."""
+        """Compare the relative decrease of the loss at the best step size with 1/max κ_l."""
         g = F.T @ (F @ theta)
         step = D * g
         fall = float((g @ step) ** 2 / (np.linalg.norm(F @ step) ** 2 * np.linalg.norm(F @ theta) ** 2))
@@ -503,7 +503,7 @@ class WidthCopies(Statement):
     elsewhere = "speaks of networks of different widths"
 
     def scale(self, units: int) -> float:
-        """What the sum over units is divided by."""
+        """Divisor of the sum over units."""
         return float(units)
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:

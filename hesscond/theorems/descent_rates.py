@@ -51,7 +51,7 @@ def best_step(kappa: ConditionNumber) -> float:
     return 2 / (kappa.lambda_max + kappa.lambda_min)
 
 
-#: Step sizes, as shares of 2/λ_max: those that converge, and those that do not.
+#: Ranges of step sizes, as shares of 2/λ_max: where descent converges, and where it does not.
 SHORT, LONG = (0.1, 0.95), (1.05, 1.4)
 #: Claims for any step size.
 ANY_STEP = (
@@ -66,7 +66,7 @@ class StepSizes(Statement):
     """The rate of gradient descent, at the best step size and at any other."""
 
     def decay(self, alpha: float, kappa: ConditionNumber) -> Decay:
-        """What is claimed for the step size α."""
+        """Decay that is claimed for the step size α."""
         return decay_of_step(alpha, kappa)
 
     def any_step(

@@ -43,15 +43,7 @@ def random_matrix(rng: np.random.Generator, rows: int, columns: int) -> np.ndarr
 
 @dataclass(frozen=True)
 class Kappa:
-    """Bounds of κ⁺(A) = σ_max / smallest nonzero σ; NaN if the rank is unresolved.
-
-    Attributes
-    ----------
-    lower, upper
-        κ⁺ lies between.
-    rank
-        Of the matrix.
-    """
+    """Bounds ``lower`` ≤ κ⁺(A) ≤ ``upper`` of κ⁺ = σ_max / smallest nonzero σ; NaN if the rank is unresolved."""
 
     lower: float
     upper: float
@@ -106,10 +98,7 @@ def ascend(
 ) -> tuple[float, np.ndarray]:
     """Random ascent of ``factor`` from a random start: steps that shrink after a failure and grow after a success.
 
-    Returns
-    -------
-    float, ndarray
-        The largest factor found, and where.
+    Returns the largest factor found, and the array where it was found.
     """
     where = rng.standard_normal(shape)
     best, length = factor(where), 1.0

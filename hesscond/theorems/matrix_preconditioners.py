@@ -38,7 +38,7 @@ ROUNDED = 1e-13
 
 
 def power(S: np.ndarray, exponent: float) -> np.ndarray:
-    """S^exponent of a positive semidefinite matrix on its range, zero beside it."""
+    """S^exponent of a positive semidefinite matrix on its range, zero on its null space."""
     values, V = np.linalg.eigh(S)
     kept = values > RANGE * values[-1]
     found: np.ndarray = V[:, kept] * values[kept] ** exponent @ V[:, kept].T
@@ -373,7 +373,7 @@ class KfacLinear(Statement):
         return torch.kron(curvatures.mean(0), features.T @ features / len(features))
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """Networks of two to four layers, a layer of each."""
+        """One layer of each of some networks with two to four layers."""
         sizes = rng.integers(1, 5, int(rng.integers(3, 6))).tolist()
         drawn, layer = random_network(rng, sizes, int(rng.integers(2, 12))), int(rng.integers(len(sizes) - 1))
         targets = torch.from_numpy(rng.standard_normal(drawn.targets.shape))
@@ -505,7 +505,7 @@ class MuonSpectralDescent(LayerStatement):
         return equal(np.array(value), np.array(-(total**2) / (2 * sharpness)), total**2 / sharpness)
 
     def check(self, rng: np.random.Generator, G: np.ndarray) -> list[Outcome]:
-        """What is said of one gradient: unique, only then, Shampoo, Proposition 4, Newton–Schulz."""
+        """Outcomes for one gradient: unique, only then, Shampoo, Proposition 4, Newton–Schulz."""
         U, sigma, Vt = np.linalg.svd(G, full_matrices=False)
         kept = sigma > RANGE * sigma[0]
         total, step = float(sigma.sum()), self.direction(G)
@@ -595,7 +595,7 @@ class MuonRowBlocks(Statement):
     elsewhere = "speaks of the square loss"
 
     def exponent(self) -> float:
-        """Of MᵀM in P."""
+        """Exponent of MᵀM in P."""
         return -0.5
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:

@@ -155,16 +155,7 @@ def random_network(
 ) -> Network:
     """A network of given layer sizes with random features of many scales, and pre-activations of order one.
 
-    Parameters
-    ----------
-    rng
-        All is drawn from it.
-    sizes
-        n_0, …, c.
-    samples
-        N.
-    activation, criterion
-        Names; by default drawn, too.
+    ``sizes`` are n_0, …, c. Activation and criterion are drawn, too, unless their names are given.
     """
     activation = str(rng.choice(list(ACTIVATIONS))) if activation is None else activation
     criterion = str(rng.choice(list(CRITERIA))) if criterion is None else criterion
@@ -201,12 +192,12 @@ class ConvolutionLayer:
     Attributes
     ----------
     inputs : (N, c, r + k − 1, s + k − 1)
-        With their border of (k − 1)/2 pixels, once it is added (`bordered`).
+        Inputs with a border of (k − 1)/2 pixels, once it is added (`bordered`).
     targets : (N, classes)
     weight : (m, 1 + c k²)
-        [b, w] of each output channel, w flattened as torch has it.
+        [b, w] of each output channel, w flattened as in torch.
     dense : (classes, 1 + m r s)
-        What follows.
+        [b, W] of the dense layer.
     kernel
         k.
     activation, criterion
@@ -287,7 +278,7 @@ def random_convolution(rng: np.random.Generator) -> ConvolutionLayer:
 
 
 class Reweighted(nn.Module):
-    """A network, one of whose layers multiplies with a function of another weight.
+    """A network in which one layer multiplies with a function of ``weight``, a parameter of this module.
 
     Parameters
     ----------
@@ -296,9 +287,9 @@ class Reweighted(nn.Module):
     layer
         Name of a layer whose weight is a parameter.
     weight
-        To be differentiated in.
+        Initial value of the parameter, in which derivatives are taken.
     change
-        What the layer multiplies with, as a function of it.
+        Function that maps it to the matrix that the layer multiplies with.
     """
 
     def __init__(self, network: nn.Module, layer: str, weight: Tensor, change: Callable[[Tensor], Tensor]) -> None:
@@ -314,18 +305,18 @@ class Reweighted(nn.Module):
 
 @dataclass(frozen=True)
 class LayerNetwork:
-    """A layer in a network in training, with the data that its loss is of.
+    """A layer in a network in training, with the data of the loss.
 
     Attributes
     ----------
     model, loss_fn
         The network, which is left as it is, and its mean loss.
     data
-        (inputs, targets), or many.
+        A batch (inputs, targets), or several.
     layer
-        The layer's name.
+        Name of the layer.
     dtype
-        What products are computed in; None: in what the network is.
+        Precision of the products; None: that of the network.
     """
 
     model: nn.Module
@@ -341,7 +332,7 @@ class LayerNetwork:
 
     @property
     def weight(self) -> Tensor | None:
-        """Its weight; None: it is computed from other parameters."""
+        """Weight of the layer; None: it is computed from other parameters."""
         if parametrize.is_parametrized(self.module, "weight"):
             return None
         return self.module.get_parameter("weight").detach()

@@ -41,11 +41,11 @@ class Problem:
     Attributes
     ----------
     loss
-        Of p.
+        Loss as a function of p.
     P : (d, d)
-        Of full rank.
+        Matrix of full rank.
     z : (d,)
-        Where the step starts.
+        Start of the step.
     alpha, penalty
         Step size, and the factor λ of the penalty.
     """
@@ -100,7 +100,7 @@ class UpdateFormula(Statement):
         """For each claim the terms of the change of p, −α left out."""
 
     def problems(self, problem: Problem) -> list[Problem]:
-        """For each claim its own: all the same, unless said otherwise."""
+        """Problem of each claim; the same one for all claims, unless a subclass changes it."""
         return [problem] * len(self.claims)
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
@@ -274,7 +274,7 @@ class AdaptivePreconditioning(Statement):
     )
 
     def row_sizes(self, H: np.ndarray) -> np.ndarray:
-        """What E|g_i| is claimed to be proportional to."""
+        """Norms of the rows of H, to which E|g_i| is claimed to be proportional."""
         return np.linalg.norm(H, axis=1)
 
     def report(self, rng: np.random.Generator) -> Sequence[float]:
@@ -357,7 +357,7 @@ def compared(root: Kappa, lowest: float, reached: float, allowed: float) -> Outc
 
 @register
 class Averages(Statement):
-    """What the adaptive methods average, and what they do in the first step."""
+    """Averages of the adaptive methods, and their first step."""
 
     id = "prec-averages"
     title = "what AdaGrad, RMSProp and Adam average"

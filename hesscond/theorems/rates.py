@@ -72,11 +72,11 @@ def newton(
     Parameters
     ----------
     loss
-        To be minimized.
+        Function to minimize.
     derivatives
-        Gradient (d,) and Hessian (d, d), on constraints the Riemannian ones.
+        Returns gradient (d,) and Hessian (d, d); on constraints the Riemannian ones.
     start : (d,)
-        Where it begins.
+        Start of the iteration.
     retract
         Brings a point back onto the constraints, if there are any.
     """
@@ -106,7 +106,8 @@ def newton(
 def taught(rng: np.random.Generator, sizes: Sequence[int], samples: int, activation: str, noise: float) -> Network:
     """A network with squared error and Gaussian inputs, whose targets are its outputs, and noise: near a minimum.
 
-    Of some draws the one whose Hessian is conditioned best, so that rates can be told from one in some hundred steps.
+    Of several draws it is the one with the best conditioned Hessian, so that a few hundred steps distinguish the rate
+    from 1.
     """
     drawn = [teacher(rng, sizes, samples, activation) for _ in range(DRAWS)]
     network = min(drawn, key=spread)
@@ -131,7 +132,7 @@ def spread(network: Network) -> float:
 
 
 def preactivations(network: Network, theta: Tensor) -> Tensor:
-    """Of all hidden units, (N, units), with weights ``theta`` (d,)."""
+    """Pre-activations (N, units) of all hidden units, with weights ``theta`` (d,)."""
     at = replace(network, weights=tuple(network.split(theta)))
     hidden = range(len(at.weights) - 1)
     return torch.cat([at.features(layer) @ at.weights[layer].T for layer in hidden], 1)
@@ -196,9 +197,9 @@ class Iteration:
     Attributes
     ----------
     step
-        Of (d,) tensors.
+        Maps (d,) tensors to (d,) tensors.
     fixed : (d,)
-        Its fixed point, to round-off.
+        Fixed point, to round-off.
     root : (k, d)
         The iteration's Jacobian is symmetric in the coordinates ``root @ x``.
     reach
@@ -244,13 +245,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Decay:
-    """Bounds of −ln(rate).
-
-    Attributes
-    ----------
-    lower, upper
-        It lies between; negative if the iteration does not converge.
-    """
+    """Bounds ``lower`` and ``upper`` of −ln(rate), which is negative if the iteration does not converge."""
 
     lower: float
     upper: float
@@ -267,7 +262,7 @@ def predicted(kappa: float) -> float:
 
 
 def measured(iteration: Iteration, direction: Tensor, radius: float) -> Decay | None:
-    """The decay of the steps from a start along ``direction`` (d,); None if round-off is reached too soon to tell.
+    """Decay of the steps from a start along ``direction`` (d,); None if round-off is reached too soon to measure it.
 
     The start is at the distance ``radius`` from the fixed point.
 
@@ -295,7 +290,7 @@ def measured(iteration: Iteration, direction: Tensor, radius: float) -> Decay | 
         decay = math.log(sizes[end - length] / sizes[end]) / length
         begin = points[end - length : end - length + 3]
         bend = max(iteration.bend(before - iteration.fixed, after - before) for before, after in pairwise(begin))
-        # of the four steps that tell it
+        # rounding of the four steps that define the bend
         bend += 4 * noise / iteration.size(begin[0] - iteration.fixed)
         error = 2 * noise / sizes[end] / length + bend * math.exp(decay)
         lower.append(decay - error)
@@ -363,7 +358,7 @@ def attained(found: Decay | None, kappa: ConditionNumber, expected: Decay | None
 def judged(
     found: Decay | None, kappa: ConditionNumber, expected: Decay | None, judge: Callable[[Decay, Decay], Outcome]
 ) -> Outcome:
-    """What ``judge`` says, if there are both a rate and a κ that predicts one."""
+    """Outcome of ``judge``, if there are both a measured rate and a κ that predicts one."""
     if not kappa.resolved:
         return Outcome("unresolved", reason="a condition number is unresolved")
     if kappa.rank < 2:

@@ -33,7 +33,7 @@ class VanDerSluis(LayerStatement):
     trials = 60
 
     def scaled(self, A: np.ndarray) -> np.ndarray:
-        """What is claimed to be nearly optimal."""
+        """Scaled matrix that is claimed to be nearly optimal."""
         return equilibrated(A)
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:

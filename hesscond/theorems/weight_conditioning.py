@@ -162,7 +162,7 @@ class WeightConditioningTheorem1(LayerStatement):
         yield self.in_both(seed)
 
     def by_row(self, seed: int) -> Iterator[Counterexample]:
-        """Of rows, and its transpose of columns."""
+        """Counterexample for row equilibration, and its transpose for column equilibration."""
         for A in integer_matrices(seed, 3, 3):
             weights = whole(optimal_diagonal_scaling(A.astype(float), side="row").row)
             own, other = kappa(equilibrated(A)), kappa(np.sqrt(weights)[:, None] * A)
@@ -181,7 +181,7 @@ class WeightConditioningTheorem1(LayerStatement):
                 return
 
     def in_both(self, seed: int) -> Counterexample:
-        """Of rows, then columns."""
+        """Counterexample for equilibration of rows, then columns."""
         for A in integer_matrices(seed, 3, 3):
             best = optimal_diagonal_scaling(A.astype(float), side="both")
             P, Q = whole(best.row), whole(best.column)
@@ -308,7 +308,7 @@ def rational(A: list[list[int]]) -> np.ndarray:
 
 
 def norms(A: np.ndarray) -> list[Fraction]:
-    """Of rows whose norms are integers."""
+    """Norms of the rows of A, which are integers."""
     return [Fraction(isqrt(int(row @ row))) for row in A]
 
 
@@ -400,7 +400,7 @@ def through_norms(
 def random_linear_networks(seed: int, *, columns: bool = False) -> Iterator[LinearNetwork]:
     """Two inputs, two hidden units and two outputs, all small integers.
 
-    With ``columns`` those of E(W) W have norm 1, too.
+    With ``columns`` the columns of E(W) W have norm 1, too.
     """
     rng = np.random.default_rng(seed)
 
@@ -676,7 +676,7 @@ def certified(name: str, network: LinearNetwork, after: np.ndarray) -> Counterex
     before = network.hessian()
     values = [np.abs(np.linalg.eigvalsh(H.astype(float))) for H in (before, after)]
     first, second = (found.max() / max(found.min(), found.max() * EXACT) for found in values)
-    # at the most that is told from infinity, either is as good as singular
+    # above this κ, which cannot be distinguished from infinity, the matrix counts as singular
     if max(first, second) >= 1 / EXACT or second < CLEAR * first:
         return None
     low, high = exact.kappa_absolute(after.tolist())[0], exact.kappa_absolute(before.tolist())[1]
