@@ -87,7 +87,7 @@ class Dataset:
         return Form(tuple(self.train_inputs.shape[1:]), outputs, self.classes, tokens)
 
     def to(self, device: torch.device | str) -> Dataset:
-        """The same on `device`; tensors already there are shared, pictures go there when they are read."""
+        """Return the data set on `device`; tensors already there are shared, pictures go there when they are read."""
         return replace(
             self,
             train_inputs=self.train_inputs.to(device),

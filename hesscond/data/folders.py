@@ -14,7 +14,7 @@ from hesscond.data.dataset import Dataset, Form
 
 @dataclass(frozen=True)
 class FolderSource:
-    """A data set in a folder, or a file, that is there already.
+    """A data set in a folder, or in a file, that the user has on disk.
 
     Attributes
     ----------

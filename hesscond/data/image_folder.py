@@ -36,7 +36,7 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def form_of(given: Mapping[str, Any]) -> Form:
-    """Colour images."""
+    """Form of the colour images."""
     options = options_of(given)
     return Form((3, options["size"], options["size"]), options["classes"], options["classes"])
 
@@ -101,7 +101,7 @@ def load_image_folder(
 
 
 def what_to_bring(directories: Sequence[Path]) -> str:
-    """Which folders must be where."""
+    """Sentence that says which folders must be where."""
     places = " or ".join(str(directory / OPTIONS["folder"]) for directory in directories)
     return (
         f"put your pictures into train/CLASS/* and val/CLASS/* of {places}, or name their folder by folder = … in "

@@ -26,7 +26,7 @@ CLOSEST = 1 / 0.75
 
 
 def form_of(given: Mapping[str, Any]) -> Form:
-    """Rays, and red, green and blue to predict."""
+    """Form of the rays, with red, green and blue as targets."""
     checked_options(given, OPTIONS)
     return Form((RAY,), 3, 0)
 
@@ -77,7 +77,7 @@ def load_llff(
 
 
 def what_to_bring(directories: Sequence[Path]) -> str:
-    """Which folder must be where."""
+    """Sentence that says which folder must be where."""
     places = " or ".join(str(directory / OPTIONS["folder"]) for directory in directories)
     return (
         f"unpack nerf_llff_data.zip of the authors of NeRF, so that there is {places} (poses_bounds.npy and images_8 "

@@ -26,7 +26,7 @@ SPLITS = ("train", "test")
 
 
 def form_of(given: Mapping[str, Any]) -> Form:
-    """Clouds of points in space."""
+    """Form of the clouds of points in space."""
     options = checked_options(given, OPTIONS)
     return Form((options["points"], 3), options["classes"], options["classes"])
 
@@ -78,7 +78,7 @@ def load_modelnet(
 
 
 def what_to_bring(directories: Sequence[Path]) -> str:
-    """Which folder must be where."""
+    """Sentence that says which folder must be where."""
     places = " or ".join(str(directory / OPTIONS["folder"]) for directory in directories)
     return (
         f"unpack ModelNet40.zip of modelnet.cs.princeton.edu into {places} (CLASS/train/*.off, CLASS/test/*.off), or "

@@ -95,7 +95,7 @@ class Pictures:
         return replace(self, flat=True)
 
     def to(self, device: torch.device | str) -> Pictures:
-        """The same, tensors being made on ``device``."""
+        """Return the same images, with tensors on ``device``."""
         return replace(self, device=torch.device(device))
 
     def selected(self, index: torch.Tensor) -> Pictures:
@@ -155,7 +155,7 @@ class Pictures:
         return pixels
 
     def _decoded(self, file: str) -> np.ndarray:
-        """One of them, uint8 (3, size, size), with torchvision's arithmetic."""
+        """One picture, uint8 (3, size, size), resized with torchvision's arithmetic."""
         from PIL import Image, UnidentifiedImageError
 
         path = self.folder / file

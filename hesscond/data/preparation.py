@@ -63,7 +63,7 @@ def chosen(targets: torch.Tensor, samples: int) -> torch.Tensor:
 
 
 def rows_of(name: str, split: str, targets: torch.Tensor, samples: int) -> torch.Tensor:
-    """`chosen` of the samples of a data set's split, ``"train"`` or ``"test"``."""
+    """Indices that `chosen` selects from a split of a data set, ``"train"`` or ``"test"``."""
     if samples > len(targets):
         raise ConfigError(
             f"{split}_samples = {samples} exceeds the {len(targets)} {split} samples of {name}: take fewer"

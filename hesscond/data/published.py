@@ -132,7 +132,7 @@ class CifarSource(Source):
 
     @property
     def form(self) -> Form:
-        """Colour images of 32 × 32."""
+        """Form of the colour images of 32 × 32."""
         return Form(CIFAR_SHAPE, self.classes, self.classes)
 
     @property
@@ -214,7 +214,7 @@ class IdxSource(Source):
 
     @property
     def form(self) -> Form:
-        """Grey images of 28 × 28."""
+        """Form of the grey images of 28 × 28."""
         return Form((1, *IDX_SHAPES[TRAIN_IMAGES][1:]), self.classes, self.classes)
 
     @property

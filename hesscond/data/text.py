@@ -47,7 +47,7 @@ def find(directories: Sequence[Path]) -> Path | None:
 
 
 def what_to_bring(directories: Sequence[Path]) -> str:
-    """Which file must be where."""
+    """Sentence that says which file must be where."""
     places = " or ".join(map(str, directories))
     return f"it comes with Python; put a text of your own (UTF-8) into {places}, and name it by file = … in [data]."
 
@@ -64,7 +64,7 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def form_of(given: Mapping[str, Any]) -> Form:
-    """Windows of characters."""
+    """Form of the windows of characters."""
     options = options_of(given)
     vocabulary = options["vocabulary"] or len(set(topics()))
     return Form((options["context"],), vocabulary, vocabulary, tokens=True)
@@ -77,7 +77,7 @@ def load_text(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Dataset:
-    """Return a text in windows of as many characters, one behind the other.
+    """Return a text in consecutive windows of ``context`` characters.
 
     Characters are numbered by their code points in ascending order. The first nine tenths of the text are for training,
     the rest for testing; what is left over at the end of each is dropped.

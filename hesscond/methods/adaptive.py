@@ -109,11 +109,11 @@ class Adaptive(ByParameter):
         self._optimizer = optimizer
 
     def transform_gradients(self) -> None:
-        """Nothing: the optimizer does it. From here on M is that of the step to come."""
+        """Leave the gradients as they are; from here on M is that of the next step."""
         self._about_to_step = True
 
     def after_step(self) -> None:
-        """Nothing: M is that of the step just taken."""
+        """Leave the parameters as they are; from here on M is that of the step just taken."""
         self._about_to_step = False
 
     def diagonal(self, parameter: nn.Parameter) -> torch.Tensor | None:
@@ -269,7 +269,7 @@ class RMSProp(Adaptive):
         nesterov: bool = False,
         weight_decay: float = 0.0,
     ) -> Optimizer:
-        """The optimizer of torch, which has a momentum."""
+        """Optimizer of torch, which accepts a momentum."""
         self._momentum = momentum
         return super().optimizer(lr, nesterov=nesterov, weight_decay=weight_decay)
 

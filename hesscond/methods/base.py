@@ -75,7 +75,7 @@ class Method:
     # -- the network --------------------------------------------------------------------------------------------------
 
     def layer(self, name: str) -> str:
-        """Where the layer is that was called ``name`` before anything was put around it."""
+        """Current name of the layer that was called ``name`` before anything was put around it."""
         return place_of(self.model, name)
 
     def fit(self, inputs: torch.Tensor) -> None:
@@ -238,7 +238,7 @@ class Method:
         return {}
 
     def check_network(self) -> None:
-        """Refuse a probe of all parameters together, if those outside of layers have a Hessian that it would lack.
+        """Refuse a probe of all parameters together that would lack the Hessian of those outside of layers.
 
         Raises
         ------
@@ -305,7 +305,7 @@ class Method:
         return {}
 
     def snapshots(self, layer: str) -> Snapshots | None:
-        """How `coordinates` and `diagnostics` of a layer can be made later on; None: they are made at each step.
+        """Snapshots to compute `coordinates` and `diagnostics` of a layer later; None: they are computed at each step.
 
         Only for a method without `readings`.
         """
@@ -334,7 +334,7 @@ class Method:
 
 
 def refuse_momentum(what: str, momentum: float, nesterov: bool) -> None:
-    """Raise a ConfigError for options of SGD that something else has not."""
+    """Raise a ConfigError for options that only SGD has."""
     if momentum:
         raise ConfigError(f"{what} has no momentum of its own: set momentum to 0, not {momentum}")
     if nesterov:

@@ -43,7 +43,7 @@ class OwnBatchNorm(_BatchNorm):
             raise ValueError(f"expected activations (N, C, *positions), not of shape {tuple(input.shape)}")
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        """Normalized by the statistics of the batch; in evaluation mode, by the running averages."""
+        """Normalize by the statistics of the batch; in evaluation mode, by the running averages."""
         self._check_input_dim(h)
         if not self.training:
             return super().forward(h)
@@ -56,7 +56,7 @@ class OwnBatchNorm(_BatchNorm):
         return self._normalized(h, mean, variance)
 
     def _normalized(self, h: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
-        """In training mode, given the statistics (C,) of the batch as constants."""
+        """Activations h normalized in training mode, given the statistics (C,) of the batch as constants."""
         return functional.batch_norm(h, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
@@ -164,5 +164,5 @@ class BatchNormalization(Normalization):
         return kinds[site.dimensions](site.channels, **options)
 
     def check_batch(self, samples: int) -> None:
-        """Two samples at least."""
+        """Refuse batches with fewer than two samples."""
         refuse_single_samples(self.name, samples)

@@ -61,7 +61,7 @@ class BatchRenorm(nn.Module):
             self.register_buffer("moving_variance", torch.ones(channels))
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        """The corrected normalization; in evaluation mode, by the running statistics or their averages."""
+        """Normalize with the corrections; in evaluation mode, by the running statistics or their averages."""
         if not self.training and self.second_average:
             mean, variance = self.moving_mean, self.moving_variance
             return functional.batch_norm(h, mean, variance, self.weight, self.bias, eps=self.eps)
@@ -102,7 +102,7 @@ class BatchRenorm(nn.Module):
         return (1 - (1 - self.momentum) ** self.num_batches_tracked.to(torch.float64)).to(self.running_std.dtype)
 
     def _progress(self, end: int) -> torch.Tensor:
-        """From 0, up to the start of the schedule, to 1 at its end; a tensor, as reading it would wait for a GPU."""
+        """Progress of the schedule, 0 before its start, 1 at its end; a tensor, as reading it would wait for a GPU."""
         done = (self.num_batches_tracked - self.start).to(self.running_std.dtype)
         return (done / (end - self.start)).clamp(0, 1) if end > self.start else (done >= 0).to(done.dtype)
 
@@ -203,5 +203,5 @@ class BatchRenormalization(Normalization):
         )
 
     def check_batch(self, samples: int) -> None:
-        """Two samples at least."""
+        """Refuse batches with fewer than two samples."""
         refuse_single_samples(self.name, samples)

@@ -138,13 +138,13 @@ class BNPState(LayerState):
         return torch.cat([h.movedim(-1 - dims, -1).reshape(-1, layer.in_channels) for h, _ in self.inputs])
 
     def set_factor(self) -> None:
-        """Take 1/q² to the bank."""
+        """Write 1/q² to the bank."""
         if self._factor_is_of != self.q_squared:
             self.factor.fill_(1 / self.q_squared)
             self._factor_is_of = self.q_squared
 
     def precondition(self) -> None:
-        """Steps 4 and 5, in place."""
+        """Apply steps 4 and 5 of the algorithm in place."""
         G_w, bias = self.module.weight.grad, self.module.bias
         assert G_w is not None
         G_b = None if bias is None else bias.grad
@@ -298,7 +298,7 @@ class BNP(InputMethod[BNPState]):
         return super().known or self._inputs is not None
 
     def check_batch(self, samples: int) -> None:
-        """Refuse single samples where nothing but the batch has statistics.
+        """Refuse batches of one sample where statistics come from the batch alone.
 
         Raises
         ------
@@ -322,7 +322,7 @@ class BNP(InputMethod[BNPState]):
             state.variance.copy_(statistics.sigma[:: state.repeat].square())
 
     def update(self, states: list[BNPState]) -> None:
-        """Steps 1 to 3."""
+        """Apply steps 1 to 3 of the algorithm."""
         if self.statistics != "data":
             running, seen = [], []
             for state in states:

@@ -75,11 +75,11 @@ class CurvatureDiagonal(Learned):
         return {"step": torch.zeros(()), "m": torch.zeros_like(g), "h": torch.zeros_like(g)}
 
     def curve(self, state: State, h: torch.Tensor) -> None:
-        """Average an estimate."""
+        """Move the average of diag H towards an estimate."""
         state["h"] = torch.lerp(state["h"], h, 1 - self.beta_2)
 
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
-        """Average the gradient."""
+        """Move the average m towards the gradient, and return it."""
         counted(state)
         state["m"] = torch.lerp(state["m"], g, 1 - self.beta_1)
         return state["m"]
@@ -193,7 +193,7 @@ class AdaHessian(CurvatureDiagonal):
         self.power = power
 
     def curve(self, state: State, h: torch.Tensor) -> None:
-        """Average its square."""
+        """Move the average v of squares towards the square of an estimate."""
         state["h"] = torch.lerp(state["h"], h.square(), 1 - self.beta_2)
 
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:

@@ -188,7 +188,7 @@ class Equilibration(Reparametrization):
         return self.frozen_coordinates(layer) if self.frozen else super().coordinates(layer)
 
     def probed(self, layer: str) -> Coordinates | None:
-        """`coordinates`; with E frozen by products with W itself, which training takes E for a constant in too.
+        """`coordinates`; with E frozen, by products in W itself, in which training takes E for a constant, too.
 
         Raises
         ------

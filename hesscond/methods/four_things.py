@@ -74,7 +74,7 @@ class GhostNorm(nn.Module):
         self.register_buffer("running_square", torch.ones(channels))
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        """In training mode by the statistics of ghost batches; else by running averages and those of the example."""
+        """Normalize by the statistics of ghost batches; in evaluation mode by running averages and the example's."""
         by_group = h.reshape(len(h), self.groups, -1)
         normalized = (self._training(by_group, h) if self.training else self._inference(by_group)).reshape(h.shape)
         if self.weight is None or self.bias is None:
@@ -203,7 +203,7 @@ class FourThings(Normalization):
         return self.coordinates(layer)
 
     def check_network(self) -> None:
-        """Refuse it where there is a penalty on γ and β.
+        """Refuse a probe of all parameters together where there is a penalty on γ and β.
 
         Raises
         ------
@@ -217,6 +217,6 @@ class FourThings(Normalization):
             )
 
     def check_batch(self, samples: int) -> None:
-        """Two samples at least, unless channels are grouped."""
+        """Refuse batches with fewer than two samples, unless channels are grouped."""
         if self.groups is None:
             refuse_single_samples(self.name, samples)

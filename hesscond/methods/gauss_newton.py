@@ -216,7 +216,7 @@ class CurvedMethod(LayerMethod[Curved]):
                     )
 
     def update(self, states: list[Curved]) -> None:
-        """Take over what came back."""
+        """Compute M of the layers from the gradients that came back, where it is due."""
         for state in states:
             gradient = state.module.weight.grad
             assert gradient is not None
@@ -228,7 +228,7 @@ class CurvedMethod(LayerMethod[Curved]):
 
     @abstractmethod
     def take(self, state: Curved) -> None:
-        """Make M of a layer anew."""
+        """Compute M of a layer for this step."""
 
 
 # -- the method --------------------------------------------------------------------------------------------------------
@@ -384,11 +384,11 @@ class GaussNewton(CurvedMethod[GaussNewtonState]):
         super().__init__(model, layers)
 
     def state_of(self, layer: Layer) -> GaussNewtonState:
-        """Nothing seen."""
+        """State without any inputs."""
         return GaussNewtonState(layer)
 
     def take(self, state: GaussNewtonState) -> None:
-        """M of this mini-batch.
+        """Compute M of this mini-batch.
 
         Raises
         ------
@@ -406,7 +406,7 @@ class GaussNewton(CurvedMethod[GaussNewtonState]):
 
     @property
     def known(self) -> bool:
-        """Whether there was a step since the method was made; a state that is loaded brings none."""
+        """Whether there was a step since the method was created; loading a state does not count as one."""
         return any(state.resolvent is not None for state in self.layers.values())
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:

@@ -166,7 +166,7 @@ class KFAC(LayerMethod[FisherState]):
             self._handles.append(self.output.handle)
 
     def state_of(self, layer: Layer) -> FisherState:
-        """Nothing seen."""
+        """State without any inputs."""
         drawn = self.targets == "model"
         return FisherState(layer, wanted=int(not drawn), drawn=drawn)
 
@@ -180,7 +180,7 @@ class KFAC(LayerMethod[FisherState]):
         self.output.back(z, drawn(z, S, self._likelihood, self.generator)[None], self.layers.values())
 
     def update(self, states: list[FisherState]) -> None:
-        """The averages, and the roots where they are due."""
+        """Update the averages, and the roots where they are due."""
         for state in states:
             assert state.module.weight.grad is not None
             if not bool(torch.isfinite(state.module.weight.grad).all()):
@@ -194,7 +194,7 @@ class KFAC(LayerMethod[FisherState]):
             self.finish(state)
 
     def decompose(self, state: FisherState) -> None:
-        """(A + π√γ I)^−½ and (G + √γ/π I)^−½."""
+        """Compute (A + π√γ I)^−½ and (G + √γ/π I)^−½."""
         A, G = state.A / state.mass, state.G / state.mass
         traces = [float(S.trace()) / len(S) for S in (A, G)]
         pi = math.sqrt(traces[0] / traces[1]) if min(traces) > 0 else 1.0
@@ -254,13 +254,13 @@ class EKFAC(KFAC):
     rate = 0.01
 
     def decompose(self, state: FisherState) -> None:
-        """The eigenvectors."""
+        """Compute the eigenvectors of A and G."""
         # the layout in memory decides the last digit, and a state that is loaded has this one
         state.right, state.left = (torch.linalg.eigh(S).eigenvectors.contiguous() for S in (state.A, state.G))
         state.eigenbasis_squares(0.0)
 
     def finish(self, state: FisherState) -> None:
-        """S, and with it M."""
+        """Update s, and with it M."""
         if self.steps % self.update_every:
             state.eigenbasis_squares(self.rho)
         state.v = (state.s + self.damping).rsqrt()

@@ -48,11 +48,11 @@ class Learned(ByParameter):
 
     @abstractmethod
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
-        """Take in a gradient, and give U."""
+        """Update the state with a gradient, and return U."""
 
     @abstractmethod
     def read(self, state: State) -> ParameterMap | None:
-        """P as the last step used it; None: it took none."""
+        """P as the last step used it; None: there was no step."""
 
     @torch.no_grad()
     def transform_gradients(self) -> None:
@@ -94,7 +94,7 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def counted(state: State) -> int:
-    """The number of this step, t = 1, 2, …"""
+    """Increase the number of steps, and return it: t = 1, 2, …"""
     state["step"] += 1
     return int(state["step"])
 

@@ -62,7 +62,7 @@ class Muon(Learned):
         return {"step": torch.zeros(()), "B": torch.zeros_like(g), "v": torch.zeros_like(g)}
 
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
-        """The averages."""
+        """Update the averages, and return U."""
         step = counted(state)
         state["B"] = torch.lerp(state["B"], g, 1 - self.momentum)
         if g.ndim == 1:

@@ -40,7 +40,7 @@ class Site:
 
     @classmethod
     def of(cls, name: str, layer: Layer, position: Position) -> Site:
-        """After the layer (``"pre"``: before its activation) or before it (``"post"``: after the one ahead)."""
+        """Site after the layer (``"pre"``: before its activation) or before it (``"post"``: after the previous one)."""
         if position == "pre":
             channels = Geometry.of(layer).units
         else:
@@ -49,7 +49,7 @@ class Site:
 
 
 class FeaturesLast(nn.Module):
-    """Gives activations (N, …, C) to a module that takes (N, C) or (N, C, positions)."""
+    """Adapter of activations (N, …, C) for a module that takes (N, C) or (N, C, positions)."""
 
     def __init__(self, normalization: nn.Module) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class FeaturesLast(nn.Module):
 
 
 class Normalization(Method):
-    """Puts a module that normalizes activations at the layers of a model; its own coordinates are the plain ones.
+    """Base of the methods that insert normalizations of activations into a model; the coordinates are the plain ones.
 
     Parameters
     ----------

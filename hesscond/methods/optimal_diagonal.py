@@ -49,7 +49,7 @@ class OptimalDiagonalState(LayerState):
         self.d, self.gap = like.new_ones(groups, order), like.new_ones(groups)
 
     def take(self, rho: float) -> None:
-        """Let the rows seen so far count ρ, and add those of this step."""
+        """Multiply the weights of all earlier rows by ρ, and add the rows of this step."""
         rows = self.rows()
         H = rows.view(len(rows), self.geometry.groups, -1).transpose(0, 1).to(self.R.dtype)
         if self.geometry.bias:
@@ -159,11 +159,11 @@ class OptimalDiagonal(InputMethod[OptimalDiagonalState]):
             refuse_wide(name, state.geometry.n_params, widest)
 
     def state_of(self, layer: Layer) -> OptimalDiagonalState:
-        """Nothing seen, D = I."""
+        """State without any inputs: D = I."""
         return OptimalDiagonalState(layer)
 
     def update(self, states: list[OptimalDiagonalState]) -> None:
-        """Steps 1 to 3."""
+        """Apply steps 1 to 3 of the algorithm."""
         due = self.steps % self.update_every == 0 or self.steps == self.update_every // 10
         for state in states:
             state.take(self.rho)

@@ -19,7 +19,7 @@ SATURATED = 64
 
 
 class OutputWatch:
-    """The output of a network in its latest training pass, and how the loss bends in it."""
+    """Recorder of a network's output in its latest training pass, and of the curvature of the loss in it."""
 
     def __init__(self, method: str, model: nn.Module) -> None:
         self.method, self.model = method, model

@@ -36,7 +36,7 @@ Per = Literal["feature", "channel"]
 
 
 class Preprocessing(Method):
-    """The model's first argument x is replaced by (x − s)/c, s and c from all training inputs.
+    """Replacement of the model's first argument x by (x − s)/c, with s and c from all training inputs.
 
     s and c become buffers of the model (``input_shift``, ``input_scale``), so that its ``state_dict`` has them. What is
     constant over the training inputs is divided by 1; ``constant`` counts it. Subclasses say what s and c are.
@@ -72,7 +72,7 @@ class Preprocessing(Method):
         """S and c, float64, of inputs (N, …), with the dimensions ``over`` kept at size 1."""
 
     def fit(self, inputs: torch.Tensor) -> None:
-        """Find s and c."""
+        """Compute s and c from all training inputs."""
         if inputs.ndim < 2 or not len(inputs) or not inputs.dtype.is_floating_point:
             raise ConfigError(f"method {self.name!r} is fitted to inputs (N, …) of a floating-point type, N > 0")
         if self.per == "channel" and inputs.ndim < 3:

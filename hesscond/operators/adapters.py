@@ -74,14 +74,14 @@ def as_operator(matrix: object, *, seed: int = 0) -> SymmetricOperator:
 
 
 def real_dtype(dtype: np.dtype | None) -> np.dtype:
-    """float32 for itself, float64 for any other real type."""
+    """Dtype of the operator: float32 for float32, float64 for any other real type."""
     if dtype is None or dtype.kind not in "biuf":
         raise MatrixError(f"expected a matrix of real numbers, not of {dtype}")
     return np.dtype(np.float32 if dtype == np.float32 else np.float64)
 
 
 def square(shape: Any) -> int:
-    """The order of a square matrix."""
+    """Order of a square matrix."""
     if len(shape) != 2 or shape[0] != shape[1]:
         raise MatrixError(f"a symmetric operator is square, this one has the shape {tuple(shape)}")
     return int(shape[0])
@@ -95,7 +95,7 @@ class HostProducts(SymmetricOperator):
         super().__init__(square(A.shape), torch.from_numpy(np.empty(0, self.host_dtype)).dtype, "cpu")
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V. A copy, as an identity may return its argument."""
+        """A V as a copy, since an identity may return its argument."""
         return torch.from_numpy(np.array(self.A @ vectors.detach().numpy(), dtype=self.host_dtype))
 
 
@@ -120,7 +120,7 @@ class TorchProducts(SymmetricOperator):
         self.A = A
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V. A copy, as an identity may return its argument."""
+        """A V as a copy, since an identity may return its argument."""
         product = self.A @ vectors
         return (product.clone() if product.data_ptr() == vectors.data_ptr() else product).detach().to(self.dtype)
 

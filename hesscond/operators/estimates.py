@@ -91,7 +91,7 @@ def trace(A: SymmetricOperator, probes: int = 30, *, seed: int = 0, method: str 
 
 
 def estimated_trace(A: SymmetricOperator, plan: Plan | None, seed: int) -> Estimate[float]:
-    """The trace by a plan."""
+    """Estimate of the trace by a plan."""
     if plan is None:
         return Estimate(float(exact_diagonal(A).sum()), 0.0, 0, A.order)
     known, parts = split(A, plan, seed)
@@ -127,7 +127,7 @@ def diagonal(
 
 
 def estimated_diagonal(A: SymmetricOperator, plan: Plan | None, seed: int) -> Estimate[torch.Tensor]:
-    """The diagonal by a plan."""
+    """Estimate of the diagonal by a plan."""
     if plan is None:
         exact = exact_diagonal(A)
         return Estimate(exact, torch.zeros_like(exact), 0, A.order)
@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def products(self) -> int:
-        """Products in all."""
+        """Total number of products."""
         return 2 * self.basis + self.probes
 
 

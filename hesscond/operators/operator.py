@@ -135,7 +135,7 @@ class LinearOperator(ABC):
         return dense
 
     def to_scipy(self) -> ScipyOperator:
-        """The same for scipy: it takes and returns numpy arrays on the host (half precision becomes float32)."""
+        """Operator for scipy, which takes and returns numpy arrays on the host (half precision becomes float32)."""
         from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
         kept = torch.promote_types(self.dtype, torch.float32)
@@ -428,7 +428,7 @@ class Diagonal(SymmetricOperator):
         self.psd = bool((self.d >= 0).all())
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Rows multiplied by d."""
+        """diag(d) V."""
         return self.d[:, None] * vectors
 
     @property
@@ -456,7 +456,7 @@ class Gram(SymmetricOperator):
 
 
 class Sum(SymmetricOperator):
-    """Σ c_i A_i of operators of one order. Sums among the terms are dissolved."""
+    """Σ c_i A_i of operators of one order. Terms that are sums are expanded."""
 
     def __init__(self, terms: Sequence[tuple[float, SymmetricOperator]]) -> None:
         agreeing([term for _, term in terms], "a sum")
@@ -514,7 +514,7 @@ class Shifted(SymmetricOperator):
         return self.A.multiply(vectors).sub_(vectors, alpha=self.shift)
 
     def shifted(self, shift: float) -> SymmetricOperator:
-        """A less both shifts."""
+        """A shifted by the sum of both shifts."""
         return Shifted(self.A, self.shift + shift)
 
     @property
@@ -609,7 +609,7 @@ class BlockDiagonal(SymmetricOperator):
 
 
 class ApproximateInverse(ABC):
-    """A symmetric M ≈ A that can be solved with, shifted, at a fraction of the cost of a product with A.
+    """A symmetric M ≈ A whose shifted systems are solved at a fraction of the cost of a product with A.
 
     Attributes
     ----------
@@ -628,7 +628,7 @@ class ApproximateInverse(ABC):
 
 
 class DiagonalInverse(ApproximateInverse):
-    """Solves with a diagonal M (n,); the quotients are no larger than 1/floor of the largest |M_i|."""
+    """Inverse of a diagonal M (n,), whose shifted entries are kept at or above ``floor`` times the largest |M_i|."""
 
     def __init__(self, diagonal: torch.Tensor, floor: float = 1e-14) -> None:
         self.order = len(diagonal)

@@ -23,7 +23,7 @@ STOP = -1
 
 
 def leave_the_lock() -> None:
-    """Time for gloo's threads to free the last tensors before the interpreter ends.
+    """Wait for gloo's threads to free the last tensors before the interpreter ends.
 
     A thread that asks for the interpreter's lock after that aborts the process (torch 2.13), and where
     `torch.distributed.nn` was imported after the group was made, its default arguments keep the threads alive.
@@ -185,7 +185,7 @@ class DataParallel(SymmetricOperator):
         return self._product(vectors)
 
     def serve(self, columns: int) -> None:
-        """One product with the leader's vectors."""
+        """Take part in one product with the leader's vectors."""
         space = torch.zeros(self.order, columns, dtype=self.dtype, device=self.device)
         self._product(self._team.from_leader(space))
 

@@ -203,14 +203,14 @@ class OrthogonalSum(Subspace):
 
 
 class DirectSum(Subspace):
-    """The sum of subspaces of parts of Rⁿ, slices or indices, that do not overlap: a network's parameters, say."""
+    """The sum of subspaces of parts of Rⁿ, slices or indices, that do not overlap, such as the parameters of layers."""
 
     def __init__(self, order: int, parts: Sequence[tuple[slice | torch.Tensor, Subspace]]) -> None:
         self.order, self.parts = order, list(parts)
         self.dimension = sum(part.dimension for _, part in self.parts)
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Part by part; zero elsewhere."""
+        """Projection of each part onto its subspace; zero elsewhere."""
         result = torch.zeros_like(vectors)
         for where, part in self.parts:
             result[where] = part.project(vectors[where])

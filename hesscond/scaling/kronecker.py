@@ -112,11 +112,11 @@ class OptimalKronecker:
 
 
 class Enough(Exception):
-    """Nothing more is to be had from an exponent."""
+    """Raised when an exponent cannot improve the search any further."""
 
 
 class Point(NamedTuple):
-    """A pair that the search came by, and the exponent it had then."""
+    """A pair L, R that the search visited, and the exponent at that time."""
 
     L: np.ndarray
     R: np.ndarray
@@ -280,7 +280,7 @@ class Search:
 
     @classmethod
     def of(cls, given: np.ndarray, shape: tuple[int, int], factors: Factors, error: float | np.ndarray) -> Search:
-        """The beginning: L = I and R = I. A factor that is not free keeps its null vectors."""
+        """Start of the search: L = I and R = I. A factor that is not free keeps its null vectors."""
         m, n = shape
         columns = np.linalg.norm(entries(error, given), axis=0).reshape(m, n)
         if len(given) > m * n:
@@ -408,7 +408,7 @@ class Search:
             raise Enough
 
     def proved(self) -> float:
-        """The largest `lower_bound` that the search came by, less what its rounding can amount to.
+        """Largest `lower_bound` that the search visited, reduced by a bound of its rounding.
 
         The computed decomposition is that of K + ΔK, where K = core (L ⊗ R) and ‖ΔK K⁻¹‖ ≤ η: with any further Z,
         κ(KZ) ≥ κ((K + ΔK)Z) (1 − η)/(1 + η).

@@ -102,7 +102,7 @@ class OptimalScaling:
 
 
 class Scaled(NamedTuple):
-    """Scalings of a core's rows and columns, a lower bound, its certificate, Newton steps and who did it."""
+    """Scalings of a core's rows and columns, a lower bound, its certificate, Newton steps and the solver."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -275,7 +275,7 @@ def on_host(matrix: Any) -> Any:
 
 
 def widened(values: np.ndarray, kept: np.ndarray, fill: float = 0.0) -> np.ndarray:
-    """The values at the lines that were kept, ``fill`` at those of zeros."""
+    """Values at the rows or columns that were kept, ``fill`` at those of zeros."""
     full = np.full((len(kept), *values.shape[1:]), fill)
     full[kept] = values
     return full

@@ -27,7 +27,7 @@ Status = Literal["holds", "violated", "not-applicable", "unresolved"]
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that a statement says.
+    """One claim of a statement.
 
     Attributes
     ----------
@@ -197,7 +197,7 @@ class Tally:
 
     @property
     def status(self) -> Status:
-        """Violated if it ever was; else holds if it ever did; else what there was."""
+        """Status: violated if a trial violated the claim, else holds if it held in one, else what the trials gave."""
         if self.violated:
             return "violated"
         if self.holds:
@@ -548,7 +548,7 @@ class LayerStatement(Statement):
 
     @abstractmethod
     def observe(self, seen: Observation) -> Sequence[Outcome]:
-        """Check all claims on what was seen."""
+        """Check all claims on an observed layer."""
 
 
 def verify(

@@ -294,7 +294,7 @@ class WrittenOut(Statement):
 
 
 def as_text(values: np.ndarray) -> str:
-    """Fractions, as they are written."""
+    """Fractions as text."""
     return f"[{', '.join(str(value) for value in values)}]"
 
 
@@ -458,7 +458,7 @@ def bn_as_written(a: Arrays) -> dict[str, np.ndarray]:
 
 
 def bn_shared(a: Arrays) -> dict[str, np.ndarray]:
-    """The same with what is computed once used again, and the derivative in closed form."""
+    """Batch normalization with shared sums, and with the derivative in closed form."""
     found, G, N = averaged(a), a["G"], len(a["H"])
     root = np.sqrt(found["batch variance"] + EPSILON)
     x_hat = found["centred"] / root
@@ -498,7 +498,7 @@ class BNPProposition6(Statement):
     trials = 60
 
     def printed(self, n: int, N: int, m: int) -> tuple[int, int]:
-        """For BNP, and for batch normalization."""
+        """Printed operation counts of BNP and of batch normalization."""
         return 4 * n * N + 6 * n * m + 2 * m + 8 * n, 32 * n * N + 4 * n
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:

@@ -124,7 +124,7 @@ class BNPTheorem4(NormalizedInputs):
         return self.check(extended(H), self.centre(H), self.normalize(H), H.mean(0))
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
-        """On the inputs of a layer."""
+        """Check the claims on the inputs of a layer."""
         return self.check(seen.plain, seen.centred, seen.normalized, seen.mu)
 
     def check(self, before: np.ndarray, moved: np.ndarray, scaled: np.ndarray, mu: np.ndarray) -> Sequence[Outcome]:
@@ -204,7 +204,7 @@ class PRECTheorem4(NormalizedInputs):
         return centring(kappa(before), kappa(self.centre(H)), before.shape[1])
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
-        """On the inputs of a layer."""
+        """Check the claims on the inputs of a layer."""
         return centring(kappa(seen.plain), kappa(seen.centred), seen.plain.shape[1])
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
@@ -307,7 +307,7 @@ class BNPPropertyA(LayerStatement):
         return [optimal_scaling(scaled, kappa(scaled))]
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
-        """On the inputs of a layer."""
+        """Check the claims on the inputs of a layer."""
         return [optimal_scaling(seen.normalized, kappa(seen.normalized))]
 
 
@@ -429,7 +429,7 @@ LARGE = 100
 
 
 def spread(values: np.ndarray) -> float:
-    """Largest over smallest."""
+    """Ratio of the largest to the smallest number."""
     return float(values.max() / values.min())
 
 

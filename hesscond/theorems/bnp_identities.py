@@ -388,7 +388,7 @@ def gradients(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 def leaves(weights: Sequence[Tensor]) -> list[Tensor]:
-    """The same, to be differentiated in."""
+    """Copies of tensors that require gradients."""
     return [weight.detach().clone().requires_grad_() for weight in weights]
 
 

@@ -507,7 +507,7 @@ class ConstrainedLoss:
         return found
 
     def minimum(self) -> Minimum | None:
-        """Near the parameters of the model, by Newton's method on the manifold."""
+        """Minimum near the parameters of the model, by Newton's method on the manifold."""
 
         def derivatives(point: Tensor) -> tuple[Tensor, Tensor]:
             found = self.tangent(point)
@@ -688,7 +688,7 @@ class ProjectedRate(Statement):
         yield self.exact("several units", [a, multipliers], rate, curvatures, text)
 
     def exact(self, name: str, matrix: list[list[int]], rate: Fraction, values: list[int], text: str) -> Counterexample:
-        """From the rate at the best step, and the eigenvalues whose κ does not give it."""
+        """Counterexample from the rate at the best step and the eigenvalues whose κ does not give that rate."""
         sizes = sorted(abs(value) for value in values)
         right, wrong = (1 + rate) / (1 - rate), Fraction(sizes[-1], sizes[0])
         text = f"the rate is {rate} = (κ − 1)/(κ + 1) with κ = {right}, not {wrong}; {text}"

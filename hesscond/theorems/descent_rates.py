@@ -122,7 +122,7 @@ class PreconditionedRate(StepSizes):
     trials = 30
 
     def curvature(self, H: Tensor, P: Tensor) -> Tensor:
-        """Whose κ predicts the rate."""
+        """Matrix whose κ predicts the rate."""
         return P.T @ H @ P
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:

@@ -299,7 +299,7 @@ def measured(iteration: Iteration, direction: Tensor, radius: float) -> Decay | 
 
 
 def not_applicable(count: int, reason: str) -> list[Outcome]:
-    """The same for all claims."""
+    """Outcome not-applicable for each of ``count`` claims, with the same reason."""
     return [Outcome("not-applicable", reason=reason)] * count
 
 

@@ -206,12 +206,12 @@ def whole(scaling: np.ndarray) -> np.ndarray:
 
 
 def fractions(weights: np.ndarray) -> list[Fraction]:
-    """Integers as they are wanted for exact arithmetic."""
+    """Integers as fractions, for exact arithmetic."""
     return [Fraction(int(weight)) for weight in weights]
 
 
 def diagonal(weights: np.ndarray) -> str:
-    """The matrix of their roots."""
+    """Text of the diagonal matrix of the roots of ``weights``."""
     return f"diag({', '.join(f'√{weight}' for weight in weights)})"
 
 
@@ -359,11 +359,11 @@ class LinearNetwork:
         return self.derivatives(*self.weights)[1]
 
     def hessian_at_equilibrated(self) -> np.ndarray:
-        """At the point E(W) W, E(V) V."""
+        """Hessian at the point E(W) W, E(V) V."""
         return self.derivatives(*self.equilibrated)[1]
 
     def hessian_through(self, *, columns: bool = False) -> np.ndarray:
-        """In W, V of the loss at E(W) W, E(V) V; with ``columns`` of that at EWF, EVF, where F = 1 at W, V itself."""
+        """Hessian in W, V of the loss at E(W) W, E(V) V; with ``columns`` at EWF, EVF, where F = 1 at W, V itself."""
         derivatives = self.derivatives(*self.equilibrated)
         rows, across, start = [], [], 0
         for A, U in zip(self.weights, self.equilibrated, strict=True):
@@ -516,7 +516,7 @@ class WeightConditioningTheorem2(LayerStatement):
         return equal((H @ rows).numpy(), expected.numpy(), (H.abs() @ rows.abs()).max().item())
 
     def nullity(self, network: Network, dims: tuple[int, ...]) -> Outcome:
-        """At a critical point: the targets are those of what the network puts out."""
+        """Nullity of the Hessian at a critical point, at which the targets are the outputs of the network."""
         output = replace(network, weights=tuple(self.both_sides(weight, dims) for weight in network.weights)).output()
         taught = replace(network, targets=LINKS[network.criterion](output))
         found = hessian_kappa(hessian(self.equilibrated_loss(taught, dims))(taught.parameters))
@@ -526,7 +526,7 @@ class WeightConditioningTheorem2(LayerStatement):
         return Outcome("holds" if found.nullity >= rows else "violated", rows / max(found.nullity, 0.5))
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
-        """The layer's own Hessian, W what is trained: its weight, of which alone E(W)W is taken."""
+        """Check the claims on the Hessian of one layer, with its trained weight W alone equilibrated."""
         network = seen.network
         assert network is not None
         if network.weight is None:
@@ -640,7 +640,7 @@ def sees_common_change(H: HessianOperator, shape: tuple[int, ...]) -> bool:
 
 
 def observed_kappa(H: HessianOperator) -> ConditionNumber:
-    """From all products with the columns of the identity."""
+    """κ of an operator, from its products with all columns of the identity."""
     dense = H.to_dense().cpu()
     return hessian_kappa(dense, max(ROUND_OFF, H.rounding) * float(dense.norm()))
 
