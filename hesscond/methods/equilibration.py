@@ -115,7 +115,7 @@ class Equilibration(Reparametrization):
     model
         Any module with dense or convolutional layers.
     axis
-        Which E.
+        Kind of E, see above.
     frozen
         Whether the gradient takes E for a constant.
     p

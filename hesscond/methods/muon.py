@@ -36,7 +36,7 @@ class Muon(Learned):
     momentum
         μ; a momentum of the training would act in addition.
     nesterov
-        Which U.
+        Whether U is the average of Nesterov's step.
     steps
         Newton–Schulz steps.
 

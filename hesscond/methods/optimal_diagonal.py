@@ -91,7 +91,7 @@ class OptimalDiagonal(InputMethod[OptimalDiagonalState]):
     Newton's on the central path, and its result is certified: see `hesscond.optimal_diagonal_scaling`. It costs n̂³ a
     Newton step, some 30 to 200 of them.
 
-    In the coordinates of the data themselves, ``probe(method="optimal-diagonal")``, there is no damping. Of a rank
+    In the coordinates of the data themselves, ``probe(method="optimal-diagonal")``, there is no damping. For a rank
     deficient Ĥ the smallest nonzero singular value counts; then the infimum need not be attained, and some entries of
     D are tiny, which switches redundant features off. Dead features (columns of zeros) do not change κ: their entry of
     D is the largest of the others. Such entries must not decide a step, and therefore training is damped.

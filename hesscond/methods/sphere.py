@@ -183,10 +183,10 @@ class Sphere(Method):
     """Weights of each unit on {‖w‖² = c, 1ᵀw = 0}: after every step they are centred and scaled back onto the set.
 
     The initial weights are brought onto the set, too. Any torch optimizer may take the steps, with its momentum and
-    its schedule. With that of SGD, w comes out as if every gradient were centred before the step, as Algorithm 1
-    writes it: centring is linear, and 1ᵀw = 0. The Hessian that decides the local rate is the Riemannian one on the
-    product of the tangent spaces (`SphereChart`): with step size α the iteration's Jacobian at a stationary point is
-    I − α (1 − αλ_i)⁻¹ Hess, λ_i = ⟨w_i, ∇_i L⟩ / c for each unit i.
+    its schedule. With the momentum of SGD, w comes out as if every gradient were centred before the step, as Algorithm
+    1 writes it: centring is linear, and 1ᵀw = 0. The Hessian that decides the local rate is the Riemannian one on the
+    product of the tangent spaces (`SphereChart`): with step size α the iteration's Jacobian at a stationary point is I
+    − α (1 − αλ_i)⁻¹ Hess, λ_i = ⟨w_i, ∇_i L⟩ / c for each unit i.
 
     Each batch normalization of the model is replaced, in its place, by y = γ x + β for each channel, from γ = 1 and
     β = 0 (eq. (6)); in training by y = (1 + n) γ x + β with noise n in place of that of the batch statistics (eq. (7)).
