@@ -1,4 +1,4 @@
-"""``hesscond runs``: what runs there are, and how they stand."""
+"""``hesscond runs``: the stored runs and their status."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def runs(
 
 
 def standing(run: StoredRun) -> dict[str, Any]:
-    """A run as an object: numbers as numbers, None where there is none."""
+    """JSON object of a run: numbers as numbers, None where there is none."""
     loss, seconds = run.last_loss, run.seconds
     return {
         "run": str(run.folder),
