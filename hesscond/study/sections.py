@@ -190,8 +190,8 @@ class TrainingConfig(Section):
     of them, and where a network has several predictions of them, as NeRF's two, the sum of these. ``optimizer``: takes
     the steps of a method that is no optimizer itself; the coordinates are those of the method, without the M of Adam,
     which those of ``--method adam+NAME`` have.
-    ``momentum`` and ``nesterov`` belong to SGD: other optimizers refuse them. ``weight_decay``: λ of the λθ that is added
-    to the gradient (by AdamW, to the step) of every parameter but those that the method leaves out.
+    ``momentum`` and ``nesterov`` belong to SGD: other optimizers refuse them. ``weight_decay``: λ of the λθ that is
+    added to the gradient (by AdamW, to the step) of every parameter but those that the method leaves out.
     ``checkpoint_seconds``: how often the state is saved; what a kill loses is computed again, to the same numbers.
     """
 
