@@ -63,7 +63,7 @@ def density(
         bool, typer.Option("--traceback", help="If the file's own code fails, show where it came from.")
     ] = False,
 ) -> None:
-    """The spectral density of the Hessian of any torch model, by stochastic Lanczos quadrature.
+    """Compute the spectral density of the Hessian of any torch model, by stochastic Lanczos quadrature.
 
     Example: hesscond density mymodel.py:make --probes 20 --figure density.pdf
     """

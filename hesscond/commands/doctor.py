@@ -57,7 +57,7 @@ class Check:
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False) -> None:
-    """Check versions, threads, devices and a condition number that is known on this machine, in seconds.
+    """Check versions, threads, devices and a known condition number on this machine, in seconds.
 
     Exit code 1 if a check failed; warnings do not count. Data sets are checked by hesscond data fetch.
 

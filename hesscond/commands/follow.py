@@ -87,7 +87,7 @@ def found(folders: list[Path]) -> Iterator[Path]:
 
 
 class Screen:
-    """Shows runs in a terminal: everything where it fits, else a row for each."""
+    """View of runs in a terminal: everything where it fits, else a row for each run."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
@@ -100,7 +100,7 @@ class Screen:
 
 
 class Lines:
-    """Prints a line for each run that has moved."""
+    """View of runs as lines of text: one for each run that has moved."""
 
     def __init__(self) -> None:
         self.printed: dict[Path, tuple[int, str]] = {}

@@ -1,4 +1,4 @@
-"""How commands print: the two streams, rows as JSON, and a sign of life while something takes long."""
+"""Output of the commands: the two streams, rows as JSON, and a sign of life while something takes long."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def in_ascii(character: str) -> str:
 
 
 def write_everywhere() -> None:
-    """Let the standard streams take all that is printed, whatever they encode."""
+    """Let the standard streams accept every character that is printed, whatever their encoding."""
     codecs.register_error("hesscond", plain)
     for stream in (sys.stdout, sys.stderr):
         # others stand in for them in tests and notebooks

@@ -204,7 +204,7 @@ class Watched:
 
     @contextmanager
     def interrupts(self) -> Iterator[None]:
-        """Ctrl-C while second derivatives are taken ends them soon; at other times, or twice, at once."""
+        """Let Ctrl-C end second derivatives soon; at other times, or pressed twice, at once."""
 
         def asked(number: int, frame: FrameType | None) -> None:
             if self._latest is None or self.stopped:

@@ -21,7 +21,7 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Where to look.", autocompletion=completion.runs)] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """List the runs at or below a folder: how each stands, how far it came, its last training loss.
+    """List the runs at or below a folder, with their status, iterations and last training loss.
 
     Damaged ones are named on stderr, and the exit code is then 2.
 

@@ -55,7 +55,7 @@ class RowValues(Generic[Values]):
     unmatched: int = 0
 
     def replaced(self, values: Interval | Truth) -> RowValues:
-        """Other values of the same rows."""
+        """The same rows with other values."""
         return RowValues(values, self.rows, self.unmatched)
 
 

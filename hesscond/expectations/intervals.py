@@ -118,7 +118,7 @@ class Interval:
         return total / Interval.point(len(self))
 
     def quantile(self, q: float) -> Interval:
-        """A quantile of all values, interpolated linearly between neighbours; it rises with every value."""
+        """A quantile of all values, interpolated linearly between neighbours; it is monotone in every value."""
         if self.missing.any():
             return Interval.point(np.nan)
         position = (len(self) - 1) * q

@@ -162,7 +162,7 @@ class Operation(Node):
 
 @dataclass(frozen=True)
 class Call(Node):
-    """A function of an expression; ``q`` of quantile only."""
+    """Function applied to an expression; ``q`` is used by quantile only."""
 
     name: str
     a: Node

@@ -313,7 +313,7 @@ class Look:
 
 
 def marker_style(look: Look) -> dict[str, Any]:
-    """Style of filled markers with a white rim, which stand out from lines; crosses have only the rim."""
+    """Style of filled markers with a white rim, which stand out from lines; crosses are not filled."""
     if look.marker == "x":
         rim = withStroke(linewidth=1.9, foreground="white")
         return {"marker": "x", "markersize": 3.6, "markeredgewidth": 0.9, "path_effects": [rim]}

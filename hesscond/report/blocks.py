@@ -68,7 +68,7 @@ class Quantity:
     logarithmic
         Whether it is drawn on a logarithmic scale.
     known
-        Which end is the bound to show where it is not resolved: ``"lower"`` or ``"upper"``.
+        Bound that is shown where it is not resolved: ``"lower"`` or ``"upper"``.
     form
         Format of a number in a table.
     """

@@ -106,7 +106,7 @@ def conditioning_figure(
 
 
 def panels(page: Page, apart: bool) -> tuple[Figure, dict[str, Axes]]:
-    """Figure and its panels by their letters: below one another, or two next to two on a wide page."""
+    """Figure and its panels by their letters: below one another, or in two columns on a wide page."""
     if page.wide:
         figure = page.figure(4.6, hspace=0.0)
         return figure, dict(sorted(figure.subplot_mosaic("ab;cd" if apart else "ab;cb", sharex=True).items()))

@@ -125,7 +125,7 @@ def look_of_part(part: str) -> MethodLook:
 
 
 def varied(look: MethodLook, number: int) -> MethodLook:
-    """Another shade, marker and dash."""
+    """Look with another shade, marker and dash."""
     marker = MARKERS[(MARKERS.index(look.marker) + 1 + number // 8 % (len(MARKERS) - 1)) % len(MARKERS)]
     dash = DASHES[(DASHES.index(look.dash) + 1 + number // 128 % 3) % len(DASHES)]
     return MethodLook(shaded(look.color, SHADES[number % len(SHADES)]), marker, dash)

@@ -247,7 +247,7 @@ def setting_of(run: StoredRun) -> tuple[str, float, int]:
 
 
 def without_unprobed_twins(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """Runs less those that another repeats with probes: ``hesscond compare`` makes both."""
+    """Runs without unprobed ones that another run repeats with probes, as ``hesscond compare`` does."""
     probed = {(setting_of(run), run.seed) for run in runs if is_probed(run)}
     return [run for run in runs if is_probed(run) or (setting_of(run), run.seed) not in probed]
 

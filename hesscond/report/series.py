@@ -210,7 +210,7 @@ FLOAT32_LIMIT = float(2**48)
 
 
 def rounded_probes(runs: Sequence[StoredRun]) -> tuple[int, int]:
-    """Number of probes whose smallest eigenvalue may be rounding of float32 activations, and of all counted.
+    """Number of probes whose smallest eigenvalue may be rounding in float32 activations, and of those examined.
 
     The bounds of κ hold for the activations as they are. If a float32 network computed them
     (``precision = "as-trained"``), each is rounded, so that features which depend on each other in exact arithmetic, as

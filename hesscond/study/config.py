@@ -30,8 +30,8 @@ class LearningRates(Section):
     """``[[learning_rates]]``: the rate of each method at one batch size, and the grid it is chosen from.
 
     Methods are named as in ``[[methods]]``, or as ``--method`` names them; one with options that is not there has the
-    rate of its name alone. The ``grid`` is that of the methods in ``rate``, and of all others that no entry of this
-    batch size names beside a grid.
+    rate of its name alone. The ``grid`` is that of the methods in ``rate``, and of all methods that no entry of this
+    batch size with a grid names.
     """
 
     batch_size: PositiveInt
@@ -260,7 +260,7 @@ class StudyConfig(Section):
         return f"{self.name}/{self.panel}" if self.panel else self.name
 
     def entry(self, text: str) -> MethodConfig | None:
-        """The one of ``methods`` that a text means: its name, what ``--method`` says, or that without its options.
+        """Entry of ``methods`` that a text means: its name, what ``--method`` says, or that without options; or None.
 
         Raises
         ------

@@ -53,7 +53,7 @@ def load_study(study: str | Path, scale: str | None = None) -> StudyConfig:
     Returns
     -------
     StudyConfig
-        With these changes made; ``small`` is empty. Its name is the one given, also where that is an alias.
+        The study with these changes made; ``small`` is empty. Its name is the one given, also if that is an alias.
 
     Raises
     ------
@@ -241,7 +241,7 @@ class StudyFile:
 
 
 def lines_of(text: str) -> dict[tuple[str | int, ...], int]:
-    r"""The line, from 1, on which each table and key first appears that stands at the beginning of a line.
+    r"""Line number, from 1, where each table and key first stands at the beginning of a line.
 
     Examples
     --------

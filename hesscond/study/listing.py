@@ -50,7 +50,7 @@ def described() -> list[dict[str, str]]:
 
 
 def panels_of(name: str) -> list[dict[str, str]]:
-    """Name, data set and title of each panel of a study; of one without panels, itself."""
+    """Name, data set and title of each panel of a study, or of the study itself if it has no panels."""
     rows = []
     for content in contents():
         if content["name"] == aliases().get(name, name).partition("/")[0]:

@@ -44,7 +44,7 @@ LEFTOVERS = ("config.toml", "config.toml.partial", f"{LOG}.partial", f"{LOG}.par
 
 
 class RunLog:
-    """Writes one run's folder. Rows of an iteration and of its probe are one transaction.
+    """Writer of one run's folder; rows of an iteration and of its probe are one transaction.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How well a network does on the test set."""
+"""Metrics of a network on the test set."""
 
 from __future__ import annotations
 

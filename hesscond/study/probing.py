@@ -178,7 +178,7 @@ class Probe(NamedTuple):
 
 
 class Prober:
-    """Measures the blocks that a study names, on mini-batches and over the training set.
+    """Prober of the blocks that a study names, on mini-batches and over the training set.
 
     Units of dense and convolutional layers are captured in the training pass, or streamed; everything else is measured
     as `hesscond.probe` does it.
@@ -303,7 +303,7 @@ class Prober:
 
     def rows(self, probes: Sequence[Probe]) -> list[list[ProbeRow]]:
         """Rows of several probes; blocks of one shape are computed together, which changes no digit."""
-        # how several threads share a sum depends on what is summed up beside it
+        # how several threads share a sum depends on what is summed up with it
         with one_thread() if all(is_small(probe.seen) for probe in probes) else nullcontext():
             captures = self._captures([probe.seen for probe in probes])
             inputs = [captured.inputs for own in captures for captured in own.values()]
@@ -777,7 +777,7 @@ def of_group(statistics: FeatureStatistics, geometry: Geometry, unit: int) -> Fe
 
 
 def activations(model: nn.Module, inputs: torch.Tensor) -> int:
-    """Numbers that the modules of a model give for ``inputs``, those of modules within modules not counted twice."""
+    """Number of values that the modules of a model output for ``inputs``; nested modules are not counted twice."""
     return inputs.numel() + summed(model, inputs, lambda module, output: output.numel())
 
 
@@ -792,7 +792,7 @@ def multiplications(model: nn.Module, inputs: torch.Tensor) -> int:
 
 @torch.no_grad()
 def summed(model: nn.Module, inputs: torch.Tensor, count: Callable[[nn.Module, torch.Tensor], int]) -> int:
-    """The sum over the innermost modules of a model of what they count in their output."""
+    """Sum over the innermost modules of a model of ``count`` applied to their outputs."""
     counts = [0]
 
     def add(module: nn.Module, args: Any, output: Any) -> None:

@@ -32,7 +32,7 @@ class Panel:
     Attributes
     ----------
     study
-        What is trained, with the methods in ``study.methods``.
+        The study that is trained, with the methods in ``study.methods``.
     published
         The paper's numbers.
     """

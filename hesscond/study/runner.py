@@ -110,7 +110,7 @@ class RunPlan:
         return f"{self.label or self.method} seed {self.seed}"
 
     def config(self, data: Dataset) -> dict[str, Any]:
-        """Everything needed to repeat the run, for ``config.toml``."""
+        """Contents of ``config.toml``: everything needed to repeat the run."""
         study = self.study.model_dump(mode="json", exclude_none=True, exclude={"run"})
         study["data"] |= data.pinned
         study["probe"]["layers"] = probed_layers(self.study)
@@ -463,7 +463,7 @@ class Training:
         return (iteration - self.plan.study.probe.every) // self.per_epoch < iteration // self.per_epoch
 
     def state(self, iteration: int, permutation: torch.Tensor) -> dict[str, Any]:
-        """All that decides how the run goes on before ``iteration``."""
+        """State that decides how the run goes on before ``iteration``, for a checkpoint."""
         return {
             "iteration": iteration,
             "permutation": permutation,

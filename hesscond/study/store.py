@@ -370,7 +370,7 @@ class StoredRun:
 
     @property
     def worked(self) -> dict[int, float]:
-        """The seconds that the run had worked, breaks left out, by how many iterations were logged by then."""
+        """Seconds that the run had worked, breaks left out, by the number of iterations logged by then."""
         clock, found = self.rows("clock")[1], {}
         session, began, before, latest = None, 0.0, 0.0, 0.0
         for own, at, iterations in zip(clock["session"], clock["time"], clock["iterations"], strict=True):

@@ -144,7 +144,7 @@ def sweep(
     Returns
     -------
     dict
-        How each run ended, by the name of its folder.
+        Outcome of each run, by the name of its folder.
     """
     outcomes: dict[str, Outcome] = {}
     breakdowns: Counter[str] = Counter()

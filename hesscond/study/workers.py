@@ -1,4 +1,4 @@
-"""Where the runs of a sweep are done: an executor of processes on this machine, or of the workers of a Dask cluster."""
+"""Executors of the runs of a sweep: processes on this machine, or the workers of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class WorkerProcesses(Executor):
             self._idle.put(number)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Give the processes back; unless ``wait``, those at work are told to end, and killed if they do not."""
+        """Stop the processes; unless ``wait``, those at work get SIGTERM, and SIGKILL if they do not end."""
         self._threads.shutdown(wait, cancel_futures=cancel_futures or not wait)
         if not wait:
             self._send(signal.SIGTERM)

@@ -62,10 +62,10 @@ def assert_condition_number(
     **options
         Further options of `hesscond.probe`: dtype, rtol, memory, reduction.
 
-    Returns
-    -------
-    Assertion
-        With what was found of every Hessian.
+        rns
+        ---
+        rtion
+        Assertion with the finding for every Hessian.
 
     Raises
     ------
@@ -140,10 +140,10 @@ def assert_preconditioner_improves(
     layer, unit, share, unresolved, **options
         As for `assert_condition_number`.
 
-    Returns
-    -------
-    Assertion
-        With what was found of every Hessian.
+        rns
+        ---
+        rtion
+        Assertion with the finding for every Hessian.
 
     Raises
     ------
