@@ -380,11 +380,6 @@ QUANTILES = {"kappa_q10": 0.1, "kappa_median": 0.5, "kappa_q90": 0.9}
 def layer_kappa_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     """Quantiles of the condition numbers of each layer.
 
-    Parameters
-    ----------
-    runs
-        Runs of one study.
-
     Returns
     -------
     pandas.DataFrame

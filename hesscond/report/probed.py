@@ -39,13 +39,7 @@ COLUMNS = {
 
 
 def read_rows(path: Path | str) -> pd.DataFrame:
-    """Rows from a file of ``hesscond probe -o FILE``, as in `ProbeResult.to_frame`.
-
-    Parameters
-    ----------
-    path
-        A .json or .csv file.
-    """
+    """Rows from a .json or .csv file of ``hesscond probe -o FILE``, as in `ProbeResult.to_frame`."""
     import pandas as pd
 
     path = Path(path)

@@ -154,14 +154,7 @@ def mean_over_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
 
 
 def intervals(probe: pd.DataFrame, quantity: str) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of κ in each row: its value twice, or its lower bound and infinity if it is unresolved.
-
-    Parameters
-    ----------
-    probe
-        Rows of the probe table.
-    quantity
-        A key of `RESOLVED`.
+    """Bounds of a κ (a key of `RESOLVED`) in each row: its value twice, or lower bound and infinity if unresolved.
 
     Returns
     -------

@@ -326,11 +326,6 @@ RATES_CAPTION = (
 def rate_grid_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     """Final losses of a grid of learning rates.
 
-    Parameters
-    ----------
-    runs
-        Runs of one study.
-
     Returns
     -------
     pandas.DataFrame

@@ -212,13 +212,6 @@ CELLS = [
 def possible(row: Mapping[str, Any], kind: str) -> tuple[float, float]:
     """Bounds of the share of the possible gain, (log κ(H) − log κ own)/(log κ(H) − log κ_opt).
 
-    Parameters
-    ----------
-    row
-        Row of the probe table.
-    kind
-        One of `OPTIMA`.
-
     Returns
     -------
     tuple

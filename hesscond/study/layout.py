@@ -98,7 +98,7 @@ class Published(Section):
 class Cost(Section):
     """``[replicate]``: how the figure is drawn, and how long its runs take.
 
-    ``core_hours``: time of all runs at full size with five seeds, on one core of README.md's machine; ``how``
+    ``core_hours``: time of all runs at full size with five seeds, on one core of the machine in README.md; ``how``
     it was found. ``probe``: whether condition numbers are measured; only figures that show some need it.
     """
 
