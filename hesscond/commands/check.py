@@ -62,7 +62,7 @@ def check(
     A column is one of the tables probe (kappa, kappa_preconditioned, kappa_D, rank, …), evaluation (test_loss,
     test_accuracy) and training (loss). A comparison must hold in all rows: for each iteration, layer, unit and kind of
     data. A filter selects rows: kappa[data = train, layer = fc3, iteration > 100]. median, mean, min, max and
-    quantile(kappa, 0.9) reduce them to one value, last and first to one of each layer, unit and kind of data;
+    quantile(kappa, 0.9) reduce them to one value, last and first to one per layer, unit and kind of data;
     share(…) >= 0.9 and any(…) require less than all rows. METHOD.column compares runs of the same seed. Also allowed:
     + - * / **, abs, log10, sqrt, < <= > >= == !=, and, or, not, parentheses.
 
