@@ -57,19 +57,19 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False,
 ) -> None:
-    """Check what is expected of stored runs, as far as the bounds of κ decide it; exit code 1 if something is not met.
+    """Check expectations of stored runs, as far as the bounds of κ decide them; exit code 1 if one is not met.
 
     A column is one of the tables probe (kappa, kappa_preconditioned, kappa_D, rank, …), evaluation (test_loss,
     test_accuracy) and training (loss). A comparison must hold in all rows: for each iteration, layer, unit and kind of
-    data. Fewer rows by a filter, kappa[data = train, layer = fc3, iteration > 100]; one value of many by median, mean,
-    min, max or quantile(kappa, 0.9), or last and first (of each layer, unit and kind of data); share(…) >= 0.9
-    and any(…) ask for less than all. METHOD.column compares runs of the same seed. Further: + - * / **, abs, log10,
-    sqrt, < <= > >= == !=, and, or, not, parentheses.
+    data. A filter selects rows: kappa[data = train, layer = fc3, iteration > 100]. median, mean, min, max and
+    quantile(kappa, 0.9) reduce them to one value, last and first to one per layer, unit and kind of data;
+    share(…) >= 0.9 and any(…) require less than all rows. METHOD.column compares runs of the same seed. Also allowed:
+    + - * / **, abs, log10, sqrt, < <= > >= == !=, and, or, not, parentheses.
 
     An expectation is met only if it holds for every value within the bounds, failed only if it holds for none,
     else unresolved. A run that diverged fails; one that is not finished is unresolved.
 
-    In a shell, with quotation marks around each.
+    In a shell, put quotation marks around each expression.
 
     Example: hesscond check runs/mine --expect "median(kappa_preconditioned) < median(kappa) / 10"
 
@@ -91,7 +91,7 @@ def check(
 
 
 def meet(expectations: Sequence[Expectation], runs: Sequence[StoredRun], unresolved: str) -> None:
-    """Check, show and refuse: what ``hesscond study`` does at its end."""
+    """Check expectations, show the decisions and refuse, as ``hesscond study`` does at its end."""
     found = decisions(expectations, runs)
     show(found)
     refuse(found, unresolved, github=None, quiet=False)
@@ -112,7 +112,7 @@ def refuse(found: Sequence[Decision], unresolved: str, *, github: bool | None, q
 
 
 def annotate(found: Sequence[Decision], refused: Sequence[Decision], stream: IO[str]) -> None:
-    """A line that GitHub shows at the pull request for what is not met: an error if it is refused, else a warning."""
+    """Write a line for each decision not met, which GitHub shows: an error if it is refused, else a warning."""
     for one in found:
         if one.status != "met":
             command = "error" if one in refused else "warning"
@@ -121,7 +121,7 @@ def annotate(found: Sequence[Decision], refused: Sequence[Decision], stream: IO[
 
 
 def escaped(text: str) -> str:
-    """As GitHub asks for in a message.
+    """Escape a text for the message of a GitHub annotation.
 
     Examples
     --------
@@ -132,12 +132,12 @@ def escaped(text: str) -> str:
 
 
 def escaped_property(text: str) -> str:
-    """As GitHub asks for in a property, which ends at a comma and at a colon."""
+    """Escape a text for a property of a GitHub annotation, which ends at a comma and at a colon."""
     return escaped(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def show(found: Sequence[Decision]) -> None:
-    """A row for each decision, and what was found below it."""
+    """Print a row for each decision, with what was found below it."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("runs", overflow="fold")
@@ -152,13 +152,13 @@ def show(found: Sequence[Decision]) -> None:
 
 
 def as_case(one: Decision, unresolved: str) -> Case:
-    """For JUnit: an unresolved decision that passes is a skipped case."""
+    """JUnit case of a decision; an unresolved decision that passes is a skipped case."""
     if passes(one, unresolved):
         return Case(one.runs, one.expectation, skipped=one.reason if one.status == "unresolved" else None)
     return Case(one.runs, one.expectation, failure=f"{one.status}: {one.reason}", kind=one.status)
 
 
 def as_dict(one: Decision, unresolved: str) -> dict[str, Any]:
-    """For JSON; an end that is not known is null."""
+    """JSON object of a decision; an end of an interval that is not known is null."""
     values = {name: [end if math.isfinite(end) else None for end in ends] for name, ends in one.values.items()}
     return asdict(one) | {"ok": passes(one, unresolved), "values": values}

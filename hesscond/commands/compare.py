@@ -121,7 +121,7 @@ def compare_methods(
 def configured(
     study: StudyConfig, iterations: int, batch_size: int | None, probe_every: int | None, levels: list[str] | None
 ) -> StudyConfig:
-    """The study as it is run: with its length, and what is probed."""
+    """The study as it is run: with its length, and with the blocks to probe."""
     if probe_every is not None and probe_every < 1:
         raise ConfigError(f"--probe-every must be at least 1, got {probe_every}")
     every = probe_every if probe_every is not None else 0 if study.probe.at else 10

@@ -1,4 +1,4 @@
-"""What the shell completes: names of studies, methods and statements, words of a list, and run folders.
+"""Shell completion of names of studies, methods and statements, words of a list, and run folders.
 
 A completion takes what is typed so far and returns what it may become. None of them reads a file.
 """
@@ -13,7 +13,7 @@ from hesscond.study.store import LOG
 
 
 def among(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """Some words."""
+    """Completion that offers the given words."""
     words = list(names)
 
     def complete(incomplete: str) -> list[str]:
@@ -23,13 +23,13 @@ def among(names: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def studies(incomplete: str) -> list[str]:
-    """Built-in studies, and TOML files."""
+    """Complete the names of built-in studies, and TOML files."""
     built_in = among(path.stem for path in sorted(studies_folder().glob("*.toml")))
     return built_in(incomplete) + [path for path in paths(incomplete) if path.endswith((".toml", "/"))]
 
 
 def methods(incomplete: str) -> list[str]:
-    """Methods; behind a plus sign those that are not there yet."""
+    """Complete methods; after a plus sign, those that are not named yet."""
     from hesscond.methods import registered
 
     before, plus, last = incomplete.rpartition("+")
@@ -38,20 +38,20 @@ def methods(incomplete: str) -> list[str]:
 
 
 def statement_ids(incomplete: str) -> list[str]:
-    """Statements, by any of their ids."""
+    """Complete statements, by any of their ids."""
     from hesscond.theorems.base import ids
 
     return among(ids())(incomplete)
 
 
 def runs(incomplete: str) -> list[str]:
-    """Run folders; of others those that run folders may lie in."""
+    """Complete run folders; other folders end in a slash, since run folders may lie in them."""
     found = [Path(path) for path in paths(incomplete) if path.endswith("/")]
     return [str(folder) if (folder / LOG).is_file() else f"{folder}/" for folder in found]
 
 
 def paths(incomplete: str) -> list[str]:
-    """Files and folders, these with a slash behind; hidden ones only if a dot is typed."""
+    """Files and folders that begin as typed, folders with a slash at the end; hidden ones only if a dot is typed."""
     folder, slash, begun = incomplete.rpartition("/")
     shown = folder + slash
     try:

@@ -63,7 +63,7 @@ def density(
         bool, typer.Option("--traceback", help="If the file's own code fails, show where it came from.")
     ] = False,
 ) -> None:
-    """The spectral density of the Hessian of any torch model, by stochastic Lanczos quadrature.
+    """Compute the spectral density of the Hessian of any torch model, by stochastic Lanczos quadrature.
 
     Example: hesscond density mymodel.py:make --probes 20 --figure density.pdf
     """
@@ -98,7 +98,7 @@ def density(
 
 @dataclass(frozen=True)
 class Request:
-    """What density is asked for."""
+    """Options of the density to compute."""
 
     layers: list[str] | None
     matrix: str
@@ -195,7 +195,7 @@ def as_object(found: Found, request: Request) -> dict[str, Any]:
 
 
 def print_summary(found: Found, request: Request, target: Target, spec: str) -> None:
-    """What was measured, the table, and what was known of the null space."""
+    """Print what was measured, the table, and what was known of the null space."""
     density = found.density
     precision = "float64" if request.dtype is torch.float64 else "the model's own precision"
     mode = "train" if target.model.training else "eval"

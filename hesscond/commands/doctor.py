@@ -29,29 +29,23 @@ from hesscond.spectra import condition_number
 STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 #: Processor time that a container may use: "quota period" in microseconds, or "max period".
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-#: There where a driver of NVIDIA is loaded.
+#: File that exists where a driver of NVIDIA is loaded.
 DRIVER = Path("/proc/driver/nvidia/version")
-#: κ(FᵀF) of the graded matrix, far beyond 1/eps, and the relative error that is passed.
+#: κ(FᵀF) of the graded matrix, far beyond 1/eps, and the largest relative error that passes.
 TRUTH, TOLERANCE = 4.0**48, 1e-10
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """Result of one check of the installation.
 
     Attributes
     ----------
     status
         ``"failed"``: hesscond cannot be used like this, or its numbers are wrong; ``"warning"``: slower than it could
         be; ``"ok"``.
-    found
-        What is there.
     advice
         One sentence; empty if there is nothing to do.
-    group, name
-        Where it belongs, what it is.
-    seconds
-        How long it took.
     """
 
     status: str
@@ -63,7 +57,7 @@ class Check:
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False) -> None:
-    """Check versions, threads, devices and a condition number that is known on this machine, in seconds.
+    """Check versions, threads, devices and a known condition number on this machine, in seconds.
 
     Exit code 1 if a check failed; warnings do not count. Data sets are checked by hesscond data fetch.
 
@@ -86,7 +80,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="A list of objec
 
 
 def examine() -> Iterator[Check]:
-    """Every check as soon as it is done; an exception is a failed one with its sentence."""
+    """Run the checks and yield each result as soon as it is there; an exception makes a failed check."""
     tests: list[tuple[str, str, Callable[[], Check]]] = [
         ("versions", "hesscond", lambda: Check("ok", f"{hesscond.__version__}, Python {platform.python_version()}")),
         ("versions", "packages", packages),
@@ -107,7 +101,7 @@ def examine() -> Iterator[Check]:
 
 
 def packages() -> Check:
-    """What hesscond needs, in the versions that it needs."""
+    """Check that the packages that hesscond needs are installed, in the versions that it needs."""
     try:
         stated = [text for text in requires("hesscond") or [] if "extra ==" not in text]
     except PackageNotFoundError:
@@ -116,7 +110,7 @@ def packages() -> Check:
 
 
 def required(stated: list[str]) -> Check:
-    """Whether requirements of the form ``NAME>=VERSION`` are there."""
+    """Check that requirements of the form ``NAME>=VERSION`` are met."""
     problems = {}
     for text in stated:
         name, _, least = re.sub(r"[;\s].*", "", text).partition(">=")
@@ -137,7 +131,7 @@ def numbers(text: str) -> list[int]:
 
 
 def threads() -> Check:
-    """Threads of torch against the processors that this process may use."""
+    """Check torch's number of threads against the processors that this process may use."""
     there, given = processors(), os.environ.get("OMP_NUM_THREADS")
     found = f"torch {torch.get_num_threads()}, processors {there}, OMP_NUM_THREADS {given or 'not set'}"
     if torch.get_num_threads() > there:
@@ -147,7 +141,7 @@ def threads() -> Check:
 
 
 def processors() -> int:
-    """How many this process may use: by affinity, and by the quota of its container."""
+    """Number of processors that this process may use, by affinity and by the quota of its container."""
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = QUOTA.read_text(encoding="ascii").split()
@@ -157,7 +151,7 @@ def processors() -> int:
 
 
 def no_gpu() -> Check:
-    """Everything runs on the processor, and whether it has to."""
+    """Check without a GPU: everything runs on the processor; a warning if a GPU may be there."""
     if not DRIVER.exists():
         return Check("ok", "no GPU: all is computed on the processor, which every study allows for")
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
@@ -166,7 +160,7 @@ def no_gpu() -> Check:
 
 
 def gpu(device: torch.device) -> Check:
-    """Name and memory of a GPU, and a product in float64 against the processor's."""
+    """Check a GPU: its name and memory, and a product in float64 against the processor's."""
     free, total = torch.cuda.mem_get_info(device)
     found = f"{torch.cuda.get_device_name(device)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     A = torch.linspace(0, 1, 200 * 200, dtype=torch.float64).reshape(200, 200).sin()
@@ -178,7 +172,7 @@ def gpu(device: torch.device) -> Check:
 
 
 def known_condition_number() -> Check:
-    """F = H diag(2^-i…) with a Hadamard matrix H: all entries and all singular values are known exactly."""
+    """Check κ of F = H diag(2^-i…), H a Hadamard matrix, whose entries and singular values are exact."""
     found = condition_number(factor=hadamard(8) * 2.0 ** -np.rint(np.linspace(0, 48, 8)))
     error = abs(found.value / TRUTH - 1)
     if found.resolved and found.rank == 8 and found.lower <= TRUTH <= found.upper and error <= TOLERANCE:
@@ -188,7 +182,7 @@ def known_condition_number() -> Check:
 
 
 def show(checks: list[Check], seconds: float) -> None:
-    """By groups, each with its advice below."""
+    """Print the checks by groups, each with its advice below."""
     grid = Table.grid(padding=(0, 2))
     group = ""
     for check in checks:

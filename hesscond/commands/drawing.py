@@ -75,7 +75,7 @@ def figure(
 
 
 def drawn_rate(names: list[str], page: Page) -> Any:
-    """The figure of the rates of a statement, the first that there are by default."""
+    """Figure of the rates of a statement; by default of the first statement that has one."""
     from hesscond.report.margins import rate_figure, rate_trials
 
     id = one_of(names or [RATED[0]], f"{RATE} takes one statement: {', '.join(RATED)}")
@@ -85,7 +85,7 @@ def drawn_rate(names: list[str], page: Page) -> Any:
 
 
 def one_of(names: list[str], sentence: str) -> str:
-    """The only name."""
+    """The only name in a list; a ConfigError with the sentence if there is none or there are several."""
     if len(names) != 1:
         raise ConfigError(sentence)
     return names[0]
@@ -125,7 +125,7 @@ def table(
 
 
 def taken(what: str, known: tuple[str, ...], **given: Any) -> dict[str, Any]:
-    """The options that were given."""
+    """Options that were given; a ConfigError for one that this figure or table does not have."""
     found = {name: value for name, value in given.items() if value is not None}
     for name in found:
         if name not in known:

@@ -82,7 +82,7 @@ def export(
 
 
 def event_files(runs: list[StoredRun], output: Path) -> Callable[[StoredRun], Sink]:
-    """Makes a run's TensorBoard folder: ``output`` of a single run, else in it, as the run lies among the others."""
+    """Factory of TensorBoard folders: ``output`` for a single run, else the run's relative path below it."""
     folders = {run.folder: run.folder.absolute() for run in runs}
     common = Path(os.path.commonpath(folders.values())) if len(runs) > 1 else folders[runs[0].folder]
     return lambda run: TensorBoardFiles(output / folders[run.folder].relative_to(common), run)

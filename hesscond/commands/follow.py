@@ -73,12 +73,12 @@ def look(runs: list[Path], watched: dict[Path, WatchedRun], interval: float, wai
 
 
 def is_run(folder: Path) -> bool:
-    """Whether it is itself a run, and will hold no others."""
+    """Whether a folder is itself a run, and so will hold no others."""
     return (folder / LOG).exists()
 
 
 def found(folders: list[Path]) -> Iterator[Path]:
-    """The run folders that there are by now."""
+    """Run folders that exist by now."""
     for folder in folders:
         if folder.is_file():
             raise ConfigError(f"{folder} is a file: give a run folder")
@@ -87,26 +87,26 @@ def found(folders: list[Path]) -> Iterator[Path]:
 
 
 class Screen:
-    """Shows runs in a terminal: everything where it fits, else a row for each."""
+    """View of runs in a terminal: everything where it fits, else a row for each run."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
 
     def __call__(self, runs: list[WatchedRun]) -> None:
-        """Draw them anew."""
+        """Draw the runs anew."""
         lines = sum(3 + len(run.units) for run in runs)
         fits = lines < self.live.console.height
         self.live.update(blocks(runs, self.live.console.width) if fits else rows(runs), refresh=True)
 
 
 class Lines:
-    """Prints a line for each run that has moved."""
+    """View of runs as lines of text: one for each run that has moved."""
 
     def __init__(self) -> None:
         self.printed: dict[Path, tuple[int, str]] = {}
 
     def __call__(self, runs: list[WatchedRun]) -> None:
-        """Print what is new."""
+        """Print a line for each run that has moved since the last call."""
         for watched in runs:
             state = (watched.iterations, watched.run.status)
             if self.printed.get(watched.run.folder) != state:
@@ -116,7 +116,7 @@ class Lines:
 
 @contextmanager
 def screen() -> Iterator[Screen | Lines]:
-    """Where runs are shown: a live view in a terminal, lines elsewhere."""
+    """View of the runs: a live display in a terminal, lines elsewhere."""
     if not stdout.is_terminal:
         yield Lines()
         return

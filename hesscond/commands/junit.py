@@ -10,22 +10,22 @@ from xml.etree import ElementTree
 
 from hesscond.errors import ConfigError
 
-#: What XML 1.0 cannot hold, not even escaped.
+#: Characters that XML 1.0 cannot hold, not even escaped.
 FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that was checked.
+    """Test case: one thing that was checked.
 
     Attributes
     ----------
     group
-        A statement, a run.
+        Name of the statement or of the run.
     name
-        In the group.
+        Name of the case in the group.
     failure, kind, details
-        If it failed: a sentence, a word for it, and what else there is to say.
+        If it failed: a sentence, a word for the kind of failure, and further text.
     skipped
         A sentence, if it was left out or not decided.
     """
@@ -40,7 +40,7 @@ class Case:
 
 
 def junit_report(suite: str, cases: Sequence[Case]) -> ElementTree.ElementTree:
-    """The report: a suite with its cases, and how many failed or were skipped."""
+    """JUnit report: a suite with its cases, and the numbers of those that failed or were skipped."""
     failures, skipped = (sum(getattr(case, kind) is not None for case in cases) for kind in ("failure", "skipped"))
     counts = {"tests": len(cases), "failures": failures, "errors": 0, "skipped": skipped}
     root = new(None, "testsuite", name=suite, time=f"{sum(case.seconds for case in cases):.3f}", **counts)
@@ -54,7 +54,7 @@ def junit_report(suite: str, cases: Sequence[Case]) -> ElementTree.ElementTree:
 
 
 def new(parent: ElementTree.Element | None, tag: str, **attributes: object) -> ElementTree.Element:
-    """An element, below another if there is one."""
+    """XML element, below another if one is given."""
     texts = {name: clean(str(value)) for name, value in attributes.items()}
     return ElementTree.Element(tag, texts) if parent is None else ElementTree.SubElement(parent, tag, texts)
 
@@ -68,5 +68,5 @@ def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
 
 
 def clean(text: str) -> str:
-    """The text with � for what XML cannot hold."""
+    """The text with � in place of characters that XML cannot hold."""
     return FORBIDDEN.sub("�", text)

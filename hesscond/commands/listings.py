@@ -1,4 +1,4 @@
-"""``hesscond studies`` and ``hesscond methods``: what there is."""
+"""``hesscond studies`` and ``hesscond methods``: lists of the built-in studies and of the methods."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def methods(
 
 
 def method_row(method: type[Method]) -> dict[str, str | float]:
-    """A method in a listing."""
+    """Row of a method in a listing."""
     from hesscond.methods.spec import shown_options
 
     return {

@@ -1,4 +1,4 @@
-"""How runs look while they are trained: blocks with sparklines, a row each where there are many, lines in a pipe."""
+"""Views of runs in training: blocks with sparklines, a row for each where there are many, lines in a pipe."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from hesscond.study.sweep import Outcome
 
 BARS = "▁▂▃▄▅▆▇█"
-#: In a sparkline where κ is unresolved, and where nothing was measured.
+#: Characters of a sparkline where κ is unresolved, and where nothing was measured.
 UNRESOLVED, NOTHING = "?", "·"
-#: Fewest and most columns of a sparkline, and those of what stands beside two of them.
+#: Fewest and most columns of a sparkline, and the columns of the text next to two of them.
 NARROWEST, WIDEST, BESIDE = 6, 40, 38
 
 COLOURS = {
@@ -48,9 +48,9 @@ def sparkline(values: Sequence[float], width: int, *, logarithmic: bool = False)
     values
         NaN: not measured; infinite: unresolved.
     width
-        Most columns.
+        Largest number of columns.
     logarithmic
-        Whether equal ratios are equally high; the values are then positive.
+        Whether the scale is logarithmic; values that are not positive are then left out.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def sparkline(values: Sequence[float], width: int, *, logarithmic: bool = False)
 
 
 def blocks(runs: Sequence[WatchedRun], width: int) -> RenderableType:
-    """Each run with its curves, in so many columns."""
+    """Each run with its curves, ``width`` columns wide."""
     names = [len(place_name(layer, unit)) for run in runs for layer, unit in run.units]
     spark = min(WIDEST, max(NARROWEST, (width - BESIDE - max(names, default=0)) // 2))
     return Group(
@@ -83,7 +83,7 @@ def blocks(runs: Sequence[WatchedRun], width: int) -> RenderableType:
 
 
 def headline(watched: WatchedRun) -> Text:
-    """Name, state, progress."""
+    """Headline of a run: its name, status, progress and speed."""
     status = watched.run.status
     text = Text(printable(watched.run.label), style="bold")
     text.append(f"  {status}", style=COLOURS.get(status, ""))
@@ -93,7 +93,7 @@ def headline(watched: WatchedRun) -> Text:
 
 
 def curves(watched: WatchedRun, spark: int) -> Table:
-    """The loss, and κ's of each unit, with sparklines of so many columns."""
+    """Table of the loss and of the κ's of each unit, with sparklines of ``spark`` columns."""
     table = Table.grid(padding=(0, 1))
     for justify in ("left", "left", "right", "left", "left", "right", "left"):
         table.add_column(justify=justify, no_wrap=True)
@@ -116,7 +116,7 @@ def curves(watched: WatchedRun, spark: int) -> Table:
 
 
 def kappa(values: Sequence[float], spark: int) -> tuple[str, str]:
-    """The last κ, and its curve."""
+    """Last κ as text, and the sparkline of all."""
     return last(values, ".2e"), sparkline(values, spark, logarithmic=True)
 
 
@@ -150,7 +150,7 @@ def rows(runs: Sequence[WatchedRun], columns: Sequence[str] = FOLLOWED) -> Table
 
 
 def first_unit(watched: WatchedRun) -> UnitCurves:
-    """Its κ's; none if no unit was probed."""
+    """κ curves of the first probed unit of a run; empty if no unit was probed."""
     return next(iter(watched.units.values()), UnitCurves())
 
 
@@ -173,19 +173,19 @@ def line(watched: WatchedRun) -> str:
 
 
 def counted(watched: WatchedRun) -> str:
-    """Iterations of all that there will be."""
+    """Iterations done, out of the total."""
     total = watched.run.total
     return f"{watched.iterations}/{'?' if total is None else total}"
 
 
 def progress(watched: WatchedRun) -> str:
-    """Iterations of all, and their share."""
+    """Iterations done, out of the total, and their share."""
     total = watched.run.total
     return counted(watched) if not total else f"{counted(watched)} ({100 * watched.iterations // total} %)"
 
 
 def tempo(watched: WatchedRun) -> str:
-    """Speed and time left of a run that goes on, time taken of one that is over."""
+    """Speed and time left of a run that goes on, or time taken by one that is over."""
     if watched.over:
         seconds = watched.run.seconds
         return "" if math.isnan(seconds) else f"took {clock_time(seconds)}"
@@ -195,41 +195,41 @@ def tempo(watched: WatchedRun) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Time, a dash if there is none to tell."""
+    """Time as text; a dash for NaN."""
     return "–" if math.isnan(seconds) else clock_time(seconds)
 
 
 def percent(share: float) -> str:
-    """A share."""
+    """Share in percent as text; a dash for NaN."""
     return "–" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def last(values: Sequence[float], form: str) -> str:
-    """The last of some values."""
+    """Last of some values as text; a dash if there is none, ``unres.`` if it is infinite."""
     if not values or math.isnan(values[-1]):
         return "–"
     return "unres." if values[-1] == math.inf else format(values[-1], form)
 
 
-#: Seconds between two drawings of a sweep in a terminal, and between two lines about what is at work elsewhere.
+#: Seconds between two drawings of a sweep in a terminal, and between two lines about the runs at work elsewhere.
 REDRAW, REPEAT = 0.5, 60.0
 #: Runs at work that are shown, each on a line.
 SHOWN = 16
 
 
 class SweepView:
-    """A sweep while it works: in a terminal the runs at work, elsewhere a line for each that is over.
+    """View of a sweep at work: in a terminal the runs at work, elsewhere a line for each run that is over.
 
     Parameters
     ----------
     console
-        Where to.
+        Console to print on.
     folders
-        Of the runs that are left to do.
+        Folders of the runs that are left to do.
     total
-        Runs of the sweep, those that were over before included.
+        Number of runs of the sweep, including those that were over before.
     live
-        In a terminal.
+        Live display in a terminal; None elsewhere.
     """
 
     def __init__(self, console: Console, folders: Sequence[Path], total: int, live: Live | None) -> None:
@@ -242,11 +242,11 @@ class SweepView:
 
     @property
     def over(self) -> int:
-        """How many runs are over."""
+        """Number of runs that are over."""
         return self.total - len(self.left)
 
     def ended(self, outcome: Outcome) -> None:
-        """A run is over."""
+        """Report that a run is over."""
         folder = self.left.pop(outcome.name)
         self.watched.pop(outcome.name, None)
         self.bad += outcome.status != "finished"
@@ -256,18 +256,18 @@ class SweepView:
             self.seconds.append(run.seconds)
             if outcome.status == "finished":
                 how += f", {run.iterations} iterations, loss {run.last_loss:.4g}, {run.seconds:.1f} s"
-        # in a terminal what went well is counted
+        # in a terminal, finished runs are only counted
         if self.live is None or outcome.status != "finished":
             self.line(f"[{self.over}/{self.total}] {outcome.name}: {how}")
         if self.live is not None:
             self.draw(self.live)
 
     def broke(self, name: str, reason: str) -> None:
-        """The worker of a run broke down; the run is gone on with."""
+        """Report that the worker of a run broke down and that the run is resumed."""
         self.line(f"{name}: its worker broke down ({reason}), it is gone on with")
 
     def tick(self) -> None:
-        """Time has gone by."""
+        """Draw the runs at work, or print a line about them, if it is time."""
         if time.monotonic() - self.drawn > (REPEAT if self.live is None else REDRAW):
             self.drawn = time.monotonic()
             if self.live is not None:
@@ -281,11 +281,11 @@ class SweepView:
         self.console.print(printable(text), soft_wrap=True)
 
     def clock(self) -> str:
-        """How long the sweep has worked."""
+        """Time for which the sweep has worked, as text."""
         return clock_time(time.monotonic() - self.began_at)
 
     def running(self) -> list[WatchedRun]:
-        """The runs at work, as their logs say."""
+        """Runs at work, according to their logs."""
         for name, folder in self.left.items():
             # a log that is being made has no tables yet
             with suppress(RunError):
@@ -296,7 +296,7 @@ class SweepView:
         return [watched for watched in self.watched.values() if not watched.over]
 
     def remaining(self, running: Sequence[WatchedRun]) -> float:
-        """Seconds until all is done, as it looks; NaN before the first run is over."""
+        """Estimated seconds until all runs are done; NaN before the first run is over."""
         if not self.seconds or not running:
             return math.nan
         begun = sum(0.0 if math.isnan(watched.remaining) else watched.remaining for watched in running)
@@ -304,7 +304,7 @@ class SweepView:
         return (begun + each * (len(self.left) - len(running))) / len(running)
 
     def draw(self, live: Live) -> None:
-        """What is at work, in the terminal."""
+        """Draw the runs at work in the terminal."""
         running = self.running()
         rest = self.remaining(running)
         head = f"{self.over} of {self.total} runs over" + (f", {self.bad} not finished" if self.bad else "")

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they check of them."""
+"""Options that several commands have, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def check_file(option: str, path: Path | None, suffixes: Any) -> None:
 
 
 def choice(option: str, given: str, known: Any) -> str:
-    """The given value if it is known."""
+    """Return the given value; a ConfigError if it is not known."""
     if given not in known:
         raise ConfigError(f"{option} is one of {', '.join(known)}, not {given!r}")
     return given
 
 
 def forward_precision(given: str) -> torch.dtype | None:
-    """What ``--dtype`` says: None for the precision of the model itself."""
+    """Dtype that ``--dtype`` means; None for the precision of the model itself."""
     import torch
 
     return torch.float64 if choice("--dtype", given, ("float64", "as-is")) == "float64" else None
@@ -68,7 +68,7 @@ def parse_size(text: str) -> int:
 
 
 def collect(folders: list[Path]) -> list[StoredRun]:
-    """The runs that the folders are or hold."""
+    """Runs that the folders are or hold."""
     runs = [
         run
         for folder in folders

@@ -1,4 +1,4 @@
-"""How commands print: the two streams, rows as JSON, and a sign of life while something takes long."""
+"""Output of the commands: the two streams, rows as JSON, and a sign of life while something takes long."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ LINE = 100
 #: A word that is underlined, as numpydoc has its sections.
 SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
 
-#: Sections of a method's docstring that speak to programs only.
+#: Sections of a method's docstring that are of use to programs only.
 FOR_PROGRAMS = ("Raises", "Examples")
 
 
 def print_table(table: RenderableType) -> None:
-    """A table; a pipe has no width, and rich would take 80 columns and fold what a script looks for."""
+    """Print a table; a pipe has no width, and rich would take 80 columns and fold what a script looks for."""
     if stdout.is_terminal:
         stdout.print(table)
         return
     stdout.out(plain_text(table))
 
 
-#: What characters become that a stream has not, unless Unicode says what they are made of.
+#: Substitutes for characters that a stream does not have and Unicode does not decompose.
 INSTEAD = {
     "κ": "k", "λ": "lambda", "≥": ">=", "≤": "<=", "≠": "!=", "≈": "~", "±": "+-", "∓": "-+", "−": "-", "–": "-",
     "—": "-", "…": "...", "·": "*", "×": "x", "÷": "/", "‖": "||", "√": "sqrt ", "∇": "grad ", "∂": "d", "∞": "inf",
@@ -63,14 +63,14 @@ INSTEAD = {
 
 
 def plain(error: UnicodeError) -> tuple[str, int]:
-    """What is written in place of characters that a stream cannot encode: k for κ, >= for ≥, ^2 for ²."""
+    """Codec error handler that replaces characters a stream cannot encode: k for κ, >= for ≥, ^2 for ²."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(in_ascii, error.object[error.start : error.end])), error.end
 
 
 def in_ascii(character: str) -> str:
-    """A character by such that every terminal has."""
+    """ASCII characters in place of a character."""
     if character in INSTEAD:
         return INSTEAD[character]
     if unicodedata.combining(character):
@@ -85,7 +85,7 @@ def in_ascii(character: str) -> str:
 
 
 def write_everywhere() -> None:
-    """Let the standard streams take all that is printed, whatever they encode."""
+    """Let the standard streams accept every character that is printed, whatever their encoding."""
     codecs.register_error("hesscond", plain)
     for stream in (sys.stdout, sys.stderr):
         # others stand in for them in tests and notebooks
@@ -94,14 +94,14 @@ def write_everywhere() -> None:
 
 
 def print_source(source: str) -> None:
-    """A source, and each of its papers in full."""
+    """Print a source, and each of its papers in full."""
     print_prose(source, "source:  ", " " * 9)
     for _, paper in citations(source):
         print_prose(str(paper), " " * 9, " " * 11)
 
 
 def print_prose(text: str, first: str = "", rest: str | None = None) -> None:
-    """A paragraph, broken at the width of the terminal, its first and its further lines indented."""
+    """Print a paragraph broken at the terminal's width, with indents of its first and its further lines."""
     width = min(LINE, stdout.width)
     stdout.print(
         textwrap.fill(text, width, initial_indent=first, subsequent_indent=first if rest is None else rest, **UNBROKEN),
@@ -114,7 +114,7 @@ UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False
 
 
 def print_docstring(docstring: str) -> None:
-    """A docstring without its markup and without what speaks to programs only."""
+    """Print a docstring without its markup and without the sections for programs."""
     head, *sections = SECTION.split(docstring)
     print_paragraphs(head)
     for title, body in zip(sections[::2], sections[1::2], strict=True):
@@ -124,7 +124,7 @@ def print_docstring(docstring: str) -> None:
 
 
 def print_paragraphs(text: str) -> None:
-    """Paragraphs of reStructuredText without its marks, as wide as the terminal; literal blocks as they are."""
+    """Print reStructuredText paragraphs without markup, as wide as the terminal; literal blocks as they are."""
     part: list[str] = []
     indent = hanging = 0
     literal: int | None = None
@@ -155,7 +155,7 @@ def print_paragraphs(text: str) -> None:
 
 
 class Say(Protocol):
-    """Says what is being done, and how much of it: the share that is over and the seconds to go."""
+    """Function that reports what is being done, the share of it that is over, and the seconds to go."""
 
     def __call__(self, text: str, share: float | None = None, left: float | None = None) -> None: ...
 
@@ -196,7 +196,7 @@ def complain(sentence: str) -> None:
 
 
 def listing(rows: list[dict[str, Any]], as_json: bool, columns: Sequence[str] = ()) -> None:
-    """Print rows as JSON, or these columns of them, or all, as a table."""
+    """Print rows as JSON, or some of their columns, or all, as a table."""
     if as_json:
         typer.echo(json.dumps(rows, indent=1, default=str))
         return

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 #: Arguments of `hesscond.probe` that are options here.
 OPTION = re.compile(r"\b(level|layers|units|memory|products|dtype|rtol)=(?:torch\.)?'?(\w*)'?")
-#: Seconds from which on one wants to know beforehand.
+#: Seconds from which on an estimate is announced beforehand.
 LONG = 10.0
 
 LEVELS = {
@@ -112,7 +112,7 @@ def probe(
         bool, typer.Option("--traceback", help="If the file's own code fails, show where it came from.")
     ] = False,
 ) -> None:
-    """Condition numbers of the Hessians of any torch model's layers.
+    """Measure condition numbers of the Hessians of any torch model's layers.
 
     Example: hesscond probe mymodel.py:make --layers fc1,fc2 --figure kappa.pdf
     """
@@ -154,13 +154,7 @@ def probe(
 
 
 class Watched:
-    """Shows how far a probe has come, and lets Ctrl-C end it with what is complete.
-
-    Parameters
-    ----------
-    say
-        Says it.
-    """
+    """Progress display of a probe, which lets Ctrl-C end it with what is complete."""
 
     def __init__(self, say: Say) -> None:
         self.say = say
@@ -168,7 +162,7 @@ class Watched:
         self._latest: Progress | None = None
 
     def tell(self, progress: Progress) -> None:
-        """What `hesscond.probe` tells."""
+        """Show the progress of `hesscond.probe`, and stop it if Ctrl-C was pressed."""
         first, self._latest = self._latest is None, progress
         if first and progress.left > LONG:
             self._announce(progress)
@@ -177,7 +171,7 @@ class Watched:
         self.say(f"second derivatives of {progress.layer}", progress.share, progress.left)
 
     def _announce(self, progress: Progress) -> None:
-        """What it will take, and what less would."""
+        """Announce the estimated time, and how to reduce it."""
         longest, seconds = max(progress.seconds.items(), key=lambda pair: pair[1])
         others = "" if len(progress.seconds) == 1 else f" ({duration(seconds)} of it for {longest})"
         others += progress.reason and f", {progress.reason}"
@@ -185,7 +179,7 @@ class Watched:
         stderr.print(text + "--layers and --units measure a subset; Ctrl-C keeps finished layers.", soft_wrap=True)
 
     def kappas(self, result: hesscond.ProbeResult) -> hesscond.ProbeResult:
-        """κ of all layers, computed and kept in the result; or of those that came before Ctrl-C."""
+        """Compute κ of all layers, which the result keeps; after Ctrl-C return those that are complete."""
         self._latest = None
         for number, (name, layer) in enumerate(result.items(), 1):
             if len(result) > 1:
@@ -210,7 +204,7 @@ class Watched:
 
     @contextmanager
     def interrupts(self) -> Iterator[None]:
-        """Ctrl-C while second derivatives are taken ends them soon; at other times, or twice, at once."""
+        """Let Ctrl-C end second derivatives soon; at other times, or pressed twice, at once."""
 
         def asked(number: int, frame: FrameType | None) -> None:
             if self._latest is None or self.stopped:
@@ -228,13 +222,13 @@ class Watched:
             signal.signal(signal.SIGINT, before)
 
 
-#: What `hesscond.probe` takes as it is.
+#: Arguments that `hesscond.probe` takes as they are.
 FORWARDED = ("layers", "level", "units", "method", "dtype", "rtol", "lift_casts", "products")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `hesscond.probe` is asked for."""
+    """Arguments of `hesscond.probe` as the command line gives them."""
 
     layers: list[str] | None
     level: str
@@ -300,7 +294,7 @@ def with_layers(
 ) -> pd.DataFrame:
     """The rows of the layers by themselves above that of the network, with their shares of its extreme eigenvectors.
 
-    Several processes each see a part of the data only; there the layers have no rows of their own.
+    With several processes, each of which has only a part of the data, the layers have no rows.
     """
     import pandas as pd
 
@@ -331,7 +325,7 @@ def with_layers(
 def print_summary(
     result: hesscond.ProbeResult, frame: pd.DataFrame, request: Request, target: Target, spec: str
 ) -> None:
-    """What was probed, the table, and what there is to say below it."""
+    """Print what was probed, the table, and the notes below it."""
     few = request.products
     what = LEVELS[request.level] if few is None else f"all parameters together, {few} products"
     stdout.print(f"{spec} · {target.samples} samples · level {request.level}: {what}", soft_wrap=True)

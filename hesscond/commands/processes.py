@@ -1,4 +1,4 @@
-"""The same command in several processes (``torchrun``): who speaks, and who reads which part of the data."""
+"""The same command in several processes (``torchrun``): which one prints, and which data each reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hesscond.target import Target
 def processes(device: torch.device) -> Iterator[distributed.ProcessGroup | None]:
     """The processes that ``torchrun`` started, as a group; None if this is the only one.
 
-    Only the first one is heard: the others write nowhere, as they have nothing else to say.
+    Only the first one prints: the output of the others, which would be the same, is discarded.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield None
@@ -66,7 +66,7 @@ class Share:
 
 
 def own_share(target: Target, group: distributed.ProcessGroup | None) -> tuple[Any, BatchWeight | None]:
-    """The data of this process, and what their batches count."""
+    """Data of this process, and the weights of their batches."""
     if group is None:
         return target.data, target.weight
     rank, size, weight = group.rank(), group.size(), target.weight

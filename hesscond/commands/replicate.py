@@ -1,4 +1,4 @@
-"""``hesscond replicate``: all runs of a figure or table of a paper, and what came of them beside what was published."""
+"""``hesscond replicate``: all runs of a figure or table of a paper, and published and own results side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hesscond.study.grid import Overrides
 from hesscond.study.replication import Replication, estimate, plan_replication, replication, replications
 from hesscond.study.sweep import data_key, prepare
 
-#: Of the figure, in inches: a page.
+#: Width of the figure in inches: that of a page.
 WIDTH = 6.9
 
 
@@ -87,7 +87,7 @@ def replicate(
 
 
 def show(found: Replication, plans: list[RunPlan], where: Path) -> None:
-    """Print the table of paper and result, and write it and the figure beside the runs."""
+    """Print the table of paper and result, and write it and the figure next to the runs."""
     runs: dict[str, list[StoredRun]] = defaultdict(list)
     for plan in plans:
         if (plan.folder / "run.sqlite").exists():
@@ -114,7 +114,7 @@ def show(found: Replication, plans: list[RunPlan], where: Path) -> None:
 
 
 def print_estimates(found: Replication, runs: list[tuple[RunPlan, Dataset]], seeds: int) -> None:
-    """Time the first iterations of each method, and print what all its runs take."""
+    """Time the first iterations of each method, and print how long all its runs take."""
     table = TextTable(
         ["panel", "method", "ms/iteration", "hours/run"], title=f"{found.name}, one run at a time on this machine"
     )

@@ -1,4 +1,4 @@
-"""``hesscond runs``: what runs there are, and how they stand."""
+"""``hesscond runs``: the stored runs and their status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Where to look.", autocompletion=completion.runs)] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """List the runs at or below a folder: how each stands, how far it came, its last training loss.
+    """List the runs at or below a folder, with their status, iterations and last training loss.
 
     Damaged ones are named on stderr, and the exit code is then 2.
 
@@ -46,7 +46,7 @@ def runs(
 
 
 def standing(run: StoredRun) -> dict[str, Any]:
-    """A run as an object: numbers as numbers, None where there is none."""
+    """JSON object of a run: numbers as numbers, None where there is none."""
     loss, seconds = run.last_loss, run.seconds
     return {
         "run": str(run.folder),

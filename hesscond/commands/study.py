@@ -167,7 +167,7 @@ def run_all(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[str]:
 
 
 def tell_default_rates(plans: Sequence[RunPlan]) -> None:
-    """Say which methods train at a learning rate of their own, for want of one in the study."""
+    """Name the methods that train at their default learning rate, because the study has none for them."""
     for (method, size), plan in {(plan.method, plan.study.training.batch_size): plan for plan in plans}.items():
         if plan.study.known_rate(plan.label or method, size) is None:
             said = f"study {plan.study.full_name} has no learning rate for {method} at batch size {size}"
@@ -185,7 +185,7 @@ def interruptible(where: Path) -> Iterator[None]:
 
 
 def finish(where: Path, runs: list[StoredRun]) -> None:
-    """Print the summary and draw the figure beside the runs."""
+    """Print the summary and draw the figure next to the runs."""
     stdout.print(summary_table(runs))
     if any(run.config.get("statements") for run in runs):
         print_table(statement_table(runs))
@@ -196,7 +196,7 @@ def finish(where: Path, runs: list[StoredRun]) -> None:
     for sentence in verdict_sentences(runs):
         stdout.print(Text(sentence))
     stdout.print(f"runs:   {where}", soft_wrap=True)
-    # the other where nothing was probed
+    # training where nothing was probed
     kind = next((kind for kind in ("equal-loss", "training") if FIGURES[kind].fits(runs) is None), None)
     if kind is not None:
         figure = FIGURES[kind].draw(runs)

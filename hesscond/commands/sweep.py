@@ -37,7 +37,7 @@ MANY_SEEDS = 100_000
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+    """Interrupt by SIGTERM."""
 
 
 def sweep(
@@ -123,7 +123,7 @@ def sweep(
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sweep computes: on these devices of this machine, so many runs at a time, or on a Dask cluster."""
+    """Place of computation: devices of this machine with ``jobs`` runs at a time, or a Dask cluster."""
 
     jobs: int
     devices: tuple[torch.device, ...]
@@ -145,7 +145,7 @@ class Place:
 
 
 def place_of(jobs: int | None, device: str, dask: str | None) -> Place:
-    """Where to compute."""
+    """Place of computation that the options mean."""
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {jobs}")
     names = [part.strip() for part in device.split(",")]
@@ -180,7 +180,7 @@ def do(
     data_dir: Path | None,
     again: str,
 ) -> dict[str, Outcome]:
-    """Do what is left of many runs, and show it; ``data`` are given away, ``again`` is the command that goes on."""
+    """Perform the runs that are left, and show them; empties ``data``; ``again`` is the command that resumes."""
     left = prepared.left
     said = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
     said += f", {len(prepared.done)} of them over before" if prepared.done else ""
@@ -202,7 +202,7 @@ def do(
 
 
 def complain_of(outcomes: Mapping[str, Outcome]) -> None:
-    """Name the runs that somebody else works on, and those that went wrong; exit code 1 if some did."""
+    """Name the runs that another process works on, and those that went wrong; exit code 1 if some did."""
     for outcome in outcomes.values():
         if outcome.status == "busy":
             stderr.print(f"{outcome.name}: left out, another process works on it", soft_wrap=True)
@@ -214,14 +214,14 @@ def complain_of(outcomes: Mapping[str, Outcome]) -> None:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     from joblib import cpu_count
 
     return int(cpu_count())
 
 
 def usual_threads(where: Path, place: Place) -> int:
-    """The threads of a sweep that was begun here, so that it goes on to the same digits; else a share of the cores."""
+    """Threads of a sweep begun in this folder, so that it goes on to the same digits; else a share of the cores."""
     if (where / FILE).exists():
         return read_sweep(where).threads
     return 1 if place.dask is not None else max(1, torch.get_num_threads() // place.jobs)
@@ -249,7 +249,7 @@ def parse_ranges(text: str) -> list[int]:
 
 
 def parse_rates(text: str | None) -> list[float] | str:
-    """Learning rates from ``0.01,0.1``; ``grid`` stays, and nothing is the study's own."""
+    """Learning rates from ``0.01,0.1``; ``"grid"`` stays as it is, and None means ``"study"``."""
     if text is None or text.strip() == "grid":
         return "study" if text is None else "grid"
     try:
@@ -271,7 +271,7 @@ def integers(option: str, text: str) -> list[int]:
 
 
 def words(place: Place, threads: int, runs: int) -> str:
-    """Where runs compute, in words."""
+    """Words for the place of computation."""
     if not runs:
         return "nothing to do"
     each = f"{threads} thread{'s' if threads > 1 else ''} each"

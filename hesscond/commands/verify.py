@@ -98,7 +98,7 @@ def verify_statements(
 
 
 def run_all(chosen: list[Statement], trials: int | None, seed: int) -> list[Verdict]:
-    """One after another, with a bar where somebody watches."""
+    """Verify statements one after another, with a progress bar in a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     verdicts = []
     with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
@@ -151,7 +151,7 @@ def list_statements(
 
 
 def show(one: Statement) -> None:
-    """All about a statement."""
+    """Print all about a statement."""
     stdout.print(Text(f"{one.id}: {one.title}", style="bold"), soft_wrap=True)
     print_source(one.source)
     for alias, part in one.aliases.items():
@@ -169,18 +169,18 @@ def show(one: Statement) -> None:
 
 
 def expectation(one: Statement) -> str:
-    """Whether its claims are known to be true."""
+    """Whether the published claims of a statement are known to be true: all, in part, or none."""
     true = [claim.true for claim in one.claims if claim.published]
     return "true" if all(true) else "in part" if any(true) else "false"
 
 
 def known(claim: Claim) -> str:
-    """What is known of a claim."""
+    """Words for whether a claim is true, and whether it was published."""
     return f"{'true' if claim.true else 'false'}{'' if claim.published else ', not claimed'}"
 
 
 def described(one: Statement) -> dict[str, Any]:
-    """A statement for JSON."""
+    """JSON object of a statement."""
     return {
         "id": one.id,
         "aliases": dict(one.aliases),
@@ -196,7 +196,7 @@ def described(one: Statement) -> dict[str, Any]:
 
 
 def as_dict(verdict: Verdict) -> dict[str, Any]:
-    """A verdict for JSON."""
+    """JSON object of a verdict."""
     return {
         "id": verdict.id,
         "aliases": list(verdict.aliases),
@@ -242,12 +242,12 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
 
 
 def number(value: float) -> float | None:
-    """For JSON, which has no NaN."""
+    """Number for JSON, which has no NaN: None in its place."""
     return None if math.isnan(value) else value
 
 
 def junit_cases(verdicts: list[Verdict]) -> Iterator[Case]:
-    """One for each claim; a failure is a claim known to be true that was violated."""
+    """One JUnit case for each claim; it fails if the claim is known to be true and was violated."""
     for verdict in verdicts:
         for tally in verdict.tallies:
             case = Case(verdict.id, tally.claim.name, verdict.seconds / len(verdict.tallies))

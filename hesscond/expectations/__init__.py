@@ -1,6 +1,6 @@
 """Expectations of runs: expressions over the columns of their logs, decided by the bounds of κ.
 
-`parser` reads them (what they may say is there), `intervals` computes with bounds, `evaluation` goes through the rows,
+`parser` reads them and describes their grammar, `intervals` computes with bounds, `evaluation` goes through the rows,
 `decisions` says which are met. Nothing in an expression is ever executed as code.
 """
 

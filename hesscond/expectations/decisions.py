@@ -1,4 +1,4 @@
-"""Expectations of stored runs: which are met, which are not, which the bounds leave open, and the row that says so."""
+"""Decisions on expectations of stored runs: met, failed or left open by the bounds, with the row that decides."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Expectation:
     Attributes
     ----------
     text
-        As it was written.
+        The expression as it was written.
     node
-        Its tree.
+        Tree of the expression.
     """
 
     text: str
@@ -46,16 +46,16 @@ class Expectation:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that it compares; empty: it speaks of one run at a time."""
+        """Methods that it compares; empty if it is about one run at a time."""
         return methods_of(self.node)
 
     def check_methods(self, known: Sequence[str]) -> None:
-        """Refuse a method that none of the runs is of.
+        """Refuse a method that none of the runs has.
 
         Raises
         ------
         ConfigError
-            There is one.
+            One of its methods is not in ``known``.
         """
         for method in self.methods:
             if method not in known:
@@ -66,12 +66,12 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Decision:
-    """What came of one expectation for one run, or for the runs of one seed.
+    """Result of one expectation for one run, or for the runs of one seed.
 
     Attributes
     ----------
     expectation
-        Its text.
+        Text of the expectation.
     runs
         The runs' folders or METHOD-seedS, shown together.
     status
@@ -79,14 +79,14 @@ class Decision:
     reason
         One sentence.
     rows, met, failed, unresolved
-        How many rows were looked at, and what each came to. An expectation without rows of its own (of medians, say)
-        counts as one.
+        Number of rows examined, and numbers of them by result. An expectation without rows (of medians, say) counts as
+        one.
     unmatched
-        Rows left out, as the other side has no such row.
+        Number of rows left out because the other side has no such row.
     worst
         The row that decides: iteration, data, layer, unit, as far as there are.
     values
-        What was compared there, with bounds.
+        Bounds of the values that were compared there, by name.
     """
 
     expectation: str
@@ -103,19 +103,19 @@ class Decision:
 
 
 def decisions(expectations: Sequence[Expectation], runs: Sequence[StoredRun]) -> list[Decision]:
-    """What comes of every expectation for every run; one that names methods is checked for every seed.
+    """Decide every expectation for every run; one that names methods is decided for every seed.
 
     Parameters
     ----------
     expectations
         A comparison of columns that is not inside ``any``, ``share`` or a function of all rows must hold in all rows.
     runs
-        Of any methods and seeds. A run that diverged fails; one that is not finished is unresolved.
+        Runs of any methods and seeds. A run that diverged fails; one that is not finished is unresolved.
 
     Raises
     ------
     ConfigError
-        A method, a seed or rows that are not there.
+        A method, a seed or rows are missing.
     RunError
         A log is damaged.
     """
@@ -128,7 +128,7 @@ def decisions(expectations: Sequence[Expectation], runs: Sequence[StoredRun]) ->
 
 
 def groups(expectation: Expectation, logs: Sequence[Log]) -> Iterator[tuple[str, dict[str | None, Log]]]:
-    """The runs that an expectation is checked on together, each time with a name for them."""
+    """Groups of runs on which an expectation is decided, each with a label."""
     methods = expectation.methods
     if not methods:
         labels = [log.run.label for log in logs]
@@ -154,7 +154,7 @@ def groups(expectation: Expectation, logs: Sequence[Log]) -> Iterator[tuple[str,
 
 
 def decision(expectation: Expectation, label: str, group: dict[str | None, Log]) -> Decision:
-    """What comes of an expectation for runs."""
+    """Decision on an expectation for one group of runs."""
     for log in group.values():
         if log.run.status == "diverged":
             why = log.run.facts.get("message") or "its loss became NaN or infinite"
@@ -168,7 +168,7 @@ def decision(expectation: Expectation, label: str, group: dict[str | None, Log])
 
 
 def conjuncts(node: Node) -> Iterator[Node]:
-    """What must all hold, in all rows."""
+    """Parts of an expectation that must all hold, in all rows."""
     if isinstance(node, Operation) and node.sign == "and":
         for part in node.parts:
             yield from conjuncts(part)
@@ -179,7 +179,7 @@ def conjuncts(node: Node) -> Iterator[Node]:
 
 
 def of_part(text: str, node: Node, label: str, group: dict[str | None, Log]) -> Decision:
-    """What comes of one of the things that must hold."""
+    """Decision on one part of an expectation."""
     evaluation = Evaluation(text, group)
     truth = evaluation.truth(node)
     certain, possible = np.atleast_1d(truth.values.certain), np.atleast_1d(truth.values.possible)
@@ -220,7 +220,7 @@ def plain(cell: Any) -> Any:
 def sentence(
     status: Status, counts: tuple[int, ...], place: dict[str, Any], values: dict[str, tuple[float, float]]
 ) -> str:
-    """What was found, and where."""
+    """Sentence on what was found, and in which row."""
     rows, met, failed, unresolved, unmatched = counts
     there = ", ".join(f"{name} = {shown(*value)}" for name, value in values.items())
     if rows == 1:
@@ -238,7 +238,7 @@ def sentence(
 
 
 def described(place: dict[str, Any]) -> str:
-    """A row for people.
+    """A row in words.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Values of expressions over the rows of runs: where they come from, how two sides are matched, what they come to."""
+"""Values of expressions over the rows of runs: their columns, the matching of two sides, and their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hesscond.study.store import StoredRun
 
 ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow}
-#: What makes a row of a table the same in another one, or in another run.
+#: Columns that identify a row in another table, or in another run.
 KEYS = ("iteration", "data", "layer", "unit")
 
 Values = TypeVar("Values", Interval, Truth)
@@ -43,11 +43,11 @@ class RowValues(Generic[Values]):
     Attributes
     ----------
     values
-        One a row, or a single one (of no row).
+        One value for each row, or a single one.
     rows
         Columns iteration, data, layer, unit, as far as the table has them; None: a single value.
     unmatched
-        How many rows had no partner.
+        Number of rows that had no partner.
     """
 
     values: Values
@@ -55,7 +55,7 @@ class RowValues(Generic[Values]):
     unmatched: int = 0
 
     def replaced(self, values: Interval | Truth) -> RowValues:
-        """Other values of the same rows."""
+        """The same rows with other values."""
         return RowValues(values, self.rows, self.unmatched)
 
 
@@ -67,7 +67,7 @@ class Log:
         self._tables: dict[str, pd.DataFrame] = {}
 
     def table(self, name: str) -> pd.DataFrame:
-        """A table; rows that are there twice, once."""
+        """A table of the log, without duplicate rows."""
         if name not in self._tables:
             table = self.run.table(name)
             self._tables[name] = table.drop_duplicates([k for k in KEYS if k in table], keep="last")
@@ -92,14 +92,14 @@ class Log:
 
 
 def bounded(table: pd.DataFrame, name: str) -> Interval:
-    """A column's values: its interval where the log has one, else the numbers as they are."""
+    """Values of a column: its intervals where the log has them, else the numbers as they are."""
     if f"{name}_lower" in TABLES[COLUMNS[name]]:
         return Interval.between(table[f"{name}_lower"], table[f"{name}_upper"])
     return Interval.point(table[name].astype(float).to_numpy(dtype=float, na_value=np.nan))
 
 
 def fulfilled(table: pd.DataFrame, condition: Condition) -> pd.Series:
-    """Which rows a condition holds for; a missing value fulfils none."""
+    """Boolean mask of the rows that fulfil a condition; a missing value fulfils none."""
     column = table[condition.column]
     if isinstance(condition.value, str):
         same = column.astype("string") == condition.value
@@ -110,7 +110,7 @@ def fulfilled(table: pd.DataFrame, condition: Condition) -> pd.Series:
 
 
 def available(table: pd.DataFrame, condition: Condition) -> str:
-    """What the column does hold."""
+    """Values that the column has, as a hint in an error message."""
     known = table[condition.column].dropna().unique()
     if isinstance(condition.value, str):
         names = sorted(map(str, known))
@@ -120,7 +120,7 @@ def available(table: pd.DataFrame, condition: Condition) -> str:
 
 
 def matched(a: RowValues, b: RowValues, sign: str) -> tuple[RowValues, RowValues]:
-    """Both, in the same rows: those that agree in all the columns that both have.
+    """Both operands in the same rows: those that agree in all columns that both have.
 
     A single value goes with every row. Values of fewer columns (the training loss has no layer, a last κ no
     iteration) go with every row that agrees in these.
@@ -154,7 +154,7 @@ def matched(a: RowValues, b: RowValues, sign: str) -> tuple[RowValues, RowValues
 
 
 def keys(rows: pd.DataFrame, names: list[str]) -> pd.Index:
-    """An index of the rows by some columns."""
+    """Index of the rows by some columns."""
     import pandas as pd
 
     # as texts: a missing layer or unit equals another
@@ -170,7 +170,7 @@ def broadcast(values: Values, shape: tuple[int, ...]) -> Values:
 
 
 def at_end(found: RowValues[Interval], which: str) -> RowValues[Interval]:
-    """The values of the last (or first) iteration, for each layer, unit and kind of data by itself."""
+    """Values of the last (or first) iteration, separately for each layer, unit and kind of data."""
     if found.rows is None or "iteration" not in found.rows:
         return found
     ordered = found.rows.sort_values("iteration", kind="stable")
@@ -184,7 +184,7 @@ def at_end(found: RowValues[Interval], which: str) -> RowValues[Interval]:
 
 
 def is_constant(node: Node) -> bool:
-    """Whether an expression is made of numbers alone."""
+    """Whether an expression consists of numbers alone."""
     return isinstance(node, Number) or (isinstance(node, Operation) and all(map(is_constant, node.parts)))
 
 
@@ -195,11 +195,11 @@ class Evaluation:
     Attributes
     ----------
     text
-        As it was written.
+        The expression as it was written.
     logs
-        By method; None is the run of columns that name no method.
+        Logs by method; that of None is for columns that name no method.
     named
-        What the result was computed from: columns, and values of all rows, by their texts.
+        Values from which the result was computed: columns, and values of all rows, by their texts.
     """
 
     text: str
@@ -208,7 +208,7 @@ class Evaluation:
     _conditions: tuple[Condition, ...] = ()
 
     def truth(self, node: Node) -> RowValues[Truth]:
-        """Where a comparison holds."""
+        """Truth of a comparison, in each row."""
         match node:
             case Operation(sign="not", parts=(a,)):
                 found = self.truth(a)
@@ -226,7 +226,7 @@ class Evaluation:
         return self._remember(node, RowValues(getattr(found.values, node.name)(), None, found.unmatched))
 
     def number(self, node: Node) -> RowValues[Interval]:
-        """The values of an expression."""
+        """Values of an expression, in each row."""
         match node:
             case Number(value=value):
                 return RowValues(Interval.point(value))

@@ -38,13 +38,13 @@ class Interval:
 
     @classmethod
     def point(cls, value: object) -> Interval:
-        """Numbers that are what they are."""
+        """Intervals of zero width at the given numbers."""
         array = np.asarray(value, dtype=float)
         return cls(array, array)
 
     @classmethod
     def between(cls, lower: object, upper: object) -> Interval:
-        """From arrays of ends; NaN where they are not in order."""
+        """Intervals from arrays of ends; NaN where the ends are not in order."""
         low, high = np.asarray(lower, dtype=float), np.asarray(upper, dtype=float)
         right = low <= high
         return cls(np.where(right, low, np.nan), np.where(right, high, np.nan))
@@ -53,12 +53,12 @@ class Interval:
         return len(self.lower)
 
     def take(self, where: Any) -> Interval:
-        """Those at an index array or mask."""
+        """Intervals at an index array or mask."""
         return Interval(self.lower[where], self.upper[where])
 
     @property
     def missing(self) -> np.ndarray:
-        """Where there is no value."""
+        """Boolean mask of intervals without a value."""
         return np.isnan(self.lower) | np.isnan(self.upper)
 
     def __neg__(self) -> Interval:
@@ -101,11 +101,11 @@ class Interval:
         return found.where(self.lower >= 0)
 
     def where(self, defined: np.ndarray) -> Interval:
-        """The same, NaN elsewhere."""
+        """The same intervals, NaN where ``defined`` is false."""
         return Interval(np.where(defined, self.lower, np.nan), np.where(defined, self.upper, np.nan))
 
     def minimum(self) -> Interval:
-        """The least of all values, which lies between the least lower and the least upper end."""
+        """The smallest of all values, which lies between the smallest lower and the smallest upper end."""
         return Interval(np.asarray(self.lower.min()), np.asarray(self.upper.min()))
 
     def maximum(self) -> Interval:
@@ -118,7 +118,7 @@ class Interval:
         return total / Interval.point(len(self))
 
     def quantile(self, q: float) -> Interval:
-        """A quantile of all values, interpolated linearly between neighbours; it rises with every value."""
+        """A quantile of all values, interpolated linearly between neighbours; it is monotone in every value."""
         if self.missing.any():
             return Interval.point(np.nan)
         position = (len(self) - 1) * q
@@ -142,11 +142,11 @@ class Truth:
     Attributes
     ----------
     certain
-        Where it holds for all values in the intervals.
+        Mask: it holds for all values in the intervals.
     possible
-        Where it is not ruled out for all of them.
+        Mask: it is not ruled out for all of them.
     margin
-        By how much it is certain, relative to what is compared; negative where it is not. Only for ranking.
+        Margin by which it is certain, relative to the compared values; negative where it is not. Only for ranking.
     """
 
     certain: np.ndarray
@@ -165,7 +165,7 @@ class Truth:
         return Truth(self.certain | other.certain, self.possible | other.possible, margin)
 
     def take(self, where: Any) -> Truth:
-        """Those at an index array or mask."""
+        """Truths at an index array or mask."""
         return Truth(self.certain[where], self.possible[where], self.margin[where])
 
     def all(self) -> Truth:
@@ -197,7 +197,7 @@ def equal(a: Interval, b: Interval) -> Truth:
     return less_equal(a, b) & less_equal(b, a)
 
 
-#: By their signs in an expression.
+#: Comparisons by their signs in an expression.
 COMPARISONS: dict[str, Callable[[Interval, Interval], Truth]] = {
     "<": less,
     "<=": less_equal,
@@ -209,7 +209,7 @@ COMPARISONS: dict[str, Callable[[Interval, Interval], Truth]] = {
 
 
 def slack(a: Interval, b: Interval) -> np.ndarray:
-    """How far b certainly lies above a, relative to the larger; −inf where nothing is known."""
+    """Distance by which b certainly lies above a, relative to the larger; −inf where nothing is known."""
     with np.errstate(all="ignore"):
         size = np.maximum(np.abs(a.upper), np.abs(b.lower))
         found = np.where(size == 0, 0.0, b.lower / size - a.upper / size)
@@ -217,7 +217,7 @@ def slack(a: Interval, b: Interval) -> np.ndarray:
 
 
 def down(values: np.ndarray, ulps: int = ULPS) -> np.ndarray:
-    """Smaller by some units in the last place."""
+    """Values made smaller by some units in the last place."""
     with np.errstate(all="ignore"):
         for _ in range(ulps):
             values = np.nextafter(values, -np.inf)
@@ -225,7 +225,7 @@ def down(values: np.ndarray, ulps: int = ULPS) -> np.ndarray:
 
 
 def up(values: np.ndarray, ulps: int = ULPS) -> np.ndarray:
-    """Larger by some units in the last place."""
+    """Values made larger by some units in the last place."""
     return -down(-values, ulps)
 
 
@@ -293,7 +293,7 @@ def rounded_power(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def corners(
     operation: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]], a: Interval, b: Interval
 ) -> Interval:
-    """An operation that is monotone in each argument, from its values at the ends."""
+    """Result of an operation that is monotone in each argument, from its values at the ends."""
     found = [operation(x, y) for x in (a.lower, a.upper) for y in (b.lower, b.upper)]
     low, high = np.min([one[0] for one in found], axis=0), np.max([one[1] for one in found], axis=0)
     return Interval(low, high).where(~(a.missing | b.missing))
@@ -335,7 +335,7 @@ def exact_sum(values: np.ndarray) -> tuple[float, float]:
 
 
 def shown(lower: float, upper: float) -> str:
-    """An interval for people: its ends rounded outwards to five digits, one number if they agree then.
+    """Text of an interval: its ends rounded outwards to five digits, one number if they agree then.
 
     Examples
     --------

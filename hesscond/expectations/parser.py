@@ -1,6 +1,6 @@
-"""From the text of an expectation to its tree.
+"""Parser of expectations: from a text to its tree.
 
-Python's own parser reads it, and of what it finds only this is taken; everything else is refused, and nothing runs::
+Python's own parser reads the text; only the following is allowed, everything else is refused, and nothing is run::
 
     a < b    <=  >  >=  ==  !=     comparisons; a < b < c is a < b and b < c
     p and q, p or q, not p         of comparisons
@@ -31,7 +31,7 @@ from hesscond.study.store import TABLES
 
 #: Tables that expectations read; the others repeat their column names.
 READ = ("probe", "evaluation", "training")
-#: Columns that say which row it is, and other exact ones: what a filter may ask for.
+#: Columns that identify a row, and other exact ones: those that a filter may use.
 TEXT = ("data", "layer", "coordinates", "solver")
 WHOLE = tuple(
     name
@@ -54,11 +54,11 @@ POINTWISE = ("abs", "log10", "sqrt")
 #: These take a comparison, the others a number.
 OF_TRUTHS = ("all", "any", "share")
 
-#: Characters of an expression.
+#: Most characters of an expression.
 LONGEST = 2000
-#: Parentheses inside each other.
+#: Most parentheses inside each other.
 DEEPEST = 40
-#: Signs, words and filters: with `DEEPEST` they bound the depth of the tree.
+#: Most signs, words and filters; with `DEEPEST` this bounds the depth of the tree.
 MOST = 150
 
 WORDS = ("and", "or", "not")
@@ -105,7 +105,7 @@ class ExpressionError(ConfigError):
 
 
 def excerpt(text: str, start: int = 0) -> str:
-    """The expression in quotation marks, or what is around an index of a long one; � for what a terminal hides."""
+    """The expression in quotation marks, or a part of a long one around an index; � for unprintable characters."""
     low, high = (0, len(text)) if len(text) <= 100 else (max(0, start - 40), start + 40)
     shown = "".join(c if c.isprintable() else "�" for c in text[low:high])
     return f'"{"…" if low else ""}{shown}{"…" if high < len(text) else ""}"'
@@ -120,12 +120,12 @@ class Node:
 
     @property
     def below(self) -> tuple[Node, ...]:
-        """The parts that it is made of."""
+        """Direct parts of the node."""
         return ()
 
     @property
     def truth(self) -> bool:
-        """Whether it is true or false, and not a number."""
+        """Whether its value is true or false rather than a number."""
         return False
 
 
@@ -162,7 +162,7 @@ class Operation(Node):
 
 @dataclass(frozen=True)
 class Call(Node):
-    """A function of an expression; ``q`` of quantile only."""
+    """Function applied to an expression; ``q`` is used by quantile only."""
 
     name: str
     a: Node
@@ -179,7 +179,7 @@ class Call(Node):
 
 @dataclass(frozen=True)
 class Condition:
-    """What a filter asks of a row."""
+    """Condition that a filter puts on a column of a row."""
 
     column: str
     sign: str
@@ -228,7 +228,7 @@ def parse_expectation(text: str) -> Node:
     Parameters
     ----------
     text
-        As in `the grammar <hesscond.expectations.parser>`.
+        Expression in `the grammar <hesscond.expectations.parser>`.
 
     Examples
     --------
@@ -241,7 +241,7 @@ def parse_expectation(text: str) -> Node:
 
 
 def for_python(text: str) -> str:
-    """The text as Python's parser is to see it, character by character: filters as an index, names in quotes as x's."""
+    """Text of the same length for Python's parser: filters become an index, names in quotes x's."""
     if len(text) > LONGEST:
         raise ExpressionError(text, LONGEST, len(text), f"it is longer than {LONGEST} characters")
     pieces, at, depth, signs = [], 0, 0, 0
@@ -271,7 +271,7 @@ def for_python(text: str) -> str:
 
 
 def strange(character: str) -> str:
-    """Why an expectation cannot go on with a character."""
+    """Reason why an expectation cannot go on with a character."""
     if character in "'\"":
         return "a quotation mark is not closed"
     if character.isdigit():
@@ -280,7 +280,7 @@ def strange(character: str) -> str:
 
 
 class Reader:
-    """Turns what Python's parser found into the tree of an expectation, or says where that is not possible."""
+    """Reader that turns Python's syntax tree into the tree of an expectation, or says where that is impossible."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -294,7 +294,7 @@ class Reader:
         self.fail(node.start, node.end, complaint)
 
     def expectation(self) -> Node:
-        """The tree of all of the text."""
+        """Tree of the whole text."""
         if not self.text.strip():
             self.fail(0, 0, "there is nothing: write a comparison, as in kappa < 1e6")
         python = for_python(self.text)
@@ -316,7 +316,7 @@ class Reader:
         return node
 
     def explain(self, error: SyntaxError) -> NoReturn:
-        """Say what Python's parser stumbled over."""
+        """Raise an error for the place where Python's parser failed."""
         start, length = (error.offset or 0) - 1 + self.indent, len(self.text)
         if error.msg.endswith("never closed"):
             self.fail(length, length, f"{')' if self.text[start] == '(' else ']'!r} is missing")
@@ -332,7 +332,7 @@ class Reader:
         self.fail(end if match is None else start, end, f"{what} where a column, a number or a parenthesis is needed")
 
     def read(self, node: ast.expr) -> Node:
-        """The part that Python's is."""
+        """Node that a node of Python's syntax tree stands for."""
         start, end = node.col_offset + self.indent, (node.end_col_offset or 0) + self.indent
         match node:
             case ast.BoolOp(op=op, values=values):
@@ -383,14 +383,14 @@ class Reader:
         return value
 
     def wanted(self, node: Node, truth: bool, by: str) -> Node:
-        """The node, if it is a truth or a number as wanted."""
+        """Return the node if it is a truth or a number, as wanted; refuse it otherwise."""
         if node.truth != truth:
             what, needed = ("a comparison", "a number") if node.truth else ("a number", "a comparison")
             self.refuse(node, f"{by} takes {needed}, and this is {what}")
         return node
 
     def column(self, start: int, end: int, method: str | None, name: str) -> Column:
-        """A column, if there is such a one."""
+        """Node of a column; refuse one that does not exist."""
         if name not in COLUMNS:
             if name in (*WHOLE, *TEXT):
                 complaint = f"{name} says which row it is: use it in a filter, as in kappa[{name} = …]"
@@ -402,7 +402,7 @@ class Reader:
         return Column(start, end, method, name)
 
     def call(self, start: int, end: int, function: ast.expr, args: list[ast.expr]) -> Call:
-        """A function with what it is applied to."""
+        """Node of a function and its arguments."""
         name, known = self.source(function), (*AGGREGATES, *POINTWISE)
         if name not in known:
             hint = did_you_mean(name, known, otherwise=f"there are {', '.join(known)}")
@@ -424,7 +424,7 @@ class Reader:
         return Call(start, end, name, a, float(q))
 
     def filtered(self, start: int, end: int, inner: Node, at: int) -> Filtered:
-        """An expression with a filter, whose conditions begin somewhere."""
+        """Node of an expression with a filter, whose conditions begin at ``at``."""
         columns, last = columns_of(inner), end - 1
         if not columns:
             complaint = "a filter belongs behind a column, a function or a parenthesis with columns in it"
@@ -442,7 +442,7 @@ class Reader:
         return Filtered(start, end, inner, tuple(conditions))
 
     def condition(self, match: re.Match[str], columns: list[Column]) -> Condition:
-        """A column of the filtered tables, compared with a value."""
+        """Condition of a filter: a column of the filtered tables, compared with a value."""
         (name, sign, value), known = match.group("column", "sign", "value"), (*WHOLE, *TEXT)
         start = match.start("column")
         if name not in known:

@@ -1,6 +1,6 @@
-"""Runs where people look for them: tables as CSV, JSON and Parquet; curves in TensorBoard and MLflow.
+"""Export of runs: tables as CSV, JSON and Parquet; curves to TensorBoard and MLflow.
 
-A sink takes what `curves` reads of a run, once or as it comes. Their packages are imported when they are used.
+A sink receives what `curves` reads of a run, once or as it is logged. Optional packages are imported when used.
 """
 
 from hesscond.export.curves import Scalar, ScalarReader, Sink, transfer

@@ -1,4 +1,4 @@
-"""The curves of runs: every number of a log under a name, and how they get to a sink, once or as they are logged."""
+"""Curves of runs: every number of a log under a name, transferred to a sink once or as they are logged."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Scalar:
     ----------
     name
         ``loss/train``, ``loss/test``, ``accuracy/test``, ``kappa/batch/fc3.3`` (quantity, data, layer.unit; a whole
-        block has no unit), in further
-        coordinates ``kappa in COORDINATES/batch/fc3.3``, of a statement ``used by STATEMENT CLAIM/batch/fc3.3``.
+        block has no unit), in further coordinates ``kappa in COORDINATES/batch/fc3.3``, for a statement
+        ``used by STATEMENT CLAIM/batch/fc3.3``.
     iteration
-        Optimizer steps taken.
+        Number of optimizer steps taken.
     time
         Seconds since 1970.
     value
-        As logged; infinite where κ is unresolved.
+        Value as logged; infinite where κ is unresolved.
     """
 
     name: str
@@ -46,14 +46,14 @@ class Scalar:
 
 
 class ScalarReader:
-    """What is new in a run's log each time it is looked at.
+    """Reader of the points that a run's log has gained since the last call.
 
     Parameters
     ----------
     run
-        May still be written.
+        The run, which may still be written.
     cursors
-        Where to go on: of an earlier reader of the same run.
+        Positions from which to go on: the cursors of an earlier reader of the same run.
     """
 
     def __init__(self, run: StoredRun, cursors: Mapping[str, int] | None = None) -> None:
@@ -82,14 +82,14 @@ class ScalarReader:
 
 @dataclass(frozen=True)
 class Clock:
-    """When an iteration was logged, between the entries of the log's clock by linear interpolation."""
+    """Times at which iterations were logged, interpolated linearly between the entries of the log's clock."""
 
     iterations: np.ndarray
     times: np.ndarray
 
     @classmethod
     def of(cls, run: StoredRun) -> Clock:
-        """The clock of a run; of one whose log has no entry yet, the present."""
+        """The clock of a run; it shows the present time if the log has no entry yet."""
         _, clock = run.rows("clock")
         entries = [(n, t) for n, t in zip(clock["iterations"], clock["time"], strict=True) if n is not None and t]
         if not entries:
@@ -98,12 +98,12 @@ class Clock:
         return cls(iterations, times)
 
     def __call__(self, iterations: Sequence[int]) -> np.ndarray:
-        """Seconds since 1970 at which so many steps had been taken."""
+        """Seconds since 1970 at which the given numbers of steps had been taken."""
         return np.interp(np.asarray(iterations, dtype=float), self.iterations, self.times)
 
 
 def scalars(table: str, columns: Mapping[str, list[Any]], clock: Clock) -> Iterator[Scalar]:
-    """The points in rows of a table; a missing number is none."""
+    """Points in rows of a table; a missing number gives none."""
     moments = clock(columns["iteration"])
     quantities = [c for c, kind in TABLES[table].items() if kind != "TEXT" and c not in PLACE + CONSTANT]
     for k, iteration in enumerate(columns["iteration"]):
@@ -115,11 +115,11 @@ def scalars(table: str, columns: Mapping[str, list[Any]], clock: Clock) -> Itera
 
 
 def measured(quantity: str, row: Mapping[str, Any]) -> str:
-    """The name of a quantity measured at a unit or a whole block."""
+    """Name of a quantity measured at a unit or a whole block."""
     return f"{quantity}/{row['data']}/{place_name(row['layer'], row['unit'])}"
 
 
-#: How the curves of each table are called.
+#: Names of the curves of each table.
 NAMES: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
     "training": lambda quantity, row: f"{quantity}/train",
     "evaluation": lambda quantity, row: f"{quantity.removeprefix('test_')}/test",
@@ -134,16 +134,16 @@ INTERVAL = 1.0
 
 
 class Sink(Protocol):
-    """Takes the points of one run."""
+    """Receiver of the points of one run."""
 
     def cursors(self) -> Mapping[str, int]:
-        """Up to where the run has been taken before."""
+        """Positions up to which the run has been taken before."""
 
     def write(self, points: Sequence[Scalar], cursors: Mapping[str, int]) -> None:
-        """Take more points; with them the run is taken up to ``cursors``."""
+        """Take more points; with them the run has been taken up to ``cursors``."""
 
     def close(self, run: StoredRun) -> None:
-        """The end, with the run as it now stands."""
+        """Finish, with the run as it now stands."""
 
 
 def transfer(
@@ -153,12 +153,12 @@ def transfer(
     follow: bool = False,
     wait: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Bring the curves of runs to a sink each.
+    """Transfer the curves of runs, each to its sink.
 
     Parameters
     ----------
     runs
-        In any state.
+        Runs in any state.
     sink_of
         Makes the sink of a run.
     follow
@@ -169,7 +169,7 @@ def transfer(
     Returns
     -------
     int
-        How many points were taken.
+        Number of points taken.
 
     Raises
     ------
@@ -182,7 +182,7 @@ def transfer(
     while pairs:
         remaining = []
         for run, sink in pairs:
-            # how the run stands before its rows: one that is over has no more after these
+            # the run's status before its rows: a run that is over has no more rows after these
             now = open_run(run.folder)
             reader = readers[id(sink)]
             new = reader.new()
@@ -199,7 +199,7 @@ def transfer(
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """Names with dots, and values that are numbers or texts; a list as JSON writes it.
+    """Dotted names with values that are numbers or texts; other values as JSON.
 
     Examples
     --------

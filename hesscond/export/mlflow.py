@@ -17,24 +17,24 @@ from hesscond.errors import ConfigError
 from hesscond.export.curves import Scalar, flat
 from hesscond.study.store import LOG, StoredRun, moment, reading
 
-#: What MLflow takes in one request, and as a parameter's value.
+#: Most entries that MLflow takes in one request, and most characters of a parameter's value.
 LARGEST_BATCH, LONGEST_VALUE = 1000, 500
-#: Files beside the log that are taken along.
+#: Endings of the files next to the log that are added.
 PICTURES = (".png", ".pdf", ".svg", ".html")
-#: Characters that MLflow allows in no name.
+#: Characters that MLflow does not allow in names.
 FORBIDDEN = re.compile(r"[^\w/. :-]")
-#: Tags by which a run is found again, and that say how far it was taken.
+#: Tags that identify a run, and that say up to where it was taken.
 IDENTITY, CURSOR = "hesscond.run", "hesscond.cursor."
-#: How MLflow calls what became of a run.
+#: MLflow's names of the statuses of a run.
 STATUS = {"finished": "FINISHED", "diverged": "FAILED", "failed": "FAILED", "running": "RUNNING"}
 
 
 class MLflowStore:
-    """Brings a run to MLflow; a `Sink`.
+    """Sink that brings a run to MLflow.
 
-    The experiment is the study, the run METHOD-seedS. A run that is there already is gone on with: nothing is written
+    The experiment is the study, the run METHOD-seedS. A run that MLflow has already is continued: nothing is written
     twice. An unresolved κ has no point, as MLflow's databases turn infinity into the largest number there is; its
-    ``kappa_lower`` and ``resolved`` have theirs. At the end config.toml, the log and the pictures beside it are added.
+    ``kappa_lower`` and ``resolved`` have points. At the end config.toml, the log and the pictures next to it are added.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class MLflowStore:
     """
 
     def __init__(self, store: str, run: StoredRun) -> None:
-        # a converter says nothing to anybody else
+        # a converter sends nothing to anybody else
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         try:
             import mlflow
@@ -66,7 +66,7 @@ class MLflowStore:
         self._cursors = {k.removeprefix(CURSOR): int(v) for k, v in tags.items() if k.startswith(CURSOR)}
 
     def _run(self, run: StoredRun, artifacts: str | None) -> tuple[str, Mapping[str, str]]:
-        """The identifier and the tags of the run in MLflow, made if it is not there."""
+        """Identifier and tags of the run in MLflow, which is created if it is not there."""
         name = str(run.config["name"])
         experiment = self._client.get_experiment_by_name(name)
         number = (
@@ -95,7 +95,7 @@ class MLflowStore:
         return made.info.run_id, {}
 
     def cursors(self) -> Mapping[str, int]:
-        """Up to where the run has been taken before."""
+        """Positions up to which the run has been taken before."""
         return self._cursors
 
     def write(self, points: Sequence[Scalar], cursors: Mapping[str, int]) -> None:
@@ -114,7 +114,7 @@ class MLflowStore:
                 self._client.log_batch(self._id, tags=tags)
 
     def close(self, run: StoredRun) -> None:
-        """Add the files, and say how the run ended."""
+        """Add the files, and set the status with which the run ended."""
         with self._refusals(), tempfile.TemporaryDirectory(prefix="hesscond-") as folder:
             log = Path(folder) / LOG
             with closing(sqlite3.connect(log)) as copy, reading(run.folder) as connection:
@@ -129,7 +129,7 @@ class MLflowStore:
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
-        """MLflow's complaints become one sentence of ours."""
+        """Turn errors of MLflow into a ConfigError of one sentence."""
         try:
             yield
         except (self._mlflow.exceptions.MlflowException, OSError, sqlite3.Error) as error:
@@ -138,7 +138,7 @@ class MLflowStore:
 
 
 def addresses(store: str) -> tuple[str, str | None]:
-    """The tracking URI, and where files go if MLflow's own choice is not taken.
+    """Tracking URI, and the place for files where MLflow's own choice is not taken.
 
     Examples
     --------

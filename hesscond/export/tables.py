@@ -25,14 +25,14 @@ def joint_table(runs: Sequence[StoredRun], name: str) -> pd.DataFrame:
     Parameters
     ----------
     runs
-        At least one.
+        One run or more.
     name
-        Of the table.
+        Name of the table.
 
     Returns
     -------
     pandas.DataFrame
-        Its columns, with run (the folder), study, method, seed and learning_rate before them.
+        The table's columns, preceded by run (the folder), study, method, seed and learning_rate.
 
     Raises
     ------

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoardFiles:
-    """Writes a run's curves into a folder that ``tensorboard --logdir`` reads; a `Sink`.
+    """Sink that writes a run's curves into a folder that ``tensorboard --logdir`` reads.
 
     Numbers are written in double precision: what is read back is what the log holds, to the last bit. The
     configuration is there as text and as hyperparameters, with the last loss and accuracy as their metrics.
@@ -24,7 +24,7 @@ class TensorBoardFiles:
     Parameters
     ----------
     folder
-        Of this run; made if absent.
+        Folder for this run; made if absent.
     run
         The run.
 
@@ -50,11 +50,11 @@ class TensorBoardFiles:
         self._writer.add_text("config", f"```toml\n{tomli_w.dumps(run.config)}```")
 
     def cursors(self) -> Mapping[str, int]:
-        """Nowhere: event files are written from the start."""
+        """Return no positions: event files are written from the start."""
         return {}
 
     def write(self, points: Sequence[Scalar], cursors: Mapping[str, int]) -> None:
-        """Add points, and see that they are in the file."""
+        """Add points and flush them to the file."""
         for point in points:
             self._writer.add_scalar(
                 point.name, point.value, point.iteration, point.time, new_style=True, double_precision=True

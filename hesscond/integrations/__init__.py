@@ -1,1 +1,1 @@
-"""A watch as a callback of the libraries that run the loop: one module each, imported by its name."""
+"""Callbacks that run a watch in training libraries: one module for each library, imported by its name."""

@@ -21,18 +21,18 @@ __all__ = ["Alarm", "Watch"]
 class Watch(Callback):
     """`hesscond.watch` of a ``LightningModule``, whose ``forward`` is measured.
 
-    It counts optimizer steps: those of accumulated batches once. Only the process of rank 0 measures.
+    It counts optimizer steps: accumulated batches make one step. Only the process of rank 0 measures.
 
     Parameters
     ----------
     loss_fn, probe_batch
         As `hesscond.watch` takes them; the batch is moved to the module's device.
     log
-        As there; None: the loggers of the ``Trainer``.
+        As `hesscond.watch` takes it; None: the loggers of the ``Trainer``.
     events
         Alarms: keyword arguments of `hesscond.watching.Watch.on` by event.
     options
-        What else `hesscond.watch` takes. The optimizers are those of the ``Trainer``.
+        Further arguments of `hesscond.watch`. The optimizers are those of the ``Trainer``.
 
     Attributes
     ----------
@@ -80,21 +80,21 @@ class Watch(Callback):
             self.watch.step(outputs["loss"] if isinstance(outputs, dict) and "loss" in outputs else None)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The end."""
+        """Close the watch."""
         if self.watch is not None:
             self.watch.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The end, as a context manager would see it."""
+        """Close the watch as a context manager would after this exception."""
         if self.watch is not None:
             self.watch.__exit__(type(exception), exception, exception.__traceback__)
 
     def state_dict(self) -> dict[str, Any]:
-        """For Lightning's checkpoints."""
+        """State of the watch for Lightning's checkpoints."""
         return {} if self.watch is None else self.watch.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From Lightning's checkpoints, before the training begins."""
+        """Keep the state from one of Lightning's checkpoints until the training begins."""
         self._state = state_dict or None
 
 

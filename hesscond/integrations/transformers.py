@@ -26,7 +26,7 @@ def own_loss(output: Any, target: Any) -> Any:
 class Watch(TrainerCallback):
     """`hesscond.watch` of the model of a ``Trainer``.
 
-    It counts optimizer steps: those of accumulated batches once. Only the process of rank 0 measures. Rows are added to
+    It counts optimizer steps: accumulated batches make one step. Only the process of rank 0 measures. Rows are added to
     the ``log_history`` of the trainer's state, which its checkpoints hold.
 
     Parameters
@@ -35,13 +35,14 @@ class Watch(TrainerCallback):
         As `hesscond.watch` takes it, usually the mapping that a collator makes, with ``"labels"``; it is moved to the
         model's device.
     loss_fn
-        As there; None: the loss that the model returns.
+        As `hesscond.watch` takes it; None: the loss that the model returns.
     log
-        As there: ``"wandb"`` and ``"mlflow"`` add to the run that ``report_to`` has opened.
+        As `hesscond.watch` takes it: ``"wandb"`` and ``"mlflow"`` add to the run that ``report_to`` has opened.
     events
         Alarms: keyword arguments of `hesscond.watching.Watch.on` by event.
     options
-        What else `hesscond.watch` takes. GPT-2's dense layers are ``Conv1D``, which have to be named in ``layers``.
+        Further arguments of `hesscond.watch`. GPT-2's dense layers are ``Conv1D``, which have to be named in
+        ``layers``.
 
     Attributes
     ----------
@@ -64,7 +65,7 @@ class Watch(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
-        """Begin to watch; a training that goes on is counted from where it stands."""
+        """Begin to watch; a training that is resumed is counted from where it stands."""
         self.watch = watch(
             model,
             self.loss_fn or own_loss,
@@ -84,6 +85,6 @@ class Watch(TrainerCallback):
             state.log_history.append({**row, "step": state.global_step})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The end."""
+        """Close the watch."""
         if self.watch is not None:
             self.watch.close()

@@ -1,9 +1,9 @@
 """Figures and tables from stored runs and from what a probe found: nothing here trains, probes or writes into a run
 folder.
 
-`registry` lists the figures and tables, and says how to add one; the commands and the HTML report know no more of them.
-Names are imported from their modules when they are asked for: drawing needs matplotlib, tables do not, and torch only
-figures of what is no stored run.
+`registry` lists the figures and tables, and says how to add one; the commands and the HTML report use this list only.
+Names are imported from their modules when they are used: drawing needs matplotlib, tables do not, and only figures of
+other things than stored runs need torch.
 """
 
 from __future__ import annotations

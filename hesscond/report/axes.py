@@ -1,4 +1,4 @@
-"""What figures are drawn with: curves and points, unresolved κ, logarithmic axes, titles, legends above the data."""
+"""Common parts of figures: curves and points, unresolved κ, logarithmic axes, titles, legends above the data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEUTRAL = "0.25"
 
 
 def label_figure(figure: Figure, page: Page, title: str | None, remark: str) -> None:
-    """A title above the panels and a remark below them, in lines that fit the page; either may be empty."""
+    """Add a title above the panels and a remark below them, broken to fit the page; either may be empty."""
     size = float(page.style["font.size"])
     if title:
         figure.suptitle(page.wrapped(title, size), x=0.01, ha="left", fontsize=size)
@@ -58,9 +58,9 @@ def drawn_values(ax: Axes) -> np.ndarray:
 
 
 def keep_in_view(ax: Axes, values: np.ndarray) -> None:
-    """Limits of a logarithmic y axis that a run which blows up does not stretch: `out_of_view` says what is beyond.
+    """Set limits of a logarithmic y axis that a diverging run does not stretch (see `out_of_view`).
 
-    The limits hold all of the values unless some lie more decades from the middle 98 % than that spans, and three.
+    They hold all values, unless some lie farther from the middle 98 % than its span plus three decades.
     """
     logs = np.log10(values[np.isfinite(values) & (values > 0)])
     if not len(logs):
@@ -75,7 +75,7 @@ def keep_in_view(ax: Axes, values: np.ndarray) -> None:
 
 
 def out_of_view(axes: Iterable[Axes]) -> list[str]:
-    """What is beyond the limits of logarithmic y axes, a sentence for each axes that hides something."""
+    """Sentences about values beyond the limits of logarithmic y axes, one for each side that hides some."""
     found, several = [], list(axes)
     for ax in several:
         values = drawn_values(ax)
@@ -114,7 +114,7 @@ def in_powers(value: float) -> str:
 
 
 def logarithmic(ax: Axes) -> None:
-    """Ticks of a logarithmic y axis that already holds its data: powers of ten, or round numbers between them."""
+    """Set ticks of a logarithmic y axis that already has its data: powers of ten, or round numbers between them."""
     low, high = ax.get_ylim()
     ax.set_ylim(low, high)
     decades = np.floor(np.log10(high) + 1e-9) - np.ceil(np.log10(low) - 1e-9) + 1
@@ -133,7 +133,7 @@ def logarithmic(ax: Axes) -> None:
 
 
 def logarithmic_x(ax: Axes) -> None:
-    """Limits and ticks of the κ axis; at least two decades wide, so that round-off does not look like a difference."""
+    """Set limits and ticks of the κ axis, two decades wide at least: round-off must not look like a difference."""
     low, high = np.log10(ax.dataLim.intervalx)
     room = max(0.06 * (high - low), (2 - (high - low)) / 2)
     ax.set_xlim(10 ** max(low - room, min(-0.1, low)), 10 ** (high + room))
@@ -156,16 +156,16 @@ def shortened(name: str, longest: int = LONGEST) -> str:
 
 
 def add_legend(ax: Axes, columns: Sequence[Sequence[Line2D | None]], below: Sequence[Line2D]) -> None:
-    """A legend above the axes, clear of the data.
+    """Add a legend above the axes, clear of the data.
 
     Parameters
     ----------
     ax
-        Whose legend.
+        Axes of the legend.
     columns
         Entries column by column; None leaves a place empty.
     below
-        Longer entries, each a row of its own beneath those.
+        Longer entries, each in a separate row below the columns.
     """
     common: dict[str, Any] = {
         "loc": "lower left",
@@ -205,7 +205,7 @@ def method_handle(label: str, look: MethodLook, *, line: bool = True) -> Line2D:
 
 
 def add_heading(figure: Figure, page: Page, title: str, handles: Sequence[Any]) -> None:
-    """Title and legend above all panels, in as many columns as the longest label leaves room for."""
+    """Add title and legend above all panels, in as many columns as the longest label leaves room for."""
     size = float(page.style["font.size"])
     if not handles:
         figure.suptitle(page.wrapped(title, size), x=0.01, ha="left", fontsize=size)
@@ -227,30 +227,30 @@ def column_count(labels: Sequence[str], page: Page) -> int:
     for count in range(min(len(labels), 8), 1, -1):
         rows = -(-len(labels) // count)
         longest = (max(map(plain_length, labels[k : k + rows])) for k in range(0, len(labels), rows))
-        # a handle and the space beside it take 3.2 em, a character 0.58
+        # a handle and the space next to it take 3.2 em, a character 0.58
         if sum(3.2 + 0.58 * length for length in longest) <= room:
             return -(-len(labels) // rows)
     return 1
 
 
 def plain_length(label: str) -> int:
-    """Characters that are seen of a label, that may have formulas in it."""
+    """Number of visible characters of a label, which may contain formulas."""
     return len(re.sub(r"\\[A-Za-z]+|[${}^_]", lambda found: "x" if len(found[0]) > 1 else "", label))
 
 
 def heading_height(labels: Sequence[str], page: Page) -> float:
-    """Inches that `add_heading` takes, for the type of `STYLE`, of which pages make as much as they need."""
+    """Height of `add_heading` in inches, for the font size of `STYLE`."""
     return 0.17 + 0.115 * -(-len(labels) // column_count(labels, page)) if labels else 0.17
 
 
 def method_legend(ax: Axes, runs: Sequence[StoredRun], **options: object) -> Legend:
-    """A legend of the methods in their looks; ``options`` go to ``Axes.legend``."""
+    """Add a legend of the methods in their looks; ``options`` go to ``Axes.legend``."""
     groups = groups_of(runs)
     looks = looks_of(groups)
     return ax.legend(handles=[method_handle(group.label, looks[group.label]) for group in groups], **options)
 
 
-#: What the samples of a probe are called.
+#: Names of the samples of a probe.
 SAMPLES = {"batch": "mini-batch", "train": "training set"}
 
 #: Size in points of the open triangle of an unresolved κ.
@@ -269,18 +269,18 @@ BARRED_TRIANGLE = Path(
 
 @dataclass(frozen=True)
 class Look:
-    """How a quantity is drawn: a line where it is followed step by step, markers where it is measured rarely.
+    """Style of a quantity: a line where it is followed step by step, markers where it is measured rarely.
 
     Attributes
     ----------
     label
-        For the legend.
+        Label in the legend.
     dash
         Line style.
     marker
-        Of measured points.
+        Marker of measured points.
     width
-        Of the line, in points.
+        Width of the line, in points.
     raw
         Whether single values are drawn too, faintly.
     barred
@@ -303,7 +303,7 @@ class Look:
         return Line2D([], [], color=NEUTRAL, ls="none", label=self.named(data), **marker_style(self))
 
     def unresolved_handle(self, data: str) -> Line2D:
-        """Legend entry of its unresolved values."""
+        """Legend entry of the quantity's unresolved values."""
         label = f"{self.label} unresolved (lower bound), {SAMPLES[data]}"
         return Line2D([], [], color=NEUTRAL, ls="none", label=label, **unresolved_style(self, data))
 
@@ -313,7 +313,7 @@ class Look:
 
 
 def marker_style(look: Look) -> dict[str, Any]:
-    """Filled markers with a white rim, that stand out from lines; crosses as they are."""
+    """Style of filled markers with a white rim, which stand out from lines; crosses are not filled."""
     if look.marker == "x":
         rim = withStroke(linewidth=1.9, foreground="white")
         return {"marker": "x", "markersize": 3.6, "markeredgewidth": 0.9, "path_effects": [rim]}
@@ -326,13 +326,13 @@ def draw_curve(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, wi
     Parameters
     ----------
     ax
-        Where.
+        Axes to draw on.
     curves
         One per seed, indexed by iteration, NaN where there is no value.
     look, color
-        How.
+        Style and colour.
     window
-        Of the running median, in iterations.
+        Width of the running median, in iterations.
     name
         Identifies the lines (``NAME-raw``, ``NAME-median``, ``NAME-band``) in the figure and in SVG files.
 
@@ -367,7 +367,7 @@ def draw_points(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, n
     name
         Identifies the markers (``NAME-points``) and the ranges (``NAME-range``).
     shift
-        Points to the right that everything is set off by on paper; the data stay what they are.
+        Offset to the right, in points on paper; the data are unchanged.
 
     Returns
     -------
@@ -430,12 +430,12 @@ def draw_unresolved(
 
 
 def shifted(ax: Axes, points: float) -> Transform:
-    """Data coordinates, set off to the right by so many points; to be set after the limits know the data."""
+    """Data coordinates with an offset to the right in points; to be set after the limits know the data."""
     return ax.transData + ScaledTranslation(points / 72, 0.0, ax.figure.dpi_scale_trans)
 
 
 def unresolved_style(look: Look, data: str) -> dict[str, Any]:
-    """Open upward triangles, small for single batches."""
+    """Style of open upward triangles, small for single batches."""
     size = UNRESOLVED_SIZE[data]
     return {
         "marker": BARRED_TRIANGLE if look.barred else "^",

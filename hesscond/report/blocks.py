@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def in_order(kinds: pd.DataFrame) -> list[tuple[str, int | None]]:
-    """The different pairs of kind and depth: known kinds in the order of `KINDS`, others as they come; by depth."""
+    """Distinct pairs of kind and depth: known kinds in the order of `KINDS`, then others; by depth."""
     pairs = list(dict.fromkeys((kind, None if depth != depth else int(depth)) for kind, depth in kinds.to_numpy()))
     order = [*KINDS, *dict.fromkeys(kind for kind, _ in pairs if kind not in KINDS)]
     return sorted(pairs, key=lambda pair: (order.index(pair[0]), pair[1] is None, pair[1] or 0))
@@ -57,20 +57,20 @@ Ends = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is shown of a block.
+    """Quantity of a block that figures and tables show.
 
     Attributes
     ----------
     title, label
-        In tables; at axes.
+        Name in tables, and at axes.
     ends
-        Of the rows of a probe table: between which values it lies, NaN where there is none.
+        Gives the lower and upper bounds of the quantity for the rows of a probe table, NaN where there is none.
     logarithmic
-        How it is drawn.
+        Whether it is drawn on a logarithmic scale.
     known
-        Which end is the bound to show where it is not resolved: ``"lower"`` or ``"upper"``.
+        Bound that is shown where it is not resolved: ``"lower"`` or ``"upper"``.
     form
-        Of a number in a table.
+        Format of a number in a table.
     """
 
     title: str
@@ -81,11 +81,11 @@ class Quantity:
     form: str = ".2e"
 
     def bound(self, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-        """The end that is shown."""
+        """The bound that is shown."""
         return lower if self.known == "lower" else upper
 
     def cell(self, low: float, high: float, ends: tuple[float, float] | None = None) -> Number:
-        """A median, or between what it lies, and the range around it."""
+        """Table cell of a median, or of the bounds between which it lies, and the range around it."""
         values, pattern = [low], "{0}"
         if low < high and self.known == "upper":
             values, pattern = [high], "≤ {0}"
@@ -98,35 +98,35 @@ class Quantity:
 
 
 def told(probe: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(rows,) whether all eigenvalues were told from zero or are zero; whether there is a nonzero one; the order."""
+    """(rows,) whether the spectrum is resolved (or the block zero); whether an eigenvalue is nonzero; the order."""
     resolved = probe["resolved"].fillna(False).to_numpy(dtype=bool)
     rank = probe["rank"].to_numpy(dtype=float, na_value=np.nan)
     return resolved | (rank == 0), rank > 0, rank + probe["nullity"].to_numpy(dtype=float, na_value=np.nan)
 
 
 def largest(probe: pd.DataFrame) -> Ends:
-    """λ_max, of blocks that are not zero."""
+    """λ_max of blocks that are not zero."""
     _, something, _ = told(probe)
     values = np.where(something, finite(probe["lambda_max"]).to_numpy(dtype=float), np.nan)
     return values, values
 
 
 def smallest(probe: pd.DataFrame) -> Ends:
-    """The smallest nonzero |λ|: no larger than the smallest one told from zero where that is not resolved."""
+    """Smallest nonzero |λ|; where it is not resolved, at most the smallest that was told from zero."""
     sure, something, _ = told(probe)
     values = np.where(something, finite(probe["lambda_min"]).to_numpy(dtype=float), np.nan)
     return np.where(sure | np.isnan(values), values, 0.0), values
 
 
 def relative_rank(probe: pd.DataFrame) -> Ends:
-    """The share of nonzero eigenvalues; those told from zero are a lower bound."""
+    """Share of nonzero eigenvalues; those told from zero are a lower bound."""
     sure, _, order = told(probe)
     values = probe["rank"].to_numpy(dtype=float, na_value=np.nan) / order
     return values, np.where(sure | np.isnan(values), values, 1.0)
 
 
 def negative_share(probe: pd.DataFrame) -> Ends:
-    """The share of negative eigenvalues; of those not told from zero, none or all may be."""
+    """Share of negative eigenvalues; of those not told from zero, none or all may be negative."""
     sure, _, order = told(probe)
     counted = probe["negative"].to_numpy(dtype=float, na_value=np.nan)
     rank = probe["rank"].to_numpy(dtype=float, na_value=np.nan)
@@ -135,7 +135,7 @@ def negative_share(probe: pd.DataFrame) -> Ends:
 
 
 def mean_eigenvalue(probe: pd.DataFrame) -> Ends:
-    """Trace / n, of blocks that are not zero."""
+    """Trace / n of blocks that are not zero."""
     _, something, order = told(probe)
     values = np.where(something, probe["trace"].to_numpy(dtype=float) / order, np.nan)
     return values, values
@@ -149,7 +149,7 @@ QUANTITIES = {
     "rank": Quantity("rank / size", "rank / size", relative_rank, logarithmic=False, form=".3f"),
     "negative": Quantity("negative", "share of negative eigenvalues", negative_share, logarithmic=False, form=".3f"),
 }
-#: As LaTeX: what tables have as text.
+#: LaTeX of the titles of quantities.
 LATEX = {"kappa": r"$\kappa$", "lambda_max": r"$\lambda_{\max}$", "lambda_min": r"$\lambda_{\min}^{+}$"}
 
 
@@ -163,7 +163,7 @@ def quantity_of(name: str) -> Quantity:
 def block_probes(runs: Sequence[StoredRun]) -> dict[str, pd.DataFrame]:
     """The probe rows of each group by its label, in plain parameters, with ``seed``, ``kind`` and ``depth`` (or NaN).
 
-    Of the mini-batches; of the training set where only that was probed.
+    The rows are those of mini-batches, or of the training set where only that was probed.
     """
     import pandas as pd
 
@@ -189,7 +189,7 @@ def block_probes(runs: Sequence[StoredRun]) -> dict[str, pd.DataFrame]:
 
 
 def with_ends(probes: Mapping[str, pd.DataFrame], quantity: Quantity) -> dict[str, pd.DataFrame]:
-    """With columns ``lower`` and ``upper``, between which the quantity lies."""
+    """Add columns ``lower`` and ``upper``, between which the quantity lies."""
     found = {}
     for label, rows in probes.items():
         lower, upper = quantity.ends(rows)
@@ -204,12 +204,12 @@ def with_ends(probes: Mapping[str, pd.DataFrame], quantity: Quantity) -> dict[st
 
 @dataclass(frozen=True)
 class Picture:
-    """The cells of one method.
+    """Cells of one method in the heat map.
 
     Attributes
     ----------
     lower, upper : (rows, columns)
-        Between which the median lies; NaN without any.
+        Bounds between which the median lies; NaN where there is no value.
     """
 
     lower: np.ndarray
@@ -217,14 +217,14 @@ class Picture:
 
     @property
     def open(self) -> np.ndarray:
-        """Cells whose median the unresolved leave open."""
+        """Cells whose median is left open by unresolved values."""
         return ~np.isnan(self.lower) & (self.lower < self.upper)
 
 
 def pictures_of(
     runs: Sequence[StoredRun], *, quantity: str = "kappa"
 ) -> tuple[dict[str, Picture], list[tuple[str, int | None]], np.ndarray]:
-    """The picture of each method, kind and depth of its rows, and the first iteration of each column."""
+    """Picture of each method, kind and depth of the rows, and the first iteration of each column."""
     import pandas as pd
 
     probes = with_ends(block_probes(runs), quantity_of(quantity))
@@ -244,10 +244,10 @@ def blocks_figure(runs: Sequence[StoredRun], *, quantity: str = "kappa", page: P
     """A quantity of blocks by type and depth (rows) at every probed iteration (columns): a panel a method.
 
     A cell is the median over the blocks of a type and depth, their probed units, the seeds, and the iterations of a
-    column where there are more than fit. Where the unresolved among them leave it open it has the colour of its bound,
-    and is hatched; where it is negative, as a trace may be, it has the colour of its size, and a minus; white: not
-    measured, or zero. Of the Hessian in plain parameters, over mini-batches, or the training set where only that was
-    probed.
+    column where there are more than fit. Where unresolved values leave it open, the cell has the colour of its bound
+    and is hatched; where it is negative, as a trace may be, the cell has the colour of its absolute value and a minus;
+    white: not measured, or zero. The Hessian is that in plain parameters, over mini-batches, or over the training set
+    where only that was probed.
     """
     chosen = quantity_of(quantity)
     pictures, rows, iterations = pictures_of(runs, quantity=quantity)
@@ -274,17 +274,17 @@ def blocks_figure(runs: Sequence[StoredRun], *, quantity: str = "kappa", page: P
     return figure
 
 
-#: How a negative median is marked.
+#: Style of the mark of a negative median.
 MINUS: Mapping[str, Any] = {"ls": "none", "marker": "_", "ms": 4.0, "mew": 0.8}
 
 
 def shown_medians(picture: Picture, quantity: Quantity) -> np.ndarray:
-    """The median of each cell, or its bound."""
+    """Median of each cell, or its bound."""
     return np.where(picture.open, quantity.bound(picture.lower, picture.upper), picture.lower)
 
 
 def colours(values: np.ndarray, quantity: Quantity) -> np.ndarray:
-    """What gives cells their colours: log10 of the size of the median."""
+    """Values that give cells their colours: log10 of the absolute value of the median."""
     return np.log10(np.where(values != 0, np.abs(values), np.nan)) if quantity.logarithmic else values
 
 
@@ -298,7 +298,7 @@ def draw_picture(
     scale: Normalize,
     name: str,
 ) -> None:
-    """The cells (``NAME-cells``) with hatches (``NAME-unresolved``) and signs (``NAME-negative``), and their labels."""
+    """Draw the cells (``NAME-cells``), hatches (``NAME-unresolved``), signs (``NAME-negative``) and labels."""
     count, columns = values.shape
     edges = row_edges(rows)
     ax.pcolormesh(np.arange(columns + 1) - 0.5, edges, values, cmap=COLORS, norm=scale, rasterized=True).set_gid(
@@ -326,31 +326,31 @@ def draw_picture(
     ax.tick_params(axis="y", length=0)
 
 
-#: Rows of a picture that are labelled one by one: with more of them, whole kinds are.
+#: Most rows of a picture that are labelled one by one; with more of them, whole kinds are labelled.
 LABELLED = 60
-#: Inches that a row takes, that a kind takes at least, and that all rows take together where they are many.
+#: Heights in inches: of a row, of a kind at least, and of all rows together where they are many.
 ROW, LEAST, TALLEST = 0.1, 0.13, 6.0
 
 
 def runs_of_kinds(rows: Sequence[tuple[str, int | None]]) -> list[list[int]]:
-    """The places of the rows of each kind."""
+    """Places of the rows of each kind."""
     return [list(places) for _, places in groupby(range(len(rows)), key=lambda place: rows[place][0])]
 
 
 def row_edges(rows: Sequence[tuple[str, int | None]]) -> np.ndarray:
-    """(rows + 1,) where rows begin and end, in inches from the top."""
+    """(rows + 1,) edges of the rows, in inches from the top."""
     one = ROW if len(rows) <= LABELLED else TALLEST / len(rows)
     heights = [max(one, LEAST / len(places)) for places in runs_of_kinds(rows) for _ in places]
     return np.concatenate([[0.0], np.cumsum(heights)])
 
 
 def row_labels(rows: Sequence[tuple[str, int | None]]) -> tuple[list[float], list[str]]:
-    """Heights of labels, and these: the kind at its first row with the depths below, or for all of its rows."""
+    """Heights and texts of labels: the kind at its first row with depths below, or one for all of its rows."""
     edges = row_edges(rows)
     heights, labels = [], []
     for places in runs_of_kinds(rows):
         kind, depths = shortened(rows[places[0]][0]), [rows[place][1] for place in places]
-        # one that is in no transformer block comes last
+        # a layer outside the transformer blocks comes last
         numbers = ["–" if depth is None and len(depths) > 1 else depth for depth in depths]
         if len(rows) > LABELLED:
             known = [depth for depth in depths if depth is not None]
@@ -373,8 +373,8 @@ def bands_of(runs: Sequence[StoredRun], *, quantity: str = "kappa") -> dict[str,
     Returns
     -------
     dict of pandas.DataFrame
-        Columns kind, iteration, blocks, values (how many there are), and for ``median``, ``q25`` and ``q75`` the two
-        ends between which they lie, as ``_lower`` and ``_upper``.
+        Columns kind, iteration, blocks and values (numbers of them), and for ``median``, ``q25`` and ``q75`` the two
+        bounds between which they lie, as ``_lower`` and ``_upper``.
     """
     import pandas as pd
 
@@ -389,12 +389,12 @@ def bands_of(runs: Sequence[StoredRun], *, quantity: str = "kappa") -> dict[str,
 
 
 def blocks_in(rows: pd.DataFrame) -> int:
-    """How many different ones."""
+    """Number of distinct blocks."""
     return len(rows[["layer", "unit"]].drop_duplicates())
 
 
 def quartiles(rows: pd.DataFrame) -> dict[str, float]:
-    """The ends of median and quartiles of rows with ``lower`` and ``upper``."""
+    """Bounds of median and quartiles of rows with ``lower`` and ``upper``."""
     lower, upper = rows["lower"].to_numpy(dtype=float), rows["upper"].to_numpy(dtype=float)
     found = {}
     for name, q in (("median", 0.5), ("q25", 0.25), ("q75", 0.75)):
@@ -405,8 +405,8 @@ def quartiles(rows: pd.DataFrame) -> dict[str, float]:
 def bands_figure(runs: Sequence[StoredRun], *, quantity: str = "kappa", page: Page = COLUMN) -> Figure:
     """A quantity of blocks over the iterations, a panel for each type: the median in a band of the quartiles.
 
-    Over all blocks of the type, their probed units, and the seeds. Where the unresolved among them leave the median
-    open its bound is an open triangle, and where they leave a quartile open the band reaches to the end of the axis.
+    They are taken over all blocks of the type, their probed units and the seeds. Where unresolved values leave the
+    median open, its bound is an open triangle; where they leave a quartile open, the band reaches the end of the axis.
     """
     chosen = quantity_of(quantity)
     bands = bands_of(runs, quantity=quantity)
@@ -451,14 +451,14 @@ def kinds_in(bands: Mapping[str, pd.DataFrame]) -> list[str]:
 
 
 def triangle(quantity: Quantity) -> str:
-    """The marker of a bound, which points to where the value may be."""
+    """Marker of a bound; it points to where the value may be."""
     return "^" if quantity.known == "lower" else "v"
 
 
 def draw_bands(
     axes: Sequence[Axes], groups: Sequence[Group], bands: Mapping[str, pd.DataFrame], kinds: list[str], chosen: Quantity
 ) -> bool:
-    """Medians (``LABEL-KIND-median``), bands and triangles; returns whether a median is open."""
+    """Draw medians (``LABEL-KIND-median``), bands and triangles; return whether a median is open."""
     looks = looks_of(groups)
     names = ["median_lower", "median_upper", "q25_lower", "q75_upper"]
     drawn = np.concatenate([table[names].to_numpy(dtype=float).ravel() for table in bands.values()])
@@ -505,7 +505,7 @@ def draw_bands(
 
 # --- table ------------------------------------------------------------------------------------------------------------
 
-#: When blocks are shown, as parts of the way from the first to the last probe.
+#: Moments at which blocks are shown, as fractions of the way from the first to the last probe.
 MOMENTS = {"0 %": 0.0, "10 %": 0.1, "50 %": 0.5, "end": 1.0}
 CAPTION = (
     "median over the blocks of a type, their probed units and the seeds, at the probed iteration that is nearest to so "
@@ -515,7 +515,7 @@ CAPTION = (
 
 
 def moments_of(iterations: np.ndarray) -> dict[str, int]:
-    """The probed iteration nearest to each of `MOMENTS`; one that is taken is not named again, but the last is."""
+    """Probed iteration nearest to each of `MOMENTS`; each iteration is named once, the end in any case."""
     found: dict[int, str] = {}
     for name in ("0 %", "end", "10 %", "50 %"):
         at = iterations[0] + MOMENTS[name] * (iterations[-1] - iterations[0])
@@ -525,14 +525,14 @@ def moments_of(iterations: np.ndarray) -> dict[str, int]:
 
 
 def block_frame(runs: Sequence[StoredRun], *, quantity: str | None = None) -> pd.DataFrame:
-    """What blocks of each type are like along the training.
+    """Quantities of the blocks of each type along the training.
 
     Parameters
     ----------
     runs
-        Of one study.
+        Runs of one study.
     quantity
-        A key of `QUANTITIES`: of each depth on its own, this alone. None: all of them, over all depths.
+        A key of `QUANTITIES`, for this quantity alone, at each depth. None: all of them, over all depths.
 
     Returns
     -------
@@ -588,7 +588,7 @@ def shown_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def block_columns(frame: pd.DataFrame) -> list[Column]:
-    """As they are shown."""
+    """Columns of the printed table."""
     start = [words("method", "method", code=True)] if frame["method"].nunique() > 1 else []
     start.append(words("block", "kind"))
     size = [
@@ -606,19 +606,19 @@ def block_columns(frame: pd.DataFrame) -> list[Column]:
 
 
 def size_cell(row: Mapping[str, Any]) -> Number:
-    """How many parameters a block has."""
+    """Table cell with the number of parameters of a block."""
     low, high = int(row["n_params_min"]), int(row["n_params_max"])
     return Number((low,), "d") if low == high else Number((low, high), "d", "{0} – {1}")
 
 
 def quantity_cell(name: str, row: Mapping[str, Any]) -> Number:
-    """The median of a quantity, with the quartiles for κ."""
+    """Table cell with the median of a quantity and its quartiles."""
     ends = (float(row[f"{name}_q25"]), float(row[f"{name}_q75"]))
     return QUANTITIES[name].cell(float(row[f"{name}_lower"]), float(row[f"{name}_upper"]), ends)
 
 
 def quantity_column(name: str) -> Column:
-    """A quantity at the moment of the row."""
+    """Column of a quantity at the moment of the row."""
     chosen = QUANTITIES[name]
 
     def cell(row: Mapping[str, Any]) -> Number:
@@ -630,7 +630,7 @@ def quantity_column(name: str) -> Column:
 
 
 def moment_column(name: str, moment: str) -> Column:
-    """A quantity at a moment, with its quartiles."""
+    """Column of a quantity at one moment, with its quartiles."""
 
     def cell(row: Mapping[str, Any]) -> Number:
         there = row["at"].get(moment)

@@ -1,4 +1,4 @@
-"""Figures of methods side by side: where training ended against the median κ, and what an iteration costs."""
+"""Figures of methods side by side: end of training against the median κ, and the time of an iteration."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def comparison_figure(
     """Final training loss, and test accuracy if there is one, against the median κ: a point for each method.
 
     κ is that of a unit in the coordinates of the method, the median over the probed mini-batches (the training set
-    where only that was probed); the bar reaches over its middle half. Of several seeds a point is the median, and the
-    vertical bar the range. Where the unresolved leave the median open, it is an open marker with an arrow at its lower
-    bound. Runs that were not probed, as those on which ``hesscond compare`` tries learning rates, are left out; so are
-    those that diverged or have not finished, and it is said how many.
+    where only that was probed); the horizontal bar is its interquartile range. With several seeds a point is the
+    median, and the vertical bar the range. Where unresolved values leave the median open, it is an open marker with an
+    arrow at its lower bound. Runs that were not probed, such as those on which ``hesscond compare`` tries learning
+    rates, are left out; so are those that diverged or have not finished, whose number is stated.
     """
     points = comparison_points(runs, layer=layer, unit=unit)
     everything = probed_groups(runs)
@@ -82,7 +82,7 @@ def comparison_figure(
 def comparison_points(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:
     """One row per group: label, seeds (that finished); kappa, kappa_low and kappa_high (quartiles), open (κ: a bound).
 
-    And loss and accuracy (percent): medians over the seeds, with ``_min`` and ``_max``; accuracy is NaN if there is
+    Further columns: loss and accuracy (percent), medians over the seeds, with ``_min`` and ``_max``; NaN if there is
     none.
     """
     import pandas as pd
@@ -110,7 +110,7 @@ def comparison_points(runs: Sequence[StoredRun], *, layer: str | None = None, un
 
 
 def draw_point(ax: Axes, row: dict[str, Any], quantity: str, look: Any) -> None:
-    """A marker with its bars (``LABEL-QUANTITY``); open, with an arrow, where κ is a lower bound."""
+    """Draw a marker with its bars (``LABEL-QUANTITY``); open, with an arrow, where κ is a lower bound."""
     x, y = float(row["kappa"]), float(row[quantity])
     if math.isnan(y):
         return
@@ -129,7 +129,7 @@ def draw_point(ax: Axes, row: dict[str, Any], quantity: str, look: Any) -> None:
 
 
 def finish(ax: Axes) -> None:
-    """The axis of κ."""
+    """Set up the κ axis."""
     ax.set_xscale("log")
     ax.margins(0.08)
     ax.xaxis.set_major_locator(LogLocator(numticks=5))
@@ -140,7 +140,7 @@ def finish(ax: Axes) -> None:
 
 
 def remark(points: pd.DataFrame, groups: Sequence[Group]) -> str:
-    """What the bars are, and what was left out."""
+    """Remark on the bars, and on the runs that were left out."""
     parts = ["horizontal: middle half of the κ"]
     if points["seeds"].max() > 1:
         parts.append("vertical: range over seeds")
@@ -150,7 +150,7 @@ def remark(points: pd.DataFrame, groups: Sequence[Group]) -> str:
     return "; ".join(parts)
 
 
-#: What ``hesscond compare`` writes beside its runs.
+#: File that ``hesscond compare`` writes next to its runs.
 COMPARISON = "comparison.csv"
 #: Longest name of a method that is not shortened.
 LONGEST = 26
@@ -161,9 +161,9 @@ ABSOLUTE = "ms an iteration, with probes and evaluations"
 def timing_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:
     """The time of an iteration, a row for each method, the fastest at the top.
 
-    Runs of ``hesscond compare``: relative to vanilla, from blocks of iterations of both in turn and without probing,
-    which other work on the machine hardly touches. Other runs: the time that the run worked over its iterations, which
-    contains all that it did; a dot for each seed, a bar at their median. The axis says which.
+    Runs of ``hesscond compare`` have times relative to vanilla, from blocks of iterations of both in turn and without
+    probing, which other work on the machine hardly affects. Other runs have the total time of the run divided by its
+    number of iterations, probes and evaluations included. A dot is a seed, the bar their median. The axis says which.
     """
     times, groups = iteration_times(runs)
     looks = looks_of(groups)
@@ -191,13 +191,13 @@ def timing_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:
 
 
 def iteration_times(runs: Sequence[StoredRun]) -> tuple[pd.DataFrame, list[Group]]:
-    """One row per method or run whose time is known: label, time and whether it is relative to vanilla, else in ms.
+    """Label, time and whether it is relative to vanilla (else in ms), a row per method or run with a known time.
 
-    And the groups of runs that the labels are of.
+    The second value is the list of groups that the labels belong to.
     """
     import pandas as pd
 
-    # of the grid of rates that a comparison tries, only the best was timed
+    # in the grid of rates that a comparison tries, only the best was timed
     timed = [run for run in runs if not math.isnan(relative_cost(run))]
     groups = groups_of(timed or runs)
     rows: list[dict[str, Any]] = []
@@ -214,7 +214,7 @@ def iteration_times(runs: Sequence[StoredRun]) -> tuple[pd.DataFrame, list[Group
 
 
 def relative_cost(run: StoredRun) -> float:
-    """What ``hesscond compare`` measured for the run's method at the run's learning rate; NaN if nothing."""
+    """Relative time that ``hesscond compare`` measured for the run's method and learning rate; NaN if none."""
     import pandas as pd
 
     path = run.folder.parent / COMPARISON

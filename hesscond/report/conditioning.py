@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from hesscond.study.store import StoredRun
 
-#: Points that the markers of all methods of one iteration are spread over, at most.
+#: Largest spread, in points, of the markers of all methods at one iteration.
 DODGE = 12.0
 #: Rows of methods in a column of the legend.
 ROWS = 4
@@ -49,9 +49,9 @@ KAPPA = {
     "kappa_preconditioned": Look(r"$\kappa(P^{\top}HP)$", dash=(0, (3.2, 1.4)), marker="s", barred=True),
     "expected": Look(r"$\kappa(H)/\kappa(D)^2$", dash=(0, (0.8, 1.2)), marker="x", width=0.9, raw=False),
 }
-#: What the dotted lines are.
+#: Explanation of the dotted lines.
 CLAIM = r"dotted: what BNP expects of $\kappa(P^{\top}HP)$"
-#: Each in a panel of its own.
+#: Quantities that have a separate panel each.
 SEPARATE = {name: Look(KAPPA[name].label) for name in ("kappa", "kappa_preconditioned")}
 KAPPA_D = Look(r"$\kappa(D)$")
 RUNNING = Look(r"$\kappa(D)$ of running averages, with $\varepsilon$", dash=(0, (5, 1.2, 1, 1.2)), raw=False)
@@ -106,7 +106,7 @@ def conditioning_figure(
 
 
 def panels(page: Page, apart: bool) -> tuple[Figure, dict[str, Axes]]:
-    """A figure, and its panels by their letters: below one another, or two beside two on a wide page."""
+    """Figure and its panels by their letters: below one another, or in two columns on a wide page."""
     if page.wide:
         figure = page.figure(4.6, hspace=0.0)
         return figure, dict(sorted(figure.subplot_mosaic("ab;cd" if apart else "ab;cb", sharex=True).items()))
@@ -116,14 +116,14 @@ def panels(page: Page, apart: bool) -> tuple[Figure, dict[str, Axes]]:
 
 
 def last_iteration(selection: Selection, losses: dict[str, list[pd.Series]]) -> int:
-    """The last iteration with a training or probe row."""
+    """Last iteration with a training or probe row."""
     training = (int(loss.index[-1]) for curves in losses.values() for loss in curves if len(loss))
     probed = (int(probe["iteration"].iloc[-1]) for probe in selection.probes if len(probe))
     return max((*training, *probed), default=0)
 
 
 def remark(groups: dict[str, list[StoredRun]], window: int) -> str:
-    """What lines, faint values and bands are."""
+    """Remark on lines, faint values and bands."""
     parts = [f"lines: running median of {window} iterations"] if window > 1 else []
     sizes = sorted({len(runs) for runs in groups.values()})
     if sizes[-1] > 1:
@@ -135,14 +135,14 @@ def remark(groups: dict[str, list[StoredRun]], window: int) -> str:
 
 
 def dodge(place: int, groups: dict[str, list[StoredRun]]) -> float:
-    """Points to the right that a method's markers are set off by, so that none hides another's."""
+    """Offset of a method's markers to the right, in points, so that none hides another's."""
     return min(3.0, DODGE / len(groups)) * (place - (len(groups) - 1) / 2)
 
 
 def draw_training(
     ax: Axes, groups: dict[str, list[StoredRun]], losses: dict[str, list[pd.Series]], window: int
 ) -> None:
-    """Panel (a): training loss, and test accuracy on the right."""
+    """Draw panel (a): training loss, and test accuracy on the right."""
     colors = method_colors(groups)
     ax.set_yscale("log", nonpositive="mask")
     ax.set_ylabel(loss_label(groups))
@@ -172,7 +172,7 @@ def draw_training(
 
 
 def present(handles: Sequence[Line2D | None]) -> list[Line2D]:
-    """Those that there are."""
+    """Handles that are not None."""
     return [handle for handle in handles if handle is not None]
 
 
@@ -185,9 +185,9 @@ def loss_label(groups: dict[str, list[StoredRun]]) -> str:
 def draw_kappa(
     ax: Axes, selection: Selection, groups: dict[str, list[StoredRun]], window: int, looks: dict[str, Look]
 ) -> bool:
-    """A panel of κ(H), of κ(PᵀHP), or of both and of the expected κ(H)/κ(D)², over batches and the training set.
+    """Draw a panel of κ(H), of κ(PᵀHP), or of both and of the expected κ(H)/κ(D)², for batches and training set.
 
-    Whether anything was expected of a mini-batch.
+    Return whether an expected value was drawn for mini-batches.
     """
     colors = method_colors(groups)
     ax.set_yscale("log", nonpositive="mask")
@@ -215,12 +215,12 @@ def draw_kappa(
 
 
 def values_of(probe: pd.DataFrame, quantity: str) -> pd.Series:
-    """What panel (b) shows of a probe table under the name ``quantity``, a key of `KAPPA`."""
+    """Values that a panel shows of a probe table under the name ``quantity``, a key of `KAPPA`."""
     return expected(probe) if quantity == "expected" else resolved_values(probe, quantity)
 
 
 def draw_kappa_d(ax: Axes, selection: Selection, groups: dict[str, list[StoredRun]], window: int) -> None:
-    """Panel (c): κ(D) of the batches, of the method's running statistics, and of the training set."""
+    """Draw the panel of κ(D) of the batches, of the method's running statistics, and of the training set."""
     colors = method_colors(groups)
     ax.set_yscale("log", nonpositive="mask")
     ax.set_ylabel(r"$\kappa(D)$")
@@ -241,16 +241,16 @@ def draw_kappa_d(ax: Axes, selection: Selection, groups: dict[str, list[StoredRu
 
 
 def finish(ax: Axes, pairs: Sequence[tuple[Line2D | None, Line2D | None]], below: Sequence[Line2D]) -> None:
-    """Ticks and legend of a panel of probed quantities, or the remark that nothing was probed.
+    """Add ticks and legend to a panel of probed quantities, or the remark that nothing was probed.
 
     Parameters
     ----------
     ax
-        With everything drawn.
+        Axes with everything drawn.
     pairs
         Legend entries of each quantity over batches and over the training set, one row each.
     below
-        Entries in rows of their own.
+        Entries in separate rows below.
     """
     rows = [pair for pair in pairs if pair != (None, None)]
     if not rows and not below:

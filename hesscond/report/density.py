@@ -1,4 +1,4 @@
-"""The spectral density of a Hessian: how its eigenvalues are distributed, outliers and negative ones included."""
+"""Figure of the spectral density of a Hessian, with its outliers and negative eigenvalues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hesscond.report.palette import METHOD_COLORS
 if TYPE_CHECKING:
     from hesscond.spectra.density import Curve, Density
 
-#: Where eigenvalues are positive, and where they are negative.
+#: Colours of positive and negative eigenvalues, and of the null space.
 POSITIVE, NEGATIVE, NULL = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"], "0.1"
 
 #: Points of the curve.
@@ -48,11 +48,11 @@ def density_figure(density: Density, title: str | None = None, *, page: Page = C
     Parameters
     ----------
     density
-        What `hesscond.density` returned.
+        Result of `hesscond.density`.
     title
-        Above the figure.
+        Title above the figure.
     page
-        What it is drawn for.
+        Page that the figure is drawn for.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def density_figure(density: Density, title: str | None = None, *, page: Page = C
 
 
 def heights(density: Density, curve: Curve) -> tuple[float, float]:
-    """Limits of the density axis: a fifth of the peak that a single eigenvalue makes is still seen, if it can be."""
+    """Limits of the density axis: a fifth of the peak of a single eigenvalue is still visible, if it can be."""
     top = float(curve.density.max())
     if top == 0:
         return 0.1, 10.0
@@ -88,7 +88,7 @@ def heights(density: Density, curve: Curve) -> tuple[float, float]:
 
 
 def draw_curve(ax: Axes, density: Density, curve: Curve, low: float) -> list[Any]:
-    """The curve with its band, coloured by the sign of the eigenvalues; returns the legend entries."""
+    """Draw the curve with its band, coloured by the sign of the eigenvalues; return the legend entries."""
     x, middle, error = (tensor.numpy() for tensor in (curve.x, curve.density, curve.error))
     error = np.where(np.isfinite(error), error, 0.0)
     handles = []
@@ -110,7 +110,7 @@ def draw_curve(ax: Axes, density: Density, curve: Curve, low: float) -> list[Any
 
 
 def draw_null(ax: Axes, density: Density) -> list[Any]:
-    """A stem at zero for the null space that was known; returns its legend entry."""
+    """Draw a stem at zero for the null space that was known; return its legend entry."""
     if not density.null:
         return []
     low, high = ax.get_ylim()
@@ -123,7 +123,7 @@ def draw_null(ax: Axes, density: Density) -> list[Any]:
 
 
 def draw_nodes(ax: Axes, density: Density) -> None:
-    """Ticks at the extreme nodes of every probe, or at the extreme eigenvalues if they were computed."""
+    """Draw ticks at the extreme nodes of every probe, or at the extreme eigenvalues if they were computed."""
     marked: list[np.ndarray] = []
     for nodes, weights in zip(density.nodes.numpy(), density.weights.numpy(), strict=True):
         there = nodes[weights > 0]
@@ -134,7 +134,7 @@ def draw_nodes(ax: Axes, density: Density) -> None:
 
 
 def label_axes(ax: Axes, curve: Curve, density: Density) -> None:
-    """Limits, ticks and names of both axes."""
+    """Set limits, ticks and names of both axes."""
     # wide Gaussians reach to where no eigenvalue can be
     low = max(float(curve.x[0]), moved(density.bottom, -5 * curve.width, curve.knee))
     high = min(float(curve.x[-1]), moved(density.top, 5 * curve.width, curve.knee))
@@ -154,7 +154,7 @@ def label_axes(ax: Axes, curve: Curve, density: Density) -> None:
 
 
 def powers(low: float, high: float, knee: float) -> list[float]:
-    """Zero and powers of ten from the knee on, of both signs, no more than there is room for."""
+    """Zero and powers of ten from the knee on, of both signs, as many as there is room for."""
     first, last = math.ceil(math.log10(knee)), math.floor(math.log10(max(abs(low), abs(high))))
     extent = math.asinh(high / knee) - math.asinh(low / knee)
     for every in range(1, 100):
@@ -162,7 +162,7 @@ def powers(low: float, high: float, knee: float) -> list[float]:
         ticks = sorted([-size for size in sizes if -size >= low] + [0.0] + [size for size in sizes if size <= high])
         places = [math.asinh(tick / knee) for tick in ticks]
         gaps = [b - a for a, b in pairwise(places)]
-        # labels of neighbours must not touch, those beside zero neither
+        # labels of neighbours must not touch, nor those next to zero
         if not gaps or min(gaps) >= extent / (LABELS + 1):
             return ticks
     return [0.0]
@@ -176,12 +176,12 @@ def label_power(value: float, position: int | None = None) -> str:
 
 
 def moved(x: float, step: float, knee: float | None) -> float:
-    """The place that lies ``step`` beside x on the axis."""
+    """Value that lies ``step`` to the right of x on the axis."""
     return x + step if knee is None else knee * math.sinh(math.asinh(x / knee) + step)
 
 
 def remark(density: Density, curve: Curve) -> str:
-    """How the density was found and what the curve is."""
+    """Remark on how the density was computed, and on the curve."""
     if density.seed is None:
         how = f"all {density.order} eigenvalues"
     else:
@@ -196,7 +196,7 @@ def remark(density: Density, curve: Curve) -> str:
 
 
 def scientific(value: float) -> str:
-    """Two digits, as a power of ten where that is shorter."""
+    """Number to two digits, as a power of ten where that is shorter."""
     exponent = math.floor(math.log10(value))
     if -3 <= exponent <= 3:
         return f"{value:.2g}"

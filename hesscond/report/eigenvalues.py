@@ -44,10 +44,10 @@ def eigenvalue_figure(
 ) -> Figure:
     """The largest and the smallest nonzero eigenvalue of a unit's Hessian, and its rank, over the iterations.
 
-    Of |λ| in the plain parameters, over mini-batches (over the training set where only that was probed). Where the
-    rank is not resolved there is no smallest nonzero eigenvalue, and none is drawn. Lines are running medians, the
-    median over seeds in a band from the lowest to the highest. A rank that never changes is told below, in place of a
-    panel.
+    The figure shows |λ| in the plain parameters, over mini-batches (over the training set where only that was probed).
+    Where the rank is not resolved, no smallest nonzero eigenvalue is known, and none is drawn. Lines are running
+    medians, the median over seeds in a band from the lowest to the highest. A rank that never changes is stated below
+    the figure, in place of a panel.
     """
     selection = eigenvalues_logged(runs, layer=layer, unit=unit)
     groups = [group for group in probed_groups(runs) if any(len(selection.rows_of(run)) for run in group.runs)]
@@ -92,7 +92,7 @@ def eigenvalue_figure(
 
 
 def eigenvalues_logged(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Selection:
-    """The rows to show."""
+    """Probe rows to show; a ConfigError if no eigenvalue was logged."""
     selection = select(runs, layer, unit)
     if not any(finite(probe["lambda_max"]).notna().any() for probe in selection.probes):
         raise ConfigError("no eigenvalue is in the logs of the runs: probe them with --probe-every 1 or more")
@@ -100,7 +100,7 @@ def eigenvalues_logged(runs: Sequence[StoredRun], *, layer: str | None = None, u
 
 
 def data_of(selection: Selection) -> str:
-    """Mini-batches, if any were probed."""
+    """The kind of data to show: mini-batches if any were probed, else the training set."""
     return "batch" if any((probe["data"] == "batch").any() for probe in selection.probes) else "train"
 
 
@@ -113,7 +113,7 @@ def end_of(probe: pd.DataFrame, column: str) -> pd.Series:
 def draw(
     ax: Axes, group: Group, curves: Sequence[pd.Series], looks: Any, dash: Any, window: int, quantity: str
 ) -> None:
-    """Median and band of the seeds (``LABEL-QUANTITY``)."""
+    """Draw median and band of the seeds (``LABEL-QUANTITY``)."""
     there = [running_median(curve, window) for curve in curves if curve.notna().any()]
     if not there:
         return

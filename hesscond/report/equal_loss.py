@@ -49,9 +49,9 @@ def equal_loss_figure(
     """Training loss over the iterations, and κ against the training loss: methods compared at equal loss.
 
     On the right, lines are medians of κ in the method's own coordinates over the probes in each interval of loss, bands
-    reach over the middle half of them, and triangles are lower bounds of medians that the unresolved leave open. Of at
-    most two methods κ(H) is dotted where it is another number. Runs that diverged or collapsed are left out. The
-    verdict stands below.
+    are their interquartile ranges, and triangles are lower bounds of medians that unresolved values leave open. With at
+    most two methods, κ(H) is dotted where it is a different number. Runs that diverged or collapsed are left out. The
+    verdict is printed below.
     """
     selection = select(runs, layer, unit)
     groups, _ = compared_groups(runs)
@@ -94,7 +94,7 @@ def equal_loss_figure(
 
 
 def draw_against_loss(ax: Axes, probes: Probes, quantity: str, look: MethodLook, name: str) -> bool:
-    """Median and quartiles of a κ by interval of loss; False: there are none, or κ(H) is κ own."""
+    """Draw median and quartiles of a κ by interval of loss; False if there are none, or κ(H) is κ own."""
     mask = probes.measured(quantity)
     if quantity == "kappa" and np.array_equal(probes.lower["kappa"], probes.lower["kappa_own"], equal_nan=True):
         return False
@@ -120,7 +120,7 @@ def draw_against_loss(ax: Axes, probes: Probes, quantity: str, look: MethodLook,
 
 
 def finish(ax: Axes, drawn: bool) -> None:
-    """Both axes of the right panel, logarithmic, or the remark that nothing was probed."""
+    """Set both axes of the right panel to logarithmic, or add the remark that nothing was probed."""
     if not drawn:
         say_empty(ax, "not probed")
         return

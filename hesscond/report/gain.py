@@ -32,7 +32,7 @@ def gain_figure(
     """κ(H)/κ(PᵀHP) against κ(D)² at every probe, with P and D from the raw statistics of the same samples.
 
     On the diagonal the gain is κ(D)². Mini-batches are dots, the whole training set diamonds; one colour a method.
-    A probe of which a κ is unresolved has no gain and is left out; how many were is said in the corner.
+    A probe with an unresolved κ has no gain and is left out; the number of these is stated in the corner.
     """
     selection = select(runs, layer, unit)
     ordered = sorted(selection.runs, key=lambda run: (first_start([run]), run.method != "vanilla"))
@@ -57,7 +57,7 @@ def gain_figure(
 
 
 def draw(ax: Axes, selection: Selection, colors: dict[str, str]) -> int:
-    """All points and the diagonal; returns how many probes have no gain."""
+    """Draw all points and the diagonal; return the number of probes without a gain."""
     left_out, drawn = 0, 0
     for run in selection.runs:
         for data, (marker, size, alpha) in LOOKS.items():
@@ -83,7 +83,7 @@ def draw(ax: Axes, selection: Selection, colors: dict[str, str]) -> int:
 
 
 def gain_axes(ax: Axes, runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Axes:
-    """The gain κ(H)/κ(PᵀHP) against κ(D)², as `gain_figure` draws it."""
+    """Draw the gain κ(H)/κ(PᵀHP) against κ(D)², as `gain_figure` does."""
     selection = select(runs, layer, unit)
     draw(ax, selection, method_colors(run.method for run in selection.runs))
     ax.set_xlabel(EXPECTED)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hesscond.report.registry import FigureKind
     from hesscond.study.store import StoredRun
 
-#: How the file's name may end.
+#: Allowed endings of the file's name.
 SUFFIXES = (".html", ".htm")
 
 
@@ -53,13 +53,13 @@ def write_report(
     Parameters
     ----------
     runs
-        Of one study: any methods, seeds, learning rates and batch sizes.
+        Runs of one study, with any methods, seeds, learning rates and batch sizes.
     path
-        Ends in ``.html``.
+        File to write; its name ends in ``.html`` or ``.htm``.
     title
-        Of the page; study and methods by default.
+        Title of the page; study and methods by default.
     layer, unit
-        Which unit the figures show; the first that was probed by default.
+        Unit that the figures show; the first that was probed by default.
 
     Examples
     --------
@@ -80,18 +80,7 @@ def write_report(
 def render_report(
     runs: Sequence[StoredRun], *, title: str | None = None, layer: str | None = None, unit: int | None = None
 ) -> str:
-    """The page of `write_report`: the same runs give the same text.
-
-    Parameters
-    ----------
-    runs, title, layer, unit
-        As for `write_report`.
-
-    Returns
-    -------
-    str
-        HTML.
-    """
+    """HTML of the page of `write_report`, with its arguments; the same runs give the same text."""
     selection = select(runs, layer, unit)
     runs = in_order(runs)
     named = named_runs(runs)
@@ -124,17 +113,17 @@ def render_report(
 #: Control, format (bidirectional overrides among them), surrogate, private and unassigned characters, separators.
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
-#: A page shows no more characters than this of one text.
+#: Most characters of one text that a page shows.
 LONGEST = 4000
 
 
 def visible(text: Any) -> str:
-    r"""The text with every character that has no look of its own written out; long ones are cut.
+    r"""The text with every invisible character written out; long texts are cut.
 
     Parameters
     ----------
     text
-        Anything; what is marked as safe stays as it is.
+        Any object; text that is marked as safe is returned unchanged.
 
     Examples
     --------
@@ -152,7 +141,7 @@ def visible(text: Any) -> str:
 
 
 def shortened(text: str, length: int = 60) -> str:
-    """A name that fits into a legend."""
+    """The name, cut so that it fits into a legend."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
@@ -182,7 +171,7 @@ def listed(items: list[str], most: int = 6) -> str:
 
 @dataclass(frozen=True)
 class NamedRun:
-    """A run, what it is called on the page, and what its configuration is called as a file."""
+    """A run with its name on the page, and the file name of its configuration."""
 
     run: StoredRun
     name: str
@@ -190,7 +179,7 @@ class NamedRun:
 
 
 def named_runs(runs: Sequence[StoredRun]) -> list[NamedRun]:
-    """Method and seed; where that is not enough learning rate and batch size too, else a number."""
+    """Runs named by method and seed, where these are ambiguous by learning rate, batch size or a number too."""
     plain = [f"{shortened(run.method)}, seed {run.seed}" for run in runs]
     fuller = [
         name
@@ -210,7 +199,7 @@ def named_runs(runs: Sequence[StoredRun]) -> list[NamedRun]:
 
 
 def templates() -> Environment:
-    """Jinja2 that escapes everything, and writes out what is invisible."""
+    """Jinja2 environment that escapes everything and writes out invisible characters."""
     made = Environment(
         loader=PackageLoader("hesscond.report"),
         autoescape=True,
@@ -269,13 +258,13 @@ class Picture:
     Attributes
     ----------
     name, summary
-        Of its kind.
+        Name and summary of the kind of figure.
     source
-        A data URL.
+        Data URL of the picture.
     words
-        What it shows, in numbers.
+        Description in numbers of what it shows.
     width, height
-        In CSS pixels.
+        Size in CSS pixels.
     """
 
     name: str
@@ -287,12 +276,12 @@ class Picture:
 
 
 def pictures(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[Picture]:
-    """Every kind of figure that can be drawn from these runs.
+    """Picture of every kind of figure that can be drawn from these runs.
 
     Parameters
     ----------
     runs
-        Of one study.
+        Runs of one study.
     options
         layer and unit, for the kinds that take them.
     """
@@ -306,7 +295,7 @@ def pictures(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[Picture
 
 
 def drawn(kind: FigureKind, runs: Sequence[StoredRun], options: dict[str, Any], words: str) -> Picture:
-    """A figure, its formulas as they are typed if a name in it has dollar signs around what is no formula."""
+    """Picture of a figure; without formulas if a name in it has dollar signs around something else."""
     import matplotlib
 
     def draw() -> Picture:
@@ -331,14 +320,14 @@ def picture(figure: Figure) -> Markup:
     with warnings.catch_warnings(), matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "hesscond"}):
         # a name in a script that the font does not have is drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        # one that leaves no room for the axes makes a bad picture, which says so itself
+        # a layout without room for the axes makes a bad picture, which is seen without a warning
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
         vectors, pixels = io.BytesIO(), io.BytesIO()
         figure.savefig(vectors, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
         svg = compact(vectors.getvalue().decode("utf-8", "replace"))
         if len(svg) <= LARGEST_SVG:
             return data_url("image/svg+xml", svg)
-        figure.set_layout_engine("none")  # everything has its place by now
+        figure.set_layout_engine("none")  # the layout is final by now
         figure.savefig(pixels, format="png", dpi=DOTS_PER_INCH)
     small = io.BytesIO()
     Image.open(pixels).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
@@ -346,7 +335,7 @@ def picture(figure: Figure) -> Markup:
 
 
 def compact(svg: str) -> bytes:
-    """The SVG with paths to a hundredth of a point, and without the characters that no XML may have."""
+    """The SVG with paths to a hundredth of a point, and without characters that XML does not allow."""
     short = re.sub(r' d="([^"]*)"', lambda match: f' d="{rounded(match[1])}"', svg)
     forbidden = [*range(0x20), 0xFFFE, 0xFFFF]
     return short.translate(dict.fromkeys(code for code in forbidden if code not in (9, 10, 13))).encode("utf-8")
@@ -364,7 +353,7 @@ def rounded(path: str) -> str:
 
 
 def in_numbers(runs: Sequence[StoredRun], options: dict[str, Any]) -> str:
-    """What came of each run, for whoever does not see the picture."""
+    """Results of each run in words, for readers who do not see the picture."""
     from hesscond.report.summary import summary_frame
 
     parts = []
@@ -383,7 +372,7 @@ def in_numbers(runs: Sequence[StoredRun], options: dict[str, Any]) -> str:
     return "; ".join(parts) + "."
 
 
-#: A table of more rows is folded up.
+#: Most rows of a table that is not folded up.
 MOST_ROWS = 25
 
 
@@ -398,7 +387,7 @@ class Sheet:
 
 
 def sheets(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[Sheet]:
-    """Every kind of table that these runs have something for."""
+    """Table of every kind that these runs have something for."""
     found = []
     for kind in TABLES.values():
         own = {key: value for key, value in options.items() if key in kind.options}

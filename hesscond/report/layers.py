@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
     from hesscond.study.store import StoredRun
 
-#: Violins in a panel, and stretches of iterations, at most; panels in a figure.
+#: Most violins in a panel, most stretches of iterations, and most panels in a figure.
 VIOLINS, STRETCHES, PANELS = 36, 8, 12
 #: With fewer values than this they are drawn one by one.
 FEWEST = 5
-#: Points that a violin's outline is made of.
+#: Points of a violin's outline.
 POINTS = 40
 
 
@@ -58,7 +58,7 @@ class Spread:
     left, right
         First and last iteration of the stretch.
     lower, upper : (values,)
-        Between which each κ is known to lie; infinite above where it is unresolved.
+        Bounds of each κ; the upper one is infinite where it is unresolved.
     """
 
     left: float
@@ -68,12 +68,12 @@ class Spread:
 
     @property
     def resolved(self) -> np.ndarray:
-        """The κ that are numbers."""
+        """Values of the resolved κ."""
         return self.lower[np.isfinite(self.upper)]
 
     @property
     def bounds(self) -> np.ndarray:
-        """Lower bounds of the others."""
+        """Lower bounds of the unresolved κ."""
         return self.lower[np.isinf(self.upper)]
 
 
@@ -81,8 +81,9 @@ def layers_figure(runs: Sequence[StoredRun], *, layer: str | None = None, page: 
     """κ of the probed units of each layer, in the coordinates of each method, over stretches of iterations.
 
     A violin is the distribution of the resolved κ of all probed units, seeds and iterations of a stretch, with a bar
-    at their median where the unresolved ones leave no doubt about it; up to four are drawn as dots. An open triangle
-    is the smallest lower bound of the unresolved ones. Mini-batches, or the training set where only that was probed.
+    at the median where unresolved values do not leave it open; up to four values are drawn as dots. An open triangle
+    is the smallest lower bound of the unresolved κ. The data are mini-batches, or the training set where only that was
+    probed.
     """
     probes, layers = probed_layers(runs, layer=layer)
     groups = [group for group in probed_groups(runs) if len(probes[group.label])]
@@ -132,7 +133,7 @@ def probed_layers(runs: Sequence[StoredRun], *, layer: str | None = None) -> tup
 def own_kappas(group: Group) -> pd.DataFrame:
     """iteration, data, layer, unit, seed, lower and upper of κ in the method's own coordinates, of one kind of data.
 
-    Of the mini-batches; of the training set where there are none.
+    The data are mini-batches, or the training set where there are none.
     """
     import pandas as pd
 
@@ -165,7 +166,7 @@ def spread_of(probe: pd.DataFrame, layer: str, left: float, right: float) -> Spr
 def draw_layer(
     ax: Axes, probes: dict[str, pd.DataFrame], groups: Sequence[Group], layer: str, edges: np.ndarray
 ) -> bool:
-    """A panel; returns whether something in it is unresolved."""
+    """Draw a panel; return whether something in it is unresolved."""
     looks, some_open = looks_of(groups), False
     ax.set_yscale("log", nonpositive="mask")
     seen, width = [np.zeros(0)], (edges[1] - edges[0]) / (len(groups) + 0.6)
@@ -188,7 +189,7 @@ def draw_layer(
 
 
 def draw_spread(ax: Axes, spread: Spread, x: float, width: float, look: MethodLook, name: str) -> None:
-    """A violin (``NAME-violin``) with its median, or dots (``NAME-dots``), and the triangle of what is unresolved."""
+    """Draw a violin (``NAME-violin``) with its median, or dots (``NAME-dots``), and a triangle if unresolved."""
     values = spread.resolved
     if len(values) >= FEWEST and values.max() > values.min():
         heights, widths = outline(np.log10(values))
@@ -220,14 +221,14 @@ def outline(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def remark(probes: dict[str, pd.DataFrame]) -> str:
-    """Over what the violins are."""
+    """Remark on the values that the violins cover."""
     kinds = {str(kind) for probe in probes.values() for kind in probe["data"].unique()}
     data = {"batch": "mini-batches", "train": "training set"}
     return "all probed units, seeds and iterations of a stretch; " + ", ".join(data[kind] for kind in sorted(kinds))
 
 
 def layer_axes(ax: Axes, runs: Sequence[StoredRun], layer: str) -> Axes:
-    """Violins of the κ of a layer along training, as `layers_figure` draws them."""
+    """Draw violins of the κ of a layer along training, as `layers_figure` does."""
     probes, _ = probed_layers(runs, layer=layer)
     groups = probed_groups(runs)
     edges = stretches([probes[group.label] for group in groups], len(groups))
@@ -237,9 +238,9 @@ def layer_axes(ax: Axes, runs: Sequence[StoredRun], layer: str) -> Axes:
     return ax
 
 
-#: Columns of the picture, at most, and rows of one panel; beyond that rows are layers.
+#: Most columns of the picture, and most rows of one panel; with more units, rows are layers.
 CELLS, ROWS = 160, 40
-#: Perceived lightness grows with κ, with every common colour vision.
+#: Colour map whose perceived lightness grows with κ, for every common type of colour vision.
 COLORS = "cividis"
 HATCH = "//////"
 
@@ -248,8 +249,8 @@ def heatmap_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:
     """The median log10 κ, in the coordinates of each method, of every block over the iterations: a panel a method.
 
     A row is an output unit, or a layer where there are more than `ROWS` units; the first layer is at the top. A cell
-    is the median over seeds, iterations of a stretch and units of the row. It is hatched where the unresolved among
-    them leave the median open; white: not measured, or the Hessian is zero, as that of a unit that is never active.
+    is the median over seeds, iterations of a stretch and units of the row. It is hatched where unresolved values leave
+    the median open; white: not measured, or the Hessian is zero, as for a unit that is never active.
     """
     pictures = cells_of(runs)
     known = np.concatenate([lower[np.isfinite(upper)] for _, lower, upper, _ in pictures.values()])
@@ -274,7 +275,7 @@ def heatmap_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:
 def painted(
     labels: Sequence[str], page: Page, height: float, paint: Callable[[Axes, str], None], scale: Normalize, name: str
 ) -> Figure:
-    """A panel for each label, so many inches high, that ``paint(ax, label)`` fills, with one colour bar."""
+    """A panel for each label, ``height`` inches high, filled by ``paint(ax, label)``, with one colour bar."""
     columns = panel_columns(len(labels), page)
     rows = -(-len(labels) // columns)
     figure = page.figure(1.0 + rows * (0.5 + height))
@@ -295,7 +296,7 @@ def painted(
 
 
 def panel_columns(panels: int, page: Page) -> int:
-    """How many panels side by side."""
+    """Number of panels side by side."""
     if page.wide:
         return panels if panels <= 3 else 2 if panels == 4 else 3
     return 1 if panels <= 2 else 2
@@ -337,14 +338,14 @@ def cells_of(runs: Sequence[StoredRun]) -> dict[str, Cells]:
 
 
 def cell_edges(iterations: np.ndarray) -> np.ndarray:
-    """Edges of the columns of cells: of each of the ascending iterations, or of stretches of them if they are many."""
+    """Edges of the columns of cells: one for each of the ascending iterations, or for stretches of many."""
     width = max(1, -(-len(iterations) // CELLS))
     last = np.median(np.diff(iterations)) if len(iterations) > 1 else 1.0
     return np.append(iterations[::width], iterations[-1] + last)
 
 
 def medians(probe: pd.DataFrame, row: pd.Series, rows: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the median in each cell lies: lower and upper (rows, stretches), NaN without any."""
+    """Bounds of the median in each cell: lower and upper (rows, stretches), NaN where there is no value."""
     place = np.searchsorted(edges, probe["iteration"].to_numpy(), side="right") - 1
     lower, upper = (np.full((rows, len(edges) - 1), np.nan) for _ in range(2))
     for (number, column), cell in probe.groupby([row.to_numpy(), place]):
@@ -354,7 +355,7 @@ def medians(probe: pd.DataFrame, row: pd.Series, rows: int, edges: np.ndarray) -
 
 
 def draw_cells(ax: Axes, lower: np.ndarray, upper: np.ndarray, edges: np.ndarray, scale: Normalize, name: str) -> None:
-    """The picture (``NAME-cells``): log10 of the medians that are known, hatches over those that are not."""
+    """Draw the picture (``NAME-cells``): log10 of the medians that are known, hatches over the others."""
     value = np.where(np.isfinite(upper) & (lower == upper), lower, np.nan)
     heights = np.arange(len(lower) + 1) - 0.5
     mesh = ax.pcolormesh(edges, heights, np.log10(value), cmap=COLORS, norm=scale, rasterized=True)
@@ -377,19 +378,14 @@ QUANTILES = {"kappa_q10": 0.1, "kappa_median": 0.5, "kappa_q90": 0.9}
 
 
 def layer_kappa_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """What the condition numbers of each layer were.
-
-    Parameters
-    ----------
-    runs
-        Of one study.
+    """Quantiles of the condition numbers of each layer.
 
     Returns
     -------
     pandas.DataFrame
-        One row per group of runs and layer: method, layer, data, units, measured (how many κ), unresolved, and
-        kappa_q10, kappa_median, kappa_q90: quantiles, NaN where the unresolved leave them open, with ``_lower`` and
-        ``_upper``, between which they lie.
+        One row per group of runs and layer: method, layer, data, units, measured (number of κ), unresolved, and
+        kappa_q10, kappa_median, kappa_q90: quantiles, NaN where unresolved values leave them open, with the bounds
+        ``_lower`` and ``_upper``.
     """
     import pandas as pd
 
@@ -411,7 +407,7 @@ def layer_kappa_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
 
 
 def layer_kappa_columns(frame: pd.DataFrame) -> list[Column]:
-    """As they are shown."""
+    """Columns of `layer_kappa_frame` as they are shown."""
     titles = {
         "kappa_q10": ("κ 10 %", r"$\kappa$ 10\,\%"),
         "kappa_median": ("median", ""),

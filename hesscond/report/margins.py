@@ -1,4 +1,4 @@
-"""What checked claims came to: how much of what they allow was used, and measured rates against predicted ones."""
+"""Figures of checked claims: share of the allowed amount that was used, and measured against predicted rates."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from hesscond.study.store import StoredRun
     from hesscond.theorems import Tally, Verdict
 
-#: Claims that are known to be true, and known to be false.
+#: Colours of claims that are known to be true, and of those known to be false.
 TRUE, FALSE = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"]
-#: Shares of what is allowed that are drawn; others are at the ends.
+#: Smallest and largest share of the allowed amount that is drawn; others are drawn at the ends.
 SMALLEST, LARGEST = 1e-6, 1e6
 BINS = 60
 
 
 def margin_figure(verdict: Verdict, *, page: Page = COLUMN) -> Figure:
-    """A histogram for every claim, on a logarithmic axis; right of the line at 1 it is violated.
+    """A histogram for every claim, on a logarithmic axis; to the right of the line at 1 the claim is violated.
 
     Parameters
     ----------
     verdict
-        What `hesscond.verify` returned.
+        Result of `hesscond.verify`.
     page
-        What it is drawn for.
+        Page that the figure is drawn for.
 
     Returns
     -------
@@ -52,7 +52,7 @@ def margin_figure(verdict: Verdict, *, page: Page = COLUMN) -> Figure:
 
 
 def stored_margin_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:
-    """The same of what was checked along runs: a histogram for every claim, over all runs, layers and iterations."""
+    """`margin_figure` of checks along runs: a histogram for every claim, over runs, layers and iterations."""
     tallies = stored_tallies(runs)
     checks = sum(len(run.table("statements")) for run in runs)
     names = ", ".join(sorted({run.config["name"] for run in runs}))
@@ -60,7 +60,7 @@ def stored_margin_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> F
 
 
 def stored_tallies(runs: Sequence[StoredRun]) -> tuple[Tally, ...]:
-    """What the checks along runs came to, claim by claim."""
+    """Results of the checks along runs, tallied by claim."""
     if not runs:
         raise ConfigError("no runs given: name at least one run folder")
     from hesscond.theorems.base import Claim, Outcome, Tally
@@ -78,7 +78,7 @@ def stored_tallies(runs: Sequence[StoredRun]) -> tuple[Tally, ...]:
 
 
 def tally_figure(tallies: tuple[Tally, ...], title: str, page: Page) -> Figure:
-    """A row for each tally."""
+    """Figure with a row for each tally."""
     with page.styled():
         figure = page.figure(0.55 + 0.55 * len(tallies), h_pad=0.02, hspace=0.04)
         axes = figure.subplots(len(tallies), 1, sharex=True, squeeze=False)[:, 0]
@@ -94,7 +94,7 @@ def tally_figure(tallies: tuple[Tally, ...], title: str, page: Page) -> Figure:
 
 
 def edges_of(tallies: tuple[Tally, ...]) -> np.ndarray:
-    """Bins that hold all the shares, and 1 among their edges."""
+    """Edges of bins that hold all the shares, with 1 among them."""
     shares = np.concatenate([clipped(tally) for tally in tallies] + [np.array([0.1, 10.0])])
     low, high = np.floor(np.log10(shares.min())), np.ceil(np.log10(shares.max()))
     per_decade = max(1, round(BINS / (high - low)))
@@ -102,14 +102,14 @@ def edges_of(tallies: tuple[Tally, ...]) -> np.ndarray:
 
 
 def clipped(tally: Tally) -> np.ndarray:
-    """The shares used, within what is drawn."""
+    """The shares used, clipped to the range that is drawn."""
     shares = np.clip(np.array(tally.used, dtype=float), SMALLEST, LARGEST)
-    # all that is allowed is still allowed: left of the line
+    # a share of exactly 1 is allowed: left of the line
     return np.where(shares == 1.0, np.nextafter(1.0, 0.0), shares)
 
 
 def draw(ax: Axes, tally: Tally, edges: np.ndarray) -> None:
-    """The histogram of a claim."""
+    """Draw the histogram of a claim."""
     color = TRUE if tally.claim.true else FALSE
     ax.set_xscale("log")
     ax.axvspan(1.0, 10 * LARGEST, color="0.94", lw=0, zorder=0)
@@ -126,7 +126,7 @@ def draw(ax: Axes, tally: Tally, edges: np.ndarray) -> None:
 
 
 def told(tally: Tally) -> str:
-    """A claim, what is known of it, and how often it held."""
+    """A claim, whether it is known to be false, and how often it held, in words."""
     decided = tally.holds + tally.violated
     if not decided:
         return tally.claim.name
@@ -134,7 +134,7 @@ def told(tally: Tally) -> str:
     return f"{tally.claim.name}: {held if tally.claim.true else f'false, {held}'}"
 
 
-#: Of published claims in the order of a statement, then of readings nearby that are not true.
+#: Colours of published claims in the order of a statement, then of similar claims that are not true.
 COLORS = tuple(METHOD_COLORS[name] for name in ("bnp", "batchnorm", "vanilla", "sphere", "equilibration"))
 MARKERS = ("o", "s", "x", "+", "^")
 
@@ -147,9 +147,9 @@ def rate_trials(
     Parameters
     ----------
     id
-        Of a statement whose claims compare rates.
+        Id of a statement whose claims compare rates.
     trials
-        How many; by default what the statement says.
+        Number of trials; by default that of the statement.
     seed
         Trial k depends on the seed and k only, and is that of `hesscond.verify`.
     on_trial
@@ -183,22 +183,23 @@ def rate_trials(
 def rate_figure(found: pd.DataFrame, title: str, *, page: Page = COLUMN) -> Figure:
     """The decay −ln(rate) of gradient descent near a minimum, measured on its steps, against the predicted one.
 
-    On the diagonal the rate is (κ − 1)/(κ + 1). Claims that are known to be false are crosses. What is above converges
-    faster than predicted; a measured decay that is not positive does not converge, and is at the lower edge.
+    On the diagonal the rate is (κ − 1)/(κ + 1). Claims that are known to be false are crosses. Points above it converge
+    faster than predicted; where the measured decay is not positive, the descent does not converge, and the point is at
+    the lower edge.
 
     Parameters
     ----------
     found
-        What `rate_trials` gave.
+        Result of `rate_trials`.
     title
-        Above the figure.
+        Title above the figure.
     page
-        What it is drawn for.
+        Page that the figure is drawn for.
 
     Returns
     -------
     matplotlib.figure.Figure
-        One panel.
+        Figure with one panel.
     """
     claims: Sequence[tuple[str, bool]] = list(dict.fromkeys(zip(found["claim"], found["true"], strict=True)))
     with page.styled():

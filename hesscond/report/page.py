@@ -18,9 +18,9 @@ Width = Literal["column", "full"]
 
 #: Width of a journal column, in inches.
 COLUMN_WIDTH = 3.3
-#: No figure is taller: what a page leaves beside its caption, in inches.
+#: Largest height of a figure, in inches: what a page leaves for it next to its caption.
 TALLEST = 9.0
-#: Pages at least so wide have panels side by side, in inches.
+#: Width in inches from which a page has panels side by side.
 WIDE = 5.0
 
 #: rcParams while a figure is made; 6.5 pt is the smallest type.
@@ -50,26 +50,26 @@ STYLE: dict[str, Any] = {
     "legend.fontsize": 6.5,
 }
 
-#: Taken over from a venue; its fonts are replaced by ones that matplotlib brings, the same on every machine.
+#: Sizes taken from a venue; its fonts are replaced by ones that matplotlib has, the same on every machine.
 SIZES = ("font.size", "axes.labelsize", "axes.titlesize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize")
 FONTS = {
     "serif": {"font.family": "STIXGeneral", "mathtext.fontset": "stix"},
     "sans-serif": {"font.family": "DejaVu Sans", "mathtext.fontset": "dejavusans"},
 }
-#: Bundles of tueplots that are slides, or a university's own.
+#: Bundles of tueplots that are for slides, or for one university.
 NO_VENUES = ("beamer", "tue_ai")
 
 
 @dataclass(frozen=True)
 class Page:
-    """What figures are drawn for.
+    """Page that figures are drawn for: its width and its style.
 
     Attributes
     ----------
     width
-        Of the figure, in inches.
+        Width of the figure, in inches.
     style
-        rcParams while it is made.
+        rcParams while the figure is made.
     """
 
     width: float = COLUMN_WIDTH
@@ -77,7 +77,7 @@ class Page:
 
     @property
     def scale(self) -> float:
-        """Size of the type, relative to `STYLE`."""
+        """Size of the type, relative to that of `STYLE`."""
         return float(self.style["font.size"]) / float(STYLE["font.size"])
 
     @property
@@ -86,7 +86,7 @@ class Page:
         return self.width >= WIDE
 
     def styled(self) -> Any:
-        """A context manager: rcParams of the page."""
+        """Context manager that sets the rcParams of the page."""
         import matplotlib
 
         return matplotlib.rc_context(dict(self.style))
@@ -111,7 +111,7 @@ COLUMN = Page()
 
 
 def venues() -> dict[str, Any]:
-    """What makes the style of each venue, by name: those that tueplots knows."""
+    """Functions of tueplots that make the style of a venue, by the name of the venue."""
     from tueplots import bundles
 
     found = inspect.getmembers(bundles, inspect.isfunction)
@@ -126,13 +126,13 @@ def venue_page(venue: str, width: Width = "column") -> Page:
     venue
         A name as tueplots has it: ``"neurips2024"``, ``"icml2024"``, ``"jmlr2001"``, …
     width
-        ``"column"``, or ``"full"``: across both columns. The same where the template has one column.
+        ``"column"``, or ``"full"``: across both columns. They are the same where the template has one column.
 
     Returns
     -------
     Page
-        With the venue's width and type sizes. Fonts: STIX for serif, DejaVu for sans-serif templates; both come with
-        matplotlib and are embedded, so that a figure is the same on every machine.
+        Page with the venue's width and type sizes. Fonts: STIX for serif, DejaVu for sans-serif templates; both come
+        with matplotlib and are embedded, so that a figure is the same on every machine.
 
     Examples
     --------
@@ -165,9 +165,9 @@ DOTS_PER_INCH = 300
 
 
 def save_figure(figure: Figure, path: Path | str) -> None:
-    """Write a figure, at its own size.
+    """Write a figure to a file, at its own size.
 
-    As PDF (fonts embedded as Type 42), SVG (text as text) or PNG (300 dpi).
+    The file is PDF (fonts embedded as Type 42), SVG (text as text) or PNG (300 dpi), by the ending of its name.
     """
     import matplotlib
 

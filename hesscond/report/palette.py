@@ -1,7 +1,7 @@
-"""How a method is drawn: one colour, marker and dash, the same in every figure.
+"""Looks of methods: one colour, marker and dash each, the same in every figure.
 
-Colours are told apart with every common colour vision between families of methods; within a family, and in black and
-white, markers and dashes tell.
+Colours tell families of methods apart, for every common type of colour vision; markers and dashes tell methods apart
+within a family, and in black and white.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ METHOD_LOOKS = {
     "minmax": MethodLook("#888888", "h", DASHED),
 }
 
-#: What the papers call methods in their figures.
+#: Names of methods in the figures of the papers.
 LEGENDS = {
     "BN": "batchnorm",
     "BRN": "batchrenorm",
@@ -89,14 +89,14 @@ METHOD_COLORS = {name: look.color for name, look in METHOD_LOOKS.items()}
 #: For methods without an entry above: Tol's "muted" colours and darker ones, all different from those.
 OTHER_COLORS = ("#004488", "#BB5566", "#999933", "#99462F", "#3B7D5B", "#5D4E8C", "#A0522D", "#2F6F8F")
 
-#: How a variant, a method with options, differs from the method: mixed with black or white by so much.
+#: Shares of white (above 0) or black mixed into a method's colour for its variants, the method with options.
 SHADES = (-0.5, 0.45, -0.35, 0.6, -0.65, 0.3)
 
 
 def method_look(method: str) -> MethodLook:
-    """The look of a method as ``--method`` says it, fixed by its text alone.
+    """Look of a method as ``--method`` names it, fixed by this text alone.
 
-    One with options is a shade of the method without, one of several joined by a plus sign a mixture of theirs.
+    A method with options has a shade of the colour without, methods joined by a plus sign have a mixture of theirs.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def look_of_part(part: str) -> MethodLook:
 
 
 def varied(look: MethodLook, number: int) -> MethodLook:
-    """Another shade, marker and dash."""
+    """Look with another shade, marker and dash."""
     marker = MARKERS[(MARKERS.index(look.marker) + 1 + number // 8 % (len(MARKERS) - 1)) % len(MARKERS)]
     dash = DASHES[(DASHES.index(look.dash) + 1 + number // 128 % 3) % len(DASHES)]
     return MethodLook(shaded(look.color, SHADES[number % len(SHADES)]), marker, dash)

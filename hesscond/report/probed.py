@@ -1,4 +1,4 @@
-"""What a probe found: the file of its rows, and the figure of κ per layer."""
+"""Results of a probe: the file of its rows, and the figure of κ per layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hesscond.results import ProbeResult
 
-#: What the figure of a probe needs, and of what type.
+#: Columns that the figure of a probe needs, and their types.
 COLUMNS = {
     "layer": str,
     "rank": int,
@@ -39,13 +39,7 @@ COLUMNS = {
 
 
 def read_rows(path: Path | str) -> pd.DataFrame:
-    """A file of ``hesscond probe -o FILE``, as `ProbeResult.to_frame` would have it.
-
-    Parameters
-    ----------
-    path
-        A .json or .csv file.
-    """
+    """Rows from a .json or .csv file of ``hesscond probe -o FILE``, as in `ProbeResult.to_frame`."""
     import pandas as pd
 
     path = Path(path)
@@ -69,7 +63,7 @@ def read_rows(path: Path | str) -> pd.DataFrame:
 #: Positive semidefinite blocks, and blocks with negative eigenvalues.
 PLAIN, INDEFINITE, MEDIAN = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"], "0.1"
 
-#: Share of a row's height that its dots are spread over.
+#: Share of a row's height over which its dots are spread.
 SPREAD = 0.66
 #: Longest layer name that is not shortened.
 LONGEST = 18
@@ -91,9 +85,9 @@ def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Pa
     found
         A `ProbeResult`, or its ``to_frame()``.
     title
-        Above it.
+        Title above the figure.
     page
-        What it is drawn for.
+        Page that the figure is drawn for.
 
     Returns
     -------
@@ -128,12 +122,12 @@ def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Pa
 
 
 def row_height(count: int) -> float:
-    """Inches of a row."""
+    """Height of a row in inches."""
     return next(height for most, height in ((4, 0.45), (12, 0.28), (25, 0.19), (10**9, 0.14)) if count <= most)
 
 
 def draw_blocks(ax: Axes, frame: pd.DataFrame, layers: pd.DataFrame, whole: bool) -> list[Line2D]:
-    """Dots, medians, intervals and triangles; returns the legend entries of what was drawn."""
+    """Draw dots, medians, intervals and triangles; return the legend entries of what was drawn."""
     place = {name: row for row, name in enumerate(layers["layer"])}
     rows = frame["layer"].map(place).to_numpy(dtype=float)
     kappa, lower, upper = (frame[n].to_numpy(dtype=float) for n in ("kappa", "kappa_lower", "kappa_upper"))
@@ -189,14 +183,14 @@ def draw_blocks(ax: Axes, frame: pd.DataFrame, layers: pd.DataFrame, whole: bool
 
 
 def spread(frame: pd.DataFrame) -> np.ndarray:
-    """How far each block's dot is moved from the middle of its row: the same every time, and evenly spread."""
+    """Offset of each block's dot from the middle of its row: reproducible, and evenly spread."""
     number = frame.groupby("layer", sort=False).cumcount().to_numpy()
     total = frame.groupby("layer", sort=False)["layer"].transform("size").to_numpy()
     return np.where(total == 1, 0.0, SPREAD * ((0.5 + number * GOLDEN) % 1 - 0.5))
 
 
 def label_ranks(ax: Axes, layers: pd.DataFrame) -> None:
-    """Ranks and nullities to the right of the rows, as "57–60 / 41–44"."""
+    """Write ranks and nullities to the right of the rows, as "57–60 / 41–44"."""
     right = ax.twinx()
     right.set_ylim(ax.get_ylim())
     labels = [

@@ -1,9 +1,9 @@
-"""The figures and tables of stored runs, by name: the commands and the report know no more of them.
+"""The figures and tables of stored runs, by name: the only list that the commands and the report use.
 
 A new figure is a module with a `FigureKind`, whose ``draw(runs, page=…)`` returns a matplotlib figure, and a line in
-`FIGURES` below that says where it is; a table likewise. `hesscond.report.gain` is a short example. Of what it may use,
-`selection` picks runs and rows, `series` makes curves of them, `axes` draws, `palette` gives a method its colour, and
-`tables` writes columns in every format. A module is imported when its figure is drawn.
+`FIGURES` below that says where it is; a table likewise. `hesscond.report.gain` is a short example. It may use these
+modules: `selection` picks runs and rows, `series` makes curves of them, `axes` draws, `palette` gives a method its
+colour, and `tables` writes columns in every format. A module is imported when its figure is drawn.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 UNIT = ("layer", "unit")
 STUDY = "runs of one study"
 PROBED = "runs of one study that were probed"
-#: What is shown of blocks by type and depth: `hesscond.report.blocks`.
+#: Quantities of blocks that are shown by type and depth: `hesscond.report.blocks`.
 QUANTITIES = ("kappa", "lambda_max", "lambda_min", "trace", "rank", "negative")
-#: The statements whose claims compare rates, for the figure of which there need be no run.
+#: Statements whose claims compare rates; their figure needs no run.
 RATED = ("prec-theorem-1", "bnp-theorem-1")
 
 
@@ -47,17 +47,17 @@ class FigureKind:
     Attributes
     ----------
     name
-        On the command line.
+        Name on the command line.
     summary
-        One line: what is seen; also the text that stands for the picture.
+        One line on what the figure shows; also the text that stands for the picture.
     needs
         What the runs must have.
     draw
         ``draw(runs, page=…, **options)`` returns the figure, or raises a ConfigError with one sentence.
     check
-        Of the same arguments but the page: raises that ConfigError without drawing.
+        Takes the same arguments except the page, and raises that ConfigError without drawing.
     options
-        Which of layer, unit and quantity it takes; by default the first that was probed is shown, and κ.
+        Those of layer, unit and quantity that it takes; by default the first unit that was probed is shown, and κ.
     """
 
     name: str
@@ -68,7 +68,7 @@ class FigureKind:
     options: tuple[str, ...] = ()
 
     def fits(self, runs: Sequence[StoredRun], **options: Any) -> str | None:
-        """Why it cannot be drawn from these runs; None if it can."""
+        """Reason why it cannot be drawn from these runs; None if it can."""
         return reason_against(self.check, runs, options)
 
 
@@ -79,25 +79,25 @@ class TableKind:
     Attributes
     ----------
     name
-        On the command line.
+        Name on the command line.
     summary
-        One line: what its rows are.
+        One line on what its rows are.
     needs
         What the runs must have.
     frame
-        ``frame(runs, **options)`` returns one row per row, for programs; or raises a ConfigError with one sentence.
+        ``frame(runs, **options)`` returns the data for programs, or raises a ConfigError with one sentence.
     columns
-        ``columns(frame)``: what is shown of it, and how: see `hesscond.report.tables`.
+        ``columns(frame)``: the columns that are shown, and how: see `hesscond.report.tables`.
     caption
-        Below the table: what the columns are; of the frame, where they depend on it.
+        Explanation of the columns, below the table; a function of the frame where it depends on it.
     rows
         ``rows(frame)``: the rows that are shown, where they are not those of the frame.
     terminal
-        ``terminal(runs, **options)``: a layout for the terminal of its own.
+        ``terminal(runs, **options)``: a separate layout for the terminal.
     everything
         A layout with more columns, which ``--all`` asks for.
     options
-        Which of layer, unit and quantity it takes.
+        Those of layer, unit and quantity that it takes.
     """
 
     name: str
@@ -129,11 +129,11 @@ class TableKind:
         return self.caption if isinstance(self.caption, str) else self.caption(frame)
 
     def shown(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows that are shown of the frame."""
+        """Rows of the frame that are shown."""
         return frame if self.rows is None else self.rows(frame)
 
     def fits(self, runs: Sequence[StoredRun], **options: Any) -> str | None:
-        """Why there is no such table of these runs; None if there is."""
+        """Reason why these runs have no such table; None if they have one."""
         return reason_against(self.frame, runs, options)
 
 
@@ -141,7 +141,7 @@ Kind = TypeVar("Kind")
 
 
 class Kinds(Mapping[str, Kind], Generic[Kind]):
-    """Kinds by name, each in the module and under the name that ``MODULE:NAME`` says, imported when it is asked for."""
+    """Mapping of names to kinds, each imported when it is used from the place that ``MODULE:NAME`` names."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self._places = dict(places)

@@ -1,4 +1,4 @@
-"""A figure or table of a paper beside what came of its runs: curves, numbers and claims with a verdict each."""
+"""Results of the runs next to those of a figure or table of a paper: curves, numbers and claims, with verdicts."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ COLUMNS = 4
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a claim or a published number is about.
+    """Quantity that a claim or a published number is about.
 
     Attributes
     ----------
     words
-        For people, with its unit.
+        Its name in tables and figures, with its unit.
     of
-        Its values along a run by epoch, or its one value.
+        Gives its values along a run by epoch, or its one value.
     better
         1 if larger is better, −1 if smaller is.
     """
@@ -85,7 +85,7 @@ def training_loss(run: StoredRun) -> pd.Series:
 
 
 def seconds_per_epoch(run: StoredRun) -> pd.Series:
-    """Time over the number of epochs."""
+    """Seconds per epoch: the time that the run worked divided by its number of epochs."""
     import pandas as pd
 
     epochs = int(run.table("evaluation")["epoch"].max())
@@ -93,7 +93,7 @@ def seconds_per_epoch(run: StoredRun) -> pd.Series:
 
 
 def seconds(run: StoredRun) -> pd.Series:
-    """Time worked until the end of each epoch; the log knows it to a second."""
+    """Seconds worked until the end of each epoch; the log is accurate to a second."""
     import numpy as np
     import pandas as pd
 
@@ -202,7 +202,7 @@ def with_spread(mean: float, spread: float) -> str:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Where the mean of a law lies with 95 % confidence, by Student's t, given draws from it; of one draw, itself."""
+    """Interval (95 %, Student's t) of the mean of a distribution, from draws; one draw gives itself twice."""
     from scipy import stats
 
     mean = fmean(values)
@@ -241,7 +241,7 @@ def judged(comparison: Comparison, of: Mapping[str, Seeds], margin: float) -> st
 
 
 def inside(low: float, high: float, at_least: float, at_most: float) -> str:
-    """Whether an interval lies in another, outside of it, or across its ends."""
+    """Verdict on whether an interval lies in another, outside of it, or across its ends."""
     if at_least <= low and high <= at_most:
         return REPLICATED
     return NOT_REPLICATED if high < at_least or low > at_most else UNDECIDED
@@ -255,7 +255,7 @@ def verdict_of(verdicts: Sequence[str]) -> str:
 
 
 def seeds_of(runs: Sequence[StoredRun], name: str, of: str, at: str) -> Seeds:
-    """A quantity of the runs of one method."""
+    """Values of a quantity of the runs of one method, by seed."""
     return Seeds(name, {run.seed: measured(run, of, at) for run in runs if run.legend == name and is_over(run)})
 
 
@@ -268,19 +268,19 @@ AT = {"end": "", "best": ", best epoch", "first": " after the first epoch", "mea
 
 
 def replication_frame(found: Replication, runs: Mapping[str, Sequence[StoredRun]]) -> pd.DataFrame:
-    """What the paper has, and what came out here.
+    """Published numbers and claims of a paper, with the results of the runs and verdicts.
 
     Parameters
     ----------
     found
         The figure or table.
     runs
-        Of each panel, by its name.
+        Runs of each panel, by its name.
 
     Returns
     -------
     pandas.DataFrame
-        One row per published number and per claim: panel, what (the quantity), method, paper, here, seeds, verdict.
+        One row per published number and per claim: panel, what (the quantity), paper, here, seeds, verdict.
     """
     import pandas as pd
 
@@ -294,7 +294,7 @@ def replication_frame(found: Replication, runs: Mapping[str, Sequence[StoredRun]
 
 
 def number_row(panel: Panel, published: Published, name: str, runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """A published number beside ours."""
+    """Row of a published number and the result of the runs."""
     seeds = seeds_of(runs, name, published.of, published.at)
     paper = published.values[name]
     verdict = UNDECIDED
@@ -314,7 +314,7 @@ def number_row(panel: Panel, published: Published, name: str, runs: Sequence[Sto
 
 
 def claim_row(panel: Panel, claim: Claim, runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """A claim of the paper beside what decides it."""
+    """Row of a claim of the paper and the results that decide it."""
     names = dict.fromkeys(name for comparison in claim.comparisons for name in comparison.names)
     seeds = {name: seeds_of(runs, name, claim.of, claim.at) for name in names}
     verdict = verdict_of([judged(comparison, seeds, claim.margin) for comparison in claim.comparisons])
@@ -336,7 +336,7 @@ def replication_columns(frame: pd.DataFrame) -> list[Column]:
 
 
 def caption(found: Replication, frame: pd.DataFrame) -> str:
-    """What the table is, and how the verdicts were found."""
+    """Caption: what the table shows, and how the verdicts were found."""
     scale = (
         " at the study's small size, which the paper does not have" if found.panels[0].study.scale == "small" else ""
     )
@@ -350,7 +350,7 @@ def caption(found: Replication, frame: pd.DataFrame) -> str:
 def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun]], *, page: Page = COLUMN) -> Figure:
     """Training loss (dashed) and test accuracy (solid) of every panel by epoch, mean and range over the seeds.
 
-    A figure of kind ``"timing"`` has the seconds that the runs have worked in the place of the accuracy.
+    A figure of kind ``"timing"`` has the seconds that the runs worked in place of the accuracy.
     """
     drawn = [(panel, groups_of(own)) for panel in found.panels if (own := runs.get(panel.name))]
     if not drawn:
@@ -386,7 +386,7 @@ def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun
 
 
 def shown_of(groups: Sequence[Group]) -> str:
-    """The quantity to show of runs: the test accuracy, or what there is in its place."""
+    """Quantity to show of runs: the test accuracy, else the PSNR, else the test loss."""
     if any(len(curve) for group in groups for curve in accuracies_of(group)):
         return "test_accuracy"
     psnr = any("test_psnr" in run.table("evaluation") for group in groups for run in group.runs)
@@ -396,7 +396,7 @@ def shown_of(groups: Sequence[Group]) -> str:
 def draw_panel(
     axes: tuple[Axes, Axes], panel: Panel, groups: Sequence[Group], looks: Mapping[str, Any], what: str
 ) -> None:
-    """A quantity above the training loss, by epoch."""
+    """Draw a quantity above the training loss, by epoch."""
     above, below = axes
     losses = {group.label: losses_of(group) for group in groups}
     width = stretch(losses)
@@ -423,7 +423,7 @@ def draw_panel(
 
 
 def iterations_per_epoch(run: StoredRun) -> float:
-    """From the numbers of the last evaluation, or of the training if there was none after an epoch."""
+    """Iterations per epoch by the last evaluation, or all iterations if it was before the first epoch."""
     table = run.table("evaluation")
     last = table.iloc[-1] if len(table) else None
     if last is not None and last["epoch"] >= 1:

@@ -1,4 +1,4 @@
-"""Which rows of which runs a figure or table shows: those of one unit, and runs that differ in the seed alone."""
+"""Selection of runs and rows for figures and tables: rows of one unit, groups that differ in the seed alone."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """Runs of one study, and the unit of theirs to show.
+    """Runs of one study, and one unit to show.
 
     Attributes
     ----------
     runs
-        In the order given.
+        The runs, in the order given.
     study
         The study's name.
     layer, unit
-        Probed in every run; None: the block as a whole.
+        Layer and unit that every run has probed; unit is None for the block as a whole.
     probes
         The probe table of each run of `runs`, rows of that unit only.
     """
@@ -81,7 +81,7 @@ class Selection:
 
 
 def first_start(runs: Sequence[StoredRun]) -> str:
-    """When the first of the runs was started: methods come in the order in which they were asked for."""
+    """Start of the earliest of the runs: methods come in the order in which they were started."""
     return min(run.facts.get("started", "") for run in runs)
 
 
@@ -94,7 +94,7 @@ def in_order(runs: Sequence[StoredRun]) -> list[StoredRun]:
 
 
 def one_of_each_seed(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """The runs by seed."""
+    """The runs by seed; a ConfigError if two have the same."""
     ordered = sorted(runs, key=lambda run: run.seed)
     for one, other in pairwise(ordered):
         if one.seed == other.seed:
@@ -103,7 +103,7 @@ def one_of_each_seed(runs: Sequence[StoredRun]) -> list[StoredRun]:
 
 
 def check_one_study(runs: Sequence[StoredRun]) -> None:
-    """Refuse no runs, and runs of different studies."""
+    """Refuse an empty list, and runs of different studies."""
     if not runs:
         raise ConfigError("no runs given: name at least one run folder")
     first = runs[0]
@@ -133,7 +133,7 @@ def select(runs: Sequence[StoredRun], layer: str | None = None, unit: int | None
         units = run.config["probe"]["units"]
         if units == "all":
             units = sorted(table.loc[table["layer"] == layer, "unit"].dropna().unique())
-        # of an open log, the rows may be still to come
+        # the rows of a log that is being written may be yet to come
         if unit is not None and unit not in units and (units or run.config["probe"]["units"] != "all"):
             raise ConfigError(f"unit {unit} was not probed in {run.folder}: choose from {', '.join(map(str, units))}")
     probes = tuple(table[at_place(table, layer, unit)] for table in tables)
@@ -141,30 +141,30 @@ def select(runs: Sequence[StoredRun], layer: str | None = None, unit: int | None
 
 
 def first_unit(units: Sequence[int] | str, levels: Sequence[str]) -> int | None:
-    """The unit that is shown where none was named; None: the whole block."""
+    """Unit that is shown where none was named; None for the whole block."""
     if "unit" not in levels:
         return None
     return 0 if isinstance(units, str) else units[0]
 
 
 def first_place(run: StoredRun, probe: pd.DataFrame, layer: str | None = None) -> tuple[str, int | None]:
-    """The layer and the unit of it that are shown where none were named."""
+    """Layer and unit that are shown where none were named."""
     own = run.config["probe"]
     layer = own["layers"][0] if layer is None else layer
     unit = first_unit(own["units"], own.get("levels", ["unit"]))
     there = probe.loc[probe["layer"] == layer, "unit"].dropna()
-    # of tokens, one that occurs
+    # for tokens, one that occurs
     return layer, int(there.iloc[0]) if unit is not None and own["units"] == "all" and len(there) else unit
 
 
 def at_place(probe: pd.DataFrame, layer: str, unit: int | None) -> pd.Series:
-    """Which rows are those of a unit of a layer, or of the whole block."""
+    """Boolean mask of the rows of a unit of a layer, or of the whole block."""
     where = probe["unit"].isna() if unit is None else (probe["unit"] == unit).fillna(False).astype(bool)
     return (probe["layer"] == layer) & where
 
 
 def of_units(probe: pd.DataFrame) -> pd.DataFrame:
-    """The rows of units; those of whole blocks where these alone were measured."""
+    """Rows of units, and rows of whole blocks whose units were not measured."""
     units = probe["unit"].notna()
     return probe[units | ~probe["layer"].isin(probe.loc[units, "layer"])]
 
@@ -183,13 +183,13 @@ class Group:
     Attributes
     ----------
     label
-        The method, and what tells it from other groups of the same method.
+        The method, and what distinguishes it from other groups of the same method.
     method
-        Its name in the study, else what ``--method`` says.
+        Name of the method in the study, else what ``--method`` says.
     learning_rate, batch_size
-        Of all of them.
+        Learning rate and batch size of all these runs.
     runs
-        One of each seed, ascending.
+        One run for each seed, ascending.
     """
 
     label: str
@@ -205,17 +205,17 @@ class Group:
 
     @property
     def diverged(self) -> int:
-        """How many of the runs did."""
+        """Number of runs that diverged."""
         return sum(run.status == "diverged" for run in self.runs)
 
     @property
     def collapsed(self) -> int:
-        """How many of the finished runs ended with constant outputs."""
+        """Number of finished runs that ended with constant outputs."""
         return sum(map(is_collapsed, self.finished))
 
     @property
     def unfinished(self) -> int:
-        """How many of the runs go on, or were interrupted."""
+        """Number of runs that neither finished nor diverged."""
         return len(self.runs) - len(self.finished) - self.diverged
 
 
@@ -247,13 +247,13 @@ def setting_of(run: StoredRun) -> tuple[str, float, int]:
 
 
 def without_unprobed_twins(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """The runs, less those without probes of which there is the same with probes: ``hesscond compare`` makes both."""
+    """Runs without unprobed ones that another run repeats with probes, as ``hesscond compare`` does."""
     probed = {(setting_of(run), run.seed) for run in runs if is_probed(run)}
     return [run for run in runs if is_probed(run) or (setting_of(run), run.seed) not in probed]
 
 
 def probed_groups(runs: Sequence[StoredRun]) -> list[Group]:
-    """`groups_of` the runs that probe: not those on which ``hesscond compare`` only tries learning rates."""
+    """`groups_of` the runs with probes, without those on which ``hesscond compare`` only tries learning rates."""
     probed = [run for run in runs if is_probed(run)]
     if runs and not probed:
         raise ConfigError("none of the runs was probed: train with --probe-every 1 or more")
@@ -278,6 +278,6 @@ def looks_of(groups: Sequence[Group]) -> dict[str, MethodLook]:
 
 
 def title_of(groups: Sequence[Group]) -> str:
-    """Study and batch sizes."""
+    """Title: study and batch sizes."""
     sizes = ", ".join(str(size) for size in sorted({group.batch_size for group in groups}))
     return f"{groups[0].runs[0].config['name']} · batch size {sizes}"

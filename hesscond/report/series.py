@@ -1,4 +1,4 @@
-"""From rows of the log to curves: which κ are resolved and between what they lie, running medians, seeds, thinning."""
+"""Curves from rows of the log: resolved κ and their bounds, running medians, seeds, thinning."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
     from hesscond.study.store import StoredRun
 
-#: Which column says whether a κ is resolved.
+#: Column that says whether a κ is resolved.
 RESOLVED = {"kappa": "resolved", "kappa_preconditioned": "resolved_preconditioned", "kappa_own": "resolved_own"}
-#: Which column has the rank of the matrix: one of rank 0, of a unit that is never active, has no κ.
+#: Column with the rank of the matrix: at rank 0, as for a unit that is never active, there is no κ.
 RANK = {"kappa": "rank", "kappa_preconditioned": "rank_preconditioned", "kappa_own": "rank_own"}
-#: How each is called: in the plain coordinates, in those of P from the raw statistics, in the method's own.
+#: Symbol of κ in the plain coordinates, in those of P from the raw statistics, and in the method's own.
 SHOWN = {"kappa": "κ(H)", "kappa_preconditioned": "κ(PᵀHP)", "kappa_own": "κ own"}
 
-#: A curve is thinned to the smallest and largest value in each of so many stretches: more than print shows.
+#: Stretches in each of which a curve is thinned to the smallest and largest value: more than print shows.
 STRETCHES = 400
 
 
@@ -34,7 +34,7 @@ def resolved_values(probe: pd.DataFrame, quantity: str) -> pd.Series:
 
 
 def is_unresolved(probe: pd.DataFrame, quantity: str) -> pd.Series:
-    """Where κ was measured but not resolved; a zero matrix has none to resolve."""
+    """Boolean mask of rows whose κ was measured but not resolved; a zero matrix has no κ to resolve."""
     zero = probe[RANK[quantity]].eq(0).fillna(False).astype(bool)
     measured = probe[RESOLVED[quantity]].notna() & ~zero
     return measured & resolved_values(probe, quantity).isna()
@@ -63,7 +63,7 @@ def loss_of(run: StoredRun) -> pd.Series:
 def is_collapsed(run: StoredRun) -> bool:
     """Whether the network of a run ended with constant outputs: it learned nothing, and H has rank one or less.
 
-    Such a Hessian, of a bias alone, has κ = 1, which says nothing good of the method.
+    Such a Hessian, which only the bias enters, has κ = 1, which is no merit of the method.
     """
     loss = loss_of(run).dropna()
     probe = run.table("probe")
@@ -87,7 +87,7 @@ def running_median(values: pd.Series, window: int) -> pd.Series:
     values
         NaN: no value. The result is NaN where less than half of a window's rows have one.
     window
-        In iterations; a table with fewer rows has so many fewer in each window.
+        Width in iterations; a table that skips iterations has proportionally fewer rows in each window.
     """
     if len(values) < 3:
         return values
@@ -108,7 +108,7 @@ def across_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
 
 
 def thinned(values: pd.Series, stretches: int = STRETCHES) -> pd.Series:
-    """The values themselves, or the smallest and largest of each of so many stretches if there are more."""
+    """The values themselves, or if there are many the smallest and largest of each of ``stretches`` parts."""
     if len(values) <= 2 * stretches:
         return values
     keep: list[int] = []
@@ -134,7 +134,7 @@ def thinned_band(band: pd.DataFrame) -> pd.DataFrame:
 
 
 def means_of_stretches(values: pd.Series, width: int) -> pd.Series:
-    """Means over so many iterations each, at the middle of them; NaN where one of them is; ends with the values."""
+    """Means over ``width`` iterations each, at their middles; NaN where one value is; the rest is dropped."""
     import pandas as pd
 
     if width <= 1 or len(values) < width:
@@ -154,14 +154,7 @@ def mean_over_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
 
 
 def intervals(probe: pd.DataFrame, quantity: str) -> tuple[np.ndarray, np.ndarray]:
-    """Where each κ of the rows lies: at its value, or from its lower bound to infinity if it is unresolved.
-
-    Parameters
-    ----------
-    probe
-        Rows of the probe table.
-    quantity
-        A key of `RESOLVED`.
+    """Bounds of a κ (a key of `RESOLVED`) in each row: its value twice, or lower bound and infinity if unresolved.
 
     Returns
     -------
@@ -175,17 +168,17 @@ def intervals(probe: pd.DataFrame, quantity: str) -> tuple[np.ndarray, np.ndarra
 
 
 def kappa_ends(probe: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Where the κ of a run lie: over its mini-batches, or the training set."""
+    """Bounds of the κ of a run in the method's own coordinates, over its mini-batches, else the training set."""
     batches = probe[probe["data"] == "batch"]
     lower, upper = intervals(batches if len(batches) else probe, "kappa_own")
     return lower[~np.isnan(lower)], upper[~np.isnan(lower)]
 
 
 def quantile(lower: np.ndarray, upper: np.ndarray, q: float) -> tuple[float, float]:
-    """Where the q-quantile of values lies that are known to lie in intervals; NaN if there are none.
+    """Bounds of the q-quantile of values that are known by their bounds; NaN if there are none.
 
-    It is known, the same twice, wherever the unresolved values are certainly above it or below; the quantile is one
-    of the values (no interpolation), so that it is not made of two of which one is unknown.
+    The two bounds are equal wherever the unresolved values are certainly above or below the quantile. The quantile is
+    one of the values (no interpolation), so that it is not computed from two of which one is unknown.
 
     Examples
     --------
@@ -199,7 +192,7 @@ def quantile(lower: np.ndarray, upper: np.ndarray, q: float) -> tuple[float, flo
 
 
 def located(name: str, ends: tuple[float, float]) -> dict[str, float]:
-    """A quantity that lies between two ends, as columns: NaN unless they are the same, ``_lower`` and ``_upper``."""
+    """Columns of a quantity with two bounds: its value, NaN unless they are equal, ``_lower`` and ``_upper``."""
     low, high = ends
     return {name: low if low == high else np.nan, f"{name}_lower": low, f"{name}_upper": high}
 
@@ -210,13 +203,13 @@ FLOAT32_LIMIT = float(2**48)
 
 
 def rounded_probes(runs: Sequence[StoredRun]) -> tuple[int, int]:
-    """How many probes cannot tell their smallest eigenvalue from the rounding of float32 activations, and of how many.
+    """Number of probes whose smallest eigenvalue may be rounding in float32 activations, and of those examined.
 
-    The bounds of κ hold for the activations as they are. Of those that a float32 network computed
-    (``precision = "as-trained"``) each is rounded, so that features which depend on each other in exact arithmetic, as
+    The bounds of κ hold for the activations as they are. If a float32 network computed them
+    (``precision = "as-trained"``), each is rounded, so that features which depend on each other in exact arithmetic, as
     behind layer normalization, are independent by round-off only: then κ(PᵀHP) with centred and normalized features
-    exceeds `FLOAT32_LIMIT`. That shows where there are more samples than parameters; with fewer, such a κ is that of a
-    softmax that saturates.
+    exceeds `FLOAT32_LIMIT`. Only probes with more samples than parameters are counted; with fewer, such a κ is that of
+    a softmax that saturates.
     """
     rounded = probes = 0
     for run in runs:
@@ -230,7 +223,7 @@ def rounded_probes(runs: Sequence[StoredRun]) -> tuple[int, int]:
 
 
 def rounding_note(runs: Sequence[StoredRun]) -> str:
-    """A sentence about them; empty if there are none."""
+    """Sentence about the probes that `rounded_probes` counts; empty if there are none."""
     rounded, probes = rounded_probes(runs)
     if not rounded:
         return ""

@@ -1,4 +1,4 @@
-"""What became of the statements that a study checked."""
+"""Tables of the statements that a study checked."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def statement_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     Parameters
     ----------
     runs
-        Any.
+        Stored runs, also of several studies.
 
     Returns
     -------
     pandas.DataFrame
-        run (METHOD-seedS), data, layer, unit, statement, claim, known (whether it is known to be true), checked (how
-        often), applicable, held, violated, unresolved, worst (the most of what is allowed that was used),
+        run (METHOD-seedS), data, layer, unit, statement, claim, known (whether it is known to be true), checked (number
+        of checks), applicable, held, violated, unresolved, worst (largest ratio of measured value to claimed bound),
         first_violation (its iteration, missing if there is none).
     """
     import pandas as pd
@@ -63,7 +63,7 @@ CAPTION = (
 
 
 def statement_columns(frame: pd.DataFrame) -> list[Column]:
-    """`statement_frame` as it is written."""
+    """Columns of `statement_frame` as they are written."""
     return [
         words("run", "run", code=True),
         words("data", "data"),
@@ -79,7 +79,7 @@ def statement_columns(frame: pd.DataFrame) -> list[Column]:
 
 
 def checked_statements(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """`statement_frame`, of runs along which some were checked."""
+    """`statement_frame`; a ConfigError if no statement was checked along the runs."""
     frame = statement_frame(runs)
     if frame.empty:
         raise ConfigError("no statement was checked along the runs: train with --statement ID (hesscond statements)")
@@ -87,18 +87,13 @@ def checked_statements(runs: Sequence[StoredRun]) -> pd.DataFrame:
 
 
 def claim_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """One row for each claim of each statement, over all runs, layers and units together.
-
-    Parameters
-    ----------
-    runs
-        Any.
+    """One row for each claim of each statement, over all runs, layers and units.
 
     Returns
     -------
     pandas.DataFrame
         statement, claim, known, worst and first_violation as in `statement_frame`; batch and train (held, applicable);
-        unresolved; reason (the most frequent one of what was not decided, if nothing was).
+        unresolved; reason (the most frequent one if no check was decided, else empty).
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""How block diagonal a Hessian is, as a picture."""
+"""Figure of how nearly block diagonal a Hessian is."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from hesscond.operators import Estimate
     from hesscond.structure import BlockStructure
 
-#: Colours reach so many decades below the largest value.
+#: Decades below the largest value that the colours cover.
 DECADES = 6.0
-#: Names that fit beside each other.
+#: Number of names that fit next to each other.
 LABELS = 24
 
 
 def structure_figure(found: BlockStructure, *, page: Page = COLUMN) -> Figure:
     """The root mean square entry ‖H_ab‖_F / √(n_a n_b) of every block of a Hessian.
 
-    Lines separate layers. The title says how much of ‖H‖²_F lies on the diagonal of blocks, and of layers.
+    Lines separate layers. The title states the share of ‖H‖²_F on the diagonal of blocks, and on that of layers.
 
     Parameters
     ----------
     found
-        What `hesscond.block_structure` found.
+        Result of `hesscond.block_structure`.
     page
-        What it is drawn for.
+        Page that the figure is drawn for.
     """
     sizes = np.sqrt(np.array(found.n_params, dtype=float))
     entries = found.norms.value.numpy() / sizes / sizes[:, None]
@@ -73,7 +73,7 @@ def structure_figure(found: BlockStructure, *, page: Page = COLUMN) -> Figure:
 def labelled(
     middles: Sequence[float], places: Sequence[Sequence[int]], layers: Sequence[str]
 ) -> tuple[list[float], list[str]]:
-    """Where layers are named, and their names: of those that are too close to each other the one with more rows."""
+    """Places and names of layers; of layers that are too close to each other, the one with more rows."""
     room = len(layers) / LABELS
     chosen: list[int] = []
     for number in sorted(range(len(places)), key=lambda number: -len(places[number])):
@@ -83,6 +83,6 @@ def labelled(
 
 
 def share(found: Estimate[float]) -> str:
-    """In percent, with its standard error if it has one."""
+    """Share in percent, with its standard error if it has one."""
     error = f" ± {100 * found.error:.1g}" if found.error else ""
     return f"{100 * found.value:.3g}{error} %"

@@ -36,7 +36,7 @@ QUANTILES = {"kappa_own_q10": 0.1, "kappa_own_median": 0.5, "kappa_own_q90": 0.9
 
 
 def summary_caption(frame: pd.DataFrame) -> str:
-    """What the columns of `summary_columns` are."""
+    """Caption that explains the columns of `summary_columns`."""
     parts = ["loss: training, mean of the last 100 iterations, or of the last tenth of a shorter run"]
     if frame["batch_probes"].any():
         parts += [
@@ -50,7 +50,7 @@ def summary_caption(frame: pd.DataFrame) -> str:
 
 
 def summary_columns(frame: pd.DataFrame) -> list[Column]:
-    """`summary_frame` as it is written; what no run has is left out."""
+    """Columns of `summary_frame` as they are written; columns that no run has are left out."""
     columns = [
         words("method", "method", code=True),
         Column("seed", lambda row: Number((row["seed"],), "d")),
@@ -79,34 +79,34 @@ def summary_columns(frame: pd.DataFrame) -> list[Column]:
 
 
 def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:
-    """What came of each run.
+    """Results of each run: training, test set, and condition numbers of one unit.
 
     Parameters
     ----------
     runs
-        Of one study.
+        Runs of one study.
     layer, unit
-        Which unit's condition numbers; the first that was probed by default.
+        Unit whose condition numbers are given; the first that was probed by default.
 
     Returns
     -------
     pandas.DataFrame
         One row per run, in the order given. method, seed, status, learning_rate, batch_size, iterations;
         training_loss_tail_mean: mean mini-batch loss of the last tail_iterations = min(100, 10 %) iterations;
-        test_loss, test_accuracy, …: the last of each column of the log's evaluations; seconds that the run worked;
-        statements_applicable and statements_held: how many checks of claims known to be true applied, and held.
+        test_loss, test_accuracy, …: last value of each column of the log's evaluations; seconds that the run worked;
+        statements_applicable and statements_held: numbers of checks of claims known to be true that applied, and held.
         Then the columns below with ``batch_`` in front for the mini-batches (medians over the probed iterations), and
         with ``train_`` for the last probe of the whole training set:
 
-        - probes: how many iterations were probed (train: how many of them went into the row, 1 or 0);
-        - kappa, kappa_preconditioned, kappa_own: in the plain coordinates, with P from the raw statistics of the
+        - probes: number of probed iterations (train: number of them that went into the row, 1 or 0);
+        - kappa, kappa_preconditioned, kappa_own: κ in the plain coordinates, with P from the raw statistics of the
           samples, and in the method's own coordinates; over the resolved ones only, NaN if there are none;
-        - the same with ``_unresolved``: how many were not resolved;
+        - the same with ``_unresolved``: number of κ that were not resolved;
         - the same with ``_lower``: median lower bound of those, NaN if there are none;
-        - gain: of κ(H)/κ(PᵀHP), where both are resolved;
+        - gain: κ(H)/κ(PᵀHP), where both are resolved;
         - kappa_D_squared: κ(D)²;
-        - kappa_own_q10, kappa_own_median, kappa_own_q90: quantiles of κ in the method's own coordinates, NaN where the
-          unresolved leave them open, with ``_lower`` and ``_upper``, between which they lie;
+        - kappa_own_q10, kappa_own_median, kappa_own_q90: quantiles of κ in the method's own coordinates, NaN where
+          unresolved values leave them open, with the bounds ``_lower`` and ``_upper``;
         - dead: input features without variation (batch: the most in any batch).
     """
     import pandas as pd
@@ -123,7 +123,7 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
 
 
 def training_summary(run: StoredRun) -> dict[str, Any]:
-    """The columns of `summary_frame` that say how the training went."""
+    """Columns of `summary_frame` about the training and the evaluations."""
     training, evaluation = run.table("training"), run.table("evaluation")
     checks = run.table("statements")
     known = checks["known"].astype(bool)
@@ -165,7 +165,7 @@ def probe_summary(probe: pd.DataFrame) -> dict[str, float | int]:
 
 
 def median(values: pd.Series) -> float:
-    """Median of what is there; NaN if nothing is."""
+    """Median of the values that are not NaN; NaN if there are none."""
     there = values.dropna()
     return float(there.median()) if len(there) else math.nan
 
@@ -173,8 +173,8 @@ def median(values: pd.Series) -> float:
 def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> TextTable:
     """`summary_frame` for the terminal: loss, accuracy, κ(H) and κ in the method's own coordinates, a line a run.
 
-    Of the mini-batches; of the training set where no mini-batch was probed. A κ that was never resolved is shown by its
-    lower bound, as "≥ 1.20e+09".
+    The probes are those of mini-batches, or of the training set where no mini-batch was probed. A κ that was never
+    resolved is shown by its lower bound, as "≥ 1.20e+09".
     """
     frame = summary_frame(runs, layer=layer, unit=unit)
     data = "batch" if frame["batch_probes"].any() else "train"
@@ -200,7 +200,7 @@ def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
 
 
 def whole_summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> TextTable:
-    """`summary_frame` for the terminal with all κ: of each run the mini-batches, and the training set."""
+    """`summary_frame` for the terminal with all κ, of the mini-batches and the training set of each run."""
     frame = summary_frame(runs, layer=layer, unit=unit)
     unresolved = any(frame[f"batch_{name}_unresolved"].any() for name in RESOLVED)
     caption = (
@@ -223,7 +223,7 @@ def whole_summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, 
 
 
 def probe_lines(row: dict[str, Any], data: str) -> list[list[str]]:
-    """The cells from "data" on: of the κ, and of how many of several probes are unresolved."""
+    """Cells from "data" on: a line of κ, and a line with the numbers of unresolved κ where there are several."""
     if not row[f"{data}_probes"]:
         return [[data, "not probed", "", "", "", ""]]
     cells = {name: kappa_cell(row[f"{data}_{name}"], row[f"{data}_{name}_lower"]) for name in RESOLVED}
@@ -251,27 +251,27 @@ SEEDS_CAPTION = (
     "mean (smallest … largest) over the seeds that finished; loss: training, the last iterations; κ own: median "
     "in the method's coordinates over the probed mini-batches, geometric mean; ≥: the median of a seed is unresolved"
 )
-#: Columns of the summary of a run that are taken over.
+#: Columns of the table of seeds, and those of `training_summary` that they summarize.
 QUANTITIES = {"loss": "training_loss_tail_mean", "accuracy": "test_accuracy"}
 
 
 def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:
-    """What came of each method, over its seeds.
+    """Results of each method over its seeds.
 
     Parameters
     ----------
     runs
-        Of one study.
+        Runs of one study.
     layer, unit
-        Which unit's κ; the first that was probed by default.
+        Unit whose κ is given; the first that was probed by default.
 
     Returns
     -------
     pandas.DataFrame
         One row per method, learning rate and batch size: method, learning_rate, batch_size, seeds, diverged,
-        unfinished (they go on, or were interrupted); of those that finished loss, accuracy (from 0 to 1) and kappa_own
+        unfinished (they go on, or were interrupted); for those that finished loss, accuracy (from 0 to 1) and kappa_own
         with ``_mean``, ``_min`` and ``_max``; kappa_own_open: whether the median of a seed is unresolved, so that mean,
-        least and largest are lower bounds.
+        smallest and largest are lower bounds.
     """
     import pandas as pd
 
@@ -294,7 +294,7 @@ def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int
 
 
 def seed_columns(frame: pd.DataFrame) -> list[Column]:
-    """As they are shown: the learning rate and the batch size only where they differ."""
+    """Columns of `seed_frame` as they are shown; the batch size only where it differs."""
     columns = [words("method", "method", code=True)]
     columns.append(Column("rate", lambda row: Number((row["learning_rate"],), "g")))
     if frame["batch_size"].nunique() > 1:
@@ -312,7 +312,7 @@ def seed_columns(frame: pd.DataFrame) -> list[Column]:
 
 
 def ranged(row: Mapping[str, Any], name: str, form: str, factor: float = 1.0, lower: bool = False) -> Cell:
-    """Mean (smallest … largest); the mean alone of one seed."""
+    """Cell with mean (smallest … largest), or with the mean alone for one seed."""
     values = tuple(factor * float(row[f"{name}_{end}"]) for end in ("mean", "min", "max"))
     single = row["seeds"] - row["diverged"] - row["unfinished"] <= 1
     return Number(values[:1] if single else values, form, "{0}" if single else "{0} ({1} … {2})", lower=lower)
@@ -324,12 +324,7 @@ RATES_CAPTION = (
 
 
 def rate_grid_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """The losses of a grid.
-
-    Parameters
-    ----------
-    runs
-        Of one study.
+    """Final losses of a grid of learning rates.
 
     Returns
     -------
@@ -357,7 +352,7 @@ def rate_grid_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
 
 
 def rate_grid_columns(frame: pd.DataFrame) -> list[Column]:
-    """A column for each rate."""
+    """Columns of the grid: one for each rate."""
     columns = [words("method", "method", code=True)]
     if frame["batch_size"].nunique() > 1:
         columns.append(Column("batch", lambda row: Number((row["batch_size"],), "d")))
@@ -365,7 +360,7 @@ def rate_grid_columns(frame: pd.DataFrame) -> list[Column]:
 
 
 def loss_at(rate: float) -> Callable[[Mapping[str, Any]], Cell]:
-    """The cell of a rate in a row of `rate_grid_rows`."""
+    """Function that gives the cell of a rate in a row of `rate_grid_rows`."""
 
     def cell(row: Mapping[str, Any]) -> Cell:
         loss, best = row["losses"].get(rate, (math.nan, False))

@@ -1,4 +1,4 @@
-"""What came of ``hesscond sweep`` and ``hesscond compare``: a row for each run, and the best rate of each method."""
+"""Tables of ``hesscond sweep`` and ``hesscond compare``: a row for each run, and each method at its best rate."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ QUANTITIES = {"loss": False, "accuracy": False, "kappa": True, "kappa_own": True
 
 
 def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> pd.DataFrame:
-    """What came of each run.
+    """Results of each run of a sweep.
 
     Parameters
     ----------
     runs
-        Each with the values of the sweep's settings by their names, and the seconds that it took.
+        Runs, each with the values of the sweep's settings by their names, and the seconds that it took.
 
     Returns
     -------
@@ -67,26 +67,26 @@ def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> p
 
 
 def best_frame(frame: pd.DataFrame, settings: Sequence[str] = ()) -> pd.DataFrame:
-    """The best learning rate of each method × batch size × setting, and what its seeds came to.
+    """The best learning rate of each method × batch size × setting, and the results of its seeds.
 
-    The best rate is that with the smallest final training loss, the mean over the seeds; one at which a seed diverged
-    is not. Of the rates, only those with the most finished or diverged seeds are compared.
+    The best rate is that with the smallest final training loss, the mean over the seeds; a rate at which a seed
+    diverged is excluded. Only the rates with the most finished or diverged seeds are compared.
 
     Parameters
     ----------
     frame
-        From `sweep_frame`.
+        Result of `sweep_frame`.
     settings
-        Its columns that are settings.
+        Names of its columns that are settings.
 
     Returns
     -------
     pandas.DataFrame
-        One row per group: method, batch_size, the settings; rates: how many were tried; diverged: at how many of them
-        a seed diverged; learning_rate (NaN if at all of them); edge: ``"lowest"`` or ``"highest"`` if the best of
-        several is at an end of the grid, so that a better one may lie beyond; seeds; and for loss, accuracy, kappa,
-        kappa_own and seconds the mean over the seeds (of κ the geometric one), ``_min`` and ``_max``;
-        kappa_lower, kappa_own_lower: the smallest.
+        One row per group: method, batch_size, the settings; rates: number of rates tried; diverged: number of those
+        at which a seed diverged; learning_rate (NaN if all are such); edge: ``"lowest"`` or ``"highest"`` if the best
+        of several is at an end of the grid, so that a better one may lie beyond; seeds; and for loss, accuracy, kappa,
+        kappa_own and seconds the mean over the seeds (for κ the geometric mean), ``_min`` and ``_max``;
+        kappa_lower, kappa_own_lower: the smallest of the seeds.
     """
     import pandas as pd
 
@@ -153,9 +153,9 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> TextT
     return table
 
 
-#: What a Hessian is of, from `hesscond.study.config.Level`, as `cells_frame` finds it.
+#: Levels of Hessians, as in `hesscond.study.config.Level`, in the column ``level`` of `cells_frame`.
 LEVELS = ("unit", "layer", "network")
-#: Of which coordinates the best is looked for, and the columns of the probe table with its bounds.
+#: Kinds of scaling of which the best is bounded, as the columns of the probe table name them.
 OPTIMA = ("diagonal", "kronecker")
 
 
@@ -165,16 +165,16 @@ def cells_frame(compared: Sequence[Compared]) -> pd.DataFrame:
     Parameters
     ----------
     compared
-        Of one study.
+        Results of methods on one study.
 
     Returns
     -------
     pandas.DataFrame
         One row per method, seed, probed iteration, block and unit: method, learning_rate, seed, iteration, data, level,
         layer, unit, n_params; kappa and kappa_own (infinite if unresolved) with ``_lower`` and ``_upper``, resolved and
-        resolved_own; lambda_max, lambda_max_own; lr: of that iteration; sharpness: lr · lambda_max_own / 2;
-        share_diagonal, share_kronecker with ``_lower`` and ``_upper``: between which `possible` lies; coordinates,
-        solver. Empty where something was not measured.
+        resolved_own; lambda_max, lambda_max_own; lr: that of the iteration; sharpness: lr · lambda_max_own / 2;
+        share_diagonal, share_kronecker with ``_lower`` and ``_upper``: the bounds that `possible` gives; coordinates,
+        solver. Cells are empty where something was not measured.
     """
     import pandas as pd
 
@@ -210,14 +210,7 @@ CELLS = [
 
 
 def possible(row: Mapping[str, Any], kind: str) -> tuple[float, float]:
-    """Between which the share of the possible gain lies, (log κ(H) − log κ own)/(log κ(H) − log κ_opt).
-
-    Parameters
-    ----------
-    row
-        Of the probe table.
-    kind
-        Of `OPTIMA`.
+    """Bounds of the share of the possible gain, (log κ(H) − log κ own)/(log κ(H) − log κ_opt).
 
     Returns
     -------
@@ -227,7 +220,7 @@ def possible(row: Mapping[str, Any], kind: str) -> tuple[float, float]:
     """
     ends = [row[f"kappa_{kind}_{end}"] for end in ("lower", "upper")]
     known = all(math.isfinite(value) for value in (row["kappa"], row["kappa_own"], *ends))
-    # what is zero in the one and not in the other is no gain
+    # an eigenvalue that is zero in only one of them is no gain
     if not known or row.get("rank") != row.get("rank_own"):
         return math.nan, math.nan
     gained = math.log(row["kappa"]) - math.log(row["kappa_own"])
@@ -239,25 +232,25 @@ def possible(row: Mapping[str, Any], kind: str) -> tuple[float, float]:
 
 
 def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
-    """One row per method, in the order given.
+    """Results of each method, a row for each in the order given.
 
     Parameters
     ----------
     compared
-        Of one study.
+        Results of methods on one study.
 
     Returns
     -------
     pandas.DataFrame
-        method, learning_rate (NaN if none worked), at_edge of the grid; seeds that finished, and diverged; of those
-        that finished, collapsed to constant outputs; loss: training, mean of the last iterations, the median over the
-        seeds, loss_min, loss_max; test_accuracy: the median; time: of an iteration, relative to vanilla. For each level
-        that was measured, with its name in front, as
-        ``layer_kappa``: kappa and kappa_own, the median over blocks, units, moments and seeds, NaN where the unresolved
-        leave it open, with ``_lower`` and ``_upper``; cells: how many κ in either coordinates, resolved: how many of
-        them; sharpness: the median. share_diagonal and share_kronecker: the median with ``_lower`` and ``_upper``, and
-        shares: of how many layers. coordinates: the own ones' name at the last probe; refusal: why there is nothing
-        else.
+        method, learning_rate (NaN if none worked), at_edge (of the grid); seeds (number that finished), diverged;
+        collapsed (number of the finished ones that ended with constant outputs); loss: training loss, mean of the last
+        iterations, the median over the seeds, loss_min, loss_max; test_accuracy: the median; time: time of an
+        iteration, relative to vanilla. For each level that was measured, with its name in front, as ``layer_kappa``:
+        kappa and kappa_own, the median over blocks, units, moments and seeds, NaN where unresolved values leave it
+        open, with ``_lower`` and ``_upper``; cells: number of κ in both coordinates, resolved: number of resolved ones;
+        sharpness: the median. share_diagonal and share_kronecker: the median with ``_lower`` and ``_upper``, and
+        shares: number of layers for which they are known. coordinates: name of the method's own coordinates at the last
+        probe; refusal: why the other columns are empty.
     """
     import pandas as pd
 
@@ -304,9 +297,9 @@ def comparison_table(frame: pd.DataFrame, title: str) -> TextTable:
     Parameters
     ----------
     frame
-        What `comparison_frame` gave.
+        Result of `comparison_frame`.
     title
-        Above the table.
+        Title above the table.
     """
     levels = [level for level in LEVELS if f"{level}_kappa" in frame]
     shared = "shares" in frame and frame["shares"].any()
@@ -351,6 +344,6 @@ def ends(row: Mapping[str, Any], name: str) -> str:
 
 
 def share(row: Mapping[str, Any], kind: str) -> str:
-    """Between which a share lies."""
+    """A share, or the interval between its bounds."""
     low, high = (number(row[f"share_{kind}_{end}"], ".2f") for end in ("lower", "upper"))
     return low if low == high else f"{low}…{high}"

@@ -1,6 +1,6 @@
 """Tables for the terminal, and as Markdown, LaTeX (booktabs), HTML and CSV.
 
-A table is a frame with `Column`s, which say what of a row is shown as a `Cell`; a cell knows itself in every format.
+A table is a frame with `Column`s, each of which makes a `Cell` of a row; a cell can be written in every format.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Format = Literal["text", "md", "latex", "csv", "html"]
 FORMATS = ("text", "md", "latex", "csv", "html")
 #: Numbers from here on are never written in fixed notation.
 LONGEST_FIXED = 1e6
-#: What is written where there is nothing.
+#: Text in place of a missing value.
 DASH = "–"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-#: Formulas of the characters that text has in the place of them.
+#: LaTeX formulas of characters.
 FORMULAS = {
     **{
         "≥": r"\geq",
@@ -63,12 +63,12 @@ LATEX_SPECIAL = {
     **{"–": "--", "—": "---", "…": r"\ldots{}", "·": r"\textperiodcentered{}"},
     **{c: f"${formula}$" for c, formula in FORMULAS.items()},
 }
-#: Outside of these a character needs a package that a document may lack: its place is marked.
+#: Characters that need no LaTeX package; others are replaced by a question mark.
 PLAIN_LATEX = re.compile(r"[\x20-\x7e\u00a1-\u00ac\u00ae-\u00ff]")
 
 
 def latex_escaped(text: str) -> str:
-    r"""Text that LaTeX sets as it is: a line break is a space, a character that needs a package a question mark.
+    r"""Text that LaTeX sets literally: a line break is a space, a character that needs a package a question mark.
 
     Examples
     --------
@@ -91,7 +91,7 @@ class Words:
     Attributes
     ----------
     words
-        As it is; control characters are left out when it is written.
+        The text; control characters become spaces when it is written.
     code
         Whether it is a name that is typed: set in a typewriter face where the format has one.
     """
@@ -101,23 +101,23 @@ class Words:
 
     @property
     def text(self) -> str:
-        """For the terminal."""
+        """The cell for the terminal."""
         return "".join(c if c.isprintable() else " " for c in self.words)
 
     @property
     def md(self) -> str:
-        """For Markdown."""
+        """The cell for Markdown."""
         return markdown_escaped(self.text)
 
     @property
     def latex(self) -> str:
-        """For LaTeX."""
+        """The cell for LaTeX."""
         escaped = latex_escaped(self.text)
         return rf"\texttt{{{escaped}}}" if self.code and escaped else escaped
 
     @property
     def html(self) -> str:
-        """For HTML."""
+        """The cell for HTML."""
         escaped = html.escape(self.text)
         return f"<code>{escaped}</code>" if self.code and escaped else escaped
 
@@ -129,13 +129,13 @@ class Number:
     Attributes
     ----------
     values
-        What is written, in this order; a dash in the place of NaN.
+        Numbers that are written, in this order; a dash in place of NaN.
     form
-        As for `format`: ``".2e"``, ``".3f"``, ``"d"``, ``".3g"``.
+        Format specification, as for `format`: ``".2e"``, ``".3f"``, ``"d"``, ``".3g"``.
     pattern
-        Around them; ``{0}``, ``{1}``, … stand for the values.
+        Text around the values; ``{0}``, ``{1}``, … stand for them.
     lower
-        Whether the number is only known to be exceeded.
+        Whether the number is a lower bound.
     strong
         Whether it is set in bold: the best of its row.
     """
@@ -148,7 +148,7 @@ class Number:
 
     @property
     def missing(self) -> bool:
-        """Whether there is none."""
+        """Whether all values are NaN."""
         return all(value != value for value in self.values)
 
     def parts(self) -> list[tuple[str, int | None]]:
@@ -162,7 +162,7 @@ class Number:
             elif math.isinf(value):
                 found.append(("-∞" if value < 0 else "∞", None))
             else:
-                # a loss that blew up in fixed notation would be as long as the line
+                # in fixed notation, a loss that blew up would fill the line
                 form = ".2e" if self.form.endswith("f") and abs(value) >= LONGEST_FIXED else self.form
                 digits, e, power = format(int(value) if form == "d" else value, form).partition("e")
                 found.append((digits, int(power) if e else None))
@@ -170,7 +170,7 @@ class Number:
 
     @property
     def text(self) -> str:
-        """For the terminal: 1.20e+05."""
+        """The cell for the terminal: 1.20e+05."""
         if self.missing:
             return DASH
         shown = self.pattern.format(*(d if p is None else f"{d}e{p:+03d}" for d, p in self.parts()))
@@ -178,7 +178,7 @@ class Number:
 
     @property
     def md(self) -> str:
-        """For Markdown: 1.20×10⁵."""
+        """The cell for Markdown: 1.20×10⁵."""
         if self.missing:
             return DASH
         shown = self.pattern.format(
@@ -189,7 +189,7 @@ class Number:
 
     @property
     def latex(self) -> str:
-        r"""For LaTeX: $1.20\times10^{5}$."""
+        r"""The cell for LaTeX: $1.20\times10^{5}$."""
         if self.missing:
             return "--"
         shown = [d if p is None else rf"{d}\times10^{{{p}}}" for d, p in self.parts()]
@@ -202,7 +202,7 @@ class Number:
 
     @property
     def html(self) -> str:
-        """For HTML: 1.20×10<sup>5</sup>."""
+        """The cell for HTML: 1.20×10<sup>5</sup>."""
         if self.missing:
             return DASH
         shown = self.pattern.format(*(d if p is None else f"{d}×10<sup>{p}</sup>" for d, p in self.parts()))
@@ -221,9 +221,9 @@ class Column:
     Attributes
     ----------
     title
-        Above it.
+        Title of the column.
     cell
-        Of a row of the frame.
+        Function that makes the cell of a row of the frame.
     latex
         The title as LaTeX; the escaped title if empty.
     left
@@ -247,7 +247,7 @@ def numbers(title: str, key: str, form: str = ".2e", latex: str = "", factor: fl
 
 
 def bounded(title: str, key: str, latex: str = "") -> Column:
-    """A column of κ, or where it is NaN of the lower bound in the frame's column ``KEY_lower``."""
+    """Column of κ, or where it is NaN, of the lower bound in the frame's column ``KEY_lower``."""
 
     def cell(row: Mapping[str, Any]) -> Cell:
         value, lower = float(row[key]), float(row[f"{key}_lower"])
@@ -257,7 +257,7 @@ def bounded(title: str, key: str, latex: str = "") -> Column:
 
 
 def interval(title: str, key: str, latex: str = "") -> Column:
-    """A column of κ, or where it is NaN of the interval from ``KEY_lower`` to ``KEY_upper``."""
+    """Column of κ, or where it is NaN, of the interval from ``KEY_lower`` to ``KEY_upper``."""
 
     def cell(row: Mapping[str, Any]) -> Cell:
         low, high = float(row[f"{key}_lower"]), float(row[f"{key}_upper"])
@@ -274,11 +274,9 @@ def write_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str, fo
     Parameters
     ----------
     frame
-        One row per row; CSV is all of it, with every digit.
+        One row per row of the table; CSV has all of its columns, with every digit.
     columns
-        What is shown in the other formats.
-    caption
-        Below it.
+        Columns that are shown in the other formats.
     format
         ``"md"``, ``"latex"`` (needs ``booktabs``, ``amsmath`` and ``graphicx``), ``"html"`` or ``"csv"``; the terminal
         has `text_table`.
@@ -331,7 +329,7 @@ def write_latex(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], capti
 
 
 def write_html(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], caption: str) -> str:
-    """A table element whose headers say what they head, which that of pandas does not; numbers have a class."""
+    """HTML table with scoped headers, which pandas does not write; numbers have a class."""
     place = ["" if column.left else ' class="number"' for column in columns]
     tags = [("th", ' scope="row"'), *[("td", "")] * (len(columns) - 1)]
     head = "".join(f'<th scope="col"{at}>{html.escape(c.title)}</th>' for c, at in zip(columns, place, strict=True))
@@ -362,7 +360,7 @@ def text_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str) -> 
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words.
+    """Duration in words, from seconds.
 
     Examples
     --------

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from hesscond.study.store import StoredRun
 
-#: A curve of mini-batch losses is the means of so many stretches of the longest run, at most.
+#: Most points of a curve of mini-batch losses: means over stretches of iterations.
 STRETCHES = 50
 #: Markers along a curve.
 MARKS = 8
-#: As many evaluations or fewer are points: a line would tell of what lies between.
+#: Up to this number of evaluations are drawn as points: a line would suggest values between them.
 FEW = 3
 LOSSES = {"train": DASHED, "test": "-"}
 
@@ -46,8 +46,8 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
     """Training and test loss, and test accuracy if there is one, over the iterations.
 
     Train is dashed, test solid. A line is the mean over the seeds, its band reaches from the lowest to the highest. A
-    run that diverged is no part of either: a thin line of its own that ends in a cross. Mini-batch losses are averaged
-    over stretches of iterations, whose length is said below.
+    run that diverged enters neither: it is a separate thin line that ends in a cross. Mini-batch losses are averaged
+    over stretches of iterations, whose length is stated below the figure.
     """
     groups = trained_groups(runs)
     losses = {group.label: losses_of(group) for group in groups}
@@ -74,7 +74,7 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
 
 
 def trained_groups(runs: Sequence[StoredRun]) -> list[Group]:
-    """The groups of the runs, if any has something to show."""
+    """Groups of the runs; a ConfigError if none of them has anything to show."""
     groups = groups_of(runs)
     if not any(run.iterations or len(run.table("evaluation")) for run in runs):
         raise ConfigError(
@@ -85,7 +85,7 @@ def trained_groups(runs: Sequence[StoredRun]) -> list[Group]:
 
 
 def named(group: Group) -> str:
-    """The label, with how many runs diverged."""
+    """Label of a group, with the number of runs that diverged."""
     if not group.diverged:
         return group.label
     count = f"{group.diverged} of {len(group.runs)} " if len(group.runs) > 1 else ""
@@ -93,7 +93,7 @@ def named(group: Group) -> str:
 
 
 def losses_of(group: Group) -> list[pd.Series]:
-    """The mini-batch loss of each run by iteration."""
+    """Mini-batch loss of each run by iteration."""
     return [finite(run.table("training").set_index("iteration")["loss"]) for run in group.runs]
 
 
@@ -103,12 +103,12 @@ def accuracies_of(group: Group) -> list[pd.Series]:
 
 
 def stretch(losses: dict[str, list[pd.Series]]) -> int:
-    """How many iterations a mean of mini-batch losses is taken over."""
+    """Number of iterations over which mini-batch losses are averaged."""
     return max(1, max((len(curve) for curves in losses.values() for curve in curves), default=1) // STRETCHES)
 
 
 def draw_loss(ax: Axes, groups: Sequence[Group], width: int) -> None:
-    """Training loss, as means over ``width`` iterations, and test loss on a logarithmic axis."""
+    """Draw training loss, as means over ``width`` iterations, and test loss on a logarithmic axis."""
     looks = looks_of(groups)
     ax.set_yscale("log", nonpositive="mask")
     for group in groups:
@@ -123,7 +123,7 @@ def draw_loss(ax: Axes, groups: Sequence[Group], width: int) -> None:
 
 
 def draw_accuracy(ax: Axes, groups: Sequence[Group]) -> None:
-    """Test accuracy in percent."""
+    """Draw test accuracy in percent."""
     looks = looks_of(groups)
     for group in groups:
         draw_seeds(ax, group, accuracies_of(group), looks[group.label], "-", f"{group.label}-accuracy")
@@ -133,7 +133,7 @@ def draw_accuracy(ax: Axes, groups: Sequence[Group]) -> None:
 
 
 def finish(ax: Axes) -> None:
-    """Grid and ticks of the iterations."""
+    """Add a grid, and ticks of the iterations."""
     ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
     ax.margins(x=0.03)
     ax.set_axisbelow(True)
@@ -141,7 +141,7 @@ def finish(ax: Axes) -> None:
 
 
 def draw_seeds(ax: Axes, group: Group, curves: Sequence[pd.Series], look: MethodLook, dash: Any, name: str) -> None:
-    """Mean and band of the runs that did not diverge (``NAME-mean``, ``NAME-band``), and each of those that did."""
+    """Draw mean and band of runs that did not diverge (``NAME-mean``, ``NAME-band``), and each diverged one."""
     whole = [c for c, run in zip(curves, group.runs, strict=True) if run.status != "diverged" and c.notna().any()]
     broken = [c for c, run in zip(curves, group.runs, strict=True) if run.status == "diverged" and c.notna().any()]
     if whole:
@@ -163,7 +163,7 @@ def draw_seeds(ax: Axes, group: Group, curves: Sequence[pd.Series], look: Method
 
 
 def remark(groups: Sequence[Group], width: int) -> str:
-    """What lines and bands are."""
+    """Remark on lines and bands."""
     parts = [f"train: mini-batches, means of {width} iterations" if width > 1 else "train: mini-batches"]
     most = max(len(group.runs) - group.diverged for group in groups)
     if most > 1:
@@ -172,7 +172,7 @@ def remark(groups: Sequence[Group], width: int) -> str:
 
 
 def loss_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
-    """Training loss (dashed) and test loss (solid), as `training_figure` draws them."""
+    """Draw training loss (dashed) and test loss (solid), as `training_figure` does."""
     groups = trained_groups(runs)
     losses = {group.label: losses_of(group) for group in groups}
     draw_loss(ax, groups, stretch(losses))
@@ -181,7 +181,7 @@ def loss_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
 
 
 def accuracy_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
-    """Test accuracy in percent, as `training_figure` draws it."""
+    """Draw test accuracy in percent, as `training_figure` does."""
     draw_accuracy(ax, trained_groups(runs))
     ax.set_xlabel("iteration")
     return ax

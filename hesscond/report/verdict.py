@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hesscond.report.selection import Group
     from hesscond.study.store import StoredRun
 
-#: Intervals of loss to a decade in which probes of two methods are compared, and quantiles that stand for the probes of
-#: one method in one interval.
+#: Intervals of loss per decade in which probes of two methods are compared, and number of quantiles that represent the
+#: probes of one method in one interval.
 PER_DECADE, POINTS = 10, 40
 QUARTILES = (0.25, 0.5, 0.75)
 SPREAD = ("ratio_q25", "ratio_q75")
@@ -45,7 +45,7 @@ class Probes:
 
     @classmethod
     def of(cls, selection: Selection, runs: Sequence[StoredRun]) -> Probes:
-        """The mini-batches of some runs; the training set where no mini-batch was probed."""
+        """Probes of some runs on mini-batches, or on the training set where no mini-batch was probed."""
         losses: list[np.ndarray] = []
         ends: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {quantity: ([], []) for quantity in SHOWN}
         for run in runs:
@@ -63,11 +63,11 @@ class Probes:
         return cls(np.concatenate(losses or [np.zeros(0)]), *joined)
 
     def measured(self, quantity: str, low: float = 0.0, high: float = math.inf) -> np.ndarray:
-        """Mask of the probes with a value of a quantity, at a loss from ``low`` to ``high``."""
+        """Boolean mask of the probes with a value of a quantity, at a loss from ``low`` to ``high``."""
         return (self.loss > 0) & (self.loss >= low) & (self.loss <= high) & ~np.isnan(self.lower[quantity])
 
     def bins(self) -> np.ndarray:
-        """Number of the interval of loss that each probe is in."""
+        """Index of the interval of loss that each probe is in."""
         return np.floor(PER_DECADE * np.log10(np.where(self.loss > 0, self.loss, np.nan)))
 
 
@@ -81,7 +81,7 @@ def at_equal_loss(base: Probes, other: Probes, quantity: str = "kappa_own") -> d
     -------
     dict
         loss_low, loss_high: the range of loss that both reach (NaN: none); probes and base_probes in it, unresolved
-        and base_unresolved; ratio, ratio_q25, ratio_q75: (low, high), equal unless the unresolved leave them open.
+        and base_unresolved; ratio, ratio_q25, ratio_q75: (low, high), equal unless unresolved values leave them open.
     """
     found: dict[str, Any] = {"loss_low": math.nan, "loss_high": math.nan, "probes": 0, "base_probes": 0}
     found |= {"unresolved": 0, "base_unresolved": 0, **dict.fromkeys(("ratio", *SPREAD), (math.nan, math.nan))}
@@ -111,12 +111,12 @@ def at_equal_loss(base: Probes, other: Probes, quantity: str = "kappa_own") -> d
 
 
 def spread_out(values: np.ndarray) -> np.ndarray:
-    """Quantiles that stand for values, as many for every number of them."""
+    """Quantiles that represent values: `POINTS` of them, however many values there are."""
     return np.quantile(values, (np.arange(POINTS) + 0.5) / POINTS, method="inverted_cdf")
 
 
 def at_same_weights(probes: Probes, quantity: str) -> tuple[float, float, float]:
-    """Quartiles and median (q25, median, q75) of κ(H) over another κ of the same probes; NaN: half are unresolved."""
+    """Quartiles (q25, median, q75) of κ(H) over another κ of the same probes; NaN if half are unresolved."""
     above, below = probes.lower["kappa"], probes.lower[quantity]
     resolved = np.isfinite(probes.upper["kappa"]) & np.isfinite(probes.upper[quantity])
     measured = probes.measured("kappa") & probes.measured(quantity)
@@ -145,7 +145,7 @@ def compared_groups(runs: Sequence[StoredRun]) -> tuple[list[tuple[Group, list[S
 
 
 def fault_of(run: StoredRun) -> str:
-    """What has gone wrong in the training of a run, so that its κ says nothing of its method; empty: nothing."""
+    """Defect of a run whose κ says nothing about its method: diverged or collapsed; empty if there is none."""
     if run.status == "diverged":
         return "diverged"
     return "collapsed to constant outputs" if is_collapsed(run) else ""
@@ -157,18 +157,18 @@ def verdict_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     Parameters
     ----------
     runs
-        Of one study.
+        Runs of one study.
     layer, unit
-        Which unit's κ; the first that was probed by default.
+        Unit whose κ is compared; the first that was probed by default.
 
     Returns
     -------
     pandas.DataFrame
-        One row per method, the baseline (vanilla, or the first method) first: method; baseline; then of κ in the
-        method's own coordinates the columns of `at_equal_loss`, each ratio with ``_lower`` and ``_upper`` (NaN in the
-        row of the baseline); gain_own, gain_P with ``_q25`` and ``_q75``: κ(H)/κ own and κ(H)/κ(PᵀHP) at the same
-        weights, P from the raw statistics of the same samples. ``attrs["left_out"]``: sentences on the methods that are
-        missing, since their runs diverged or collapsed.
+        One row per method, the baseline (vanilla, or the first method) first: method; baseline; then the columns of
+        `at_equal_loss` for κ in the method's own coordinates, each ratio with ``_lower`` and ``_upper`` (NaN in the row
+        of the baseline); gain_own, gain_P with ``_q25`` and ``_q75``: κ(H)/κ own and κ(H)/κ(PᵀHP) at the same weights,
+        P from the raw statistics of the same samples. ``attrs["left_out"]``: sentences on the methods that are missing,
+        since their runs diverged or collapsed.
     """
     import pandas as pd
 
@@ -207,8 +207,8 @@ def verdict_sentences(
     Returns
     -------
     tuple of str
-        At equal training loss, one for each method but the baseline; at the same weights; which of the two theorems
-        are about. Empty if nothing was probed.
+        Sentences on κ at equal training loss, one for each method other than the baseline; on κ at the same weights;
+        and on which of the two the theorems are about. Empty if nothing was probed.
     """
     if not any(len(run.table("probe")) for run in runs):
         return ()
@@ -233,7 +233,7 @@ def sentences_of(frame: pd.DataFrame) -> tuple[str, ...]:
 
 
 def equal_loss_sentence(row: Mapping[str, Any]) -> str:
-    """How κ of a method compares with that of the baseline at equal training loss."""
+    """Sentence that compares κ of a method with that of the baseline at equal training loss."""
     method, baseline = row["method"], row["baseline"]
     if math.isnan(row["loss_low"]):
         return f"{method} and {baseline} were never probed at the same training loss: their κ cannot be compared."
@@ -255,7 +255,7 @@ def equal_loss_sentence(row: Mapping[str, Any]) -> str:
 
 
 def gain_clause(row: Mapping[str, Any], name: str, said: str) -> str:
-    """What coordinates do to κ(H) in the run of a method; empty: they are the plain ones."""
+    """Clause on the change of κ(H) by coordinates in a method's run; empty if unknown, or if they are plain."""
     gain, first, last = row[f"gain_{name}"], row[f"gain_{name}_q25"], row[f"gain_{name}_q75"]
     if math.isnan(gain) or (first, last) == (1.0, 1.0):
         return ""
@@ -280,7 +280,7 @@ def times(value: float) -> str:
 
 
 def quartiles(low: float, high: float) -> str:
-    """Quartiles of ratios of κ, both on one side of one or not; what the unresolved leave open is called so."""
+    """Text of the quartiles of ratios of κ; what unresolved values leave open is called unresolved."""
     if low == 0 or not math.isfinite(high):
         known = [factor(end) for end in (low, high) if 0 < end < math.inf]
         return f"quartiles {' and '.join([*known, 'unresolved'])}" if known else "quartiles unresolved"
@@ -291,7 +291,7 @@ def quartiles(low: float, high: float) -> str:
 
 
 def verdict_columns(frame: pd.DataFrame) -> list[Column]:
-    """`verdict_frame` as it is written."""
+    """Columns of `verdict_frame` as they are written."""
     return [
         words("method", "method", code=True),
         Column("training loss", lambda row: pair(row, "loss_low", "loss_high")),
@@ -303,12 +303,12 @@ def verdict_columns(frame: pd.DataFrame) -> list[Column]:
 
 
 def pair(row: Mapping[str, Any], low: str, high: str) -> Cell:
-    """A range; a dash if there is none."""
+    """Cell with a range; a dash if there is none."""
     return Words("–") if math.isnan(row[low]) else Number((row[low], row[high]), ".2g", "{0} … {1}")
 
 
 def ratio_cell(row: Mapping[str, Any], name: str) -> Cell:
-    """Median (quartiles) of a ratio; a dash if it is open."""
+    """Cell with median (quartiles) of a ratio; a dash if it is open."""
     values = tuple(float(row[f"{name}{end}"]) for end in ("", "_q25", "_q75"))
     return Words("–") if any(map(math.isnan, values)) else Number(values, ".2g", "{0} ({1} … {2})")
 

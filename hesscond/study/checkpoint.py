@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hesscond")
 
-#: In a run's folder: who holds it works on the run.
+#: Lock file in a run's folder: the process that holds it works on the run.
 LOCK = Path("checkpoints") / "lock"
 MAGIC = b"hesscond checkpoint 1"
 #: Checkpoints that are kept: the newest, and the one before it in case that one is damaged later.
@@ -34,13 +34,8 @@ class BusyError(RunError):
 class Checkpoints:
     """The folder ``checkpoints`` of a run, of which one process at a time may be the owner (a context manager).
 
-    A file is a line with a checksum and then what `torch.save` makes of the state. It is written under another name,
+    A file is a line with a checksum followed by the state as `torch.save` writes it. It is written under another name,
     flushed to the disk, read back and compared, and only then given its name; older ones are removed after that.
-
-    Parameters
-    ----------
-    run
-        The run's folder.
     """
 
     def __init__(self, run: Path) -> None:
@@ -87,11 +82,11 @@ class Checkpoints:
             old.unlink(missing_ok=True)
 
     def files(self) -> list[Path]:
-        """What there is, the newest last."""
+        """Checkpoint files in the folder, the newest last."""
         return sorted(self.folder.glob("*.pt"))
 
     def latest(self, device: torch.device) -> dict[str, Any] | None:
-        """The newest state that is whole, on a device; None if there never was one."""
+        """Newest state that is undamaged, loaded to a device; None if none was ever saved."""
         import torch
 
         files = self.files()
@@ -106,12 +101,12 @@ class Checkpoints:
 
 
 def header(content: bytes) -> bytes:
-    """The first line of a checkpoint."""
+    """First line of a checkpoint: the name of the format and the SHA-256 checksum of the content."""
     return MAGIC + b" sha256 " + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
 def checked(path: Path) -> bytes | None:
-    """What was saved in a file; None if it is damaged."""
+    """Content of a checkpoint file; None if it is damaged or cannot be read."""
     try:
         line, _, content = path.read_bytes().partition(b"\n")
     except OSError:

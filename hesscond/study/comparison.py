@@ -23,25 +23,25 @@ from hesscond.study.store import StoredRun, open_run
 
 #: The learning rates that are tried unless others are given.
 GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-#: Times a method's own rate: those from 0.1 to 10, and on to that side where the best one is the last.
+#: Factors of a method's default rate: those from 0.1 to 10 are tried, and further ones while the best is at an end.
 AROUND = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 #: Iterations timed at a time, and how many times, the yardstick's and the method's in turn.
 BLOCK, ROUNDS = 20, 7
 #: Where the times are kept, so that none is measured twice.
 TIMES = "times.json"
 
-#: Does runs, or goes on with them; what is over is left as it is.
+#: Function that performs or resumes runs (finished ones are left as they are) and returns why runs failed, by folder.
 Runner = Callable[[Sequence[RunPlan]], Mapping[Path, str]]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of one method.
+    """Result of one method in a comparison.
 
     Attributes
     ----------
     method
-        As ``--method`` says it.
+        The method, as ``--method`` takes it.
     rate
         Its best learning rate of the grid, by the training loss at the end; NaN if it diverged at all of them.
     edge
@@ -66,7 +66,7 @@ class Compared:
 
     @property
     def lost(self) -> str:
-        """Which seeds the loss is not of, in words; empty: it is of all."""
+        """Seeds that loss and accuracy leave out, in words; empty if they cover all seeds."""
         diverged = sum(run.status != "finished" for run in self.runs)
         counts = {"diverged": diverged, "failed": 0 if self.refusal else len(self.failed)}
         if not any(counts.values()):
@@ -78,24 +78,24 @@ class Compared:
 
 @dataclass
 class Comparison:
-    """One study, and what is done with it for each method.
+    """One study trained by several methods: over a grid of learning rates, then over seeds with the probe.
 
     Attributes
     ----------
     study
-        With its final length and probing interval.
+        The study, with its final length and probing interval.
     data
-        On the device.
+        Data set, on the device.
     rates
         The grid; None: `AROUND` times the rate that the study, or else the method itself, has, as far as is needed.
     seeds
-        Of the probed runs; rates are tried with the first.
+        Seeds of the probed runs; rates are tried with the first.
     out
         ``grid/METHOD-lrRATE`` and ``METHOD-seedS`` go here; runs that are there and finished are not repeated.
     device
-        Where to run.
+        Device of the runs.
     do
-        Does the runs that it is given; returns the reasons of those that failed, by folder.
+        Performs the runs that it is given; returns the reasons of those that failed, by folder.
     say
         Called with a line before each step.
     """
@@ -109,21 +109,13 @@ class Comparison:
     do: Runner
     say: Callable[[str], None]
     failures: dict[Path, str] = field(default_factory=dict)
-    #: Of each method, the part of `AROUND` that is tried.
+    #: By method, the first and last index of the part of `AROUND` that is tried.
     reach: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def results(self, methods: Sequence[str]) -> Iterator[Compared]:
         """Train every method at every rate without probing, then with every seed at the best one with the probe.
 
-        Parameters
-        ----------
-        methods
-            As ``--method`` says them.
-
-        Yields
-        ------
-        Compared
-            In the order of ``methods``.
+        The results come in the order of ``methods``.
         """
         refusals: dict[str, str] = {}
         for method in methods:
@@ -158,7 +150,7 @@ class Comparison:
                 yield self.compared(method, rate)
 
     def compared(self, method: str, rate: float) -> Compared:
-        """What came of a method at its best rate."""
+        """Result of a method at its best rate."""
         grid = self.grid(method)
         plans = [self.probed(method, rate, seed) for seed in self.seeds]
         failed = [self.failures[plan.folder] for plan in plans if plan.folder in self.failures]
@@ -174,7 +166,7 @@ class Comparison:
         )
 
     def perform(self, plans: Sequence[RunPlan]) -> None:
-        """Do the runs, and note which failed."""
+        """Perform the runs and note which failed."""
         self.failures |= self.do(plans)
 
     def grid(self, method: str) -> list[float]:
@@ -186,7 +178,7 @@ class Comparison:
         return [float(f"{factor * own:.3g}") for factor in AROUND[lowest : highest + 1]]
 
     def widened(self, method: str) -> bool:
-        """Let the grid of a method go on by a rate where its best one is the last, if there is a next."""
+        """Extend the grid of a method by a rate if the best one is at an end; return whether it was extended."""
         best, grid = self.best(method), self.grid(method)
         if self.rates is not None or best not in (grid[0], grid[-1]):
             return False
@@ -203,12 +195,12 @@ class Comparison:
         return self.study.model_copy(update={"probe": self.study.probe.unmeasured})
 
     def tried(self, method: str, rate: float) -> RunPlan:
-        """A run of the grid."""
+        """Plan of a run of the grid."""
         folder = self.out / "grid" / f"{parse(method).folder}-lr{rate:g}"
         return RunPlan(self.unprobed, method, self.seeds[0], rate, folder, self.device)
 
     def probed(self, method: str, rate: float, seed: int) -> RunPlan:
-        """A run with the study's probe."""
+        """Plan of a run with the study's probe."""
         return RunPlan(self.study, method, seed, rate, self.out / f"{parse(method).folder}-seed{seed}", self.device)
 
     def best(self, method: str) -> float | None:
@@ -218,9 +210,10 @@ class Comparison:
         return None if math.isinf(losses[rate]) else rate
 
     def cost(self, method: str, rate: float) -> float:
-        """Time of an iteration over that of vanilla, as it was measured before or is now.
+        """Time of an iteration divided by that of the vanilla method, read from `TIMES` or measured now.
 
-        At the smallest rates of their grids: an iteration takes as long at any, and goes least far at these.
+        It is measured at the smallest rates of their grids: an iteration takes as long at any rate, and moves the
+        weights least at these.
         """
         path = self.out / TIMES
         times: dict[str, float] = {}
@@ -236,7 +229,7 @@ class Comparison:
 
 
 def one_by_one(data: Dataset, say: Callable[[str], None]) -> Runner:
-    """Does runs one after another in this process; one that cannot be measured has failed."""
+    """Runner that performs runs one after another in this process; one that cannot be measured has failed."""
 
     def do(plans: Sequence[RunPlan]) -> dict[Path, str]:
         failed = {}
@@ -266,8 +259,8 @@ def final_loss(folder: Path) -> float:
 def relative_cost(plan: RunPlan, yardstick: RunPlan, data: Dataset) -> float:
     """Time of an iteration over that of the yardstick, from blocks of iterations of both in turn.
 
-    All blocks but the first count together, so that what a method does every so many steps has its share; NaN if one of
-    the two diverges.
+    All blocks but the first are added up, so that work that a method does only every few steps has its share; NaN if
+    one of the two diverges.
     """
     total = [0.0, 0.0]
     with tempfile.TemporaryDirectory() as folder:

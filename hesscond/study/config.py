@@ -1,4 +1,4 @@
-"""What a study is: its TOML file, checked key by key."""
+"""Configuration of a study: its TOML file, checked key by key."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class LearningRates(Section):
     """``[[learning_rates]]``: the rate of each method at one batch size, and the grid it is chosen from.
 
     Methods are named as in ``[[methods]]``, or as ``--method`` names them; one with options that is not there has the
-    rate of its name alone. The ``grid`` is that of the methods in ``rate``, and of all others that no entry of this
-    batch size names beside a grid.
+    rate of its name alone. The ``grid`` is that of the methods in ``rate``, and of all methods that no entry of this
+    batch size with a grid names.
     """
 
     batch_size: PositiveInt
@@ -42,8 +42,8 @@ class LearningRates(Section):
 class MethodConfig(Section):
     """``[[methods]]``: a method as the study runs it, under the name that its paper has for it.
 
-    ``method``: as ``--method`` says it. ``model``, ``training``, ``schedule``: what else is different for it, keys of
-    these tables of the study.
+    ``method``: the method, as ``--method`` takes it. ``model``, ``training``, ``schedule``: keys of these tables of the
+    study that have other values for this method.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -60,12 +60,12 @@ class MethodConfig(Section):
 
     @property
     def changes(self) -> dict[str, dict[str, Any]]:
-        """What it changes of the study, by table."""
+        """Changes that the method makes to the study, by table."""
         return {table: own for table in ("model", "training", "schedule") if (own := getattr(self, table))}
 
 
 def parsed(method: str) -> str:
-    """``method``, or a ValueError if there is none of this text."""
+    """Return ``method``; raise a ValueError if there is no such method."""
     try:
         parse(method)
     except ConfigError as error:
@@ -93,12 +93,12 @@ def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-#: What one Hessian is of.
+#: Parameters that one Hessian covers: those of a unit, of a layer, or of the whole network.
 Level = Literal["unit", "layer", "network"]
 
 
 def of_units() -> list[Level]:
-    """The levels where none are named."""
+    """Default of the probed levels."""
     return ["unit"]
 
 
@@ -109,15 +109,16 @@ class ProbeConfig(Section):
     in the network, and globs of them, ``"*"`` being every parameter once; the output layer if not given. ``units``:
     numbers, or ``"all"``; of an embedding, those tokens of them that occur in the data. ``levels``: ``"unit"`` for a
     Hessian of each unit, ``"layer"`` for one of the whole block (``unit`` is empty in its rows), ``"network"`` for one
-    of all parameters (in a row of the layer ``network``), or several of them. ``every``: on the mini-batch, every so
-    many iterations (0: never). ``train_every_epochs``: over the training set, at the start, every so many epochs and at
-    the end (0: never); ``at``: over the training set, before the steps of these iterations, in the coordinates of the
-    step about to be taken; ``train_samples``: over a fixed part of it only, chosen as that of ``[data]``: a probe batch
-    that stays the same. ``products``: with the Hessian of the network, as `hesscond.probe` takes them; as many as it
-    needs if not given. ``optima``: of layers with so many parameters at most, the smallest κ that any diagonal and any
-    Kronecker scaling gives is bounded too (0: of none). ``precision``: ``"as-trained"`` takes the activations of the
-    training forward pass as they are and does everything after in float64; ``"float64"`` recomputes the forward pass in
-    float64 (about twice the cost of a probe).
+    of all parameters (in a row of the layer ``network``), or several of them. ``every``: number of iterations between
+    probes of the mini-batch (0: never). ``train_every_epochs``: number of epochs between probes of the training set,
+    which is also probed at the start and at the end (0: never); ``at``: iterations before whose steps the training set
+    is probed, in the coordinates of the step about to be taken; ``train_samples``: size of a fixed part of the training
+    set that is probed in its place, chosen as that of ``[data]``: a probe batch that stays the same. ``products``:
+    number of products with the Hessian of the network, as `hesscond.probe` takes it; as many as are needed if not
+    given. ``optima``: number of parameters up to which the smallest κ of a layer under any diagonal and any Kronecker
+    scaling is bounded too (0: for no layer). ``precision``: ``"as-trained"`` takes the activations of the training
+    forward pass as they are and does everything after in float64; ``"float64"`` recomputes the forward pass in float64
+    (about twice the cost of a probe).
     """
 
     layers: Annotated[list[str], Field(min_length=1)] | None = None
@@ -149,7 +150,7 @@ class ProbeConfig(Section):
 
     @property
     def unmeasured(self) -> ProbeConfig:
-        """The same, but that nothing is measured."""
+        """Copy of this table in which nothing is measured."""
         return self.model_copy(update={"every": 0, "train_every_epochs": 0, "at": []})
 
 
@@ -161,7 +162,7 @@ class StatementConfig(Section):
     @field_validator("id")
     @classmethod
     def known(cls, value: str) -> str:
-        """The statement's own id; one that does not exist, or does not speak of a layer, is refused."""
+        """Return the statement's own id; refuse one that does not exist or is not about a layer."""
         try:
             found = statement(value)
         except ConfigError as error:
@@ -193,9 +194,9 @@ class Variant:
     Attributes
     ----------
     study
-        With what the method changes of it.
+        The study, with the method's changes made.
     method
-        As `hesscond.methods.parse` takes it.
+        The method, as `hesscond.methods.parse` takes it.
     label
         The method's name in the study; empty if the study does not name it.
     """
@@ -232,7 +233,7 @@ class StudyConfig(Section):
     @field_validator("statements")
     @classmethod
     def once(cls, value: list[StatementConfig]) -> list[StatementConfig]:
-        """Each statement once, whichever of its ids it is named by."""
+        """Keep each statement once, whichever of its ids it is named by."""
         return list({own.id: own for own in value}.values())
 
     @model_validator(mode="after")
@@ -259,7 +260,7 @@ class StudyConfig(Section):
         return f"{self.name}/{self.panel}" if self.panel else self.name
 
     def entry(self, text: str) -> MethodConfig | None:
-        """The one of ``methods`` that a text means: its name, what ``--method`` says, or that without its options.
+        """Entry of ``methods`` that a text means: its name, what ``--method`` says, or that without options; or None.
 
         Raises
         ------
@@ -301,7 +302,7 @@ class StudyConfig(Section):
                 raise ConfigError(f"{error}; the study names {own}" if own else str(error)) from None
             return Variant(self, text, "")
         if not entry.changes:
-            # runs are called as one typed it
+            # runs are named as the method was typed
             return Variant(self, entry.method, entry.name if text == entry.name else "")
         try:
             study = StudyConfig.model_validate(merged(self.model_dump(mode="json", exclude_none=True), entry.changes))
@@ -310,13 +311,13 @@ class StudyConfig(Section):
         return Variant(study, entry.method, entry.name)
 
     def names_of(self, text: str) -> list[str]:
-        """What a method may be called in the tables of rates, the most particular name first."""
+        """Names under which the tables of rates may list a method, the most specific name first."""
         entry = self.entry(text)
         method = entry.method if entry else text
         return [text, *([entry.name] if entry else []), method, parse(method).plain]
 
     def known_rate(self, method: str, batch_size: int) -> float | None:
-        """The rate that the study gives for ``method`` at ``batch_size``; None: it does not say."""
+        """The rate that the study gives for ``method`` at ``batch_size``; None if it gives none."""
         for name in self.names_of(method):
             for rates in self.learning_rates:
                 if rates.batch_size == batch_size and name in rates.rate:
@@ -324,7 +325,7 @@ class StudyConfig(Section):
         return None
 
     def learning_rate(self, method: str, batch_size: int) -> float:
-        """The rate of ``method`` at ``batch_size``: the study's, else the default of the method itself."""
+        """The rate of ``method`` at ``batch_size``: the study's, else the method's default."""
         known = self.known_rate(method, batch_size)
         if known is not None:
             return known
@@ -353,7 +354,7 @@ class StudyConfig(Section):
 
 
 def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """The contents of a run's ``config.toml`` with the defaults of keys that it lacks: those of an earlier version."""
+    """The contents of a run's ``config.toml``, with defaults for the keys that an earlier version did not write."""
     try:
         return StudyConfig.model_validate(config).model_dump(mode="json", exclude_none=True)
     except ValidationError:

@@ -25,11 +25,11 @@ def load_data(
     Parameters
     ----------
     config
-        The study's ``data``.
+        Section ``data`` of the study.
     data_dir
-        As for `hesscond.data.load`.
+        Data folder, as for `hesscond.data.load`.
     on_decoded
-        As for `hesscond.data.standardized`.
+        Progress callback, as for `hesscond.data.standardized`.
 
     Raises
     ------
@@ -68,11 +68,11 @@ class Augmentation:
     Parameters
     ----------
     names
-        Which, in `hesscond.data.AUGMENTATIONS` of this kind of input.
+        Names of the changes, from `hesscond.data.AUGMENTATIONS` for this kind of input.
     form
-        Of the data set; the batches may have flattened inputs.
+        Form of the data set; the batches may have flattened inputs.
     seed
-        Of the run.
+        Seed of the run.
     """
 
     def __init__(self, names: Collection[str], form: Form, seed: int) -> None:
@@ -83,7 +83,7 @@ class Augmentation:
         self.generator = torch.Generator().manual_seed(int(spread))
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """A batch (N, …), in its shape."""
+        """Return a changed batch, in the shape (N, …) in which it is given."""
         if not self.changes:
             return inputs
         changed = inputs.view(-1, *self.shape)

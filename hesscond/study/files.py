@@ -26,9 +26,9 @@ HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z_][\w.-]*)\s*\]")
 KEY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=")
 
 
-#: Keys of a file with several panels that are of the file, not of a study.
+#: Keys of a file with several panels that belong to the file, not to a study.
 OF_THE_FILE = ("aliases", "panels", "claims", "replicate", "paper", "small")
-#: Keys of a panel that are not of a study.
+#: Keys of a panel that do not belong to a study.
 OF_THE_PANEL = ("name", "paper", "small", "methods")
 
 
@@ -53,7 +53,7 @@ def load_study(study: str | Path, scale: str | None = None) -> StudyConfig:
     Returns
     -------
     StudyConfig
-        With these changes made; ``small`` is empty. Its name is the one given, also where that is an alias.
+        The study with these changes made; ``small`` is empty. Its name is the one given, also if that is an alias.
 
     Raises
     ------
@@ -92,7 +92,7 @@ class StudyFile:
     Attributes
     ----------
     path, text, content
-        Where it is, and what is in it.
+        Path of the file, its text, and the TOML read from it.
     """
 
     path: Path
@@ -127,7 +127,7 @@ class StudyFile:
 
     @cached_property
     def layout(self) -> FileTable:
-        """The tables of the file, as far as they are not of one study."""
+        """The tables of the file, as far as they do not belong to one study."""
         try:
             layout = FileTable.model_validate(self.content)
         except ValidationError as error:
@@ -172,7 +172,7 @@ class StudyFile:
         return found[wanted]
 
     def content_of(self, panel: str) -> tuple[dict[str, Any], list[Any]]:
-        """What a panel's study is made of, and the tables with the changes of its small version."""
+        """Contents of a panel's study, and the tables with the changes of its small version."""
         content = {key: value for key, value in self.content.items() if key not in OF_THE_FILE}
         small = [self.content["small"]] if "small" in self.content else []
         if not panel:
@@ -197,7 +197,7 @@ class StudyFile:
         return content, small
 
     def with_own_rates(self, content: dict[str, Any]) -> dict[str, Any]:
-        """The contents without the learning rates of methods that other panels have."""
+        """The contents without the learning rates of methods that only other panels have."""
         here = [entry["name"] for entry in content["methods"]]
         others = {entry["name"] for entry in self.content.get("methods", [])} - set(here)
         rows = [
@@ -229,7 +229,7 @@ class StudyFile:
         raise ConfigError(f"{self.path}{line}{where}: {words}")
 
     def line_of(self, key: tuple[str | int, ...], *tables: tuple[str | int, ...]) -> str:
-        """``", line 7"`` for a key of the first of the tables that has it, else for what is around it, or a table."""
+        """Text ``", line 7"`` that locates a key in the first table that has it, else what encloses it; or empty."""
         lines = lines_of(self.text)
         for table in tables:
             inside = (*table, *key)
@@ -241,7 +241,7 @@ class StudyFile:
 
 
 def lines_of(text: str) -> dict[tuple[str | int, ...], int]:
-    r"""The line, from 1, on which each table and key first appears that stands at the beginning of a line.
+    r"""Line number, from 1, where each table and key first stands at the beginning of a line.
 
     Examples
     --------

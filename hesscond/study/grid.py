@@ -26,9 +26,9 @@ from hesscond.study.log import check_free, check_no_run
 from hesscond.study.runner import RunPlan
 from hesscond.study.sections import LARGEST_RATE, PositiveInt, Rate, Section, sentence
 
-#: What describes a sweep in its folder.
+#: Name of the file that describes a sweep, in its folder.
 FILE = "sweep.toml"
-#: Keys of a study that have an option of their own, or are not for the grid.
+#: Keys of a study that cannot be set in a grid, with what to use instead or why.
 RESERVED = {
     "training.batch_size": "use --batch-size",
     "run": "that is what a run was, not what it should be",
@@ -39,7 +39,7 @@ RESERVED = {
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the command line may change of a study; None leaves it as it is."""
+    """Changes to a study that the command line can make; None leaves a value as it is."""
 
     iterations: int | None = None
     epochs: int | None = None
@@ -91,7 +91,7 @@ def plan_runs(
     *,
     resume: bool = False,
 ) -> list[RunPlan]:
-    """One plan for every method and seed, with folders that are free, or may be there if ``resume``.
+    """Plan one run for every method and seed, in folders that are free, or that may exist if ``resume``.
 
     A single run goes to ``out`` itself, several to ``out/METHOD-seedS``.
     """
@@ -116,7 +116,7 @@ def plan_runs(
 
 
 def folder_name(variant: Variant) -> str:
-    """What the folders of a method's runs begin with: its name in the study, else what ``--method`` says."""
+    """Beginning of the folder names of a method's runs: its name in the study, else what ``--method`` says."""
     return plain(variant.label) if variant.label else parse(variant.method).folder
 
 
@@ -124,8 +124,8 @@ class SweepConfig(Section):
     """``sweep.toml``: a study and the axes of the grid.
 
     ``rates``: numbers; ``"grid"``, those that the study tries for each method at each batch size; ``"study"``, the
-    one that it gives. ``settings``: dotted keys of the study's TOML, each with its values. ``threads``: of every run;
-    other numbers of threads add in another order, and change last digits.
+    one that it gives. ``settings``: dotted keys of the study's TOML, each with its values. ``threads``: number of
+    threads of every run; another number adds in another order and changes the last digits.
     """
 
     study: StudyConfig
@@ -146,13 +146,13 @@ class SweepConfig(Section):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The settings' names in folders and tables: the last part of the key where that says which one it is."""
+        """Names of the settings in folders and tables: the last part of the key where that is unambiguous."""
         last = [key.rpartition(".")[2] for key in self.settings]
         return tuple(short if last.count(short) == 1 else key for key, short in zip(self.settings, last, strict=True))
 
 
 def check_config(content: Mapping[str, Any], where: str = "") -> SweepConfig:
-    """A sweep from what its TOML holds."""
+    """Sweep configuration from the contents of its TOML file; ``where``: beginning of the error message."""
     try:
         return SweepConfig.model_validate(content)
     except ValidationError as error:
@@ -160,16 +160,9 @@ def check_config(content: Mapping[str, Any], where: str = "") -> SweepConfig:
 
 
 def plan_sweep(config: SweepConfig, out: Path, device: torch.device) -> list[RunPlan]:
-    """One plan for every point of the grid, all methods and rates of the first seed before those of the next.
+    """Plan one run for every point of the grid, all methods and rates of the first seed before those of the next.
 
-    Parameters
-    ----------
-    config
-        The grid.
-    out
-        Where the folders of the runs go, named ``METHOD-bSIZE-lrRATE[-KEYVALUE…]-seedS``.
-    device
-        Where the runs compute.
+    The run folders in ``out`` are named ``METHOD-bSIZE-lrRATE[-KEYVALUE…]-seedS``.
     """
     places = []
     for values in itertools.product(*config.settings.values()):
@@ -245,7 +238,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def toml_value(text: str) -> Any:
-    """What TOML makes of a value."""
+    """Value that TOML reads from a text."""
     return tomllib.loads(f"value = {text}")["value"]
 
 
@@ -316,5 +309,5 @@ def check_same_sweep(config: SweepConfig, folder: Path) -> None:
 
 
 def strangers(folder: Path) -> Iterator[Path]:
-    """What is in a folder and is not hidden."""
+    """Paths in a folder that are not hidden."""
     return (path for path in folder.iterdir() if not path.name.startswith("."))

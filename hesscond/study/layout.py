@@ -1,4 +1,4 @@
-"""What a study's file holds beside a study: panels with their changes, and what a paper says of them."""
+"""Tables of a study file other than the study's own: panels with their changes, and what a paper says of them."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Comparison(Section):
 
 
 class Claim(Section):
-    """``[[claims]]``: what a paper says of some panels of a figure, and what of the runs decides it.
+    """``[[claims]]``: what a paper says of some panels of a figure, and which quantity of the runs decides it.
 
-    ``of``: a quantity of `hesscond.report.replication.QUANTITIES`; ``at``: at the end, the best of all epochs, after
-    the first one, or the mean over all. ``margin``: how far apart methods that are called equal may be.
+    ``of``: a quantity of `hesscond.report.replication.QUANTITIES`; ``at``: its value at the end, the best of all
+    epochs, after the first epoch, or the mean over all. ``margin``: largest difference of methods that count as equal.
     """
 
     panels: list[str] = Field(default_factory=list)
@@ -67,7 +67,7 @@ class Claim(Section):
     @field_validator("holds")
     @classmethod
     def are_comparisons(cls, value: list[str]) -> list[str]:
-        """Refuse what is none."""
+        """Refuse a text that is not a comparison."""
         try:
             for text in value:
                 Comparison.of(text)
@@ -77,12 +77,12 @@ class Claim(Section):
 
     @property
     def of_panels(self) -> list[str]:
-        """The panels by name; of a figure that is one panel, ``""``."""
+        """Names of the panels; ``""`` for a figure that is one panel."""
         return self.panels or [""]
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """All of which must hold."""
+        """Comparisons of the claim, all of which must hold."""
         return [Comparison.of(text) for text in self.holds]
 
 
@@ -96,9 +96,9 @@ class Published(Section):
 
 
 class Cost(Section):
-    """``[replicate]``: how the figure is drawn, and what its runs take.
+    """``[replicate]``: how the figure is drawn, and how long its runs take.
 
-    ``core_hours``: of all runs at full size with five seeds, on one core of the machine that README.md names; ``how``
+    ``core_hours``: time of all runs at full size with five seeds, on one core of the machine in README.md; ``how``
     it was found. ``probe``: whether condition numbers are measured; only figures that show some need it.
     """
 

@@ -10,14 +10,14 @@ from typing import Any
 
 
 def studies_folder() -> Path:
-    """Where the built-in studies lie: inside the installed package, or beside it in a checkout."""
+    """Folder of the built-in studies: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "studies"
     return inside if inside.is_dir() else package.parent / "studies"
 
 
 def contents() -> Iterator[dict[str, Any]]:
-    """The contents of each file, by name."""
+    """Contents of each built-in study file, sorted by name."""
     return (tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(studies_folder().glob("*.toml")))
 
 
@@ -32,7 +32,7 @@ def aliases() -> dict[str, str]:
 
 
 def described() -> list[dict[str, str]]:
-    """Name, data sets, number of panels and description of each, and the names that studies had before."""
+    """Name, data sets, number of panels and description of each study, and the names that studies had before."""
     rows = []
     for content in contents():
         panels = content.get("panels", [])
@@ -50,7 +50,7 @@ def described() -> list[dict[str, str]]:
 
 
 def panels_of(name: str) -> list[dict[str, str]]:
-    """Name, data set and title of each panel of a study; of one without panels, itself."""
+    """Name, data set and title of each panel of a study, or of the study itself if it has no panels."""
     rows = []
     for content in contents():
         if content["name"] == aliases().get(name, name).partition("/")[0]:

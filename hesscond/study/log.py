@@ -39,21 +39,21 @@ UNTIL_THE_END = ("cosine", "linear")
 #: Differences between two configurations that a message names.
 SHOWN = 3
 
-#: What a start that was killed before its log was there can leave behind.
+#: Files that a start that was killed before its log existed can leave behind.
 LEFTOVERS = ("config.toml", "config.toml.partial", f"{LOG}.partial", f"{LOG}.partial-journal")
 
 
 class RunLog:
-    """Writes one run's folder. Rows of an iteration and of its probe are one transaction.
+    """Writer of one run's folder; rows of an iteration and of its probe are one transaction.
 
     Parameters
     ----------
     folder
-        Made if absent.
+        Run folder; made if absent.
     config
-        Written to ``config.toml``: everything needed to repeat the run.
+        Contents of ``config.toml``: everything needed to repeat the run.
     begun
-        See `check_free`.
+        Passed on to `check_free`.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], *, begun: bool = False) -> None:
@@ -79,10 +79,10 @@ class RunLog:
 
     @classmethod
     def reopened(cls, folder: Path, longer: Mapping[str, Any] | None = None) -> RunLog:
-        """The log of a run that was broken off, to go on with; rows that are there already are not written again.
+        """Reopen the log of a run that was broken off; rows that it already has are not written again.
 
-        ``longer``: the configuration that it gets with more iterations. What was measured at its end is left out then,
-        as a run that did not end there does not measure it.
+        ``longer``: its new configuration, with more iterations. What was measured at its old end is then deleted, since
+        a run that goes on does not measure there.
         """
         log = cls.__new__(cls)
         log._open(folder)
@@ -126,7 +126,7 @@ class RunLog:
         self._committed = time.monotonic()
 
     def _bring_up(self) -> None:
-        """See that the log can be read, and bring it to this version."""
+        """Check that the log can be read, and bring it to this version."""
         try:
             lacking = check_schema(self._connection)
         except RunError as error:
@@ -168,7 +168,7 @@ class RunLog:
         self._committed = time.monotonic()
 
     def _clock(self, connection: sqlite3.Connection) -> None:
-        """Say when so many iterations were in the log."""
+        """Record the time at which the log has its present number of iterations."""
         connection.execute("INSERT INTO clock VALUES (?, ?, ?)", [self._session, time.time(), self._iterations])
         self._clocked = time.monotonic()
 
@@ -179,7 +179,7 @@ class RunLog:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing: rolled back on any error, a Ctrl-C included."""
+        """Run the block as one transaction, rolled back on any error, Ctrl-C included."""
         try:
             with self._connection as connection:
                 connection.execute("BEGIN")
@@ -198,7 +198,7 @@ class RunLog:
 
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """The run's ``config.toml``, whole or not at all."""
+    """Write the run's ``config.toml``, whole or not at all."""
     partial = folder / "config.toml.partial"
     partial.write_text(tomli_w.dumps(config), encoding="utf-8")
     partial.replace(folder / "config.toml")
@@ -215,7 +215,7 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def index(connection: sqlite3.Connection) -> None:
-    """See to it that the log takes no row twice."""
+    """Create the unique indices that keep the log from taking a row twice."""
     for table, key in KEYS.items():
         # to an index one NULL is not the same as another
         columns = ", ".join("ifnull(unit, -1)" if column == "unit" else column for column in key)
@@ -224,7 +224,7 @@ def index(connection: sqlite3.Connection) -> None:
 
 
 def running() -> dict[str, Any]:
-    """The facts of a run that this process writes."""
+    """Facts of a run that this process is writing."""
     return {"status": "running", "pid": os.getpid(), "host": socket.gethostname()}
 
 
@@ -247,7 +247,7 @@ def check_no_run(folder: Path) -> None:
 
 
 def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> Literal["no", "same", "longer"]:
-    """Whether the folder holds a run of this configuration, broken off or over, or one with fewer iterations."""
+    """Whether the folder holds a run of this configuration ("same"), one to make "longer", or "no" run."""
     if not os.path.lexists(folder / LOG):
         return "no"
     there, wanted = completed(open_run(folder).config), completed({**config})
@@ -270,7 +270,7 @@ def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> Literal["no", "sa
 
 
 def differences(there: Mapping[str, Any], wanted: Mapping[str, Any], *, but: Sequence[str] = ()) -> str:
-    """In which keys two configurations differ, a few of them with both values; ``but``: those of the training."""
+    """Keys in which two configurations differ, a few with both values; ``but``: keys of [training] to leave out."""
     found = []
     for table in sorted({*there, *wanted}):
         own, asked = there.get(table), wanted.get(table)
@@ -284,14 +284,14 @@ def differences(there: Mapping[str, Any], wanted: Mapping[str, Any], *, but: Seq
 
 
 def check_free(folder: Path, *, begun: bool = False) -> None:
-    """Refuse a folder that holds a run, or anything else but the lock that whoever begins a run takes first.
+    """Refuse a folder that holds a run, or anything other than the lock that is taken before a run begins.
 
     Parameters
     ----------
     folder
-        It need not be there.
+        Run folder; it need not exist.
     begun
-        Whether what a start that was killed left behind is no obstacle either.
+        Whether files left behind by a start that was killed are allowed too.
     """
     check_no_run(folder)
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""How well a network does on the test set."""
+"""Metrics of a network on the test set."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 
 import torch
 
-#: The columns of the evaluation table beside iteration, epoch and loss.
+#: The columns of the evaluation table other than iteration, epoch and loss.
 METRICS = ("test_accuracy", "test_top5", "test_class_accuracy", "test_psnr", "test_bits_per_character")
 #: Classes from which on the five likeliest are worth counting, and how many these are.
 TOP_CLASSES, TOP = 10, 5
 
 
 def hits(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Which samples of a batch are right: first by the largest output, then by one of the five largest.
+    """Samples of a batch that are classified correctly: by the largest output, and by one of the five largest.
 
     Parameters
     ----------
@@ -76,5 +76,5 @@ def of_values(mean_squared_error: float, targets: torch.Tensor) -> dict[str, flo
 
 
 def of_characters(cross_entropy: float) -> dict[str, float | None]:
-    """Of a text: test_bits_per_character, the mean cross-entropy in nats over ln 2."""
+    """Metrics of a text: test_bits_per_character, the mean cross-entropy in nats divided by ln 2."""
     return {"test_bits_per_character": cross_entropy / math.log(2)}

@@ -92,25 +92,25 @@ class ProbeRow(NamedTuple):
     statements: list[dict[str, Any]]
 
 
-#: Restores, within, the random state that a pass began with.
+#: Makes a context in which the random state is that with which a pass began.
 Again = Callable[[], AbstractContextManager[None]]
 
 
 class Measured(NamedTuple):
-    """What a Hessian is of.
+    """Data of a probe, with what is needed to make and check Hessians of them.
 
     Attributes
     ----------
     name
         ``"batch"`` or ``"train"``.
     pairs
-        These data.
+        Batches of inputs and targets.
     hessian
-        Makes operators of it.
+        Makes Hessian operators of these data.
     checks
-        What was compared with the model, by layer.
+        Directions along which the Hessian was compared with the model, by layer.
     again
-        Wherever the model is evaluated again.
+        Context in which the model is evaluated again.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Measured(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Statistics of a layer's inputs, and what makes ĤU or its triangular factor: no rows if no statement reads it."""
+    """Statistics of a layer's inputs, and a function that gives ĤU or its triangular factor (no rows if unread)."""
 
     statistics: FeatureStatistics
     centred: Callable[[], np.ndarray]
@@ -136,7 +136,7 @@ class Systems(NamedTuple):
 
     @property
     def by_name(self) -> dict[str, Coordinates | None]:
-        """All coordinates."""
+        """All coordinates, by name."""
         return {"own": self.own, **self.readings}
 
 
@@ -153,20 +153,20 @@ class Unit(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A probe of a mini-batch, of which all is at hand that a step changes, and no κ is computed.
+    """Probe of a mini-batch before any κ is computed: it keeps everything that the next step changes.
 
     Attributes
     ----------
     data, samples
-        The mini-batch.
+        The mini-batch, and its number of samples.
     seen
         The training pass, or captures of the layers.
     systems
-        By layer, or snapshots of the method that they are made of.
+        `Systems` by layer, or snapshots of the method from which they are made.
     others
-        Rows that are there.
+        Rows that are complete already.
     waits
-        Whether the rows may be made after the next steps: neither model nor method are looked at for them.
+        Whether the rows may be made after the next steps, since they need neither the model nor the method.
     """
 
     data: Measured
@@ -178,7 +178,7 @@ class Probe(NamedTuple):
 
 
 class Prober:
-    """Measures the blocks that a study names, on mini-batches and over the training set.
+    """Prober of the blocks that a study names, on mini-batches and over the training set.
 
     Units of dense and convolutional layers are captured in the training pass, or streamed; everything else is measured
     as `hesscond.probe` does it.
@@ -186,15 +186,15 @@ class Prober:
     Parameters
     ----------
     model, loss_fn, method
-        What is being trained, and by which method. None of them is changed.
+        The network that is trained, its loss and its method. None of them is changed.
     config
-        Units, levels and precision.
+        Table ``[probe]`` of the study.
     blocks
-        What is measured, by its name in the study.
+        Blocks to measure, by their names in the study.
     places
-        Where each of them is in the model that the method built.
+        Name of each of them in the model that the method built.
     statements
-        What is checked on every unit that is probed.
+        Statements that are checked on every probed unit.
     """
 
     def __init__(
@@ -223,13 +223,13 @@ class Prober:
             self.further["layer"] = list(self.blocks)
         self.units = {place: self.blocks[place].chosen(self._wanted) for place in layers}
         self.recorder = Recorder(layers)
-        # names of what is not captured in the training pass, nor streamed
+        # names of the blocks that are neither captured in the training pass nor streamed
         self._by_products = [self.names[place] for places in self.further.values() for place in places]
         self._by_products += [NETWORK] * ("network" in config.levels)
         self._as_trained = config.precision == "as-trained" and bool(self.units)
         self._snapshots = {place: method.snapshots(place) for place in self.units}
         self._differentiated: set[str] = set()
-        # what waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
+        # a probe that waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
         self._kept = Measured("batch", (), self._maker(()), {})
         self._loss_is_known = False
 
@@ -247,16 +247,16 @@ class Prober:
         again: Again = nullcontext,
         check: bool = False,
     ) -> Probe:
-        """What `rows` needs of the mini-batch whose training pass gave ``output`` while the recorder was armed.
+        """Probe of the mini-batch whose training pass gave ``output`` while the recorder was armed, for `rows`.
 
         Parameters
         ----------
         inputs, targets, output
             The mini-batch.
         again
-            Restores, within, the random state that the training pass began with.
+            Makes a context in which the random state is that with which the training pass began.
         check
-            Whether what is captured is compared with the model's own derivatives.
+            Whether the captures are compared with the model's own derivatives.
         """
         pair = inputs, targets
         recorded = self.recorder.recorded(output, targets) if self._as_trained else None
@@ -290,7 +290,7 @@ class Prober:
         return Probe(data, len(targets), seen, systems, others, waits)
 
     def _captures(self, seen: Sequence[Recorded | Mapping[str, LayerCapture]]) -> list[Mapping[str, LayerCapture]]:
-        """The captures of several probes; those of training passes of one form are made together."""
+        """Captures of several probes; those of training passes of one form are made together."""
         found = [{} if isinstance(own, Recorded) else own for own in seen]
         passes = {k: own for k, own in enumerate(seen) if isinstance(own, Recorded)}
         at = list(passes)
@@ -302,8 +302,8 @@ class Prober:
         return found
 
     def rows(self, probes: Sequence[Probe]) -> list[list[ProbeRow]]:
-        """The rows of several probes; what has one shape is computed together, which changes no digit."""
-        # how several threads share a sum depends on what is summed up beside it
+        """Rows of several probes; blocks of one shape are computed together, which changes no digit."""
+        # how several threads share a sum depends on what is summed up with it
         with one_thread() if all(is_small(probe.seen) for probe in probes) else nullcontext():
             captures = self._captures([probe.seen for probe in probes])
             inputs = [captured.inputs for own in captures for captured in own.values()]
@@ -386,9 +386,9 @@ class Prober:
     def _others(
         self, name: str, pairs: Batch | Iterable[Batch], samples: int, weights: list[int] | None = None
     ) -> Iterator[ProbeRow]:
-        """Rows of blocks of other parameters, of whole blocks, of the network; ``weights``: of a stream's batches."""
+        """Rows of all blocks that are not captured, and of the network; ``weights``: of the batches of a stream."""
         for level, places in self.further.items():
-            # of tables all that occur are looked at: which these are is known of the data alone
+            # of embedding tables all units that occur are measured: only the data tell which these are
             groups: dict[bool, list[str]] = {False: [], True: []}
             for place in places:
                 groups[self.blocks[place].table and level == "unit"].append(place)
@@ -415,7 +415,7 @@ class Prober:
         units: tuple[int, ...] | None,
         weights: list[int] | None,
     ) -> Mapping[str, LayerResult]:
-        """What `hesscond.probe` finds, in the plain parameters or in the method's coordinates."""
+        """Result of `hesscond.probe` for blocks, in the plain parameters or in the method's coordinates."""
         asked: dict[str, Any] = {
             "choice": Choice(tuple(places)),
             "level": level,
@@ -426,7 +426,7 @@ class Prober:
         return LayerProbe(data=pairs, weight=weights, **asked, **self._asked).result()
 
     def _network(self, pairs: Any, method: Method | None, *, weights: list[int] | None) -> LayerResult:
-        """The same of all parameters together."""
+        """Result of `hesscond.probe` for all parameters together, in the plain or the method's coordinates."""
         asked: dict[str, Any] = {"choice": Choice(), "level": "network", "method": method, "units": None}
         return NetworkProbe(data=pairs, weight=weights, products=self.config.products, **asked, **self._asked).result()[
             NETWORK
@@ -434,7 +434,7 @@ class Prober:
 
     @property
     def _asked(self) -> dict[str, Any]:
-        """What is asked of every probe."""
+        """Arguments that all probes have in common."""
         return {
             "model": self.model,
             "loss_fn": self.loss_fn,
@@ -458,7 +458,7 @@ class Prober:
             return False
 
     def _rows_of(self, name: str, samples: int, plain: LayerResult, own: LayerResult | None) -> Iterator[ProbeRow]:
-        """Rows of the units of a block, or of all of it."""
+        """Rows of the units of a block, or the row of the whole block."""
         units: Sequence[int | None] = plain.units if plain.level == "unit" else (None,)
         in_own = plain.conditions if own is None else own.conditions
         for unit, kappa, kappa_own in zip(units, plain.conditions, in_own, strict=True):
@@ -497,14 +497,14 @@ class Prober:
         return ProbeRow(row | own_columns(own, kappa), [], [])
 
     def _in_order(self, rows: list[ProbeRow]) -> list[ProbeRow]:
-        """By the blocks' order in the study, the network last."""
+        """Sort rows by the blocks' order in the study, the network last."""
         order = {name: number for number, name in enumerate([*self.names.values(), NETWORK])}
         return sorted(rows, key=lambda row: order[row.measured["layer"]])
 
     # layers that are captured
 
     def _refuse_coupled(self, captures: Mapping[str, LayerCapture], chunk: int) -> None:
-        """The Hessian of a layer behind which batch statistics are taken is not the sum of those of parts."""
+        """Raise a RunError where batch statistics follow a layer: its Hessian is not the sum over chunks."""
         if not self._couples:
             return
         for place, captured in captures.items():
@@ -531,7 +531,7 @@ class Prober:
         return capture(self.model, self.loss_fn, (inputs, targets), list(self.units), units=self.units, dtype=dtype)
 
     def _compared(self, captures: Mapping[str, LayerCapture], batch: Batch) -> dict[str, Direction]:
-        """Compare each layer's most curved unit with the model; the directions that were looked along."""
+        """Compare each layer's most curved unit with the model; return the directions of the comparison."""
         dtype = torch.float64 if self.config.precision == "float64" else None
         found = {}
         for place, own in captures.items():
@@ -551,7 +551,7 @@ class Prober:
         return found
 
     def _rows(self, units: Sequence[Unit]) -> list[ProbeRow]:
-        """The rows of units; factors of one shape are decomposed together."""
+        """Rows of units; factors of one shape are decomposed together."""
         rtol = self.config.rtol
         raws = [self._raw(one) for one in units]
         known = [self._by_charts(one) for one in units]
@@ -580,7 +580,7 @@ class Prober:
         return from_statistics(of_group(one.inputs.statistics, geometry, one.unit), bias=geometry.bias)
 
     def _by_charts(self, one: Unit) -> dict[str, ConditionNumber]:
-        """κ in those of the method's coordinates that are no P, by name."""
+        """κ in the method's coordinates that are not given by a matrix P, by name."""
         found: dict[str, ConditionNumber] = {}
         charts: dict[int, ConditionNumber] = {}
         for name, system in one.systems.by_name.items():
@@ -595,7 +595,7 @@ class Prober:
     def _linear(
         self, one: Unit, raw: CentringScaling, known: Mapping[str, ConditionNumber]
     ) -> dict[str, LinearCoordinates | None]:
-        """P of a unit in all coordinates that are not ``known``, each compared where a direction was looked along."""
+        """P of a unit in all coordinates that are not ``known``, checked if the unit has a direction of comparison."""
         direction = one.data.checks.get(one.place)
         source = BlockSource(one.data.hessian, MEMORY, lambda *_: one.hessian)
         systems: dict[str, Coordinates | None] = {"plain": None, "raw": raw, **one.systems.by_name}
@@ -656,17 +656,17 @@ class Prober:
 
 
 def is_small(seen: Recorded | Mapping[str, LayerCapture] | None) -> bool:
-    """Whether it is a training pass that may be kept."""
+    """Whether ``seen`` is a training pass that is small enough to be kept."""
     return isinstance(seen, Recorded) and seen.size <= KEPT
 
 
 def is_factored(hessian: BlockHessian) -> TypeGuard[FactoredHessian]:
-    """Whether its factor is at hand, so that it is decomposed together with others."""
+    """Whether the Hessian's factor is at hand, so that it can be decomposed together with others."""
     return isinstance(hessian, FactoredHessian)
 
 
 def placed(method: Method, name: str) -> str:
-    """Where a module, parameter or part of a study's network is in the model that a method built."""
+    """Name that a module, parameter or part of a study's network has in the model that a method built."""
     base, bracket, part = name.partition("[")
     if base not in dict(method.model.named_modules()) and "." in base:
         owner, _, attribute = base.rpartition(".")
@@ -738,12 +738,12 @@ def scaling_columns(raws: Sequence[CentringScaling]) -> list[dict[str, Any]]:
 
 
 def inputs_of(captured: LayerCapture, statistics: FeatureStatistics, read: bool) -> Inputs:
-    """Of a mini-batch; ``read``: whether a statement reads them."""
+    """Inputs of a layer on a mini-batch; ``read``: whether a statement reads them."""
     return Inputs(statistics, partial(centred_rows, captured.h, statistics) if read else partial(unread, statistics))
 
 
 def copied(value: Any, room: int) -> Any:
-    """Coordinates and what they are made of, with tensors of their own, which no step changes."""
+    """Copy of coordinates and their parts that no step changes; a TypeError if it needs more than ``room`` numbers."""
     if isinstance(value, torch.Tensor):
         if value.numel() > room:
             raise TypeError
@@ -777,12 +777,12 @@ def of_group(statistics: FeatureStatistics, geometry: Geometry, unit: int) -> Fe
 
 
 def activations(model: nn.Module, inputs: torch.Tensor) -> int:
-    """Numbers that the modules of a model give for ``inputs``, those of modules within modules not counted twice."""
+    """Number of values that the modules of a model output for ``inputs``; nested modules are not counted twice."""
     return inputs.numel() + summed(model, inputs, lambda module, output: output.numel())
 
 
 def multiplications(model: nn.Module, inputs: torch.Tensor) -> int:
-    """Those of a forward pass in the dense and convolutional layers of a model."""
+    """Number of multiplications of a forward pass in the dense and convolutional layers of a model."""
 
     def own(module: nn.Module, output: torch.Tensor) -> int:
         return output.numel() * module.weight[0].numel() if isinstance(module, ELIGIBLE) else 0
@@ -792,7 +792,7 @@ def multiplications(model: nn.Module, inputs: torch.Tensor) -> int:
 
 @torch.no_grad()
 def summed(model: nn.Module, inputs: torch.Tensor, count: Callable[[nn.Module, torch.Tensor], int]) -> int:
-    """The sum over the innermost modules of a model of what they count in their output."""
+    """Sum over the innermost modules of a model of ``count`` applied to their outputs."""
     counts = [0]
 
     def add(module: nn.Module, args: Any, output: Any) -> None:

@@ -20,8 +20,8 @@ from hesscond.study.listing import contents
 from hesscond.study.log import RunLog
 from hesscond.study.runner import RunPlan, Training
 
-#: An estimate of the cost of a run takes so many iterations, or as many as there are in so many seconds, and evaluates
-#: so many test samples.
+#: The time of a run is estimated from this number of iterations, or those done in this number of seconds, and from an
+#: evaluation of this number of test samples.
 ITERATIONS, SECONDS, SAMPLES = 100, 20.0, 1000
 
 
@@ -32,7 +32,7 @@ class Panel:
     Attributes
     ----------
     study
-        What is trained, with the methods in ``study.methods``.
+        The study that is trained, with the methods in ``study.methods``.
     published
         The paper's numbers.
     """
@@ -47,25 +47,13 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """What stands above it."""
+        """Title above the panel."""
         return self.study.title or self.study.panel or self.study.name
 
 
 @dataclass(frozen=True)
 class Replication:
-    """A figure or table of a paper.
-
-    Attributes
-    ----------
-    name, description, source
-        Of the study.
-    panels
-        Its parts.
-    claims
-        What the paper says of them.
-    cost
-        What it takes.
-    """
+    """A figure or table of a paper."""
 
     name: str
     description: str
@@ -131,16 +119,14 @@ def plan_replication(
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run takes.
+    """Time that a run is estimated to take.
 
     Attributes
     ----------
-    plan
-        The run.
     each
         Seconds for an iteration.
     seconds
-        For the whole run, evaluations included.
+        Seconds for the whole run, evaluations included.
     """
 
     plan: RunPlan
@@ -156,7 +142,7 @@ def estimate(plan: RunPlan, data: Dataset) -> Estimate:
     plan
         The run; nothing is written to its folder.
     data
-        On its device.
+        Data set, on the run's device.
     """
     tests = len(data.test_targets)
     few = min(tests, SAMPLES)

@@ -57,7 +57,7 @@ class CrossEntropy(nn.CrossEntropyLoss):
     """Cross-entropy of the classes, the mean over samples, and over the tokens of each."""
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Of logits (N, c) and classes (N,), or (N, T, c) and (N, T)."""
+        """Loss of logits (N, c) and classes (N,), or (N, T, c) and (N, T)."""
         return super().forward(input.flatten(0, -2), target.flatten())
 
 
@@ -65,7 +65,7 @@ class OneVersusAll(nn.Module):
     """Binary cross-entropy of every class against the others, the mean over samples and classes."""
 
     def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Of outputs (N, c), the log-odds of each class, and classes (N,)."""
+        """Loss of outputs (N, c), the log-odds of each class, and classes (N,)."""
         wanted = functional.one_hot(target, output.shape[1]).to(output)
         return functional.binary_cross_entropy_with_logits(output, wanted)
 
@@ -74,9 +74,9 @@ class SquaredError(nn.Module):
     """Mean of the squares, also of classes and of several predictions of the same values."""
 
     def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Of outputs (N, d) and values (N, d), or classes (N,): 1 for the class, 0 for the others.
+        """Loss of outputs (N, d) and values (N, d), or classes (N,): 1 for the class, 0 for the others.
 
-        Of several predictions (N, p, d), the sum of their losses.
+        For several predictions (N, p, d), it is the sum of their losses.
         """
         if not target.is_floating_point():
             target = functional.one_hot(target, output.shape[-1]).to(output)
@@ -110,7 +110,7 @@ class RunPlan:
         return f"{self.label or self.method} seed {self.seed}"
 
     def config(self, data: Dataset) -> dict[str, Any]:
-        """Everything needed to repeat the run, for ``config.toml``."""
+        """Contents of ``config.toml``: everything needed to repeat the run."""
         study = self.study.model_dump(mode="json", exclude_none=True, exclude={"run"})
         study["data"] |= data.pinned
         study["probe"]["layers"] = probed_layers(self.study)
@@ -134,7 +134,7 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Progress:
-    """What the progress bar shows after an iteration; κ's are the last measured on a mini-batch."""
+    """State of a run after an iteration, for the progress bar; ``row`` is the last probe of a mini-batch."""
 
     iteration: int
     iterations: int
@@ -154,17 +154,17 @@ def build_model(plan: RunPlan, data: Dataset) -> nn.Module:
 
 
 def make_loss(study: StudyConfig) -> nn.Module:
-    """What is minimized."""
+    """Loss function that the study minimizes."""
     kind = study.training.loss
     form = study.data.form
-    # the curvature of torch's own is known without derivatives; rays have two predictions
+    # the curvature of torch's own losses is known without derivatives; rays have two predictions
     if kind == "mse" and not form.classes and study.model.name != "nerf-rays":
         return nn.MSELoss()
     return nn.CrossEntropyLoss() if kind == "cross_entropy" and not form.tokens else LOSSES[kind]()
 
 
 def check_plan(plan: RunPlan, data: Dataset) -> None:
-    """Find what would fail before anything is written.
+    """Raise an error for a plan that would fail, before anything is written.
 
     Raises
     ------
@@ -221,9 +221,9 @@ def run(
     Parameters
     ----------
     plan
-        What to run.
+        The run.
     data
-        On the plan's device.
+        Data set, on the plan's device.
     on_progress
         Called after every iteration.
     resume
@@ -262,7 +262,7 @@ def run(
 
 
 def standing(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal["new", "begun", "longer", "over"]:
-    """How the run of a plan stands in its folder; all but "new" can be if it is to be resumed.
+    """State of the run of a plan in its folder; without ``resume`` it can only be "new".
 
     "longer": it is over, or broken off, with fewer iterations than the plan has.
     """
@@ -295,7 +295,7 @@ def closed_at_end(log: RunLog) -> Iterator[None]:
 
 @contextmanager
 def seeded(plan: RunPlan) -> Iterator[None]:
-    """Torch's random state (dropout draws from it) begins with the run's seed, and is afterwards what it was."""
+    """Seed torch's random state (dropout draws from it) with the run's seed, and restore it afterwards."""
     gpus = [plan.device] if plan.device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(plan.seed)
@@ -362,7 +362,7 @@ class Training:
         self.waiting: list[tuple[int, int, Taken]] = []
 
     def run(self, checkpoints: Checkpoints) -> None:
-        """All iterations, from the first or from the last checkpoint."""
+        """Train through all iterations, from the first or from the last checkpoint."""
         threads = self.threads()
         self.log.mark(total=self.iterations, threads=threads)
         with torch_threads(threads):
@@ -387,7 +387,7 @@ class Training:
             checkpoints.save(self.iterations, self.state(self.iterations, permutation))
 
     def threads(self) -> int:
-        """How many threads of torch the run takes: one if its iterations are too short to gain by more."""
+        """Number of torch threads of the run: one if its iterations are too short to gain from more."""
         if self.plan.device.type != "cpu":
             return torch.get_num_threads()
         one = self.inputs[torch.zeros(1, dtype=torch.int64)]
@@ -396,7 +396,7 @@ class Training:
 
     @contextmanager
     def probing(self, iteration: int) -> Iterator[None]:
-        """The networks of a study can be measured, unless training has diverged, or the memory is too small."""
+        """Raise a DivergedError for a probe that failed because training has diverged, else a RunError."""
         try:
             yield
         except (CaptureError, MatrixError) as error:
@@ -425,7 +425,7 @@ class Training:
         return torch.randperm(len(self.targets), generator=self.order).to(self.targets.device)
 
     def record(self, iteration: int, epoch: int, loss: float, probes: Sequence[Taken], lr: float) -> None:
-        """Log an iteration, and tell of it."""
+        """Log an iteration and report the progress."""
         if len(self.waiting) >= WAITING or self.log.due or not all(isinstance(one, Probe) for one in probes):
             self.settle()
         self.log.training(iteration, epoch, loss, lr)
@@ -463,7 +463,7 @@ class Training:
         return (iteration - self.plan.study.probe.every) // self.per_epoch < iteration // self.per_epoch
 
     def state(self, iteration: int, permutation: torch.Tensor) -> dict[str, Any]:
-        """All that decides how the run goes on before ``iteration``."""
+        """State that decides how the run goes on before ``iteration``, for a checkpoint."""
         return {
             "iteration": iteration,
             "permutation": permutation,
@@ -478,7 +478,7 @@ class Training:
         }
 
     def restore(self, state: dict[str, Any] | None) -> tuple[int, torch.Tensor]:
-        """Go back to a state: the next iteration, and the order of the samples in its epoch."""
+        """Restore a state; return the next iteration, and the order of the samples in its epoch."""
         if state is None:
             return 0, torch.empty(0, dtype=torch.int64)
         self.model.load_state_dict(state["model"])
@@ -487,7 +487,7 @@ class Training:
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         self.order.set_state(state["order"].cpu())
-        # a checkpoint of an earlier version knows of no augmentation
+        # a checkpoint of an earlier version has no augmentation
         if "augmentation" in state:
             self.augment.generator.set_state(state["augmentation"].cpu())
         torch.set_rng_state(state["random"].cpu())
@@ -554,7 +554,7 @@ class Training:
         return selected(self.inputs, rows), self.targets[rows]
 
     def log_probes(self, found: Sequence[Sequence[ProbeRow]]) -> None:
-        """Everything that waits and these rows of it in one transaction."""
+        """Log the training rows that wait and the rows of their probes in one transaction."""
         rows: dict[str, list[dict[str, Any]]] = {"probe": [], "readings": [], "statements": []}
         for (iteration, epoch, _), probe in zip(self.waiting, found, strict=True):
             at = {"iteration": iteration, "epoch": epoch}

@@ -12,14 +12,14 @@ from hesscond.study.sections import ScheduleConfig
 
 
 def factors(config: ScheduleConfig, *, per_epoch: int, iterations: int) -> Callable[[int], float]:
-    """What the learning rate is multiplied by in iteration 0, 1, …
+    """Function that maps an iteration (0, 1, …) to the factor of the learning rate.
 
     Parameters
     ----------
     config
         The schedule.
     per_epoch, iterations
-        In an epoch, and in the whole run.
+        Number of iterations in an epoch, and in the whole run.
     """
     warmup = config.warmup_iterations or round((config.warmup_epochs or 0) * per_epoch)
     left = max(1, iterations - warmup)
@@ -46,7 +46,7 @@ def factors(config: ScheduleConfig, *, per_epoch: int, iterations: int) -> Calla
 
 
 def scheduler(optimizer: Optimizer, config: ScheduleConfig, *, per_epoch: int, iterations: int) -> LambdaLR | None:
-    """What sets the rates of ``optimizer``, once after every step of it; None: they are constant."""
+    """Scheduler that sets the rates of ``optimizer`` once after every step; None if they are constant."""
     if config == ScheduleConfig():
         return None
     return LambdaLR(optimizer, factors(config, per_epoch=per_epoch, iterations=iterations))

@@ -18,7 +18,7 @@ from hesscond.errors import ConfigError, did_you_mean
 from hesscond.methods.base import OptimizerName
 from hesscond.models import MODELS, Architecture, OptionError, checked_option
 
-#: What each kind of data set has.
+#: Plural noun for the samples of each kind of data set.
 INPUTS = {"image": "images", "points": "clouds of points", "coordinates": "coordinates", "tokens": "tokens"}
 
 #: The largest integer that TOML, SQLite and torch have in common.
@@ -44,7 +44,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def keys_are_known(cls, content: Any) -> Any:
-        """Refuse a key that does not exist, with those that do."""
+        """Refuse an unknown key, and name those that are allowed."""
         if isinstance(content, dict):
             allowed = cls.allowed_keys(content)
             for key in content:
@@ -60,7 +60,7 @@ UNKNOWN = "unknown key: "
 
 
 def misfit(key: Sequence[str | int], words: str) -> PydanticCustomError:
-    """What is wrong with a key below the table that is validated."""
+    """Validation error for a key below the table that is being validated."""
     return PydanticCustomError("misfit", "{words}", {"words": words, "key": tuple(key)})
 
 
@@ -72,7 +72,7 @@ class DataConfig(Section):
     set, divided by its standard deviation; else images are scaled to [0, 1]. ``augmentation``: ``"crop"``, each image
     moved by up to 4 pixels with zeros around it; ``"resized-crop"``, a random part of it (0.08 to 1 of its area, 3/4 to
     4/3 as wide as high) brought back to its size; ``"flip"``, mirrored left to right with probability ½; ``"cutout"``,
-    zeros in a rectangle of half its height and width at a random place (16 × 16 of CIFAR). Of points: ``"rotation"``,
+    zeros in a rectangle of half its height and width at a random place (16 × 16 for CIFAR). For points: ``"rotation"``,
     about the third axis by a random angle; ``"jitter"``, noise of 0.01 in each coordinate.
     """
 
@@ -86,7 +86,7 @@ class DataConfig(Section):
 
     @classmethod
     def allowed_keys(cls, content: Mapping[str, Any]) -> Sequence[str]:
-        """Those of all data sets, and the options of this one."""
+        """Keys that all data sets have, and the options of this one."""
         name = content.get("name")
         return [*cls.model_fields, *(data_options(name) if name in data_names() else {})]
 
@@ -100,7 +100,7 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def options_fit(self) -> DataConfig:
-        """Refuse values of options that are of the wrong kind, and crops of what is no image."""
+        """Refuse options of the wrong kind, and changes that do not fit the kind of samples."""
         try:
             found = self.form
         except ConfigError as error:
@@ -120,17 +120,17 @@ class DataConfig(Section):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of the data set itself."""
+        """Options of the data set itself."""
         return dict(self.model_extra or {})
 
     @property
     def form(self) -> Form:
-        """What the samples are."""
+        """Form of the samples."""
         return data_form(self.name, **self.options)
 
     @property
     def preparation(self) -> tuple[str, ...]:
-        """What becomes of the data set before training, as `hesscond.data.Dataset.preparation` has it."""
+        """Preparation of the data set before training, as in `hesscond.data.Dataset.preparation`."""
         plain = {"train_samples": None, "test_samples": None, "standardize": False}
         asked = {key: getattr(self, key) for key in plain} | self.options
         return tuple(f"{key} = {value}" for key, value in sorted(asked.items()) if plain.get(key, ...) != value)
@@ -178,7 +178,7 @@ class ModelConfig(Section):
 
     @property
     def architecture(self) -> Architecture:
-        """What makes the network."""
+        """Architecture of the network."""
         return MODELS[self.name]
 
 
@@ -188,10 +188,10 @@ class TrainingConfig(Section):
     ``loss``: for classes ``"cross_entropy"``, ``"binary_cross_entropy"`` of every class against the others, or
     ``"mse"``, of outputs that are to be 1 for the class and 0 for the others; ``"mse"`` for values; the mean over all
     of them, and where a network has several predictions of them, as NeRF's two, the sum of these. ``optimizer``: takes
-    the steps of a method that is no optimizer itself; the coordinates are the method's, and have no M of Adam in them,
+    the steps of a method that is no optimizer itself; the coordinates are those of the method, without the M of Adam,
     which those of ``--method adam+NAME`` have.
-    ``momentum`` and ``nesterov`` are of SGD: other optimizers refuse them. ``weight_decay``: λ of the λθ that is added
-    to the gradient (by AdamW, to the step) of every parameter but those that the method leaves out.
+    ``momentum`` and ``nesterov`` belong to SGD: other optimizers refuse them. ``weight_decay``: λ of the λθ that is
+    added to the gradient (by AdamW, to the step) of every parameter but those that the method leaves out.
     ``checkpoint_seconds``: how often the state is saved; what a kill loses is computed again, to the same numbers.
     """
 
@@ -207,7 +207,7 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def one_length(self) -> TrainingConfig:
-        """Either epochs or iterations."""
+        """Require either epochs or iterations, and a momentum above 0 for Nesterov's step."""
         if (self.epochs is None) == (self.iterations is None):
             raise ValueError("give either epochs or iterations")
         if self.nesterov and self.momentum == 0:
@@ -216,7 +216,7 @@ class TrainingConfig(Section):
 
     @property
     def optimizer_options(self) -> dict[str, Any]:
-        """What the optimizer is made with beside the learning rate, where it is not what it would be anyway."""
+        """Options of the optimizer other than the learning rate: the momentum, and others that are set."""
         asked = {"nesterov": self.nesterov, "weight_decay": self.weight_decay}
         kind = {} if self.optimizer == "sgd" else {"kind": self.optimizer}
         return {"momentum": self.momentum} | kind | {key: value for key, value in asked.items() if value}
@@ -227,12 +227,13 @@ SHAPE = {"milestones": ("steps",), "factor": ("steps", "exponential"), "end": ("
 
 
 class ScheduleConfig(Section):
-    """``[schedule]``: what the learning rate is multiplied by, from iteration to iteration.
+    """``[schedule]``: factor of the learning rate at each iteration.
 
-    ``kind``: ``"constant"``; ``"steps"``, by ``factor`` after each of the ``milestones`` (epochs); ``"exponential"``,
-    by ``factor`` over an epoch; ``"cosine"`` or ``"linear"``, from 1 at the end of the warm-up down to ``end`` at the
-    end of the run. Warm-up, over so many epochs or iterations W: the rate grows linearly from ``warmup_start`` times
-    what it is after (1/W if not given), or stays there (``warmup = "constant"``).
+    ``kind``: ``"constant"``; ``"steps"``, multiplied by ``factor`` after each of the ``milestones`` (epochs);
+    ``"exponential"``, multiplied by ``factor`` over each epoch; ``"cosine"`` or ``"linear"``, from 1 at the end of the
+    warm-up down to ``end`` at the end of the run. During the warm-up, whose length W is given in epochs or iterations,
+    the rate grows linearly from ``warmup_start`` times its value after it (1/W if not given), or stays there
+    (``warmup = "constant"``).
     """
 
     kind: Literal["constant", "steps", "cosine", "linear", "exponential"] = "constant"
@@ -289,7 +290,7 @@ EXPECTED = {
 
 
 def named(key: tuple[str | int, ...]) -> str:
-    """A key as it is in the file: those of an array of tables by its name and number, from 1."""
+    """A key as it is in the file; one in an array of tables with the array's name and its number, from 1."""
     numbered = [place for place, part in enumerate(key) if isinstance(part, int)]
     if not numbered:
         return ".".join(map(str, key))

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LOG = "run.sqlite"
-#: What SQLite keeps beside the log while it is written, or after a kill.
+#: Endings of the files that SQLite keeps next to the log while it is written, or after a kill.
 COMPANIONS = ("-wal", "-shm", "-journal")
-#: How a run can end that need not go on.
+#: Statuses of a run that is over and need not be resumed.
 OVER = ("finished", "diverged")
-#: Before every row number.
+#: Smaller than every row number.
 FROM_THE_START = -(2**63)
 #: Seconds after which a run on another machine, of which nothing was heard since, is no longer called running.
 SILENCE = 900.0
@@ -40,7 +40,7 @@ ATTEMPTS = 20
 #: Characters that steer a terminal or turn the direction of text, and bytes of a path that are no UTF-8.
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-#: Of `TABLES` and all else below; a change of theirs is a new version.
+#: Version of `TABLES` and of all other tables below; it goes up when they change.
 SCHEMA_VERSION = 9
 #: Columns of the probe table that came with version 9.
 LATER = (
@@ -157,7 +157,7 @@ KEYS = {
     "statements": ("iteration", "data", "layer", "unit", "statement", "claim"),
 }
 
-#: Beside `TABLES`: facts of the run as a whole, and how many iterations were logged by when (seconds since 1970), at
+#: Tables other than `TABLES`: facts of the run as a whole, and iterations logged by a time (seconds since 1970), at
 #: most a row a second, in each session (the process that started the run, and those that went on with it).
 BESIDE = {
     "run": {"key": "TEXT PRIMARY KEY", "value": "TEXT"},
@@ -192,7 +192,7 @@ PYTHON: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), 
 
 
 def check_schema(connection: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
-    """See that a database is a log of a version in `LACKING`, with all tables; returns what it lacks."""
+    """Check that a database is a log of a version in `LACKING`, with all tables; return the columns that it lacks."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
@@ -247,7 +247,7 @@ def check_regular(folder: Path) -> None:
             raise RunError(f"{path} is not a file")
 
 
-#: What a database begins with.
+#: First bytes of a database.
 MAGIC = b"SQLite format 3\0"
 
 
@@ -303,12 +303,12 @@ class StoredRun:
     Attributes
     ----------
     folder
-        Where it lies.
+        The run folder.
     config
         The contents of ``config.toml``; ``config["run"]`` has method, seed, learning rate and versions.
     facts
-        Status, message and times; status is running, finished, interrupted, diverged, failed or killed, or silent: it
-        runs on another machine, and nothing was heard of it for a quarter of an hour.
+        Status, message and times; status is running, finished, interrupted, diverged, failed or killed, or silent: the
+        run is on another machine, and its log has not changed for a quarter of an hour.
     """
 
     folder: Path
@@ -332,12 +332,12 @@ class StoredRun:
 
     @property
     def label(self) -> str:
-        """METHOD-seedS."""
+        """The run's name, METHOD-seedS."""
         return f"{self.legend}-seed{self.seed}"
 
     @property
     def status(self) -> str:
-        """How the run stands."""
+        """Status of the run, as in ``facts``; unknown if the log does not say."""
         return self.facts.get("status", "unknown")
 
     @property
@@ -364,13 +364,13 @@ class StoredRun:
 
     @property
     def seconds(self) -> float:
-        """How long the run has worked, breaks left out; NaN if nothing was logged yet."""
+        """Seconds that the run has worked, breaks left out; NaN if nothing was logged yet."""
         worked = self.worked
         return max(worked.values()) if worked else math.nan
 
     @property
     def worked(self) -> dict[int, float]:
-        """The seconds that the run had worked, breaks left out, by how many iterations were logged by then."""
+        """Seconds that the run had worked, breaks left out, by the number of iterations logged by then."""
         clock, found = self.rows("clock")[1], {}
         session, began, before, latest = None, 0.0, 0.0, 0.0
         for own, at, iterations in zip(clock["session"], clock["time"], clock["iterations"], strict=True):
@@ -464,7 +464,7 @@ def open_run(folder: Path | str) -> StoredRun:
 
 
 class _Table(BaseModel):
-    """What reports need of a table of ``config.toml``; all else in it may be as it is."""
+    """Table of ``config.toml`` with the keys that reports need; other keys are not checked."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -527,7 +527,7 @@ def alive(pid: str) -> bool:
 
 
 def moment(text: str) -> float | None:
-    """Seconds since 1970 of a time as the log writes it; None if it is none."""
+    """Seconds since 1970 of a time in the log's format; None if it is not in this format."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except (ValueError, OverflowError):
@@ -560,7 +560,7 @@ def find_runs(folder: Path | str) -> Iterator[StoredRun]:
 
 
 def place_name(layer: str, unit: object, between: str = ".") -> str:
-    """What is said of a place where something was measured; a whole block has no unit.
+    """Name of the place where something was measured; a whole block has no unit.
 
     Examples
     --------

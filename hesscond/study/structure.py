@@ -1,4 +1,4 @@
-"""What a study's network looks like before it is built: its layers and their units, and whether it fits the data."""
+"""Structure of a study's network before it is built: its layers and their units, and whether it fits the data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hesscond.study.config import StudyConfig
 from hesscond.study.sections import ModelConfig
 from hesscond.theorems import LayerStatement, statement
 
-#: What each kind of network sees, for people.
+#: Inputs of each kind of network, in words.
 INPUTS = {
     "vector": "inputs that are numbers",
     "image": "images (channels, height, width)",
@@ -33,7 +33,7 @@ class Misfit(ConfigError):
     Attributes
     ----------
     key
-        Where in the study.
+        Key of the study that does not fit.
     """
 
     def __init__(self, key: tuple[str | int, ...], words: str) -> None:
@@ -47,7 +47,7 @@ def layers_of(model: ModelConfig, form: Form) -> Mapping[str, Geometry]:
 
 
 def catalogue_of(model: ModelConfig, form: Form) -> Catalogue:
-    """What can be probed of the network."""
+    """Catalogue of the blocks of the network that can be probed."""
     wanted, taken = model.architecture.kind, (form.kind,) if form.tokens else (form.kind, "vector")
     if wanted not in taken:
         fitting = ", ".join(name for name, own in MODELS.items() if own.kind in taken)
@@ -74,12 +74,12 @@ def skeleton(name: str, options: str, form: Form) -> Catalogue:
 
 
 def probed_layers(study: StudyConfig) -> list[str]:
-    """The blocks that the study measures: those it names, or the output layer; in its order, ``*`` in the network's."""
+    """Names of the blocks to measure: those the study names, or the output layer; ``*`` in the network's order."""
     return list(probed_blocks(study))
 
 
 def probed_blocks(study: StudyConfig) -> dict[str, Block]:
-    """`probed_layers` with what they are made of."""
+    """Blocks of the network by the names in `probed_layers`."""
     catalogue = catalogue_of(study.model, study.data.form)
     level = "unit" if "unit" in study.probe.levels else "layer"
     found: dict[str, Block] = {}
@@ -92,7 +92,7 @@ def probed_blocks(study: StudyConfig) -> dict[str, Block]:
 
 
 def check_structure(study: StudyConfig) -> None:
-    """See that network, data, loss and probe fit each other; nothing is loaded for it."""
+    """Check that network, data, loss and probe fit each other; nothing is loaded for it."""
     form = study.data.form
     fitting = ("cross_entropy", "binary_cross_entropy", "mse")[: 1 if form.tokens else 3] if form.classes else ("mse",)
     if study.training.loss not in fitting:
@@ -123,7 +123,7 @@ def check_structure(study: StudyConfig) -> None:
 
 
 def check_units(name: str, block: Block, units: Sequence[int] | str) -> None:
-    """See that a block has the units that are to be measured."""
+    """Check that a block has the units that are to be measured."""
     if not block.units:
         raise Misfit(("probe", "layers"), block.undivided.replace("level='layer'", 'levels = ["layer"]'))
     for number, unit in enumerate(() if isinstance(units, str) else units):

@@ -1,4 +1,4 @@
-"""Many runs at once: what of a grid is left to do, done by an executor, each run exactly once."""
+"""Many runs at once: the runs of a grid that are left to do, done by an executor, each exactly once."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ one_at_a_time = threading.Lock()
 
 
 def data_key(plan: RunPlan) -> DataKey:
-    """What tells the data of a run from those of another."""
+    """Key that is the same for runs on the same data: the name of the data set, and its preparation."""
     return plan.study.data.name, plan.study.data.preparation
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: ``finished``, ``diverged``, ``failed``, ``interrupted``, or ``busy``: another works on it."""
+    """End of a run: ``finished``, ``diverged``, ``failed``, ``interrupted``, or ``busy`` in another process."""
 
     name: str
     status: str
@@ -57,16 +57,16 @@ class Outcome:
 
 
 class Watcher(Protocol):
-    """What a sweep tells about itself."""
+    """Receiver of the events of a sweep."""
 
     def ended(self, outcome: Outcome) -> None:
-        """A run is over."""
+        """Handle the end of a run."""
 
     def broke(self, name: str, reason: str) -> None:
-        """The worker of a run broke down; the run is gone on with."""
+        """Handle the breakdown of a run's worker; the run is resumed."""
 
     def tick(self) -> None:
-        """Time has gone by."""
+        """Handle the passing of time."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def prepare(plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path
     plans
         The runs.
     data
-        Of every plan, by its `data_key`, on the CPU.
+        Data of every plan, by its `data_key`, on the CPU.
     out
         The folder for all of them, which is made.
     """
@@ -124,27 +124,27 @@ def sweep(
     files: Mapping[DataKey, Path] | None = None,
     data_dir: Path | None = None,
 ) -> dict[str, Outcome]:
-    """Do runs of one sweep.
+    """Perform the runs of one sweep.
 
     Parameters
     ----------
     plans
-        What is left to do.
+        The runs that are left to do.
     executor
-        Where; it is shut down at the end.
+        Executor of the runs; it is shut down at the end.
     watcher
-        Told what happens.
+        Receives the events.
     threads
-        Of each run.
+        Number of threads of each run.
     files
-        From `shared_files`; without them each worker loads the data by itself.
+        Data files from `shared_files`; without them each worker loads the data by itself.
     data_dir
-        Where it looks for them.
+        Folder in which a worker looks for the data.
 
     Returns
     -------
     dict
-        How each run ended, by the name of its folder.
+        Outcome of each run, by the name of its folder.
     """
     outcomes: dict[str, Outcome] = {}
     breakdowns: Counter[str] = Counter()
@@ -208,7 +208,7 @@ def shared_files(data: Mapping[DataKey, Dataset]) -> Iterator[tuple[Path, dict[D
 
 
 def work(plan: RunPlan, file: Path | None, data_dir: Path | None, threads: int) -> Outcome:
-    """Do a run, or go on with it, in a worker: whatever happens is in the outcome."""
+    """Perform or resume a run in a worker; return its outcome, also where it fails."""
     name = plan.folder.name
     # threads of all libraries that add in parallel: torch's, and the BLAS of numpy and of scipy
     with one_at_a_time, threadpool_limits(threads):
@@ -234,7 +234,7 @@ def work(plan: RunPlan, file: Path | None, data_dir: Path | None, threads: int) 
 
 
 def ended(plan: RunPlan) -> Outcome:
-    """How a run ended that is over, from its log."""
+    """Outcome of a run that is over, from its log."""
     try:
         stored = open_run(plan.folder)
     except RunError as error:
@@ -244,7 +244,7 @@ def ended(plan: RunPlan) -> Outcome:
 
 @lru_cache(maxsize=4)
 def dataset(file: Path | None, config: str, data_dir: Path | None, device: torch.device) -> Dataset:
-    """The data on the device, read once in a process; what is mapped from a file is in memory once for all."""
+    """The data on the device, read once in a process; data mapped from a file are in memory once for all."""
     if file is None:
         return load_data(DataConfig.model_validate_json(config), data_dir).to(device)
     data: Dataset = torch.load(file, mmap=True, weights_only=False)

@@ -1,4 +1,4 @@
-"""A run while it is written, from its log alone: where it is, how fast, and the curves so far."""
+"""A run while it is written, known from its log alone: its iteration, its speed, and its curves so far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECENT = 60.0
 class UnitCurves:
     """κ of a probed unit along the run, plain and in the method's own coordinates; infinite: unresolved.
 
-    Over mini-batches if any was probed, else over the training set.
+    The values are those of mini-batches if any was probed, else those of the training set.
     """
 
     kappa: list[float] = field(default_factory=list)
@@ -24,25 +24,20 @@ class UnitCurves:
 
 
 class WatchedRun:
-    """What is known of a run; `update` looks again.
-
-    Parameters
-    ----------
-    folder
-        The run's.
+    """State of a run while it is written; `update` reads what its log has gained.
 
     Attributes
     ----------
     run
-        As it stood at the last look.
+        The run as it was at the last update.
     losses
         Training loss by iteration.
     accuracy, test_loss, bits
-        The last on the test set; NaN if there is none. ``bits``: per character of a text.
+        Last values on the test set; NaN if there are none. ``bits``: bits per character of a text.
     units
-        By layer and unit, in the order of the log.
+        Curves by layer and unit, in the order of the log.
     speed
-        Iterations a second lately; NaN if the log does not say.
+        Iterations per second over the last minute; NaN if the log does not say.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,7 +50,7 @@ class WatchedRun:
         self.update()
 
     def update(self) -> None:
-        """Look at what has come since the last time."""
+        """Read what the log has gained since the last time."""
         # its status before its rows: a run that is over has no more after these
         self.run = open_run(self.run.folder)
         self.losses.extend(number(loss) for loss in self._new("training")["loss"])
@@ -87,7 +82,7 @@ class WatchedRun:
 
     @property
     def iterations(self) -> int:
-        """How many there are."""
+        """Number of iterations in the log."""
         return len(self.losses)
 
     @property
@@ -97,12 +92,12 @@ class WatchedRun:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether the run is no longer being written."""
         return self.run.status != "running"
 
     @property
     def remaining(self) -> float:
-        """Seconds until the end, at the speed of late; NaN if there is no telling."""
+        """Seconds until the end, at the present speed; NaN if it cannot be estimated."""
         total = self.run.total
         if self.over or total is None or not self.speed > 0:
             return math.nan

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep are done: an executor of processes on this machine, or of the workers of a Dask cluster."""
+"""Executors of the runs of a sweep: processes on this machine, or the workers of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WorkerProcesses(Executor):
             self._idle.put(number)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it in the next process that is free."""
+        """Call ``fn`` in the next process that is free."""
         return self._threads.submit(self._call, fn, *args, **kwargs)
 
     def _call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ class WorkerProcesses(Executor):
             self._idle.put(number)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Give the processes back; unless ``wait``, those at work are told to end, and killed if they do not."""
+        """Stop the processes; unless ``wait``, those at work get SIGTERM, and SIGKILL if they do not end."""
         self._threads.shutdown(wait, cancel_futures=cancel_futures or not wait)
         if not wait:
             self._send(signal.SIGTERM)
@@ -87,7 +87,7 @@ class WorkerProcesses(Executor):
 
 
 def start_worker(parent: int, device: torch.device, scratch: Path) -> None:
-    """What a process does first: it leaves a Ctrl-C to its parent, ends with it, and takes its GPU."""
+    """Prepare a new process: leave Ctrl-C to its parent, end with it, and take its GPU."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
@@ -104,7 +104,7 @@ def start_worker(parent: int, device: torch.device, scratch: Path) -> None:
 
 @contextmanager
 def sigterm_interrupts(interrupt: type[KeyboardInterrupt] = KeyboardInterrupt) -> Iterator[None]:
-    """SIGTERM is taken as a Ctrl-C, the first time; in a thread that gets no signals nothing changes."""
+    """Treat the first SIGTERM as a Ctrl-C; in a thread that gets no signals nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -129,7 +129,7 @@ def dask_workers(address: str) -> Iterator[Executor]:
     Parameters
     ----------
     address
-        Of the scheduler: ``tcp://host:8786``.
+        Address of the scheduler, as ``tcp://host:8786``.
     """
     try:
         from distributed import Client

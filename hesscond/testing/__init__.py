@@ -1,7 +1,7 @@
 """Assertions about condition numbers, for tests: plain functions that raise an ``AssertionError``.
 
-An assertion passes only if the bounds of κ decide for it and fails only if they decide against it; what is unresolved
-is up to the policy: the argument ``unresolved``, pytest's ``@pytest.mark.hesscond(unresolved=…)``,
+An assertion passes only if the bounds of κ decide for it and fails only if they decide against it. A policy decides on
+what is unresolved: the argument ``unresolved``, pytest's ``@pytest.mark.hesscond(unresolved=…)``,
 ``--hesscond-unresolved`` or the ini option ``hesscond_unresolved``, in this order. pytest finds the plugin by itself.
 """
 

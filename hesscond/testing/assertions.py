@@ -1,4 +1,4 @@
-"""Assertions and what comes of them: of each Hessian by the bounds of κ, then of all of them, then by the policy."""
+"""Assertions and their results: decided for each Hessian by the bounds of κ, then for all, then by the policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ConditionNumberError(AssertionError):
     Attributes
     ----------
     assertion
-        What was asserted, with everything found.
+        The assertion, with all findings.
     """
 
     def __init__(self, message: str, assertion: Assertion | None = None) -> None:
@@ -44,20 +44,20 @@ class UnresolvedWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one Hessian, or of one claim of a statement.
+    """Result for one Hessian, or for one claim of a statement.
 
     Attributes
     ----------
     holds
-        None: the bounds do not decide.
+        Whether it holds; None if the bounds do not decide.
     margin
-        How far from the limit: above 1 if it holds, below if not, 0 where nothing is known. For ranking only.
+        Ratio to the limit: above 1 if it holds, below if not, 0 where nothing is known. For ranking only.
     cells
-        A row of the message's table, by column.
+        Row of the message's table, by column.
     place
-        As "layer fc3, unit 3".
+        Place of the Hessian, as "layer fc3, unit 3".
     told
-        What was found, in a few words.
+        The result in a few words.
     """
 
     holds: bool | None
@@ -69,20 +69,20 @@ class Finding:
 
 @dataclass(frozen=True)
 class Assertion:
-    """What was asserted, and what came of it.
+    """An assertion and its result.
 
     Attributes
     ----------
     claim
-        As "κ < 1e+06".
+        The asserted claim, as "κ < 1e+06".
     findings
-        Of every Hessian or claim.
+        Results for every Hessian or claim.
     share
-        The share of them of which it must be true.
+        Share of the findings that must hold.
     what
-        The findings are of, as "units in the coordinates of bnp".
+        Subject of the findings, as "units in the coordinates of bnp".
     outcome
-        ``"unresolved"`` too where the policy lets it pass.
+        Outcome; ``"unresolved"`` also where the policy lets it pass.
     """
 
     claim: str
@@ -92,28 +92,28 @@ class Assertion:
     outcome: Literal["passed", "failed", "unresolved", "written"] = "passed"
 
     def count(self, holds: bool | None) -> int:
-        """How many findings are of a kind."""
+        """Number of findings with this value of ``holds``."""
         return sum(one.holds is holds for one in self.findings)
 
     @property
     def needed(self) -> int:
-        """Of how many it must be true."""
+        """Number of findings that must hold."""
         # the product may be a rounding error above a whole number
         return math.ceil(self.share * len(self.findings) * (1 - 1e-12))
 
     @property
     def worst(self) -> Finding:
-        """Against before undecided before true, the least margin first."""
+        """Worst finding: failed before undecided before true, the smallest margin first."""
         return ranked(self.findings)[0]
 
     @property
     def record(self) -> dict[str, str]:
-        """What the pytest plugin and JUnit reports are told."""
+        """Record for the pytest plugin and JUnit reports."""
         return {"outcome": self.outcome, "claim": self.claim, "summary": self.summary}
 
     @property
     def summary(self) -> str:
-        """How many findings hold, and the worst of them, in one line."""
+        """Number of findings that hold, and the worst of them, in one line."""
         if not self.findings:
             return f"{self.outcome}, {self.what}"
         total, held, open_ones = len(self.findings), self.count(True), self.count(None)
@@ -156,7 +156,7 @@ def refuse_share(share: float) -> None:
 
 
 def policy_of(unresolved: str | None) -> str:
-    """The policy asked for, else that of the test that is running, else fail."""
+    """The given policy, else that of the test that is running, else fail."""
     if unresolved is None:
         return "fail" if _hesscond_pytest.running is None else _hesscond_pytest.running.unresolved
     if unresolved not in _hesscond_pytest.POLICIES:
@@ -188,6 +188,6 @@ def conclude(assertion: Assertion, policy: str) -> Assertion:
 
 
 def record(assertion: Assertion) -> None:
-    """Tell the pytest plugin of an assertion that lets its test go on; of others it knows by what they raise."""
+    """Report an assertion that did not raise to the pytest plugin, which knows of others by their exceptions."""
     if _hesscond_pytest.running is not None:
         _hesscond_pytest.running.record(assertion.record)

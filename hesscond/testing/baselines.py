@@ -36,13 +36,13 @@ from hesscond.testing.conditions import (
     width,
 )
 
-#: Of the file; a later version reads the earlier ones.
+#: Version of the file's format; a later version reads the earlier ones.
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Stored:
-    """κ as it was: the attributes are those of `hesscond.ConditionNumber`."""
+    """κ as stored in a baseline: the attributes are those of `hesscond.ConditionNumber`."""
 
     value: float
     lower: float
@@ -60,7 +60,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a file has: κ by layer and unit, of which level, in which coordinates, and what measured it."""
+    """Contents of a baseline file: κ by layer and unit, their level and coordinates, and the versions used."""
 
     level: str
     method: str
@@ -84,7 +84,7 @@ def assert_no_regression(
     unresolved: str | None = None,
     **options: Any,
 ) -> Assertion:
-    """Assert κ ≤ (1 + rel) κ₀ of every Hessian named, κ₀ being what the baseline has.
+    """Assert κ ≤ (1 + rel) κ₀ for every Hessian named, where κ₀ is the value in the baseline.
 
     Both have bounds: it passes only if the upper bound of κ is within the limit that the lower bound of κ₀ sets, and
     fails only if the lower bound of κ exceeds the one that the upper bound of κ₀ sets.
@@ -97,7 +97,7 @@ def assert_no_regression(
         A JSON file. It is written if pytest is run with ``--hesscond-update-baselines``, and by ``create`` if it is
         not there; nothing is compared then. Keep it under version control.
     rel
-        How much larger κ may be, relatively. It must cover what differs between machines.
+        Largest relative increase of κ that passes. It must cover differences between machines.
     layer, unit, share, unresolved, **options
         As for `assert_condition_number`.
     create
@@ -106,7 +106,7 @@ def assert_no_regression(
     Returns
     -------
     Assertion
-        With what was found of every Hessian; of outcome ``"written"`` if the baseline was written.
+        Assertion with the finding for every Hessian; its outcome is ``"written"`` if the baseline was written.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def assert_no_regression(
 def refuse_another(
     path: Path, stored: Baseline, level: str, method: str, found: Mapping[Place, ConditionNumber]
 ) -> None:
-    """Fail if the baseline is not one of these Hessians."""
+    """Raise an error if the baseline is not one of these Hessians."""
     __tracebackhide__ = True
     again = "write it anew with pytest --hesscond-update-baselines if that is meant"
     for what, was, now in (("level", stored.level, level), ("method", stored.method, method)):
@@ -164,7 +164,7 @@ def refuse_another(
 
 
 def compared(place: Place, kappa: ConditionNumber, was: Stored, rel: float) -> Finding:
-    """One κ beside the one of the baseline."""
+    """Finding that compares one κ with that of the baseline."""
     now, before = interval(kappa), Interval.between(was.lower, was.upper)
     limit = before * (Interval.point(1.0) + Interval.point(rel))
     change = now / before
@@ -187,12 +187,12 @@ def compared(place: Place, kappa: ConditionNumber, was: Stored, rel: float) -> F
 
 
 def changed(was: object, now: object) -> str:
-    """What a cell was and is now, once where it is the same."""
+    """Old and new value of a cell, or one value if they are equal."""
     return str(now) if was == now else f"{was} → {now}"
 
 
 def write_baseline(path: Path, level: str, method: str, kappas: Mapping[Place, ConditionNumber]) -> None:
-    """Write a baseline, all at once: a reader sees the old file or the new one."""
+    """Write a baseline atomically: a reader sees the old file or the new one."""
     blocks = [
         {
             "layer": layer,
@@ -219,7 +219,7 @@ def write_baseline(path: Path, level: str, method: str, kappas: Mapping[Place, C
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:40]}-", suffix=".partial")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        # mkstemp's are for the owner only
+        # files of mkstemp can be read by the owner only
         Path(partial).chmod(0o644)
         Path(partial).replace(path)
     except OSError as error:
@@ -250,7 +250,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def stored(block: Mapping[str, Any]) -> tuple[Place, Stored]:
-    """Where a block is, and its κ."""
+    """Place of a block, and its κ."""
     place = str(block["layer"]), None if block["unit"] is None else int(block["unit"])
     found = Stored(
         value=math.inf if block["kappa"] is None else float(block["kappa"]),

@@ -21,7 +21,7 @@ from hesscond.testing.assertions import Assertion, Finding, conclude, policy_of,
 
 #: Layer and unit (None: all of the layer, or of the network).
 Place = tuple[str, int | None]
-#: In what it is measured.
+#: Coordinates in which κ is measured.
 Measure = str | Method | Coordinates | torch.Tensor | None
 
 
@@ -40,7 +40,7 @@ def assert_condition_number(
     unresolved: str | None = None,
     **options: Any,
 ) -> Assertion:
-    """Assert κ < below, κ > above, or both, of every Hessian named.
+    """Assert κ < below, κ > above, or both, for every Hessian named.
 
     It passes only if the bounds of κ decide for it, and fails only if they decide against it.
 
@@ -49,23 +49,23 @@ def assert_condition_number(
     model, loss_fn, batch, level, method
         As for `hesscond.probe`; ``method`` may be a dense (n, n) tensor P, too.
     layer
-        One or several; None: all.
+        One or several layers; None: all.
     below, above
         Limits of κ, at least one.
     unit
-        One or several; None: all. It takes ``layer``.
+        One or several units; None: all. It requires ``layer``.
     share
-        Of how many of the Hessians it must be true at least, as a share of them.
+        Smallest share of the Hessians for which it must be true.
     unresolved
-        If the bounds do not decide: ``"fail"``, ``"warn"``, ``"skip"`` or ``"pass"``. None: what pytest was told, or
-        fail. A Hessian that is zero has no κ and decides nothing.
+        What to do if the bounds do not decide: ``"fail"``, ``"warn"``, ``"skip"`` or ``"pass"``. None: the policy given
+        to pytest, or fail. A Hessian that is zero has no κ and decides nothing.
     **options
-        Further ones of `hesscond.probe`: dtype, rtol, memory, reduction.
+        Further options of `hesscond.probe`: dtype, rtol, memory, reduction.
 
-    Returns
-    -------
-    Assertion
-        With what was found of every Hessian.
+        rns
+        ---
+        rtion
+        Assertion with the finding for every Hessian.
 
     Raises
     ------
@@ -124,25 +124,26 @@ def assert_preconditioner_improves(
 ) -> Assertion:
     """Assert κ(H) / κ(PᵀHP) ≥ factor, for every Hessian named.
 
-    The ratio is known to lie between the lower bound of κ(H) over the upper bound of κ(PᵀHP) and the other way
-    round; it passes only if all of that decides for it, and fails only if all of it decides against it.
+    The ratio is known to lie between the lower bound of κ(H) over the upper bound of κ(PᵀHP) and the upper bound of
+    κ(H) over the lower bound of κ(PᵀHP); it passes only if this whole interval decides for it, and fails only if the
+    whole interval decides against it.
 
     Parameters
     ----------
     model, loss_fn, batch, level
         As for `hesscond.probe`.
     method
-        Whose coordinates, as for `hesscond.probe`, or a dense (n, n) tensor P of one unit's parameters
-        [bias, weights].
+        Method whose coordinates are measured, as for `hesscond.probe`, or a dense (n, n) tensor P of one unit's
+        parameters [bias, weights].
     factor
-        By how much κ gets smaller at least; 1: it gets no larger.
+        Smallest factor by which κ must decrease; 1: it must not increase.
     layer, unit, share, unresolved, **options
         As for `assert_condition_number`.
 
-    Returns
-    -------
-    Assertion
-        With what was found of every Hessian.
+        rns
+        ---
+        rtion
+        Assertion with the finding for every Hessian.
 
     Raises
     ------
@@ -197,7 +198,7 @@ def assert_preconditioner_improves(
 
 
 def decided(truths: Sequence[Truth], rank: int) -> bool | None:
-    """Whether all are true; None: not decided, as for a Hessian that is zero."""
+    """Whether all truths are certain; None if that is not decided, as for a Hessian that is zero."""
     if rank == 0:
         return None
     if all(bool(np.all(truth.certain)) for truth in truths):
@@ -215,7 +216,7 @@ def measured(
     method: Measure,
     options: Mapping[str, Any],
 ) -> dict[Place, ConditionNumber]:
-    """κ of every Hessian named."""
+    """κ of every Hessian named, by its place."""
     __tracebackhide__ = True
     if hasattr(batch, "__next__"):
         raise ConfigError("the data can be read only once: give a batch, a list of batches or a DataLoader")
@@ -237,7 +238,7 @@ def measured(
 
 
 def name_of(method: Measure) -> str:
-    """Coordinates in a word."""
+    """Name of the coordinates."""
     if method is None:
         return "plain"
     if isinstance(method, torch.Tensor):
@@ -251,7 +252,7 @@ def interval(kappa: ConditionNumber) -> Interval:
 
 
 def told(kappa: ConditionNumber) -> str:
-    """κ with its bounds, for people."""
+    """Text of κ with its bounds."""
     if kappa.is_zero:
         return "zero Hessian"
     text = shown(kappa.lower, kappa.upper)
@@ -264,7 +265,7 @@ def width(known: Interval) -> str:
 
 
 def where(place: Place) -> str:
-    """A place for people.
+    """A place in words.
 
     Examples
     --------
@@ -295,6 +296,6 @@ def cells_of(place: Place) -> dict[str, str]:
 
 
 def said_of(level: str, method: str) -> str:
-    """What the Hessians are, as "units in the coordinates of bnp"."""
+    """Description of the Hessians, as "units in the coordinates of bnp"."""
     what = {"unit": "units", "layer": "layers", "network": "network"}[level]
     return what if method == "plain" else f"{what} in the coordinates of {method}"

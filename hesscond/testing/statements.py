@@ -34,34 +34,34 @@ def assert_statement(
 ) -> Assertion:
     """Assert that a published statement holds in every case tried, or that it is violated in one.
 
-    Without a model the cases are random ones, as of ``hesscond verify``. With one they are the units of a dense layer,
-    on the inputs and curvature that it has there; that takes a statement about a layer.
+    Without a model the cases are random, as in ``hesscond verify``. With a model they are the units of a dense layer,
+    on the inputs and curvature that it has there; that requires a statement about a layer.
 
     Parameters
     ----------
     id
-        As ``hesscond statements`` lists them.
+        Id of a statement, as ``hesscond statements`` lists it.
     trials, seed
-        How many random cases (by default what the statement says), from which seed.
+        Number of random cases (by default that of the statement), and their seed.
     model, loss_fn, batch
         All three or none; the batch is (inputs, targets).
     layer
         A ``torch.nn.Linear`` of the model.
     unit
-        One or several; None: all.
+        One or several units; None: all.
     status
         ``"holds"``, or ``"violated"`` for a statement that is to be refuted: by one case in which bounds decide
         against a claim.
     decided
-        The least share of the cases to which a claim applies in which bounds must decide; with fewer it is
-        unresolved, and so is a claim that never applies.
+        Smallest share of the cases to which a claim applies in which bounds must decide; with fewer it is unresolved,
+        and so is a claim that never applies.
     unresolved
         As for `assert_condition_number`.
 
     Returns
     -------
     Assertion
-        With what was found of every claim that is published.
+        Assertion with the finding for every published claim.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def on_layer(
     layer: str,
     unit: int | Sequence[int] | None,
 ) -> list[Tally]:
-    """The outcomes for the units of a layer, claim by claim."""
+    """Outcomes for the units of a layer, tallied by claim."""
     one = statement(id)
     if not isinstance(one, LayerStatement):
         raise ConfigError(f"{id} does not speak of a layer: it can be checked on random cases only")
@@ -151,7 +151,7 @@ def on_layer(
 
 
 def finding(tally: Tally, refuted: bool, decided: float, cases: str) -> Finding:
-    """What was found of a claim; ``refuted`` by a counterexample that was searched for."""
+    """Finding for a claim; ``refuted``: whether a counterexample was found by search."""
     applicable = tally.holds + tally.violated + tally.unresolved
     holds: bool | None = None
     if tally.violated or refuted:
@@ -178,6 +178,6 @@ def finding(tally: Tally, refuted: bool, decided: float, cases: str) -> Finding:
 
 
 def turned(one: Finding) -> Finding:
-    """The same for the claim that it is violated."""
+    """The same finding for the opposite assertion, that the claim is violated."""
     margin = 0.0 if one.margin == math.inf else 1 / one.margin
     return Finding(None if one.holds is None else not one.holds, margin, one.cells, one.place, one.told)

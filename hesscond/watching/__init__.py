@@ -1,4 +1,4 @@
-"""Measuring while somebody else's loop trains: a watch, what it measures, where its rows go, and its alarms."""
+"""Measurements while a training loop of your own runs: the watch, its measurements, destinations and alarms."""
 
 from hesscond.watching.alarms import EVENTS, Alarm
 from hesscond.watching.loop import Watch, watch

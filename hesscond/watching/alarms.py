@@ -1,4 +1,4 @@
-"""Alarms of a watch: what happened at a block between two probes, decided by bounds, with the evidence."""
+"""Alarms of a watch: events at a block between two probes, decided by bounds, with the evidence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STABLE = 2.0
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something that a watch was asked to tell of.
+    """Event that a watch was asked to report, with the evidence.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Alarm:
     sentence
         What happened, with the numbers that show it.
     before, now
-        Rows of the probe that it is compared with, if there is one, and of the present probe.
+        Rows of the probe with which it is compared, if there is one, and of the present probe.
     """
 
     event: str
@@ -45,7 +45,7 @@ class Alarm:
 
 @dataclass
 class Rule:
-    """One event that is looked for."""
+    """Rule by which a watch looks for one event."""
 
     event: str
     callback: Callable[[Alarm], object] | None
@@ -54,14 +54,14 @@ class Rule:
     memory: dict[str, Any] = field(default_factory=dict)
 
     def look(self, step: int, row: Row) -> Alarm | None:
-        """The alarm that a block's row gives, if it does."""
+        """Alarm that the row of a block raises, or None."""
         block = place_name(row["layer"], row["unit"])
         found = EVENTS[self.event](self, block, row)
         return None if found is None else Alarm(self.event, step, block, f"{block}: {found[0]}", found[1], row)
 
 
 def grown(rule: Rule, block: str, row: Row, name: str, lower: float, upper: float) -> tuple[str, Row | None] | None:
-    """Whether a quantity with these bounds is more than ``factor`` times the smallest upper bound before."""
+    """Sentence and earlier row if the lower bound exceeds ``factor`` times the smallest upper bound before; or None."""
     before = rule.memory.get(block)
     if before is not None and lower > rule.factor * before["upper"]:
         rule.memory[block] = {"upper": upper, "row": dict(row)}
@@ -72,18 +72,18 @@ def grown(rule: Rule, block: str, row: Row, name: str, lower: float, upper: floa
 
 
 def kappa_grew(rule: Rule, block: str, row: Row) -> tuple[str, Row | None] | None:
-    """κ's lower bound against the smallest upper bound before."""
+    """Compare the lower bound of κ with the smallest upper bound before."""
     return grown(rule, block, row, "κ", row["kappa_lower"], row["kappa_upper"])
 
 
 def lambda_grew(rule: Rule, block: str, row: Row) -> tuple[str, Row | None] | None:
-    """The same of the largest |λ|."""
+    """Compare the lower bound of the largest |λ| with the smallest upper bound before."""
     top, error = row["lambda_max"], row["lambda_max_error"]
     return grown(rule, block, row, "λ_max", top - error, top + error)
 
 
 def rank_fell(rule: Rule, block: str, row: Row) -> tuple[str, Row | None] | None:
-    """A decided rank below the last decided one."""
+    """Compare a decided rank with the last decided one."""
     if not row["resolved"]:
         return None
     before, rule.memory[block] = rule.memory.get(block), dict(row)
@@ -93,7 +93,7 @@ def rank_fell(rule: Rule, block: str, row: Row) -> tuple[str, Row | None] | None
 
 
 def sharp(rule: Rule, block: str, row: Row) -> tuple[str, Row | None] | None:
-    """λ_max·η above 2 by its lower bound, so many probes in a row; told once until it falls."""
+    """Look for λ_max·η above 2 by its lower bound in ``probes`` probes in a row; reported once until it falls."""
     lower = row.get("sharpness_times_rate_lower")
     seen = rule.memory.get(block, 0) + 1 if lower is not None and lower > STABLE else 0
     rule.memory[block] = seen
@@ -103,7 +103,7 @@ def sharp(rule: Rule, block: str, row: Row) -> tuple[str, Row | None] | None:
 
 
 def dead_units(rule: Rule, block: str, row: Row) -> tuple[str, Row | None] | None:
-    """Units whose Hessian has become exactly zero on the probe batch."""
+    """Look for units whose Hessian has become exactly zero on the probe batch."""
     dead = set(row.get("dead_units") or ())
     new = sorted(dead - set(rule.memory.get(block, ())))
     rule.memory[block] = sorted(dead)
@@ -113,7 +113,7 @@ def dead_units(rule: Rule, block: str, row: Row) -> tuple[str, Row | None] | Non
     return f"{len(new)} units have a Hessian that is exactly zero on the probe batch: {named}", None
 
 
-#: What a watch can be asked to tell of.
+#: Events that a watch can be asked to report, with the functions that look for them.
 EVENTS: dict[str, Callable[[Rule, str, Row], tuple[str, Row | None] | None]] = {
     "kappa_grew": kappa_grew,
     "lambda_max_grew": lambda_grew,
@@ -124,7 +124,7 @@ EVENTS: dict[str, Callable[[Rule, str, Row], tuple[str, Row | None] | None]] = {
 
 
 def rule_of(event: str, callback: Callable[[Alarm], object] | None, factor: float, probes: int) -> Rule:
-    """A rule, if it makes sense."""
+    """Rule with checked values."""
     if not isinstance(event, str) or event not in EVENTS:
         raise ConfigError(f"unknown event {event!r}: choose from {', '.join(EVENTS)}")
     if callback is not None and not callable(callback):

@@ -1,4 +1,4 @@
-"""Where the rows of a watch go: functions, TensorBoard, Weights & Biases, MLflow, and run folders."""
+"""Destinations of the rows of a watch: functions, TensorBoard, Weights & Biases, MLflow, and run folders."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Metrics = dict[str, Any]
 
 
 class Destination(Protocol):
-    """Takes what a watch finds."""
+    """Receiver of the results of a watch."""
 
     def write(self, step: int, metrics: Metrics, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A probe: its numbers by name, and a row for each block."""
+        """Write a probe: its numbers by name, and a row for each block."""
 
     def check(self) -> None:
-        """Refuse a step that has no place there."""
+        """Raise an error if a step cannot be written here."""
 
     def training(self, step: int, loss: float, rate: float | None) -> None:
-        """The loss of a training step."""
+        """Write the loss of a training step."""
 
     def resume(self) -> None:
-        """What comes now goes on with what is there."""
+        """Continue what earlier steps have written here."""
 
     def close(self, status: str, message: str) -> None:
-        """The end."""
+        """Finish the writing, with the status of the training and a message."""
 
 
 class ToFunction:
-    """Calls a function with the numbers of each probe."""
+    """Destination that calls a function with the numbers of each probe."""
 
     def __init__(self, function: Callable[[Metrics], object]) -> None:
         self.function = function
@@ -48,20 +48,20 @@ class ToFunction:
         self.function(dict(metrics))
 
     def check(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def training(self, step: int, loss: float, rate: float | None) -> None:
-        """Nothing: the loop has its own loss."""
+        """Do nothing: the loop has its own loss."""
 
     def resume(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self, status: str, message: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class ToTensorBoard(ToFunction):
-    """Writes event files into a folder, in double precision."""
+    """Destination that writes event files into a folder, in double precision."""
 
     def __init__(self, folder: str) -> None:
         try:
@@ -87,9 +87,9 @@ class ToTensorBoard(ToFunction):
 
 
 class ToWandb(ToFunction):
-    """Adds to the run of Weights & Biases that is open, whose own steps stay as they are, or opens one.
+    """Destination that adds to the open run of Weights & Biases, keeping its steps as they are, or opens one.
 
-    An open run takes the numbers with the row that it logs next, over the axis ``hesscond/step``.
+    An open run logs the numbers with its next row, over the axis ``hesscond/step``.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class ToWandb(ToFunction):
 
 
 class ToMLflow(ToFunction):
-    """Adds to MLflow's active run, or starts one. What is infinite (an unresolved κ) is no metric there."""
+    """Destination that adds to MLflow's active run, or starts one; infinite values (unresolved κ) are left out."""
 
     def __init__(self) -> None:
         try:
@@ -136,16 +136,16 @@ class ToMLflow(ToFunction):
 
 
 class ToRunFolder:
-    """Writes a run folder, on which ``figure``, ``table``, ``report`` and ``check`` work as on a study's.
+    """Destination that writes a run folder, for ``figure``, ``table``, ``report`` and ``check``.
 
-    One that a training left behind is gone on with once `Watch.load_state_dict` has said where.
+    The folder of an earlier training is continued only after `Watch.load_state_dict` has restored its state.
 
     Parameters
     ----------
     folder
-        New or empty, or that of the training that is gone on with.
+        New or empty folder, or that of the training that is resumed.
     config
-        Its ``config.toml``.
+        Contents of its ``config.toml``.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ class ToRunFolder:
             raise ConfigError(str(error).replace("give another --out", "give another folder as log=")) from None
 
     def check(self) -> None:
-        """Refuse to go on with another training's run."""
+        """Refuse to continue the run of another training."""
         if self._log is None:
             raise ConfigError(
                 f"{self.folder} holds the run of an earlier training: call watch.load_state_dict to go on with it, or "
@@ -167,7 +167,7 @@ class ToRunFolder:
             )
 
     def write(self, step: int, metrics: Metrics, rows: Sequence[Mapping[str, Any]]) -> None:
-        # infinity is how SQLite and the reports have an unresolved κ
+        # SQLite and the reports represent an unresolved κ by infinity
         at = {"iteration": step, "epoch": 0, "data": "batch"}
         assert self._log is not None
         self._log.commit(probe=[at | dict(row) for row in rows])
@@ -186,7 +186,7 @@ class ToRunFolder:
 
 
 def destinations(log: Any, config: Callable[[], Mapping[str, Any]]) -> list[Destination]:
-    """What is meant by ``log``."""
+    """Destinations that ``log`` means."""
     if log is None:
         return []
     if isinstance(log, (list, tuple)):
@@ -218,7 +218,7 @@ def numbers(metrics: Metrics) -> dict[str, float]:
 def run_config(
     name: str, optimizer: str, rate: float, samples: int, layers: Sequence[str], level: str, loss: str
 ) -> dict[str, Any]:
-    """The ``config.toml`` of a watched training: what a report needs, and no study could repeat it."""
+    """Contents of ``config.toml`` for a watched training: what a report needs; no study can repeat the run."""
     return {
         "name": name,
         "data": {"name": "watched"},

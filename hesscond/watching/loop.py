@@ -1,4 +1,4 @@
-"""The watch of a training loop: when it measures, what it says, and that it is never in the way."""
+"""The watch of a training loop: when it measures and what it reports, without disturbing the training."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hesscond")
 
-#: Columns of a block that are given out under its name.
+#: Columns of a block that are reported under its name.
 SHOWN = ("kappa", "kappa_lower", "kappa_upper", "rank", "negative", "lambda_max", "lambda_min", "kappa_own")
-#: The share of the time that measuring may take where nothing is said of when to measure.
+#: Share of the time that measuring may take if neither ``every`` nor a budget is given.
 DEFAULT_BUDGET = 0.05
-#: Beyond so many times ``every`` a budget leaves blocks out rather than lengthen it further.
+#: Largest multiple of ``every`` to which a budget lengthens it before blocks are left out.
 LONGEST = 10
 
 
@@ -69,29 +69,29 @@ def watch(
         As `hesscond.probe` takes them. The batch, or small stream of batches, is copied and stays the same. The model
         is measured in the mode that it is in, dropout with the same draws at each probe.
     optimizer
-        Whose coordinates are measured too: P with M = P Pᵀ of its last step −η M g, see
+        Optimizer in whose coordinates κ is measured too: P with M = P Pᵀ of its last step −η M g, see
         `hesscond.methods.optimizers`. Several may be given.
     every
-        After how many optimizer steps; or a schedule of `hesscond.schedules`, or a function of the number of steps
-        that says whether to measure. None: 200, and, unless one is given, a budget of 0.05.
+        Number of optimizer steps between probes; or a schedule of `hesscond.schedules`, or a function of the number of
+        steps that says whether to measure. None: 200, and, unless one is given, a budget of 0.05.
     layers, level, units, rtol, memory
         As `hesscond.probe` takes them.
     log
-        Where the numbers go: a function of the dict that `Watch.step` returns, ``"tensorboard:DIR"``, ``"wandb"``,
-        ``"mlflow"``, the folder of a run as studies write it, or a list of these.
+        Destination of the numbers: a function of the dict that `Watch.step` returns, ``"tensorboard:DIR"``,
+        ``"wandb"``, ``"mlflow"``, the folder of a run as studies write it, or a list of these.
     budget
         The largest share of the time that measuring may take, 0.05 say. A probe waits until enough time has passed
         since the last one; where that would be ten times ``every``, layers (or units of the one layer) are left out,
         chosen by ``seed``. Both are logged.
     strict
-        Whether an error inside the watch is raised. Otherwise it is logged once as a warning, and the row says it.
+        Whether an error inside the watch is raised. Otherwise it is logged once as a warning, and is in the row.
     seed
-        Of what dropout draws while it is measured, and of what a budget leaves out.
+        Seed of dropout's draws during measurements, and of the choice of what a budget leaves out.
     group
         Processes that all call the watch, each with its share of the probe batch. None: in a distributed training the
         process of rank 0 alone measures, on its own batch, and in the others `Watch.step` returns None.
     name
-        Of the training, in a run folder.
+        Name of the training in a run folder.
 
     Returns
     -------
@@ -144,16 +144,16 @@ def watch(
 
 
 class Watch:
-    """See `watch`, which makes it. A context manager that closes it.
+    """Watch of a training loop, which `watch` makes; a context manager that closes it.
 
     Attributes
     ----------
     steps
-        Optimizer steps counted.
+        Number of optimizer steps counted.
     left_out
-        What is no longer measured for the sake of the budget.
+        Names of blocks or units that are no longer measured, to keep the budget.
     seconds
-        What all probes took.
+        Time that all probes took, in seconds.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Watch:
             self._destinations = destinations(log, lambda: self._config(model, loss_fn, name))
 
     def _config(self, model: nn.Module, loss_fn: LossFunction, name: str) -> dict[str, Any]:
-        """The ``config.toml`` of a run folder."""
+        """Contents of ``config.toml`` for a run folder."""
         return run_config(
             name,
             type(held(self._optimizer)).__name__ if isinstance(self._optimizer, Optimizer) else "watched",
@@ -250,7 +250,7 @@ class Watch:
         factor: float = 10.0,
         probes: int = 3,
     ) -> Watch:
-        """Tell of an event: a line in the log ``hesscond`` (a warning), and a callback.
+        """Report an event: by a line in the log ``hesscond`` (a warning), and by a callback.
 
         Parameters
         ----------
@@ -262,12 +262,12 @@ class Watch:
         callback
             Called with an `Alarm`.
         factor, probes
-            See above.
+            Thresholds, as described for ``event``.
 
         Returns
         -------
         Watch
-            The same.
+            The watch itself.
 
         Raises
         ------
@@ -289,16 +289,16 @@ class Watch:
         Parameters
         ----------
         loss
-            That of the step, for a run folder.
+            Loss of the step, for a run folder.
 
         Returns
         -------
         dict or None
-            None: nothing was due. Else ``hesscond/step``, ``hesscond/seconds`` and for each block, LAYER or LAYER.UNIT,
-            ``hesscond/LAYER/kappa``, ``kappa_lower``, ``kappa_upper``, ``rank``, ``negative`` (missing where they were
-            not all counted), ``lambda_max``, ``lambda_min``, and with an optimizer ``kappa_own``, in its coordinates;
-            and ``hesscond/sharpness_times_rate``: λ_max(PᵀHP) η, of layers the largest, which bounds that of the
-            network from below. Of a probe that failed ``hesscond/error`` instead.
+            None if nothing was due. Else ``hesscond/step``, ``hesscond/seconds`` and for each block, LAYER or
+            LAYER.UNIT, ``hesscond/LAYER/kappa``, ``kappa_lower``, ``kappa_upper``, ``rank``, ``negative`` (missing
+            where they were not all counted), ``lambda_max``, ``lambda_min``, and with an optimizer ``kappa_own``, in
+            its coordinates; and ``hesscond/sharpness_times_rate``: λ_max(PᵀHP) η, the largest over the layers, which
+            bounds that of the network from below. A probe that failed has ``hesscond/error`` instead.
 
         Raises
         ------
@@ -314,11 +314,11 @@ class Watch:
         return self._guarded(self._if_due) or None
 
     def _if_due(self) -> dict[str, Any]:
-        """A probe, if it is time for one."""
+        """Probe if it is time to."""
         return self._probed() if self._due(self.steps) and self._affordable() else {}
 
     def _open(self, consequence: str) -> None:
-        """Refuse what comes after the end."""
+        """Raise an error if the watch is closed."""
         if self._closed:
             raise ConfigError(f"the watch is closed: {consequence}")
 
@@ -336,7 +336,7 @@ class Watch:
         return {}
 
     def _affordable(self) -> bool:
-        """Whether a probe now keeps the budget; all processes of a group must agree."""
+        """Whether a probe now keeps the budget; all processes of a group get the same answer."""
         if self.budget is None or self._last_step == 0:
             return True
         free = time.perf_counter() - self._free_since
@@ -356,7 +356,7 @@ class Watch:
         return self._measuring.agreed(answer)
 
     def _leave_out(self, share: float) -> None:
-        """Measure only so many of the blocks, or of the units of the one block that is left."""
+        """Measure only a share of the blocks, or of the units of the one block that is left."""
         own = self._measuring
         draw = random.Random(self._seed)
         kept: list[Any]
@@ -383,7 +383,7 @@ class Watch:
         )
 
     def _guarded(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What ``act`` returns; what it raises becomes one warning and a row that says so, unless strict."""
+        """Return what ``act`` returns; turn its exception into one warning and a row, unless strict."""
         try:
             return act()
         except Exception as error:
@@ -407,13 +407,13 @@ class Watch:
         return metrics
 
     def _say(self, key: str, sentence: str) -> None:
-        """A warning, once."""
+        """Log a warning once."""
         if key not in self._said:
             self._said.add(key)
             logger.warning("hesscond.watch: %s", sentence)
 
     def _probed(self) -> dict[str, Any]:
-        """A probe."""
+        """Measure, write and return a probe."""
         began = time.perf_counter()
         try:
             rows, notes = self._measuring.rows()
@@ -440,7 +440,7 @@ class Watch:
         return metrics
 
     def _metrics(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """The rows under names."""
+        """Numbers of the rows by name."""
         metrics: dict[str, Any] = {"hesscond/step": self.steps, "hesscond/seconds": self._last_cost}
         for row in rows:
             place = place_name(row["layer"], row["unit"])
@@ -461,7 +461,7 @@ class Watch:
         return frame.reindex(columns=[*first, *(name for name in frame.columns if name not in first)])
 
     def close(self) -> None:
-        """End it: destinations are closed. Closing twice does nothing."""
+        """Close the watch and its destinations; closing twice does nothing."""
         self._close("finished", "")
 
     def _close(self, status: str, message: str) -> None:
@@ -471,7 +471,7 @@ class Watch:
         self._guarded(lambda: self._each(lambda one: one.close(status, message)))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a training that goes on needs, beside the arguments: `torch.save` takes it."""
+        """State from which a training can go on, without the arguments, for `torch.save`."""
         return {
             "steps": self.steps,
             "left_out": list(self.left_out),
@@ -481,7 +481,7 @@ class Watch:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a watch with the same arguments, and the same calls of `on`, stood.
+        """Go on from the state of a watch with the same arguments, and the same calls of `on`.
 
         Raises
         ------
@@ -519,11 +519,11 @@ def loss_value(loss: object) -> float:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception is of too little memory, of the GPU or the host."""
+    """Whether an exception is due to too little memory, of the GPU or the host."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def distributed_rank() -> int:
-    """The rank of this process; 0 where there is one."""
+    """Rank of this process; 0 if there is only one."""
     there = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_rank() if there else 0

@@ -1,4 +1,4 @@
-"""What a watch measures at one moment of a training: rows of κ in plain coordinates and in those of the optimizer."""
+"""Measurements of a watch at one moment of a training: κ in plain coordinates and in the optimizer's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 class Measuring:
-    """A model, its loss and a batch that stays the same, measured again and again."""
+    """A model, its loss and a batch that stays the same, measured repeatedly."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Measuring:
         self._try()
 
     def _try(self) -> None:
-        """Find out now what would fail every time: nothing is decomposed yet."""
+        """Raise an error now for what would fail in every probe; nothing is decomposed yet."""
         try:
             with self.apart():
                 self.blocks = list(self._probe(None))
@@ -88,7 +88,7 @@ class Measuring:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Within, nothing of the loop around applies, and what is drawn is the same each time."""
+        """Run the block without the loop's contexts (autocast, no_grad), with the same random draws each time."""
         with ExitStack() as stack:
             # a random state of its own, so that two probes differ by the weights alone
             stack.enter_context(untouched_randomness(self.gpus))
@@ -102,7 +102,7 @@ class Measuring:
             yield
 
     def rows(self) -> tuple[list[Row], list[str]]:
-        """A row for each block, or unit of it, and what has to be said of what is missing."""
+        """A row for each block, or unit of it, and notes on what is missing."""
         notes: list[str] = []
         own = self._at_work(notes)
         # where M = c I, κ is the same in both coordinates, and one probe has all
@@ -143,7 +143,7 @@ class Measuring:
         return rows, notes
 
     def agreed(self, answer: bool) -> bool:
-        """What the first process of the group answers."""
+        """Answer of the first process of the group, the same for all processes."""
         if self.group is None:
             return answer
         box = [answer]
@@ -151,7 +151,7 @@ class Measuring:
         return box[0]
 
     def dead_units(self) -> dict[str, list[int]]:
-        """The units of each layer whose Hessian is exactly zero."""
+        """Units of each layer whose Hessian is exactly zero."""
         with self.apart():
             found = probe(self.model, self.loss_fn, self.data, self.names, memory=self.memory, group=self.group)
             return {
@@ -160,7 +160,7 @@ class Measuring:
             }
 
     def _at_work(self, notes: list[str]) -> AtWork | None:
-        """The optimizer's coordinates; None: it has none, or none yet, and that is said."""
+        """Coordinates of the optimizer; None, with a note, if it has none or none yet."""
         if self.optimizer is None:
             return None
         try:
@@ -172,7 +172,7 @@ class Measuring:
         return own
 
     def _moved(self, own: AtWork, notes: list[str]) -> tuple[tuple[str, ...] | None, bool]:
-        """The layers of which the optimizer moves something, and whether it moves all that is measured."""
+        """Layers in which the optimizer moves something, and whether it moves all that is measured."""
         if self.level == "network":
             return self.names, True
         catalogue = Catalogue(measurable(self.model))
@@ -237,7 +237,7 @@ def own_columns(result: LayerResult, unit: int | None, kappa: ConditionNumber, o
 
 
 def largest(result: LayerResult, unit: int | None, kappa: ConditionNumber) -> tuple[float, float]:
-    """The largest eigenvalue, which curves upwards (0 if none does), and the bound of its error."""
+    """Largest eigenvalue (0 if none is positive), and a bound of its error."""
     if isinstance(result, NetworkResult):
         top = lanczos(result.operator, 1, "top", tol=1e-6)
         value = float(top.eigenvalues[0])
@@ -250,7 +250,7 @@ def largest(result: LayerResult, unit: int | None, kappa: ConditionNumber) -> tu
 
 
 def units_of(result: LayerResult) -> Sequence[int | None]:
-    """What its conditions belong to: units, or None, the whole."""
+    """Units to which a result's conditions belong; None for the whole block."""
     return result.units if result.level == "unit" else (None,)
 
 
