@@ -1,5 +1,6 @@
 """What the site generates: pages of methods and statements with what these say of themselves, the reference; links."""
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -184,3 +185,20 @@ def test_the_smallest_method_is_that_of_the_package():
     page = (DOCS / "contributing.md").read_text(encoding="utf-8")
     source = (Path(hesscond.__file__).parent / "methods" / "vanilla.py").read_text(encoding="utf-8")
     assert f"```python\n# hesscond/methods/vanilla.py\n{source}```" in page
+
+
+#: Words with which a summary line names no noun.
+NO_NOUN = {"Of", "Those", "That", "As", "With", "So", "What", "They", "It", "Its"}
+
+
+def test_summaries_name_their_noun():
+    """Ten at most begin with a word that makes one look for it."""
+    found = []
+    for path in sorted((ROOT / "hesscond").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                summary = (ast.get_docstring(node) or "").partition("\n")[0]
+                first = re.match(r"\W*(\w+)", summary)
+                if first and first[1] in NO_NOUN:
+                    found.append(f"{path.relative_to(ROOT)}: {summary}")
+    assert len(found) <= 10, "\n".join(found)

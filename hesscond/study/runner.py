@@ -310,8 +310,8 @@ def rate(optimizer: torch.optim.Optimizer) -> float:
 def diverged(quantity: str, value: float, iteration: int, lr: float) -> DivergedError:
     """The error for a loss that is NaN or infinite."""
     return DivergedError(
-        f"training has diverged at learning rate {lr:g}: the {quantity} is {value:.3g} at iteration {iteration}: "
-        "the run stopped, its log is kept"
+        f"the {quantity} is {value:.3g} at iteration {iteration}: training has diverged at learning rate {lr:g}, the "
+        "run stopped, its log is kept"
     )
 
 
