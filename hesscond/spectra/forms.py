@@ -1,4 +1,4 @@
-"""Forms in which a symmetric matrix is known, and its condition number from each of them.
+"""Forms in which a symmetric matrix is known, and its condition number from each form.
 
 A `Form` says what is known of a matrix: a factor, entries that were summed up, or products alone. Which solver suits it
 is decided here and nowhere else. `conditions` measures several forms and decomposes together what it can.
