@@ -63,7 +63,7 @@ class Terms:
 
 @dataclass
 class KroneckerFactors:
-    """A (n̂, n̂) and C (m/G, m/G) of each group of a layer, as triangular factors, so that null is told from small.
+    """A (n̂, n̂) and C (m/G, m/G) of each group of a layer, as triangular factors, which separate null from small.
 
     A counts each row once, C each batch with its weight.
 

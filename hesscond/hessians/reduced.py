@@ -75,7 +75,7 @@ class RemainingCoordinates(LinearOperator):
     rest
         Single parameters that stay as they are.
     dtype, device
-        Of the operator.
+        Dtype and device of the operator.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ def remaining(
     order
         n.
     dtype, device
-        Of the operator.
+        Dtype and device of the operator.
     """
     layers: list[tuple[torch.Tensor, KroneckerComplement]] = []
     others: list[NullDirections] = []

@@ -1,4 +1,4 @@
-"""Yardsticks, coordinates that a Hessian itself defines: Jacobi's, and those that no other of their kind beat."""
+"""Yardsticks, coordinates that a Hessian itself defines: Jacobi's, and optimal ones of their kind."""
 
 from __future__ import annotations
 

@@ -600,8 +600,7 @@ def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray
     ----------
     factor : (m, n) array or tensor
     condition
-        What `factor_condition` returned for this factor; its rank is taken over, and Jacobi is used if SVD alone did
-        not decide.
+        Result of `factor_condition` for this factor; its rank is used, and Jacobi's method if SVD alone did not decide.
     """
     core, scale, *_ = scaled_core(as_matrix(factor))
     if condition.rank == 0:
@@ -618,8 +617,7 @@ def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.nd
     ----------
     factor : (m, n) array or tensor
     condition
-        What `factor_condition` returned for this factor; its rank is taken over, and Jacobi is used if SVD alone did
-        not decide.
+        Result of `factor_condition` for this factor; its rank is used, and Jacobi's method if SVD alone did not decide.
     """
     matrix = as_matrix(factor)
     core, scale, columns, transposed = scaled_core(matrix)

@@ -84,7 +84,7 @@ class Recurrence:
         """Weights left of x, without and with that of x, of the Gauss–Radau rules with a node prescribed at x (m,).
 
         The rule is that of J bordered by β_k and by the entry x + β_k²/d, with d the last pivot of J − x (Golub, SIAM
-        Review 15, 1973). As x nears a Gauss node d vanishes and the rule becomes that of J itself, beside a node far
+        Review 15, 1973). As x nears a Gauss node d vanishes and the rule becomes that of J itself, with a node far
         away without weight.
         """
         k, size = len(self.alphas), float(np.abs(self.alphas).max() + 2 * self.betas.max())
