@@ -73,11 +73,6 @@ class Batches:
         GPUs whose random state matters.
     memory
         Bytes that batches may take; a batch or a sequence that was given exists already and is free.
-
-    Attributes
-    ----------
-    held
-        Bytes that are kept.
     """
 
     def __init__(self, data: Batch | Iterable[Batch], gpus: Sequence[int], memory: int) -> None:

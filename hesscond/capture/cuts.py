@@ -497,7 +497,7 @@ class Cuts:
         return self._mixes[upper, key, blocks]
 
     def kept(self, chain: Chain) -> list[int]:
-        """Candidates without those that only lead to the next one and are no better, and those that do not fit."""
+        """Indices of the candidates that fit into the memory and do not only lead to an equally good next one."""
         found = []
         for i, node in enumerate(chain.nodes):
             next_is_as_good = (

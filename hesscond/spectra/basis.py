@@ -71,13 +71,7 @@ def plan(
 
 
 class Basis:
-    """Storage of up to ``rows`` orthonormal rows of length ``order``.
-
-    Attributes
-    ----------
-    size
-        Present number of rows.
-    """
+    """Storage of up to ``plan.rows`` orthonormal rows of length ``order``; ``size`` of them are filled."""
 
     def __init__(self, plan: Plan, order: int, head: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self.order, self.capacity, self.size = order, plan.rows, 0
