@@ -1,8 +1,8 @@
 """Exact per-layer Hessian condition numbers of neural networks.
 
 Reading order: `operators` (matrices known by their products) → `capture` (what a layer sees) → `spectra` (κ and how it
-was decided) → `hessians` (what is built from these) → `check` (every answer against the model itself) → `methods` →
-`probing` → the rest. Each room imports only from those before it. Names are imported when they are first used.
+is decided) → `hessians` (built from these) → `check` (comparison of every answer with the model itself) → `methods` →
+`probing` → the rest. Each package imports only from those before it. Names are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What a method makes of a probe: the network that it builds, and the coordinates at each of its layers."""
+"""Application of a method to a probe: the network that it builds, and the coordinates at each of its layers."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from hesscond.roles import NETWORK
 if TYPE_CHECKING:
     from hesscond.results import ProbeResult
 
-#: What `hesscond.probe` takes as a method, and the methods named whose coordinates the data define.
+#: Types that `hesscond.probe` takes as a method.
 ProbeMethod = str | Spec | Method | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Coordinates | None
-#: What is left of it to measure the layers of a network in.
+#: Coordinates to measure the layers of a network in, after the method has been applied to the model.
 Measured = Method | OfInputs | Coordinates | None
 
-#: So many names are listed in what is measured.
+#: Largest number of names listed in the description of a measurement.
 FEW = 4
-#: How to apply a method to a model itself.
+#: Code that applies a method to a model itself.
 BY_HAND = "method=hesscond.methods.parse({!r}).create(model)"
 
 
 @dataclass(frozen=True)
 class Applied:
-    """A network as a method builds it, and what is left for a probe of it."""
+    """Network as a method builds it, with the coordinates, data and description for a probe of it."""
 
     model: nn.Module
     method: Measured
@@ -56,7 +56,7 @@ class Applied:
     given: nn.Module
 
     def place(self, name: str) -> str:
-        """Where a module, parameter or part is that has this name in the model that was given."""
+        """Return the name, in the copy, of a module, parameter or part of the model that was given."""
         base, bracket, part = name.partition("[")
         known = dict(self.given.named_modules())
         if base in known or base == ROOT:
@@ -68,7 +68,7 @@ class Applied:
         return found + bracket + part
 
     def original(self, place: str) -> str:
-        """The name that a module or parameter of the copy had, or would have, in the model that was given."""
+        """Return the name that a module or parameter of the copy has, or would have, in the model that was given."""
         names = {place_of(self.model, name): name for name, _ in self.given.named_modules() if name}
         place, bracket, part = place.partition("[")
         head, tail = place, ""
@@ -78,7 +78,7 @@ class Applied:
         return (names[head] + tail if head else place) + bracket + part
 
     def renamed(self, result: ProbeResult) -> ProbeResult:
-        """A result of the copy by the names of the model that was given."""
+        """Rename the layers of a result of the copy as in the model that was given."""
         if self.model is not self.given:
             result.rename(self.original)
         result.coordinates, catalogue = self.what, Catalogue(self.given)
@@ -97,7 +97,7 @@ def applied(
     whole: bool = False,
     alone: bool = True,
 ) -> Applied:
-    """What `hesscond.probe` measures if it is given ``method``: see there."""
+    """Model, coordinates and data that `hesscond.probe` measures for ``method``, as described in `hesscond.probe`."""
     work = partial(Applied, data=data, given=model)
     if isinstance(method, (str, Spec)):
         spec = parse(method) if isinstance(method, str) else method
@@ -145,7 +145,7 @@ def applied(
             try:
                 own = method.probed(name)
             except ConfigError as refusal:
-                # said of the layers that are asked for, when they are
+                # raised later, if such a layer is asked for
                 refusals.append(refusal)
             else:
                 names |= {} if own is None else {own.name: None}
@@ -173,7 +173,7 @@ def applied(
 
 
 def at_work(model: nn.Module, optimizers: Any) -> AtWork:
-    """One or several optimizers as a method."""
+    """Return one or several optimizers as a method."""
     several = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
     for one in several:
         if not isinstance(one, torch.optim.Optimizer):
@@ -182,12 +182,12 @@ def at_work(model: nn.Module, optimizers: Any) -> AtWork:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few of some names, and how many there are."""
+    """List of the first few names, and their number if there are more."""
     return ", ".join(names) if len(names) <= FEW else f"{', '.join(names[:FEW])}, … ({len(names)} in all)"
 
 
 def said(name: str | None, chosen: OfInputs | None) -> str:
-    """Coordinates in words."""
+    """Description of coordinates in words."""
     if chosen is not None:
         layers = chosen.options.get("layers")
         where = f" in {listed(layers)}, and plain ones in other layers" if layers is not None else ""
@@ -198,7 +198,7 @@ def said(name: str | None, chosen: OfInputs | None) -> str:
 def rebuilt(
     model: nn.Module, spec: Spec, data: Batch | Iterable[Batch], *, alone: bool
 ) -> tuple[Method, Batch | Iterable[Batch]]:
-    """Methods at work on a copy of a model, as a study builds it, and the data, read if a method reads them all."""
+    """Method at work on a copy of a model, as a study builds it, and the data, read if a method reads them all."""
     try:
         own = deepcopy(model)
     except Exception as error:
@@ -270,7 +270,7 @@ def take_first_step(
             ) from error
         method.observe(loss)
         penalty = method.penalty(loss)
-        # not backward: the loss may have parameters of its own, or the model's
+        # not backward: the loss may have parameters, or the model's
         gradients = torch.autograd.grad(loss if penalty is None else loss + penalty, parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
@@ -278,7 +278,7 @@ def take_first_step(
 
 
 def first_arguments(method: str, batches: Iterable[Batch]) -> torch.Tensor:
-    """What a model gets as its first argument, of all batches together."""
+    """First arguments of the model, concatenated over all batches."""
     found = []
     for batch in batches:
         inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else None
@@ -297,7 +297,7 @@ def first_arguments(method: str, batches: Iterable[Batch]) -> torch.Tensor:
 
 
 def shared_function(copied: nn.Module, model: nn.Module) -> str | None:
-    """A function in a copy of a model that uses modules or parameters of the model itself: copies share functions."""
+    """Function in a copy of a model that uses modules or parameters of the model itself: copies share functions."""
     own = {id(item) for item in (*model.modules(), *model.parameters(), *model.buffers())}
     seen: set[int] = set()
     waiting: list[tuple[Any, str | None]] = [(copied, None)]
@@ -329,12 +329,12 @@ def shared_function(copied: nn.Module, model: nn.Module) -> str | None:
 
 
 def coordinates_at(method: Measured, layer: str) -> Coordinates | OfInputs | None:
-    """What a layer is measured in by ``method``, as `applied` leaves it."""
+    """Coordinates that a layer is measured in by ``method``, as returned by `applied`."""
     return method.probed(layer) if isinstance(method, Method) else method
 
 
 def from_data(spec: Spec) -> OfInputs | None:
-    """The coordinates of the one of the methods named whose coordinates the data define."""
+    """Coordinates of the one named method whose coordinates the data define; None: there is none."""
     found = [part for part in spec.parts if part[0].needs_statistics]
     if len(found) > 1:
         names = " and ".join(part.name for part, _ in found)
@@ -345,7 +345,7 @@ def from_data(spec: Spec) -> OfInputs | None:
 def layer_coordinates(
     method: Measured, operator: NetworkOperator, *, team: Team | None = None
 ) -> Mapping[str, LinearCoordinates | None]:
-    """The P of each layer of an operator, from the statistics of its inputs over all the data (of all processes)."""
+    """P of each layer of an operator, from the statistics of its inputs over all the data (of all processes)."""
     chosen = unit_layout(operator).layers
     seen: dict[str, Any] = {}
     if isinstance(method, OfInputs):

@@ -1,4 +1,4 @@
-"""Causes of an unresolved condition number, each with what can be done about it."""
+"""Causes of an unresolved condition number, each with a remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Cause(NamedTuple):
-    """Why κ is unresolved, and what to do about it: false where there is nothing to say."""
+    """Reason why κ is unresolved, and advice on what to do about it; false if there is none."""
 
     reason: str = ""
     advice: str = ""
@@ -15,7 +15,7 @@ class Cause(NamedTuple):
         return bool(self.reason)
 
     def joined(self, other: Cause) -> Cause:
-        """Both, with the advice of the other, which is nearer to the root."""
+        """Join both causes, with the advice of the other, which is nearer to the root."""
         known = other.reason in self.reason
         return self if known else Cause(f"{self.reason}, and {other.reason}", other.advice)
 
@@ -24,7 +24,7 @@ NOTHING = Cause()
 STANDARDIZE = "standardize the inputs (the columns of a factor), so that the eigenvalues spread over fewer decades"
 SMALLER = f"{STANDARDIZE}, or measure fewer parameters together (level='unit')"
 ZERO = Cause("the matrix is zero")
-#: At the decision of a rank.
+#: Causes from the decision of a rank.
 NONE_TOLD = Cause("no eigenvalue exceeds the bound of its error", STANDARDIZE)
 BELOW_BOUND = Cause("small eigenvalues lie above rounding and below the bound of their error", STANDARDIZE)
 TIED = Cause("no gap separates small eigenvalues from those of the size of rounding", STANDARDIZE)
@@ -33,7 +33,7 @@ TOO_LARGE = Cause(
     "neither the sizes of the values nor an exact rank, too expensive at this order, tell which are zero",
     "give the error of the entries (error=), or a bound of the rank (rank_bound=)",
 )
-#: In what the Hessian is made of.
+#: Causes from the numbers that the Hessian is computed from.
 SUMMED = Cause("small eigenvalues are below the rounding of the sums that form the Hessian", SMALLER)
 ALL_ROUNDING = Cause(
     "the Hessian is no larger than the rounding of the terms that it is the difference of",
@@ -54,7 +54,7 @@ DIFFERENCES = Cause(
 
 
 def saturated(where: str) -> Cause:
-    """Activations without digits left, in words such as ``"Tanh at 40 of 64 values, 5 of 8 units"``."""
+    """Cause for activations without digits left, in words such as ``"Tanh at 40 of 64 values, 5 of 8 units"``."""
     return Cause(
         f"activations are saturated ({where}), so that their derivatives have lost digits",
         "standardize the inputs or shrink the weights, so that fewer activations saturate",
@@ -62,7 +62,7 @@ def saturated(where: str) -> Cause:
 
 
 def imprecise(precision: str) -> Cause:
-    """A precision of the forward pass below float64, in words."""
+    """Cause for a forward pass in less precision than float64, which ``precision`` describes in words."""
     return Cause(
         f"the forward pass rounds to fewer digits than float64 ({precision}), which may hide the smallest eigenvalues",
         "probe in float64 (dtype=torch.float64), without casts in the model",
@@ -70,7 +70,7 @@ def imprecise(precision: str) -> Cause:
 
 
 def unconverged(message: str, order: int, memory: int) -> Cause:
-    """An iteration at an end of the spectrum that gave up; ``memory``: bytes that let the matrix be formed, if any."""
+    """Cause for an iteration that did not converge; ``memory``: bytes with which the matrix is formed instead, or 0."""
     dense = f"raise memory to {memory / 1e9:.3g} GB, for the matrix itself, " if memory else ""
     return Cause(
         f"the iteration for the smallest nonzero eigenvalue of {order:,} parameters ended without it: {message}",
@@ -79,7 +79,7 @@ def unconverged(message: str, order: int, memory: int) -> Cause:
 
 
 def few_products(products: int, order: int) -> Cause:
-    """A number of products that bounds κ from below only."""
+    """Cause for a number of products that only bounds κ from below."""
     return Cause(
         f"{products:,} products bound κ of {order:,} parameters from below only",
         f"make more products (products={order} form the matrix), or leave products= out",

@@ -1,4 +1,4 @@
-"""Every answer against the model itself: what was built, and the model's own double backward, along one direction."""
+"""Comparison of every Hessian that was built with double backward through the model itself, along one direction."""
 
 from __future__ import annotations
 
@@ -33,51 +33,50 @@ from hesscond.hessians.linearization import differentiable, gradients
 from hesscond.hessians.parameters import Layout, parameters_of
 from hesscond.spectra import Effort, Known
 
-#: Relative differences that need no explanation, in float64; rounding is far below in ordinary networks.
+#: Relative differences that need no explanation, in float64; in ordinary networks rounding is far smaller.
 TOLERANCE = 1e-8
-#: The same in a precision with round-off eps, in units of it.
+#: Relative differences that need no explanation in a precision with round-off eps, in units of eps.
 UNITS = 1e3
-#: Terms of a gradient are no smaller than that beside the largest, in either factor.
+#: Smallest relative size of the terms of a gradient, in either factor, compared with the largest.
 LEAST = float(torch.finfo(torch.float64).tiny) ** 0.25
-#: What rounding is measured to do is taken so many times.
+#: Factor by which measured effects of rounding are enlarged.
 MARGIN = 256.0
-#: A product no more than so many times what rounding changes in it is rounding; draws that tell.
+#: A product below this multiple of its change by rounding counts as rounding; number of draws that decide.
 ROUNDED, DRAWS = 64.0, 3
-#: Relative to products of scales, round-off of what was built: see `hesscond.hessians.coordinates.LOST_IN_SQUARE`.
+#: Round-off of a Hessian that was built, relative to products of scales: see `hessians.coordinates.LOST_IN_SQUARE`.
 BELOW = 1e-9
-#: Entries of a product that are smaller beside the largest may be rounding; a Hessian larger than that is none.
+#: Entries of a product may be rounding below this share of the largest; a Hessian above the second share is not.
 SMALL, FAR = 1e-9, 1e-3
 
 
 @dataclass(frozen=True)
 class Check:
-    """How far an answer is from the model's own second derivatives.
+    """Comparison of a Hessian that was built with the second derivatives of the model.
 
-    With a random direction v the product of the Hessian that was built is compared with the one that double backward
-    gives through the model as it is written, in the parameters' own tensors; so are the gradients, over all units. Both
+    For a random direction v, the product with the Hessian that was built is compared with the product by double
+    backward through the unmodified model, in the tensors of the parameters; so are the gradients, over all units. Both
     are scaled so that small features count as much as large ones.
 
     Attributes
     ----------
     difference
-        The largest relative difference of the two.
+        Largest relative difference of the two.
     bound
-        What rounding explains of it: 1e-8 in float64, or more where the rounding of the model's own product was
-        measured and is larger. From 1 on the model's product is rounding only, and tells nothing.
+        Difference that rounding explains: 1e-8 in float64, or more if the rounding of the model's product was measured
+        and is larger. From 1 on, the model's product is only rounding and decides nothing.
     built, own
-        vᵀHv of the Hessian that was built, and by the model's own double backward.
+        vᵀHv of the Hessian that was built, and by double backward through the model.
     slopes
-        The part of the difference that is in the gradients.
+        Difference of the gradients.
     unit
-        The unit whose Hessian was multiplied; None: all of the layer, or of the network.
+        Unit whose Hessian was multiplied; None: the whole layer or network.
     central
-        Comparison of the model's own double backward with central differences of its gradient, on the first batch in
+        Comparison of the model's double backward with central differences of its gradient, on the first batch in
         which the loss depends on the parameters; None: it was not made.
     culprit
-        The module, or the loss, whose second derivatives are not those of its gradient, if there is one and it was
-        found.
+        Module, or the loss, whose second derivatives are not those of its gradient, if one was found.
     zero
-        Whether the products are no more than what rounding makes of the model's own: the Hessian is zero to it.
+        Whether the products are no larger than the rounding of the model's product: numerically, the Hessian is zero.
     """
 
     difference: float
@@ -92,7 +91,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether the difference is explained, and the double backward is the derivative of the gradient."""
+        """Whether rounding explains the difference, and double backward is the derivative of the gradient."""
         return self.difference <= self.bound and not self.contradicted
 
     @property
@@ -108,7 +107,7 @@ class Check:
 
     @property
     def against(self) -> str:
-        """The comparison with central differences, in words; empty if it was not made."""
+        """Comparison with central differences, in words; empty if it was not made."""
         if self.central is None:
             return ""
         if self.central.agrees is None:
@@ -118,29 +117,29 @@ class Check:
 
 @dataclass
 class Direction:
-    """A direction in the parameters of one block, and what the model makes of it.
+    """Direction in the parameters of one block, with the model's derivatives along it.
 
     Attributes
     ----------
     layout
-        How the block's parameters lie in vectors.
+        Layout of the block's parameters in vectors.
     v : (n,) float64
         The direction.
     scales : (n,)
-        What products are compared in units of: v is random divided by them.
+        Units in which products are compared; v is random, divided by them.
     unit
-        Whose block it is.
+        Unit of the block; None: a whole layer or network.
     product, slope : (n,)
-        H v and ∇L of the batches so far, each times its weight.
+        H v and ∇L, summed over the batches so far with their weights.
     whole
-        How the parameters of the gradient lie: those of all units.
+        Layout of the gradient, which is in the parameters of all units.
     own_slope
-        The gradient as the capture has it, likewise; None: there is none to compare.
+        Gradient from the capture, summed in the same way; None: there is none to compare.
     squares : (u,), (G, n̂)
-        Σδ² of each unit and Σĥ² of each input of the batches so far: what the entries of the gradient are made of.
+        Σδ² of each unit and Σĥ² of each input over the batches so far: squared factors of the entries of the gradient.
     lost
-        Bound of what rounding does to H, in the 2-norm, where its terms are differences of larger ones: softmax and its
-        like compute p − p² to eps of p, whatever is left.
+        Bound of the effect of rounding on H, in the 2-norm, where its terms are differences of larger ones: softmax and
+        similar functions compute p − p² to eps of p, however small the difference.
     """
 
     layout: Layout
@@ -155,7 +154,7 @@ class Direction:
     lost: float = 0.0
 
     def add_slopes(self, slopes: Slopes, weight: float = 1.0) -> None:
-        """Add the gradient of a batch as the capture has it."""
+        """Add the gradient of a batch from its capture."""
         own = slopes.gradient.flatten()
         units, inputs = weight**2 * slopes.units, slopes.inputs
         if self.own_slope is None or self.squares is None:
@@ -165,7 +164,7 @@ class Direction:
         self.squares = self.squares[0] + units, self.squares[1] + inputs
 
     def count(self, weight: float) -> None:
-        """Let what was added count that much."""
+        """Multiply the sums so far by a weight."""
         self.product *= weight
         self.slope *= weight
 
@@ -179,9 +178,9 @@ class Direction:
         *,
         dtype: torch.dtype | None = None,
     ) -> Direction:
-        """A random one, scaled as the block is, in numbers of ``dtype``: that of the model if None."""
+        """Random direction scaled to the block, in the range of ``dtype``; None: that of the parameters."""
         scales = block.scales()
-        # of a block that is zero nothing is known
+        # a zero block has no scales
         largest = (float(scales.max()) if len(scales) else 0.0) or 1.0
         floor = torch.finfo(dtype or layout.tensors[0].dtype).tiny ** 0.5 * largest
         if not bool((scales > floor).all()):
@@ -195,29 +194,29 @@ class Direction:
 
 @dataclass
 class Witness:
-    """The model's own derivatives along `Direction`s, over one batch or a stream, without hooks and assumptions.
+    """Derivatives of the model itself along `Direction`s, over one batch or a stream, without hooks and assumptions.
 
-    Each batch is evaluated once with all parameters concerned in the place of the model's own; a block takes one
+    Each batch is evaluated once, with all parameters concerned replaced by differentiable copies; a block takes one
     derivative of its gradient.
 
     Attributes
     ----------
     model, loss_fn, dtype, lift_casts
-        As in `hesscond.probe`.
+        Arguments of `hesscond.probe`.
     by_products
-        Whether the Hessians are known by products, which the rounding of the loss is in.
+        Whether the Hessians are known by products, which contain the rounding of the loss.
     keeps_products
-        Whether those of the first batch are kept, for `noise` and `shaken`.
+        Whether the products of the first batch are kept, for `noise` and `shaken`.
     parameters
-        By name, all that the directions are in, and others of which `reached` is wanted.
+        Parameters by name: all that the directions are in, and others for which `reached` is wanted.
     differentiates
         Whether second derivatives are compared with central differences of the gradient, once for each parameter.
     precision
-        What the first batch was computed in.
+        Precision that the first batch was computed in.
     reached
-        Names of those that the loss depended on so far.
+        Names of the parameters that the loss depended on so far.
     loss
-        Of the latest batch.
+        Loss of the latest batch.
     """
 
     model: nn.Module
@@ -272,18 +271,18 @@ class Witness:
             wrong = {i for i in new if i in self._central and self._central[i].agrees is False}
             groups = [sorted(wrong & set(self._indices(direction.whole))) for direction in directions]
             if len(groups) > 1 and wrong:
-                # a block of the Hessian may be right, and only those to other layers wrong
+                # a diagonal block of the Hessian may be right, and only the blocks between layers wrong
                 for group in filter(None, groups):
                     self._compare(batch, random, group, None)
 
     def _not_compared(self, evaluation: Evaluation, used: Sequence[int]) -> list[int]:
-        """The leaves of which second derivatives are still to be compared: all, where a batch has other functions."""
+        """Leaves whose second derivatives are still to be compared; all if the batch uses new autograd functions."""
         if not self.differentiates:
             return []
         kinds = functions(evaluation.loss)
         if kinds <= self._functions:
             used = [i for i in used if i not in self._central]
-        # a straight-through gradient is not the derivative of what is rounded, on purpose
+        # a straight-through gradient is deliberately not the derivative of the rounding
         if not used or any(node.name().startswith("FakeQuantize") for node in nodes([evaluation.loss.grad_fn])):
             return []
         self._functions |= kinds
@@ -294,7 +293,7 @@ class Witness:
     ) -> None:
         """Compare the second derivatives of a batch with central differences of its gradient ``first``, if it is known.
 
-        In float64 if the model runs in it, whatever it is probed in: wider steps are full of kinks.
+        This is done in float64 if the model runs in it, whatever ``dtype`` is: with wider steps there are many kinks.
         """
         narrowest = None if self.precision is None else self.precision.narrowest
         snapshot = self._snapshot
@@ -324,7 +323,7 @@ class Witness:
         self._central |= zip(chosen, found, strict=True)
 
     def _first_again(self) -> Evaluation:
-        """The first batch, with the random numbers that it had."""
+        """Evaluate the first batch again, with the same random numbers."""
         assert self._first is not None
         batch, random = self._first
         with random.again():
@@ -333,13 +332,13 @@ class Witness:
     def _again(
         self, directions: Sequence[Direction], *, enlarged: bool = False
     ) -> Iterator[tuple[Direction, torch.Tensor, torch.Tensor]]:
-        """`_derivatives` on the first batch."""
+        """Return `_derivatives` on the first batch."""
         used = sorted({i for direction in directions for i in self._indices(direction.whole)})
         first = self._gradient(self._first_again(), used, enlarged=enlarged)
         return self._derivatives(first, directions, enlarged=enlarged)
 
     def _add_lost(self, evaluation: Evaluation, directions: Sequence[Direction], weight: float) -> None:
-        """Add what cancels in the loss of a batch to the directions, and what rounding changes of the products."""
+        """Add to ``lost`` of the directions the rounding of cancelled terms in the loss of a batch, and of products."""
         if may_cancel(nodes([evaluation.loss.grad_fn])):
             trials, used = [], sorted({i for direction in directions for i in self._indices(direction.whole)})
             for trial in range(2):
@@ -357,7 +356,7 @@ class Witness:
     def _gradient(
         self, evaluation: Evaluation, chosen: Sequence[int], snapshot: Snapshot | None = None, *, enlarged: bool = False
     ) -> dict[int, torch.Tensor]:
-        """∇L on its graph, by the index of the leaf; ``enlarged``: by a pass with `enlarged_rounding`."""
+        """Gradient ∇L with its graph, by the index of the leaf; ``enlarged``: from a pass with `enlarged_rounding`."""
         leaves = (snapshot or self._snapshot).leaves
         if not chosen:
             return {}
@@ -368,7 +367,7 @@ class Witness:
     def _derivatives(
         self, first: Mapping[int, torch.Tensor], directions: Sequence[Direction], *, enlarged: bool = False
     ) -> Iterator[tuple[Direction, torch.Tensor, torch.Tensor]]:
-        """H v and ∇L of each direction on one batch, from the gradient with its graph."""
+        """Yield H v and ∇L of each direction on one batch, from the gradient with its graph."""
         leaves = self._snapshot.leaves
         with differentiable():
             for direction in directions:
@@ -384,22 +383,15 @@ class Witness:
         return [self._place[id(p)] for p in layout.tensors]
 
     def verdict(self, direction: Direction, block: BlockHessian, total: float = 1.0) -> Check:
-        """The check of a block, in plain coordinates and in its own, over all that was added.
+        """Check a block, in plain coordinates and in the block's coordinates, over all batches that were added.
 
-        Parameters
-        ----------
-        direction
-            One that was given to `add`.
-        block
-            What was built.
-        total
-            What the weights are divided by.
+        ``direction`` is one that was given to `add`; ``total`` is the divisor of the weights.
         """
         built = block.plain.product(direction.v[:, None])[:, 0]
         own = direction.product if total == 1 else direction.product / total
         scaled, apart = norm(built / direction.scales), norm((built - own) / direction.scales)
         if apart <= BELOW * float(direction.scales @ direction.v.abs()) and bool(built.any()):
-            # scales that are larger than H by far are those of its round-off
+            # scales that are much larger than H describe its round-off
             apart = 0.0
         if not apart <= 0.1 * scaled:
             scaled = max(scaled, norm(own / direction.scales))
@@ -425,14 +417,14 @@ class Witness:
 
     @property
     def leaf_dtype(self) -> torch.dtype:
-        """What is differentiated in."""
+        """Dtype of the leaves that the loss is differentiated in."""
         return self._snapshot.leaves[0].dtype if self._snapshot.leaves else torch.float64
 
     def rounding(self, direction: Direction) -> tuple[float, float]:
-        """The rounding of the model's own product on the first batch, in the direction's units.
+        """Rounding of the model's product on the first batch, in the direction's units, by two estimates.
 
-        By the product at parameters that differ in their last digits and by its terms; and by eps times what the loss's
-        curvature would be if nothing in it cancelled (softmax in saturation is 1 − 1).
+        The first comes from the product at parameters that differ in their last digits, and from its terms. The second
+        is eps times the product if nothing in the curvature of the loss cancelled (in a saturated softmax it is 1 − 1).
         """
         leaves, eps = self._snapshot.leaves, float(torch.finfo(self.leaf_dtype).eps)
         evaluation = self._first_again()
@@ -441,7 +433,7 @@ class Witness:
         return self.shaken(direction, 4 * eps) + eps * norm(terms / direction.scales), natural
 
     def terms(self, directions: Sequence[Direction]) -> list[torch.Tensor]:
-        """Of each direction, the sizes of the terms of its product on the first batch: see `size_of_terms`."""
+        """Sizes of the terms (`size_of_terms`) of each direction's product on the first batch."""
         plain = [product for _, product, _ in self._again(directions)]
         changed = self._again(directions, enlarged=True)
         return [size_of_terms(product, own, own) for own, (_, product, _) in zip(plain, changed, strict=True)]
@@ -465,9 +457,9 @@ class Witness:
         return bool(lost) or any(True for _ in without_cancellation(loss, own, below=CANCELLED))
 
     def shaken(self, direction: Direction, size: float) -> float:
-        """How much the product on the first batch changes, in the direction's units, if all it is made of changes.
+        """Change of the product on the first batch, in the direction's units, by perturbed parameters and direction.
 
-        Parameters and direction do by random relative amounts up to ``size``: that of the rounding in what computes it.
+        They are changed by random relative amounts up to ``size``, the size of the rounding in the computation.
         """
         before = self._products.get(id(direction))
         if before is None:
@@ -478,11 +470,10 @@ class Witness:
         return norm((product - before) / direction.scales)
 
     def noise(self, directions: Sequence[Direction], draws: int = 1) -> list[torch.Tensor]:
-        """Of each direction, how much the entries of its product change if all it is made of changes by rounding.
+        """Change of the entries of each direction's product if parameters and direction are perturbed by rounding.
 
-        The largest of some draws on the first batch, and no smaller beside the product than there; with several the
-        terms of the product count too, since rounding may be the same in every draw. The directions are those given to
-        `add`, whose products were kept.
+        It is the largest of some draws on the first batch. With several draws, the terms of the product count too,
+        since rounding may be the same in every draw. The directions are those given to `add`, with their products kept.
         """
         eps = 4 * float(torch.finfo(self.leaf_dtype).eps)
         before = [self._products[id(direction)] for direction in directions]
@@ -500,9 +491,10 @@ class Witness:
     def rounded(
         self, directions: Sequence[Direction], noise: Sequence[torch.Tensor], total: float
     ) -> list[Callable[[torch.Tensor | None], bool | None]]:
-        """Of each direction, a function of some rows of its block (None: of all): whether their Hessian is zero.
+        """Functions, one for each direction, that say whether the Hessian in some rows of its block is zero.
 
-        None: it is more than the rounding of its product is by ``noise``. False: it is not, and may be hidden by it.
+        The argument None stands for all rows. A function returns None if the product exceeds its rounding (by
+        ``noise``), and False if it does not but a nonzero Hessian may be hidden in the rounding.
         """
         products = [direction.product / total for direction in directions]
         point = [
@@ -518,7 +510,7 @@ class Witness:
 
         def told(direction: Direction, product: torch.Tensor, noise: torch.Tensor, rows: torch.Tensor | None) -> Any:
             at: Any = slice(None) if rows is None else rows
-            # a parameter of large terms must not hide the curvature in another
+            # a parameter with large terms must not hide the curvature in another one
             shapes = enumerate(direction.layout.shapes)
             place = direction.layout.vector_of([product.new_full(shape, number) for number, shape in shapes])[at]
             for number in place.unique():
@@ -529,9 +521,9 @@ class Witness:
         return [partial(told, *own) for own in zip(directions, products, noise, strict=True)]
 
     def uncertainty(self, direction: Direction) -> float:
-        """ε such that H is known to ε d_i d_j, with the scales d of a block: what operations below float64 do.
+        """Uncertainty ε from operations below float64: entry (i, j) of H is known to ε d_i d_j, with block scales d.
 
-        0: there are none. An estimate of the Frobenius norm from one direction, times 4.
+        It is 4 times an estimate of the Frobenius norm from one direction; 0: there are no such operations.
         """
         if self.precision is None:
             return 0.0
@@ -543,7 +535,7 @@ class Witness:
 
     @contextmanager
     def _nudged(self, size: float, draw: int = 0) -> Iterator[None]:
-        """Every leaf changed by random relative amounts of that size."""
+        """Context in which every leaf is changed by random relative amounts up to ``size``."""
         before = [leaf.detach().clone() for leaf in self._snapshot.leaves]
         for number, leaf in enumerate(self._snapshot.leaves):
             leaf.data.mul_(nudges(leaf, size, 5 + number + 1000 * draw))
@@ -555,14 +547,9 @@ class Witness:
 
 
 def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check, float, Precision | None]:
-    """The check of an operator: its product with one direction, and that of fresh evaluations of its model.
+    """Compare an operator's product with one direction with the product from fresh evaluations of its model.
 
-    Parameters
-    ----------
-    H
-        The operator.
-    uncertain
-        Whether the uncertainty is wanted, which takes two gradients more in float32.
+    The check comes with the uncertainty, if wanted (in float32 it takes two more gradients; else 0), and the precision.
     """
     witness, (direction,) = witnessed(H, [H], keeps_products=uncertain and H.dtype != torch.float64)
     uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass) if uncertain else 0.0
@@ -570,14 +557,14 @@ def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check
 
 
 def uncertain(precision: Precision | None) -> Cause:
-    """Where the uncertainty of a Hessian comes from: the precision of the forward pass, or what cancels in its loss."""
+    """Cause of the uncertainty of a Hessian: the precision of the forward pass, or cancellation in the loss."""
     if precision is None or (precision.narrowest or precision.dtype) is torch.float64:
         return DIFFERENCES
     return imprecise(str(precision))
 
 
 def rounding_of(H: HessianOperator) -> bool | None:
-    """Whether the Hessian of an operator is zero, as by `Witness.rounded`; None at once where it is far from that."""
+    """Whether the Hessian of an operator is zero, as by `Witness.rounded`; None, without work, if it clearly is not."""
     v = Direction.of(as_block(H), H.layout, dtype=H.dtype).v.to(H.point)
     if is_far(H @ v, v, H.point, H.loss, H.gradient):
         return None
@@ -586,14 +573,14 @@ def rounding_of(H: HessianOperator) -> bool | None:
 
 
 def is_flat(H: HessianOperator) -> bool:
-    """Whether the gradient is rounding beside the loss."""
+    """Whether the gradient is no larger than the rounding of the loss."""
     return norm(H.gradient) * norm(H.point) <= ROUNDED * float(torch.finfo(H.dtype).eps) * abs(H.loss)
 
 
 def witnessed(
     H: HessianOperator, parts: Sequence[HessianOperator], *, keeps_products: bool = False
 ) -> tuple[Witness, list[Direction]]:
-    """What fresh evaluations of the model of an operator make of one direction in each of its parts, over its data."""
+    """Witness of fresh evaluations of an operator's model over its data, with one direction in each of its parts."""
     problem = H.problem
     named = dict(zip(H.names, H.layout.tensors, strict=True))
     witness = Witness(problem.model, problem.loss_fn, named, problem.dtype, problem.lift_casts, True, keeps_products)
@@ -605,12 +592,12 @@ def witnessed(
 
 
 def as_block(H: HessianOperator) -> NetworkHessian:
-    """An operator as a block of which nothing more is known."""
+    """Block of an operator, with nothing else known of its spectrum."""
     return NetworkHessian(H, lambda: ((), Known()), Effort(memory=H.problem.memory))
 
 
 def most_curved(own: LayerCapture) -> int:
-    """The unit with the largest curvature, whose product tells most."""
+    """Unit with the largest curvature, whose product is most informative."""
     curvature = own.curvature
     if isinstance(curvature, Diagonal):
         sizes = curvature.root.square().sum(0)
@@ -622,20 +609,20 @@ def most_curved(own: LayerCapture) -> int:
 
 
 class Shift(nn.Module):
-    """W + δ, from δ = 0: what is differentiated in δ is so in a weight that is computed from other parameters."""
+    """Parametrization W + δ with δ = 0: derivatives in δ are derivatives in a weight computed from other parameters."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.shift = nn.Parameter(torch.zeros_like(weight))
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        """The shifted weight."""
+        """Return the shifted weight."""
         return weight + self.shift
 
 
 @contextmanager
 def weight_as_parameter(model: nn.Module, name: str, layer: Layer) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """The weight and bias of a layer with their names; of a parametrized weight, a shift that is there within."""
+    """Context that yields the weight and bias of a layer by name; for a parametrized weight, a temporary shift."""
     if not parametrize.is_parametrized(layer, "weight"):
         yield parameters_of(model, name, layer)
         return
@@ -684,7 +671,7 @@ def refuse_failed(name: str, check: Check, why: str) -> None:
 
 
 def nudges(like: torch.Tensor, size: float, seed: int) -> torch.Tensor:
-    """Random factors next to 1 for every entry of a tensor, which differ from it by ``size`` at most."""
+    """Random factors for every entry of a tensor, which differ from 1 by at most ``size``."""
     uniform = torch.rand(like.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return (1 + size * (2 * uniform - 1)).to(like)
 
@@ -692,40 +679,40 @@ def nudges(like: torch.Tensor, size: float, seed: int) -> torch.Tensor:
 def uncancelled(
     evaluation: Evaluation, leaves: Sequence[torch.Tensor], indices: Sequence[int], direction: Direction
 ) -> float:
-    """The size of H v, in the direction's units, if nothing in the loss's curvature cancelled."""
+    """Size of H v, in the direction's units, if nothing in the loss's curvature cancelled."""
     own = [leaves[i] for i in indices]
     vectors = map(direction.layout.vector_of, without_cancellation(evaluation.loss, own))
     return sum(norm(w / direction.scales) * norm(w * direction.v) for w in (w.to(torch.float64) for w in vectors))
 
 
 def doubtful(product: torch.Tensor, noise: torch.Tensor) -> bool:
-    """Whether entries of a product may be no more than their rounding, of which a draw may show nothing."""
+    """Whether entries of a product may be only rounding, which a single draw may not show."""
     size = product.abs()
     few = torch.maximum(ROUNDED * noise, SMALL * size.max())
     return len(size) <= DRAWS or bool(((size > 0) & (size <= few)).any())
 
 
 def is_far(product: torch.Tensor, v: torch.Tensor, point: torch.Tensor, loss: float, gradient: torch.Tensor) -> bool:
-    """Whether a product is far from the rounding of the loss, in units of which parameters of their size have it."""
+    """Whether a product is far above the rounding of the loss and the gradient, for parameters of their size."""
     scale = norm(point)
     return norm(product) * scale**2 > FAR * norm(v) * max(abs(loss), norm(gradient) * scale)
 
 
 def slopes_differ(direction: Direction) -> float:
-    """The largest difference of the two gradients, each entry relative to the terms that it is the sum of."""
+    """Largest difference of the two gradients, each entry relative to the terms that it is the sum of."""
     if direction.own_slope is None or direction.squares is None:
         return 0.0
     units, inputs = (squares.sqrt() for squares in direction.squares)
     if not (float(units.max()) and float(inputs.max())):
         return ratio(float((direction.slope - direction.own_slope).abs().max()), 0.0)
-    # an entry whose terms are zero may differ by what underflowed
+    # an entry whose terms are zero may differ by underflow
     units, inputs = (sizes.clamp(min=float(sizes.max()) * LEAST) for sizes in (units, inputs))
     by_group = (direction.slope - direction.own_slope).view(len(inputs), -1, inputs.shape[1]).abs_()
     return float(by_group.div_(units.view(len(inputs), -1, 1)).div_(inputs[:, None]).max())
 
 
 def in_coordinates(block: BlockHessian, direction: Direction) -> float:
-    """The relative difference of PᵀHP z as the block has it and Pᵀ(H(P z)) for a random z, less its rounding."""
+    """Relative difference of the block's PᵀHP z and Pᵀ(H(P z)) for a random z; 0 if rounding explains it."""
     P = block.P
     if P is None:
         return 0.0
@@ -738,7 +725,7 @@ def in_coordinates(block: BlockHessian, direction: Direction) -> float:
     found = ratio(norm(built - composed), max(norm(built), norm(composed)))
     if not found > TOLERANCE:
         return found
-    # centring cancels what is large in H
+    # centring cancels large terms of H
     carried = P.carried(direction.scales[None], units)[0]
     eps = float(torch.finfo(torch.float64).eps)
     rounding = MARGIN * eps * order**0.5 * norm(carried) * float(carried @ z[:, 0].abs())
@@ -746,7 +733,7 @@ def in_coordinates(block: BlockHessian, direction: Direction) -> float:
 
 
 def norm(vector: torch.Tensor) -> float:
-    """‖x‖₂, also where the squares would leave the range of doubles."""
+    """Norm ‖x‖₂, also where the squares would leave the range of doubles."""
     plain = float(vector.norm())
     if 1e-140 < plain < 1e140 or vector.numel() == 0:
         return plain
@@ -755,5 +742,5 @@ def norm(vector: torch.Tensor) -> float:
 
 
 def ratio(part: float, whole: float) -> float:
-    """Part / whole; 0 where both are 0, infinite where only the whole is."""
+    """Quotient part / whole; 0 if both are 0, infinite if only the whole is 0."""
     return part / whole if whole else (0.0 if part == 0 else math.inf)

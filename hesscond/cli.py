@@ -1,4 +1,4 @@
-"""The command line: the commands by what one wants to do, each imported when it is called."""
+"""Command line with commands grouped by purpose, each imported when it is called."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Example: hesscond probe mymodel.py:make
 Example: hesscond study fc-digits --method vanilla --method bnp
 """
 
-#: The sections of ``hesscond --help`` with their commands: the module in `hesscond.commands`, and the function in it.
+#: Sections of ``hesscond --help`` with their commands: the module in `hesscond.commands`, and the function in it.
 SECTIONS = {
     "Measure and prove": {"probe": "probe:probe", "density": "density:density", "verify": "verify:verify_statements"},
     "Train and compare methods": {
@@ -60,16 +60,10 @@ LONGEST = 160
 
 
 class Imported(TyperCommand):
-    """A command that is imported when it is called; lists have its docstring from the file of its function.
+    """Command that is imported when it is called; lists read its docstring from the file of its function.
 
-    A module that has an ``app`` is a group of commands, and the function is the callback of that group.
-
-    Parameters
-    ----------
-    name
-        What is typed.
-    place
-        ``"MODULE:FUNCTION"`` in `hesscond.commands`.
+    ``place`` is ``"MODULE:FUNCTION"`` in `hesscond.commands`. A module that has an ``app`` is a group of commands, and
+    the function is the callback of that group.
     """
 
     def __init__(self, name: str, place: str) -> None:
@@ -83,7 +77,7 @@ class Imported(TyperCommand):
         return getattr(self.imported(), name)
 
     def imported(self) -> Any:
-        """The command, or group of commands."""
+        """Import the command, or group of commands."""
         module = import_module(f"hesscond.commands.{self.module}")
         app = getattr(module, "app", None)
         if app is None:
@@ -92,19 +86,19 @@ class Imported(TyperCommand):
         return typer.main.get_command(app)
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        """The context of the command, which is imported now."""
+        """Return the context of the command, which is imported now."""
         return self.imported().make_context(*args, **options)
 
 
 class SectionedGroup(TyperGroup):
-    """The commands below the headline of their section."""
+    """Group that lists the commands below the headline of their section."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {name: Imported(name, place) for own in SECTIONS.values() for name, place in own.items()}
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; typer would end one that was interrupted without a word."""
+        """Run the command; typer alone would end an interrupted command without a message."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

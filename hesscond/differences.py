@@ -1,4 +1,4 @@
-"""Second derivatives compared with central differences of the gradient, which share nothing with double backward.
+"""Comparison of second derivatives with central differences of the gradient, which are independent of double backward.
 
 Along one random direction v of all parameters concerned, H v by double backward is compared with
 (g(w + εv) − g(w − εv)) / 2ε, parameter by parameter. Quantities that the model detaches, or computes under ``no_grad``,
@@ -30,15 +30,15 @@ from hesscond.capture.precision import Perturbed
 from hesscond.errors import HesscondError
 from hesscond.hessians.linearization import gradients
 
-#: Relative difference that a right model may have in float64; torch's own operations stay below 1e-7.
+#: Relative difference that a correct model may have in float64; torch's operations stay below 1e-7.
 AGREES = 1e-6
 #: The step, relative to the parameters, is the round-off to this power; further trials multiply it by these factors.
 POWER, FACTORS = 0.44, (1.0, 0.1, 10.0, 100.0, 1000.0)
-#: The share of a difference that kinks, or two points, may make of it where it counts as one of the derivatives.
+#: Largest share that kinks, or the change between two points, may have in a difference that counts as significant.
 SMOOTH, REPEATED = 1e-3, 0.1
-#: A difference of this many times the rounding of H v is none.
+#: A difference below this multiple of the rounding of H v is not significant.
 NOISE = 1e4
-#: Parameters that are zero or small move by this share of the others of their tensor.
+#: Zero or small parameters move by this share of the typical size in their tensor.
 LEAST = 0.01
 
 Point = Sequence[torch.Tensor]
@@ -53,11 +53,11 @@ class Difference:
     relative
         ‖H v − D‖ / max(‖H v‖, ‖D‖), entries in units of the parameters' inverse sizes.
     agrees
-        Whether rounding explains it; None: the differences tell nothing here.
+        Whether rounding explains the difference; None: it cannot be decided.
     double, central
         vᵀHv by double backward and by differences.
     nonzero
-        The entries of an H v that both agree on which are larger than the rounding of the differences; None: none.
+        Mask of the entries that exceed the rounding of the differences, if both agree; None: there are none.
     """
 
     relative: float
@@ -74,14 +74,14 @@ class Difference:
 
 @dataclass
 class Directional:
-    """Derivatives along v at one point, scaled by the sizes of the parameters, for each of them.
+    """Derivatives along v at one point for each parameter, scaled by the sizes of its entries.
 
     Attributes
     ----------
     double, central, bend
         H v; (g(w + εv) − g(w − εv)) / 2ε; (g(w + εv) + g(w − εv) − 2g(w)) / 2ε.
     floor
-        The rounding of ``central``, in the 2-norm.
+        Rounding of ``central``, in the 2-norm.
     """
 
     double: list[torch.Tensor]
@@ -90,7 +90,7 @@ class Directional:
     floor: float
 
     def gap(self, k: int) -> torch.Tensor:
-        """The difference in parameter k."""
+        """Difference in parameter k."""
         return self.double[k] - self.central[k]
 
 
@@ -100,11 +100,11 @@ class Differences:
     Parameters
     ----------
     loss_at
-        The loss on the graph of a point that is given, with the same random numbers every time.
+        Function that returns the loss on the graph of a given point, with the same random numbers every time.
     point
-        The parameters w.
+        Parameters w.
     eps
-        Round-off of what the loss is computed in.
+        Round-off of the precision that the loss is computed in.
     """
 
     def __init__(self, loss_at: Callable[[Point], torch.Tensor], point: Point, eps: float) -> None:
@@ -117,9 +117,9 @@ class Differences:
         self.v = [uniform(size, generator).mul_(size) for size in self.sizes]
 
     def compare(self, gradient: Point, product: Point) -> list[Difference]:
-        """One `Difference` for each parameter, from its gradient and H v at the point, which the caller has."""
+        """Return a `Difference` for each parameter, from its gradient and H v at the point."""
         step = self.eps**POWER
-        # what has no derivative at all may be held constant by the model: the padding row of an embedding
+        # entries without any derivative may be held constant by the model, as the padding row of an embedding
         for v, g, h in zip(self.v, gradient, product, strict=True):
             v.masked_fill_((g == 0).logical_and_(h == 0), 0)
         trials = [self._along(self.point, gradient, product, step, nullcontext)]
@@ -149,7 +149,7 @@ class Differences:
         return found
 
     def _rounding(self, product: Point) -> list[float]:
-        """The rounding in H v by double backward, for each parameter, as p − p² of a saturated softmax has it."""
+        """Rounding in H v by double backward for each parameter, such as that of p − p² in a saturated softmax."""
         leaves = [p.clone().requires_grad_() for p in self.point]
         loss = self.loss_at(leaves)
         with Perturbed(0):
@@ -182,20 +182,20 @@ class Differences:
         double, central, bend, steepest = [], [], [], 0.0
         for k, (s, g, h) in enumerate(zip(self.sizes, gradient, product, strict=True)):
             p, m = s * plus[k].detach(), s * minus[k].detach()
-            # of a large network they would not fit twice
+            # for a large network, two copies would not fit
             plus[k] = minus[k] = p.new_empty(0)
             g = s * g.detach()
             steepest = max(steepest, length(g))
             bend.append(length(torch.add(p, m).sub_(g, alpha=2)) / (2 * step))
             central.append(p.sub_(m).div_(2 * step))
             double.append(s * h.detach())
-        # entries of a gradient may themselves be what is left of larger terms, of the size of the loss
+        # entries of a gradient may themselves be differences of larger terms, of the size of the loss
         energy = max(energy, steepest)
         floor = 64 * self.eps * (energy / step + max(map(length, double), default=0.0))
         return Directional(double, central, bend, floor)
 
     def _judged(self, k: int, trials: Sequence[Directional]) -> Difference:
-        """What the trials say of parameter k together."""
+        """Verdict of all trials together on parameter k."""
         tolerance, best, wrong, doubt = AGREES if self.eps < 1e-12 else self.eps**0.25, None, [], math.inf
         v = (self.v[k] / self.sizes[k].clamp_min(torch.finfo(self.v[k].dtype).tiny)).flatten()
         for trial in trials:
@@ -222,12 +222,12 @@ class Differences:
 
 
 class Held(TorchFunctionMode):
-    """What a model detaches or computes under ``no_grad``: recorded in one evaluation, held in others.
+    """Mode that records values a model detaches or computes under ``no_grad``, and holds them in later evaluations.
 
-    The body of an `autograd.Function` is not, whose derivative is what is looked at.
+    Values in the body of an `autograd.Function` are not held, since its derivative is to be checked.
     """
 
-    #: Functions that hand a value on without its derivative.
+    #: Functions that return a value without its derivative.
     LEAVES = frozenset(
         {torch.Tensor.detach, torch.Tensor.item, torch.Tensor.tolist, vars(torch._C.TensorBase)["data"].__get__}
     )
@@ -238,12 +238,12 @@ class Held(TorchFunctionMode):
         self._place: int | None = None
 
     def recording(self) -> Held:
-        """The context in which values are recorded."""
+        """Return the context in which values are recorded."""
         self._place = None
         return self
 
     def replaying(self) -> Held:
-        """The context in which the recorded values take the place of those computed."""
+        """Return the context in which recorded values replace the computed ones."""
         self._place = 0
         return self
 
@@ -277,13 +277,7 @@ def inside_function() -> bool:
 
 @dataclass
 class Culprit:
-    """The innermost module, or the loss, whose second derivatives are not those of its gradient.
-
-    Attributes
-    ----------
-    model, loss_fn, batch
-        Where it is looked for.
-    """
+    """Search for the innermost module, or the loss, whose second derivatives are not those of its gradient."""
 
     model: nn.Module
     loss_fn: LossFunction
@@ -291,7 +285,7 @@ class Culprit:
     _inputs: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
     def sentence(self) -> str:
-        """What is guilty; empty if it is not found."""
+        """Name of the culprit in words; empty if it is not found."""
         try:
             return self._found()
         except Exception:  # models that cannot be copied, or run in parts
@@ -342,7 +336,7 @@ class Culprit:
                 module, dict(zip(names, values[: len(names)], strict=True)), new_args, new_kwargs
             )
             generator = torch.Generator().manual_seed(11)
-            # a square, so that second derivatives of the module count whatever they are
+            # the square makes all second derivatives of the module count
             return torch.stack(
                 [((t + t * t) * uniform(t, generator)).sum() for t in tensors_of(parts) if t.is_floating_point()]
             ).sum()
@@ -372,23 +366,23 @@ def functions(*outputs: torch.Tensor) -> set[str]:
 
 
 def in_brackets(names: set[str]) -> str:
-    """Names as a sentence takes them, if there are any."""
+    """Names in parentheses, if there are any."""
     return f" ({', '.join(sorted(names))})" if names else ""
 
 
 def uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers in (−1, 1), of the shape, type and device of a tensor."""
+    """Random numbers in (−1, 1) with the shape, dtype and device of a tensor."""
     return torch.rand(like.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1).to(like)
 
 
 def length(x: torch.Tensor) -> float:
-    """‖x‖₂, infinite where an entry is NaN."""
+    """Norm ‖x‖₂; infinite if an entry is NaN."""
     found = float(x.norm())
     return math.inf if math.isnan(found) else found
 
 
 def worst(found: Iterable[Difference]) -> Difference | None:
-    """Of several parameters, one that differs, or else one that is undecided, or else the one that agrees least."""
+    """Worst comparison of several parameters: one that differs, else an undecided one, else the least agreement."""
     return max(
         found, key=lambda one: (one.agrees is False, not one.is_noise, one.agrees is None, one.relative), default=None
     )

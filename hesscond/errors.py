@@ -1,4 +1,4 @@
-"""The errors a user can cause or must know about, each with one sentence that says what, where and how to mend it."""
+"""Errors that users may meet, each with one sentence that says what is wrong, where, and how to mend it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NotFiniteError(CaptureError):
 
 
 class NoDerivativeError(CaptureError):
-    """An operation of which torch has no second derivative."""
+    """An operation for which torch has no second derivative."""
 
 
 class MatrixError(HesscondError):
@@ -71,7 +71,7 @@ def bytes_of(memory: object) -> float | None:
 
 
 def did_you_mean(given: str, known: Iterable[str], *, otherwise: str | None = None) -> str:
-    """A suggestion for a misspelt name; ``otherwise``: what to say without one, else all names.
+    """Suggestion for a misspelt name; without a close name, ``otherwise``, or all names if that is None.
 
     Examples
     --------

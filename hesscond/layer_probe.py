@@ -1,4 +1,4 @@
-"""The Hessians of layers and of their units: captured, or by products where the parameters are behind a weight."""
+"""Hessians of layers and of their units: captured, or by products where the parameters are behind a weight."""
 
 from __future__ import annotations
 
@@ -79,28 +79,28 @@ from hesscond.results import LayerResult, ProbeResult
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.threads import side_by_side, threads_for
 
-#: What to say of a layer whose Hessian over all data differs from the model's own.
+#: Error for a layer whose Hessian over all data differs from the model's.
 DIFFERENT_SUM = "the sum over the batches does not agree with the model's own"
-#: Products with the model's Hessian that a layer may take which cannot be captured otherwise.
+#: Largest number of products with the model's Hessian for a layer that cannot be captured otherwise.
 PRODUCTS = 20_000
-#: Up to this order a Hessian has too few entries for its asymmetry to show the rounding in them.
+#: Up to this order, a Hessian has too few entries for its asymmetry to show their rounding.
 FEW = 3
 
 
 @dataclass
 class LayerProbe(Measurement):
-    """The Hessians of layers, or of their units.
+    """Measurement of the Hessians of layers, or of their units.
 
     Attributes
     ----------
     systems
-        What each layer is measured in.
+        Coordinates that each layer is measured in.
     blocks
-        What of each layer is measured.
+        Block of parameters that is measured of each layer.
     reached
         Names of the parameters that the loss depends on, once they are known.
     precision
-        What the forward pass computed in, once that was looked at.
+        Precision of the forward pass, once it was observed.
     """
 
     systems: dict[str, Coordinates | OfInputs | None] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class LayerProbe(Measurement):
                 self.skipped[name] = str(error)
         odd = [name for name, own in blocks.items() if own.layer is not None and stock_class(own.layer) is None]
         if self.level == "unit" and (odd := [name for name in odd if not isinstance(self.systems[name], Chart)]):
-            # their forward pass may make something else of the weight
+            # a custom forward pass may use the weight in another way
             self.data = self.data if is_batch(self.data) else list(self.data)
             turned, unclear = self.turned(odd, self.data)
             for name, why in unclear.items():
@@ -161,7 +161,7 @@ class LayerProbe(Measurement):
     # what blocks are measured in
 
     def _system(self, name: str, block: Block) -> Coordinates | OfInputs | None:
-        """The coordinates of a block."""
+        """Coordinates of a block."""
         if block.layer is not None:
             return coordinates_at(self.method, name)
         if any(self.model.get_parameter(parameter).is_complex() for parameter in block.parameters):
@@ -193,7 +193,7 @@ class LayerProbe(Measurement):
         return found
 
     def _in_chart(self, name: str, chart: Chart) -> LayerResult:
-        """A layer whose Hessian is known by its products in a chart."""
+        """Measure a layer whose Hessian is known by its products in a chart."""
         source = self.source()
         units = chart.chosen_units(self.model, name, self.units) if self.level == "unit" else ()
         # all of them now: the model may be another one when they are read
@@ -227,7 +227,7 @@ class LayerProbe(Measurement):
     # blocks of other parameters
 
     def _by_products(self, blocks: Mapping[str, Block]) -> dict[str, LayerResult]:
-        """Blocks of any parameters, all from the products of one operator."""
+        """Measure blocks of any parameters, all by the products of one operator."""
         catalogue, source = Catalogue(self.model), self.source()
         names = dict.fromkeys(name for block in blocks.values() for name in block.parameters)
         try:
@@ -282,7 +282,7 @@ class LayerProbe(Measurement):
         return found
 
     def _apart(self, blocks: Mapping[str, Block]) -> dict[str, LayerResult]:
-        """Blocks that have no products together: those that have some alone, together or else one by one."""
+        """Measure blocks whose common operator failed: without the failing blocks together, or else one by one."""
         parts = {name: [self.model.get_parameter(p) for p in block.parameters] for name, block in blocks.items()}
         batches = [self.data] if is_batch(self.data) else self.data
         failing = reasons(self.model, self.loss_fn, batches, parts, self.dtype, lift_casts=self.lift_casts)
@@ -296,7 +296,7 @@ class LayerProbe(Measurement):
         return {name: own for block in fit for name, own in self._by_products({block: fit[block]}).items()}
 
     def turned(self, names: Iterable[str], data: Any) -> tuple[dict[str, Block], dict[str, str]]:
-        """Blocks of layers whose units are no rows of their weight, and why others have no units."""
+        """Blocks of the layers whose units are not the rows of their weight, and reasons why others have no units."""
         catalogue = Catalogue(self.model)
         found: dict[str, Block] = {}
         reasons: dict[str, str] = {}
@@ -317,10 +317,10 @@ class LayerProbe(Measurement):
         return found, reasons
 
     def _by_use(self, blocks: Mapping[str, Block], H: HessianOperator, catalogue: Catalogue) -> dict[str, Block]:
-        """Blocks by the outputs of their parameters; what of them has others is one more, or is skipped."""
+        """Blocks by the outputs of their parameters; parameters with other outputs form a block, or are skipped."""
         found: dict[str, Block] = {}
         taken: set[str] = set()
-        # a parameter that a module has for its outputs needs no block of its own
+        # a parameter that belongs to the outputs of a module needs no separate block
         for name in sorted(blocks, key=lambda name: catalogue.module(name) is None):
             block = blocks[name]
             if name in self.choice.groups:
@@ -352,7 +352,7 @@ class LayerProbe(Measurement):
     def capture(
         self, names: Sequence[str], batch: Batch, weights: Weights | None, in_parameters: frozenset[str]
     ) -> Captures:
-        """`capture` as this probe needs it."""
+        """Call `hesscond.capture.capture` with the options of this probe."""
         return capture(
             self.model,
             self.loss_fn,
@@ -365,14 +365,14 @@ class LayerProbe(Measurement):
             memory=self.memory,
             weights=weights,
             in_parameters=in_parameters,
-            # a direction in a whole layer is one in all its units
+            # a direction in a whole layer covers all its units
             slopes=self.check and self.level == "unit",
             lift_casts=self.lift_casts,
             pace=self.pace,
         )
 
     def block(self, own: LayerCapture, unit: int | None) -> BlockHessian:
-        """The Hessian object of a unit, or of the layer."""
+        """Hessian object of a unit, or of the layer."""
         return layer_hessian(own, self.memory) if unit is None else unit_hessian(own, unit, self.memory)
 
     def _captured(self, layers: Mapping[str, Layer]) -> dict[str, LayerResult]:
@@ -401,32 +401,32 @@ class LayerProbe(Measurement):
         return found
 
     def _reached(self) -> set[str]:
-        """Names of the parameters that the loss depends on, where no layer was captured."""
+        """Names of the parameters that the loss depends on, if no layer was captured."""
         witness = self._witness({})
         for batch in [self.data] if is_batch(self.data) else self.data:
             witness.add(batch, [])
         return witness.reached
 
     def _witness(self, layers: Mapping[str, Layer]) -> Witness:
-        """One that sees the parameters of the layers, and which others the loss depends on."""
+        """Witness of the parameters of the layers, which also records the other parameters that the loss depends on."""
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad and p.is_floating_point()}
         named |= dict(pair for name, layer in layers.items() for pair in parameters_of(self.model, name, layer))
         return Witness(self.model, self.loss_fn, named, self.dtype, self.lift_casts)
 
     def collect(self, layer: str, inputs: LayerInputs) -> Any:
-        """What of a layer's inputs its coordinates are made of."""
+        """Statistics of a layer's inputs that its coordinates are computed from; None: there are none."""
         own = self.systems[layer]
         return None if own is None else own.collect(layer, inputs)
 
     def resolved(self, layer: str, seen: Any, geometry: Geometry) -> Coordinates | None:
-        """The coordinates of a layer, from what was collected of its inputs."""
+        """Coordinates of a layer, from the statistics that were collected of its inputs."""
         own = self.systems[layer]
         return None if own is None else own.resolved(seen, geometry)
 
 
 @dataclass(frozen=True)
 class ByProducts:
-    """A block whose Hessians are known by products."""
+    """Block whose Hessians are known by products."""
 
     probe: LayerProbe
     block: Block
@@ -437,7 +437,7 @@ class ByProducts:
 
     @classmethod
     def of(cls, probe: LayerProbe, block: Block, H: HessianOperator, catalogue: Catalogue) -> ByProducts:
-        """A block of the parameters of an operator."""
+        """Block of the parameters of an operator."""
         own = block.name in probe.choice.groups
         missing = [name for name in block.parameters if name not in H.reached]
         if missing and (own or len(missing) == len(block.parameters)):
@@ -464,7 +464,7 @@ class ByProducts:
         return cls(probe, block, live, operator, units, catalogue.parameters)
 
     def index(self) -> torch.Tensor:
-        """(u, w) which rows of the operator are each unit's."""
+        """Rows (u, w) of the operator that belong to each unit."""
         H = self.operator
         numbers = H.layout.tensors_of(torch.arange(H.order, dtype=torch.float64, device=H.device))
         place = dict(zip(map(id, H.layout.tensors), numbers, strict=True))
@@ -482,9 +482,9 @@ class ByProducts:
         formed: UnitMatrices | None,
         spare: int,
     ) -> LayerResult:
-        """The Hessians; ``noise`` (n,): the rounding in each row of the block; ``formed``: those of the units.
+        """Return the Hessians of the block; ``noise`` (n,) is the rounding in each row of the block.
 
-        ``spare``: bytes that are left for the work on these.
+        ``formed`` are the formed Hessians of the units, if any; ``spare`` bytes are left for computations with them.
         """
         H = self.operator
         one = 8 * max(1, self.live.width) ** 2 * (EIGENVALUES if own is None else CHANGED)
@@ -534,7 +534,7 @@ class ByProducts:
         )
 
     def _places(self) -> torch.Tensor:
-        """Where the entries of ``live`` are in the vectors of the whole block."""
+        """Indices of the entries of ``live`` in the vectors of the whole block."""
         found, start = [], 0
         for piece, kept in zip(self.block.pieces, self.live.pieces, strict=True):
             index = kept.index()
@@ -544,7 +544,7 @@ class ByProducts:
 
 
 def occurring(block: Block, H: HessianOperator, tensors: Mapping[str, nn.Parameter]) -> Block:
-    """The rows of a table that the loss depends on: with a nonzero gradient, or a nonzero row of the Hessian."""
+    """Block of a table's rows that the loss depends on: with a nonzero gradient, or a nonzero row of the Hessian."""
     whole = H.restricted(BlockLayout([block], tensors))
     v = torch.randn(whole.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     used = (whole.gradient != 0) | (whole @ v.to(whole.device) != 0)
@@ -560,7 +560,7 @@ def occurring(block: Block, H: HessianOperator, tensors: Mapping[str, nn.Paramet
 
 
 class Kept(Mapping[int | None, BlockHessian]):
-    """The Hessians of a layer from the capture of one batch, which is kept: each is made when it is asked for."""
+    """Hessians of a layer from the kept capture of one batch; each is made when it is asked for."""
 
     def __init__(self, probe: LayerProbe, capture: LayerCapture) -> None:
         self.probe, self.capture = probe, capture
@@ -577,9 +577,9 @@ class Kept(Mapping[int | None, BlockHessian]):
 
 @dataclass
 class Capturing:
-    """Captured layers, each compared with the model's own derivatives on every batch.
+    """Captured layers, each compared with the derivatives of the model itself on every batch.
 
-    What disagrees on the first batch is captured anew, by double backward in the parameters themselves.
+    A layer that disagrees on the first batch is captured again, by double backward in the parameters themselves.
     """
 
     probe: LayerProbe
@@ -592,7 +592,7 @@ class Capturing:
     turned: dict[str, str] = field(default_factory=dict)
 
     def kept(self, batch: Batch) -> Sums:
-        """The Hessians on one batch, by their captures."""
+        """Return the Hessians on one batch, from their captures."""
         captures, _ = self._screened(batch, None)
         statistics = {name: self.probe.collect(name, own.inputs) for name, own in captures.items()}
         blocks = {name: Kept(self.probe, own) for name, own in captures.items()}
@@ -600,7 +600,7 @@ class Capturing:
         return Sums(blocks, statistics, routes, {}, 1.0, captures)
 
     def over(self, batches: Iterable[Batch]) -> Sums:
-        """The Hessians over a stream of batches together, of all processes."""
+        """Return the Hessians over a stream of batches together, of all processes."""
         team = self.probe.team
         if team is None:
             return self._sums(batches)
@@ -612,7 +612,7 @@ class Capturing:
         return joined(all_or_none(team, own, failure))
 
     def result(self, name: str, sums: Sums) -> LayerResult:
-        """The result of a layer in its coordinates."""
+        """Return the result of a layer in its coordinates."""
         probe, geometry, block = self.probe, Geometry.of(self.layers[name]), self.probe.blocks[name]
         moved = {id(probe.model.get_parameter(parameter)) for parameter in block.parameters}
         own = probe.resolved(name, sums.statistics.get(name), geometry)
@@ -638,14 +638,14 @@ class Capturing:
             result.uncertainty = self.witness.uncertainty(direction)
             refuse_failed(name, result.check, DIFFERENT_SUM)
         elif self.witness is not None:
-            # each process has compared its own share
+            # each process has checked its share of the data
             result.check, result.uncertainty = sums.checks[name], sums.uncertainties[name]
         if self.witness is not None:
             result.uncertain = uncertain(self.witness.precision)
         return result
 
     def _sums(self, batches: Iterable[Batch]) -> Sums:
-        """The Hessians over the batches of this process."""
+        """Return the Hessians over the batches of this process."""
         probe = self.probe
         routes: dict[str, str] = {}
         weights = Weights(probe.model, probe.loss_fn, probe.dtype, probe.reduction, probe.weight)
@@ -680,9 +680,9 @@ class Capturing:
         return found
 
     def _screened(self, batch: Batch, weights: Weights | None) -> tuple[Captures, float]:
-        """The captures of a batch and its weight; layers seen for the first time are compared with the model at once.
+        """Capture a batch and return its weight too; layers seen for the first time are compared with the model.
 
-        Those that do not agree are captured again, in their parameters.
+        Layers that do not agree are captured again, in their parameters.
         """
         captures = self._captures(batch, weights)
         weight = 1.0 if captures.mass is None else captures.mass
@@ -725,7 +725,7 @@ class Capturing:
         return captures, weight
 
     def _captures(self, batch: Batch, weights: Weights | None) -> Captures:
-        """Capture the layers that have finite second derivatives; those that have none are left out from now on."""
+        """Capture the layers that have finite second derivatives; the others are left out from now on."""
         names = [name for name in self.layers if name not in self.failed]
         if not names:
             raise CaptureError("; ".join(f"layer {name!r}: {self.probe.skipped[name]}" for name in self.layers))
@@ -739,7 +739,7 @@ class Capturing:
         return captures
 
     def _leave_turned(self, captures: Captures, batch: Batch) -> None:
-        """Leave out layers whose weight is used elsewhere, in such a way that its rows are no outputs."""
+        """Leave out layers whose weight is also used elsewhere in a way that its rows are not outputs."""
         odd = captures.in_parameters & captures.keys() - self.directions.keys() - self.turned.keys()
         odd = {name for name in odd if stock_class(self.layers[name]) is not None}
         if odd and self.probe.level == "unit":
@@ -754,7 +754,7 @@ class Capturing:
         return [parameter for parameter, _ in parameters_of(self.probe.model, name, self.layers[name])]
 
     def _left_out(self, captures: Captures) -> None:
-        """Note what a batch does not reach; an error if it was asked for, and the batch is all there is."""
+        """Note the layers that a batch does not reach; an error if one was named, and the batch is all the data."""
         if captures.stopped and not is_batch(self.probe.data):
             raise CaptureError("stopped before all batches were read: a stream is measured as a whole")
         self.probe.skipped.update(dict.fromkeys(captures.stopped, STOPPED))
@@ -764,7 +764,7 @@ class Capturing:
         self.probe.skipped.update(captures.skipped)
 
     def _failed(self, batch: Batch, captures: Captures, chosen: Mapping[str, LayerCapture]) -> dict[str, Check]:
-        """Those of the ``chosen`` captures of one batch that do not agree with the model."""
+        """Checks of the ``chosen`` captures of one batch that do not agree with the model, by layer name."""
         assert self.witness is not None
         self.directions |= self._new_directions(chosen)
         self.witness.add(batch, [self.directions[name] for name in chosen])
@@ -780,7 +780,7 @@ class Capturing:
         return failed
 
     def _leave_out(self, name: str, verdict: Check) -> None:
-        """Skip a layer of which the model has no right second derivatives; an error if it was asked for."""
+        """Skip a layer whose second derivatives are wrong in the model; an error if the layer was named."""
         try:
             refuse_failed(name, verdict, "")
         except CaptureError as error:
@@ -790,7 +790,7 @@ class Capturing:
             self.layers = {other: layer for other, layer in self.layers.items() if other != name}
 
     def _refuse_dear(self, name: str, captures: Captures, verdict: Check) -> None:
-        """Raise a CaptureError if a layer was captured in its parameters already, or that would take too long."""
+        """Raise a CaptureError if a layer was already captured in its parameters, or if that would take too long."""
         why, own = self._reason(captures, verdict), captures[name]
         if name in captures.in_parameters:
             refuse_failed(name, verdict, why)
@@ -815,14 +815,14 @@ class Capturing:
         return found
 
     def _verdict(self, direction: Direction, block: BlockHessian, total: float, known: Check | None = None) -> Check:
-        """The check of a block; one that is ``known`` in plain coordinates is carried over to its own."""
+        """Check a block; a check that is ``known`` in plain coordinates is extended to the block's coordinates."""
         assert self.witness is not None
         if known is None:
             return self.witness.verdict(direction, block, total)
         return replace(known, difference=max(known.difference, in_coordinates(block, direction)))
 
     def _reason(self, captures: Captures, verdict: Check) -> str:
-        """What makes the difference, in all likelihood."""
+        """Likely reason for a difference from the model, in words."""
         assert self.witness is not None
         if not math.isclose(captures.loss, self.witness.loss, rel_tol=1e-6, abs_tol=1e-300):
             return (
@@ -839,7 +839,7 @@ class Capturing:
 
 @dataclass(frozen=True)
 class Sums:
-    """What one process has of a batch or of a stream."""
+    """Results of one process on a batch or a stream: Hessians, statistics, weights and checks."""
 
     blocks: Mapping[str, Mapping[int | None, BlockHessian]]
     statistics: dict[str, Any]
@@ -852,7 +852,7 @@ class Sums:
 
 
 def joined(parts: Sequence[Sums]) -> Sums:
-    """What several processes have, together."""
+    """Join the results of several processes."""
     everyone = [part.masses for part in parts]
     masses = [mass_of(own, everyone) for own in everyone]
     blocks: dict[str, dict[int | None, BlockHessian]] = {}
@@ -865,7 +865,7 @@ def joined(parts: Sequence[Sums]) -> Sums:
             found.routes.setdefault(name, part.routes[name])
             for unit, block in own.items():
                 into = streamed.setdefault((name, unit), StreamedBlock(block.order, block.units))
-                # the limit of a streamed factor is that of a loss that knows of no shift of all units
+                # the rank limit of a streamed factor is that of a loss invariant under a shift of all units
                 shift = isinstance(block, FactoredHessian) and block.rank_limit is not None
                 into.add(block, mass.value, shift=shift)
         for name, seen in part.statistics.items():
@@ -881,9 +881,9 @@ def joined(parts: Sequence[Sums]) -> Sums:
 
 
 def unmeasured(model: nn.Module, reached: set[str], found: Mapping[str, LayerResult]) -> dict[str, str]:
-    """The modules that have parameters with a gradient and no Hessian in a result, with the way to get it.
+    """Modules whose parameters have a gradient but no Hessian in a result, with the way to get it.
 
-    Of a layer that is measured, and has parameters beside those of its Hessian, these parameters.
+    For a measured layer that has further parameters outside its Hessian, these parameters are named.
     """
     names = dict(model.named_parameters(remove_duplicate=False))
     measured = {id(names[name]) for own in found.values() for name in own.parameters}

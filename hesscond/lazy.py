@@ -12,14 +12,10 @@ from typing import Any
 
 
 def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package that has its imports below ``if TYPE_CHECKING``, for type checkers.
+    """Return ``__getattr__`` and ``__dir__`` of a package that has its imports below ``if TYPE_CHECKING``.
 
-    A name is what those imports say, any other one the module of that name in the package.
-
-    Parameters
-    ----------
-    package
-        Its ``__name__``.
+    A name in those imports is imported from there; any other name is a module of the package. ``package`` is its
+    ``__name__``.
     """
 
     @cache

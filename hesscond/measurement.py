@@ -1,4 +1,4 @@
-"""One call of `hesscond.probe`: what is asked of which model and data."""
+"""Call of `hesscond.probe`, with its checked arguments."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from hesscond.results import ProbeResult
 
 @dataclass
 class Measurement(ABC):
-    """The arguments of `hesscond.probe`, checked, with what a method has made of them; a subclass answers.
+    """Checked arguments of `hesscond.probe`, after a method has been applied; a subclass computes the result.
 
     Attributes
     ----------
     choice
-        The blocks named.
+        Blocks to measure.
     method
-        What the layers are measured in, as `hesscond.applied.applied` leaves it.
+        Coordinates that the layers are measured in, as returned by `hesscond.applied.applied`.
     memory
-        Bytes, all parts of the work together.
+        Bytes for the whole computation.
     team
-        The processes that measure together; None: this one alone.
+        Processes that measure together; None: this process alone.
     products
-        Products with a whole network that may be taken; None: as many as it takes.
+        Largest number of products with a whole network; None: no limit.
     pace
-        Is told what is planned and done.
+        Receives what is planned and done.
     skipped
-        What is not measured, with the reason.
+        Layers and parameters that are not measured, with the reason.
     """
 
     model: nn.Module
@@ -64,7 +64,7 @@ class Measurement(ABC):
 
     @abstractmethod
     def result(self) -> ProbeResult:
-        """What was found."""
+        """Compute the result."""
 
     def refuse_little(self, orders: Iterable[int]) -> None:
         """Raise a ConfigError for a memory that does not hold a vector of the smallest Hessian."""
@@ -76,7 +76,7 @@ class Measurement(ABC):
             )
 
     def moved(self, name: str, block: Block) -> Block:
-        """The part of a block that the method's steps move; the others of its parameters are skipped."""
+        """Part of a block that the method's steps move; its other parameters are skipped."""
         still = self.method.unmoved(block.parameters) if isinstance(self.method, Method) else {}
         if not still:
             return block
@@ -93,7 +93,7 @@ class Measurement(ABC):
         return self.choice.names is not None and name not in self.choice.optional
 
     def source(self, captured: Callable[[str, int | None], BlockHessian] | None = None) -> BlockSource:
-        """What blocks are made from: products with the Hessian of the loss, and what was captured of it."""
+        """Source of blocks: products with the Hessian of the loss, and Hessians that were captured."""
         make = partial(
             HessianOperator,
             self.model,

@@ -1,4 +1,4 @@
-"""The Hessian of a whole network: one block of all its parameters."""
+"""Hessian of a whole network: one block of all its parameters."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ from hesscond.roles import NETWORK
 from hesscond.spectra import Known, bounded_condition
 from hesscond.spectra.bounded import FINAL, LEAST_VECTORS, MEASURING
 
-#: Vectors of all parameters that an operator holds: their copies, their place, the gradient, and that with its graph.
+#: Vectors of all parameters that an operator holds: copies, the point, the gradient, and the gradient with its graph.
 COPIES = 4
-#: Bytes a parameter beside these, that the check holds, and that an operator in float64 does with its products.
+#: Further bytes per parameter that the check holds, and that an operator in float64 holds with its products.
 CHECKING, DOUBLE = 56, 64
 
 
 class NetworkProbe(Measurement):
-    """The Hessian in all parameters that require a gradient, or in those of some layers together."""
+    """Measurement of the Hessian in all parameters that require a gradient, or in those of some layers together."""
 
     def result(self) -> ProbeResult:
         source = self.source()
@@ -103,12 +103,12 @@ class NetworkProbe(Measurement):
             return self._checked(source.products(changed, nothing_known), H, parts, route, changed, again)
         if isinstance(H.layout, BlockLayout) and not H.layout.whole:
             return self._checked(source.products(whole, nothing_known), H, parts, route, whole, again)
-        # what is null for the share of one process need not be so for that of another
+        # null directions for the data of one process need not be null for the data of another
         known = partial(all_known, H) if self.team is None else lambda: ((), Known(None, network_inverse(H)))
         return self._checked(source.products(whole, known), H, parts, route, whole, again)
 
     def _moved(self) -> dict[str, Block]:
-        """What the method's steps move of the blocks, or of the network: plain layers, and blocks without ``layer``."""
+        """Parts of the blocks, or of the network, that the method's steps move: plain layers, and other blocks."""
         choice, catalogue = self.choice, Catalogue(self.model)
         if choice.names is None:
             choice = Choice(tuple(catalogue.natural))
@@ -127,7 +127,7 @@ class NetworkProbe(Measurement):
         return found
 
     def _operator(self, source: BlockSource, blocks: Mapping[str, Block]) -> HessianOperator:
-        """The Hessian in all parameters, or in those of the blocks named."""
+        """Hessian in all parameters, or in those of the blocks named."""
         odd = next((name for name, block in blocks.items() if block.layer is None), None)
         if odd is not None and not isinstance(self.method, ByParameter | None):
             raise ConfigError(
@@ -135,7 +135,7 @@ class NetworkProbe(Measurement):
                 "others"
             )
 
-        # of what null directions and inverses are made from, products alone need nothing
+        # products alone need nothing that null directions and inverses are computed from
         watch = self.products is None or self.method is not None
 
         def make() -> HessianOperator:
@@ -150,14 +150,14 @@ class NetworkProbe(Measurement):
         return make() if self.team is None else agreed(self.team, make)
 
     def _coordinates(self, H: HessianOperator, *, alone: bool = False) -> Mapping[str, LinearCoordinates | None]:
-        """P of each layer; of the whole network what is frozen has none, as it has no part in the plain Hessian."""
+        """P of each layer; for the whole network without frozen parameters, as they are not in the plain Hessian."""
         found = layer_coordinates(self.method, H, team=None if alone else self.team)
         if self.choice.names is not None or isinstance(self.method, ByParameter):
             return found
         return {name: of_trained(name, P, eligible_layers(self.model)[name]) for name, P in found.items()}
 
     def _layout(self, blocks: Mapping[str, Block]) -> BlockLayout:
-        """Blocks one after another."""
+        """Layout of blocks one after another."""
         catalogue = Catalogue(self.model)
         catalogue.refuse_overlap(blocks.values())
         return BlockLayout(list(blocks.values()), catalogue.parameters)
@@ -171,14 +171,14 @@ class NetworkProbe(Measurement):
         operator: SymmetricOperator,
         again: Callable[[NetworkProbe, BlockSource], SymmetricOperator],
     ) -> ProbeResult:
-        """The result, with the check of H, that the operator is made of, on the data of this process, if wanted.
+        """Return the result, with the check of the Hessian H behind the operator on this process's data, if wanted.
 
-        ``again`` makes the operator of another probe.
+        ``again`` makes the same operator for another probe.
         """
         result = NetworkResult(block, parts, H.names, route, self.rtol)
         precision = "not looked at (check=False)"
         few = self.products is not None and operator.order > self.products
-        # of which the last products are made in float64
+        # the last products are then made in float64
         rounded = few and self.team is None and H.dtype == torch.float32
         if few:
             result.memory = self._memory(H, operator.order, double=rounded)
@@ -198,14 +198,14 @@ class NetworkProbe(Measurement):
                 self.products,
                 exact=partial(self._in_double, H, again) if rounded else lambda: None,
                 error=lambda: in_coordinates(check_operator(H)[1], operator) if rounded else result.uncertainty,
-                # of a method's coordinates it is not known which are alike
+                # for a method's coordinates it is unknown which ones are alike
                 level=H.layout.levelled if isinstance(operator, (HessianOperator, DataParallel)) else None,
                 memory=result.memory.vectors,
             )
         return ProbeResult({NETWORK: result}, self.skipped, precision)
 
     def _refuse_large(self) -> None:
-        """Raise an error for a network of which no vector fits, or not those of the products, before any is made."""
+        """Raise an error, before any computation, if no vector of the network fits, or not those of the products."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         itemsize = max(((self.dtype or p.dtype).itemsize for p in parameters), default=1)
         order = sum(p.numel() for p in parameters)
@@ -216,12 +216,12 @@ class NetworkProbe(Measurement):
             self._memory_of(order, itemsize, COPIES * order * itemsize, 0, double=False, check=False)
 
     def _memory(self, H: HessianOperator, order: int, *, double: bool) -> Memory:
-        """What a number of products takes beside the graphs that are there."""
+        """Memory that the products take, with the copies and graphs that the operator holds."""
         copies = COPIES * H.order * H.dtype.itemsize
         return self._memory_of(order, H.dtype.itemsize, copies, H.graphs, double=double, check=self.check)
 
     def _memory_of(self, order: int, itemsize: int, copies: int, graphs: int, *, double: bool, check: bool) -> Memory:
-        """As many vectors as there is room for."""
+        """Memory with as many vectors as there is room for; a CaptureError if it does not suffice."""
         assert self.products is not None
         size = order * itemsize
         count = min(self.products - MEASURING - FINAL + LEAST_VECTORS - 4, (self.memory - copies - graphs) // size)
@@ -252,7 +252,7 @@ class NetworkProbe(Measurement):
     def _in_double(
         self, H: HessianOperator, again: Callable[[NetworkProbe, BlockSource], SymmetricOperator]
     ) -> SymmetricOperator | None:
-        """The operator in float64; None: the model does not compute the same loss there, or not in float64."""
+        """Operator in float64; None: the model does not compute the same loss there, or not fully in float64."""
         wider, seen = replace(self, dtype=torch.float64), Operations(torch.float64)
         try:
             source = wider.source()
@@ -262,26 +262,26 @@ class NetworkProbe(Measurement):
                 double.problem.snapshot.evaluate(self.loss_fn, drawn.batch, counted=seen)
         except (CaptureError, RuntimeError):
             return None
-        # random numbers of another precision make another network
+        # random numbers of another precision may define another network
         same = abs(double.loss - H.loss) <= torch.finfo(H.dtype).eps ** 0.5 * max(abs(H.loss), abs(double.loss))
         return operator if same and seen.precision().narrowest is None else None
 
 
 def zero_in(H: HessianOperator, operator: SymmetricOperator) -> bool | None:
-    """`rounding_of` an operator that H is part of; in a chart the gradient is, too, and counts."""
+    """Whether an operator with H is zero, as by `rounding_of`; in a chart, only if the gradient is negligible too."""
     linear = isinstance(operator, (HessianOperator, DataParallel, Congruence))
     return rounding_of(H) if linear or is_flat(H) else None
 
 
 def of_chart(chart: Coordinates, probe: NetworkProbe, source: BlockSource) -> SymmetricOperator:
-    """The operator of a network in the coordinates of a chart."""
+    """Operator of a network in the coordinates of a chart."""
     return chart.network(source.operator)[0]
 
 
 def of_blocks(
     blocks: Mapping[str, Block], by_parameter: ByParameter | None, probe: NetworkProbe, source: BlockSource
 ) -> SymmetricOperator:
-    """The operator of a network, or of blocks, in the coordinates of the layers or of the parameters."""
+    """Operator of a network, or of blocks, in the coordinates of the layers or of the parameters."""
     H = probe._operator(source, blocks)
     if by_parameter is not None:
         return in_parameters(by_parameter, H, H)
@@ -289,18 +289,18 @@ def of_blocks(
 
 
 def in_parameters(method: ByParameter, H: HessianOperator, whole: SymmetricOperator) -> Congruence:
-    """PᵀHP of ``whole``, to which H belongs, with the P of a method that has one for all parameters."""
+    """Congruence PᵀHP of ``whole``, to which H belongs, with the P of a method that has one for all parameters."""
     P = method.of_parameters(NETWORK, H.names).of(H.layout)
     return Congruence(whole, UnitCoordinates(P, range(1), H.order, dtype=H.dtype, device=H.device))
 
 
 def in_coordinates(error: float, operator: SymmetricOperator) -> float:
-    """How far PᵀHP may be off, in the 2-norm, if H is by ``error``."""
+    """Bound of the error of PᵀHP, in the 2-norm, if that of H is ``error``."""
     return error * Gram(operator.P).norm_bound if error > 0 and isinstance(operator, Congruence) else error
 
 
 def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:
-    """Null directions of a Hessian, and an approximate inverse in what is left without them."""
+    """Null directions of a Hessian, and an approximate inverse on their complement."""
     found = network_null_directions(H)
     everything = combined(found)
     if everything is not None and everything.dimension == H.order:
@@ -311,7 +311,7 @@ def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:
 
 
 def network_chart(method: Measured, layers: Sequence[str] | None, model: nn.Module) -> Coordinates | None:
-    """The coordinates of all parameters of the network together, where ``method`` is no P of its layers."""
+    """Coordinates of all parameters of the network together, if ``method`` is no P of its layers; else None."""
     if isinstance(method, ByParameter):
         return None
     found = [coordinates_at(method, name) for name in eligible_layers(model)]
@@ -345,7 +345,7 @@ def of_trained(name: str, P: LinearCoordinates | None, layer: Layer) -> LinearCo
 
 
 def layers_with_everything(model: nn.Module) -> list[str]:
-    """The layers with trained parameters of a model all of whose trained parameters belong to layers."""
+    """Layers with trained parameters; a ConfigError if a trained parameter belongs to no layer."""
     outside = outside_of_layers(model)
     if outside is not None:
         raise ConfigError(
@@ -357,13 +357,13 @@ def layers_with_everything(model: nn.Module) -> list[str]:
 
 
 def outside_of_layers(model: nn.Module) -> str | None:
-    """A trained parameter that belongs to no layer; None: there is none."""
+    """Name of a trained parameter that belongs to no layer; None: there is none."""
     inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
     return next((name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside), None)
 
 
 def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
-    """The operator of each process, once it is known that all could make theirs, of the same model."""
+    """Operator of this process, once all processes have made theirs, of the same model."""
     operator, failure = None, None
     try:
         operator = make()
@@ -381,6 +381,6 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
 
 
 def shared(operator: HessianOperator, team: Team) -> DataParallel:
-    """The operator of the data of all processes, each of which has made its own."""
+    """Operator of the data of all processes, from the operator of each process."""
     masses = operator.problem.masses
     return DataParallel(operator, mass_of(masses, team.gathered(masses)).share, team)

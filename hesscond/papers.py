@@ -1,4 +1,4 @@
-"""The papers that methods and statements cite, in full (``papers.toml``)."""
+"""Papers that methods and statements cite, in full (``papers.toml``)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Paper:
     Parameters
     ----------
     group
-        What it is about.
+        Subject under which papers are listed.
     cited
-        The words with which sources cite it.
+        Words with which sources cite it.
     authors, title, venue
-        As they are printed; the venue with its year.
+        Text of the reference; the venue includes the year.
     url
-        Where it is read; empty: only in a library.
+        Address; empty: the paper is not online.
     about
-        A sentence on it; may be empty.
+        Sentence on the paper; may be empty.
     """
 
     group: str
@@ -36,21 +36,21 @@ class Paper:
     about: str = ""
 
     def __str__(self) -> str:
-        """The reference in one line."""
+        """Return the reference in one line."""
         end = f", {self.url}" if self.url else ""
         return f"{self.authors}: {self.title}. {self.venue}{end}"
 
 
 @cache
 def papers() -> tuple[Paper, ...]:
-    """All papers, by group."""
+    """All papers, in the order of the file."""
     text = files("hesscond").joinpath("papers.toml").read_text(encoding="utf-8")
     return tuple(Paper(**(entry | {"cited": tuple(entry["cited"])})) for entry in tomllib.loads(text)["paper"])
 
 
 @cache
 def citations(source: str) -> tuple[tuple[str, Paper], ...]:
-    """The papers that a source names, each with the words that name it, in their order.
+    """Papers that a source names, each with the words that name it, in their order.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The front door: capture → Hessian in a method's coordinates → spectrum → κ."""
+"""Entry point of the package: capture → Hessian in a method's coordinates → spectrum → κ."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def probe(
     ----------
     model
         Any module; its `torch.nn.Linear`, convolution and transposed convolution layers are probed, and other modules
-        if they are named. The Hessian is that in the layer's own parameters, whatever the model does with them: a layer
+        if they are named. The Hessian is that in the layer's parameters, whatever the model does with them: a layer
         that is called several times has one, to which all calls contribute; one whose weight is computed from other
         parameters has that in these (``result["fc2"].parameters`` names them).
     loss_fn
@@ -95,12 +95,12 @@ def probe(
         ``skipped``. Or a `Preconditioner`, or a chart such as
         `hesscond.hessians.Jacobi`. The result says in words which it was (``result.coordinates``).
     blocks
-        Groups of one's own by name, each a list of names as for ``layers``: one Hessian each, at level "unit" too.
+        Named groups of parameters, each a list of names as for ``layers``: one Hessian each, at level "unit" too.
         Without ``layers`` only these are measured.
     units
         Units of each layer; None: all.
     dtype
-        Precision of the forward pass (float64 whatever the model's own); None: the model's own. Spectra are
+        Precision of the forward pass, whatever that of the model is; None: the precision of the model. Spectra are
         always computed in float64.
     rtol
         Relative width of κ's interval that is good enough; 1e-6 is faster.
@@ -108,36 +108,37 @@ def probe(
         Bytes that captures, Hessians and the work on them may take beyond a pass of the model itself: a number, or a
         size such as ``"2 GB"`` or ``"500 MB"``; None: 4 GB.
     reduction
-        For a stream, whether the loss is a ``"mean"`` over the samples of a batch (for a loss of torch: over what it
-        divides by) or their ``"sum"``; None: found out from parts of the batches, or refused.
+        For a stream, whether the loss is a ``"mean"`` over the samples of a batch (for a loss of torch: over its
+        divisor) or their ``"sum"``; None: it is inferred from parts of the batches, or an error.
     weight
-        For a stream, what a batch counts in the loss Σ w_k L_k / Σ w_k of the whole, if that is not found out: a
+        For a stream, weight w_k of a batch in the loss Σ w_k L_k / Σ w_k of the whole, if it cannot be inferred: a
         function of its inputs and target, or one number for each batch.
     group
         Processes of `torch.distributed` that all call this, each with its share of the data; None: those of a
         ``DistributedDataParallel`` model, if it is one.
     check
-        Whether what was built is compared with the model's own double-backward product, in a random direction for
-        every layer, and that with central differences of the model's gradient: ``result["fc2"].check`` has both
-        differences. What does not agree with the product is measured by double backward in the parameters, or refused;
-        where second derivatives are not those of the gradient, as of an `autograd.Function` whose backward keeps an
-        intermediate, the layer is in ``skipped``, or refused if it was named. Where the product is round-off κ is
-        unresolved, or H is zero (``kappa.is_zero``). It takes up to three gradients a layer, and three for all
-        together.
+        Whether each Hessian is compared with the double-backward product of the model itself, in a random direction for
+        every layer, and that product with central differences of the model's gradient: ``result["fc2"].check`` has both
+        differences. A layer that does not agree with the product is measured by double backward in the parameters, or
+        refused. If second derivatives are not those of the gradient, as with an `autograd.Function` whose backward
+        keeps an intermediate, the layer is in ``skipped``, or refused if it was named. If the product is round-off, κ
+        is unresolved, or H is zero (``kappa.is_zero``). The check takes up to three gradients per layer, and three for
+        all layers together.
     lift_casts
-        Whether what the model casts to float32 by hand stays in float64, if that is ``dtype``. What rounds to fewer
-        digits all the same is said (``result.precision``), and κ's intervals are wider by what it does.
+        Whether tensors that the model casts to float32 stay in float64, if that is ``dtype``. Operations that round to
+        fewer digits all the same are reported (``result.precision``), and widen κ's intervals.
     products
-        At level ``"network"``: how many products with the Hessian, of about one and a half gradients each, λ_max and κ
-        may take, for models of millions of parameters. κ is then bounded from below (`hesscond.spectra.bounded`) unless
-        that many products form the matrix; ``result["network"].top`` is λ_max. With ``dtype=None`` the products are
-        those of a float32 model and the last two are made in float64, so that their rounding is measured, not
-        estimated. ``result["network"].memory`` says beforehand what that takes; what exceeds ``memory`` is refused.
+        At level ``"network"``: number of products with the Hessian, of about one and a half gradients each, that λ_max
+        and κ may take, for models of millions of parameters. κ is then bounded from below (`hesscond.spectra.bounded`)
+        unless this number of products forms the matrix; ``result["network"].top`` is λ_max. With ``dtype=None`` the
+        products are those of a float32 model and the last two are made in float64, so that their rounding is measured,
+        not estimated. ``result["network"].memory`` is the memory this takes, known beforehand; exceeding ``memory`` is
+        an error.
     progress
-        Is told how far the second derivatives of layers have come, first when all are planned: an object with
-        ``layer``, ``share``, ``elapsed`` and ``left`` (s), ``seconds`` for each layer, and ``stop()``, after which the
-        layers that are complete are the result and ``skipped`` names the others. Not of what products or one backward
-        pass for all layers measure.
+        Function that receives the progress of the layers' second derivatives, first when all are planned: an object
+        with ``layer``, ``share``, ``elapsed`` and ``left`` (s), ``seconds`` for each layer, and ``stop()``, after which
+        the layers that are complete are the result and ``skipped`` names the others. Layers that are measured by
+        products, or by one backward pass for all layers, are not reported.
 
     Returns
     -------
@@ -226,7 +227,7 @@ def probe(
 
 
 def whole_numbers(units: Any) -> tuple[int, ...]:
-    """Units as integers, those of numpy and torch too."""
+    """Return units as integers, also if they are numbers of numpy or torch."""
     try:
         return tuple(map(index, units))
     except TypeError:
@@ -234,12 +235,12 @@ def whole_numbers(units: Any) -> tuple[int, ...]:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number, and no truth value."""
+    """Whether a value is a real number and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:
-    """The processes that measure together: those of ``group``, or of a model that is replicated over several."""
+    """Processes that measure together: those of ``group``, or of a ``DistributedDataParallel`` model; None: one."""
     check_group(group)
     if group is None and isinstance(model, nn.parallel.DistributedDataParallel):
         group = model.process_group
@@ -247,14 +248,14 @@ def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:
 
 
 def check_group(group: object) -> None:
-    """Refuse what is no group of processes."""
+    """Raise a ConfigError if ``group`` is no process group of torch."""
     if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
         raise ConfigError(f"group must be a process group of torch.distributed, not {group!r}")
 
 
 def refuse_sharded(model: nn.Module) -> None:
     """Raise a ConfigError for a model whose parameters are split over processes."""
-    # not imported for the sake of a name: it takes a second
+    # compared by name, since importing DTensor takes a second
     for name, parameter in model.named_parameters():
         if type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor":
             raise ConfigError(

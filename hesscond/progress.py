@@ -16,7 +16,7 @@ WIDE = 118
 
 
 def kappa_text(value: float | None, resolved: bool = True, digits: int = 2) -> str:
-    """κ with that many decimals, ``unresolved`` where it is."""
+    """Return κ with ``digits`` decimals, or ``unresolved``."""
     if value is None or value != value:
         return "–"
     return f"{value:.{digits}e}" if resolved else "unresolved"
@@ -24,7 +24,7 @@ def kappa_text(value: float | None, resolved: bool = True, digits: int = 2) -> s
 
 @contextmanager
 def progress_bar(console: Console, label: str) -> Iterator[Callable[[Progress], None] | None]:
-    """A callback for `hesscond.study.run` that draws a bar; None where nobody watches."""
+    """Yield a callback for `hesscond.study.run` that draws a bar; None if the console is no terminal."""
     if not console.is_terminal:
         yield None
         return
@@ -61,7 +61,7 @@ def progress_bar(console: Console, label: str) -> Iterator[Callable[[Progress], 
 
 @contextmanager
 def loading_bar(console: Console, label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """While data are loaded, a sign of life, and a bar of the pictures decoded; the callback is for ``load_data``."""
+    """Show a spinner and a bar of decoded pictures while data are loaded; yields the callback for ``load_data``."""
     if not console.is_terminal:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Tables of what a probe found, and what there is to say below them."""
+"""Tables of the results of a probe, and the notes below them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAYER_REMARK = (
 
 
 def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per layer of what a probe found.
+    """Table of a probe's results with one row per layer.
 
     Parameters
     ----------
@@ -41,11 +41,11 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        In the order of the frame: layer; units, how many blocks; n_params of a block; kappa_min, kappa_median and
-        kappa_max over the resolved blocks, NaN if there are none; unresolved, how many blocks, of which zero are
-        the zero matrix, which has no κ; lower_min, lower_median, lower_max: lower bounds of κ of the unresolved
-        blocks that are not zero; rank_min, rank_max, nullity_min, nullity_max; negative: how many blocks have
-        negative eigenvalues; solvers: how many blocks each solver did, by name.
+        Rows in the order of the frame: layer; units, the number of blocks; n_params of a block; kappa_min, kappa_median
+        and kappa_max over the resolved blocks, NaN if there are none; unresolved, the number of unresolved blocks, of
+        which zero are the zero matrix, which has no κ; lower_min, lower_median, lower_max: lower bounds of κ of the
+        unresolved blocks that are not zero; rank_min, rank_max, nullity_min, nullity_max; negative: the number of
+        blocks with negative eigenvalues; solvers: the number of blocks of each solver, by name.
     """
     import pandas as pd
 
@@ -76,14 +76,14 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
-    """The condition numbers of every layer's units: least, median and largest, with ranks and nullities.
+    """Table of the condition numbers of every layer's units: least, median and largest, with ranks and nullities.
 
     Parameters
     ----------
     frame
         ``ProbeResult.to_frame()`` at level ``"unit"``.
     kinds
-        Of layers by name, as "Linear".
+        Classes of layers by name, as "Linear".
     """
     titles = (
         "layer",
@@ -115,14 +115,14 @@ def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
 
 
 def layer_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
-    """The condition number of every whole layer, with its interval.
+    """Table of the condition number of every whole layer, with its interval.
 
     Parameters
     ----------
     frame
         ``ProbeResult.to_frame()`` at level ``"layer"``.
     kinds
-        As for `unit_table`.
+        Classes of layers by name, as "Linear".
     """
     titles = ("layer", "kind", ">params", ">κ", ">[lower, upper]", ">rank", ">nullity", ">neg.")
     table = TextTable(titles, caption=LAYER_REMARK)
@@ -136,21 +136,21 @@ def layer_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
 
 
 def count(number: Any) -> str:
-    """A number of eigenvalues; a dash where they were not counted."""
+    """Text of a number of eigenvalues; a dash if they were not counted."""
     import pandas as pd
 
     return "–" if pd.isna(number) else str(int(number))
 
 
 def network_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
-    """Every layer by itself, and the whole network with what each layer has of its extreme eigenvectors.
+    """Table of every layer and the whole network, with each layer's share in the network's extreme eigenvectors.
 
     Parameters
     ----------
     frame
         ``ProbeResult.to_frame()`` of layers and of the network, with share_top and share_bottom of each layer.
     kinds
-        As for `unit_table`.
+        Classes of layers by name, as "Linear".
     """
     titles = ("layer", "kind", ">params", ">λ max", ">κ", ">rank", ">nullity", ">neg.", ">top", ">bottom")
     table = TextTable(titles, caption=NETWORK_REMARK)
@@ -173,7 +173,7 @@ def network_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
 
 
 def share(part: float) -> str:
-    """A share of 1 in per cent.
+    """Text of a share of 1 in per cent.
 
     Examples
     --------
@@ -186,20 +186,20 @@ def share(part: float) -> str:
 
 
 def is_zero(rows: Any) -> Any:
-    """Whether the Hessian of a row, or of each row of a frame, is zero; one of which nothing is told has no λ_max."""
+    """Whether the Hessian of a row, or of each row of a frame, is zero; a Hessian without known λ_max is not."""
     largest = rows.get("lambda_max", 0.0)
     return (rows["rank"] == 0) & (largest == largest)
 
 
 def kappa_cell(row: Mapping[str, Any]) -> str:
-    """The κ of one block, or what is known of it."""
+    """Text of the κ of one block, or of its lower bound."""
     if is_zero(row):
         return "zero"
     return compact(row["kappa"], 4) if row["resolved"] else at_least(row["kappa_lower"])
 
 
 def kappa_cells(row: Mapping[str, Any]) -> list[str]:
-    """Least, median and largest κ of a row of `layer_frame`: of the resolved units, or bounds if there are none."""
+    """Texts of the least, median and largest κ in a row of `layer_frame`: of resolved units, or bounds if none is."""
     if row["unresolved"] == row["units"]:
         if row["zero"] == row["units"]:
             return ["–", "–", "–"]
@@ -210,12 +210,12 @@ def kappa_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def at_least(value: float) -> str:
-    """A lower bound, rounded down."""
+    """Text of a lower bound, rounded down."""
     return f"≥ {compact(value, rounding=ROUND_FLOOR)}"
 
 
 def compact(value: float, digits: int = 3, rounding: str = ROUND_HALF_EVEN) -> str:
-    """A positive number to so many significant digits: plain below 1000, else as 1.23e5.
+    """Text of a positive number to ``digits`` significant digits: plain below 1000, else as 1.23e5.
 
     Examples
     --------
@@ -234,24 +234,14 @@ def compact(value: float, digits: int = 3, rounding: str = ROUND_HALF_EVEN) -> s
 
 
 def span(low: int, high: int) -> str:
-    """A range of whole numbers."""
+    """Text of a range of whole numbers."""
     return str(low) if low == high else f"{low}–{high}"
 
 
 def notes(frame: pd.DataFrame, routes: Mapping[str, str]) -> list[str]:
-    """What else there is to say of the layers, one line each: how S and κ were computed, and why κ is unresolved.
+    """Notes on the layers of ``ProbeResult.to_frame()``: how S and κ were computed, and why κ is unresolved.
 
-    Parameters
-    ----------
-    frame
-        ``ProbeResult.to_frame()``.
-    routes
-        How S was computed, by layer name.
-
-    Returns
-    -------
-    list of str
-        Layers of which the same is true share a line.
+    ``routes`` says how S was computed, by layer name. Layers with the same note share a line.
     """
     rows = layer_frame(frame).to_dict("records")
     by_route: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""What a probe found, layer by layer: Hessians, spectra and condition numbers, computed when asked for."""
+"""Results of a probe, layer by layer: Hessians, spectra and condition numbers, computed when asked for."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ from hesscond.spectra.condition import unresolved, zero_matrix
 if TYPE_CHECKING:
     import pandas as pd
 
-#: How the routes of S are called that form it without subtraction, to its last digits where a product has none left.
+#: Names of the routes that form S without subtraction, accurate to the last digits where a product has none left.
 CLOSED_FORM = ("loss curvature", "loss factor")
 
-#: Products that are timed, and seconds of a core for the eigenvalues of H, in two scalings, over n³.
+#: Number of products that are timed; seconds over n³ that one core takes for the eigenvalues of H in two scalings.
 TRIED, DECOMPOSITION = 8, 1.2e-10
 
 
 class LayerResult(Shown):
-    """The Hessians of one layer, in the coordinates asked for.
+    """Hessians of one layer, in the coordinates asked for.
 
-    `str` and notebooks show the table of the command line. Pickled, it has κ and all Hessians that were captured; of
-    those known by products, the eigenvalues that were asked for before, and an error for the rest.
+    `str` and notebooks show the table of the command line. A pickled result has κ and all Hessians that were captured;
+    for Hessians known by products it has the eigenvalues that were asked for before, and raises an error for the rest.
 
     Attributes
     ----------
     name
-        The layer.
+        Name of the layer.
     level
-        ``"unit"``, ``"layer"`` or ``"network"``: what one Hessian belongs to.
+        ``"unit"``, ``"layer"`` or ``"network"``: the owner of one Hessian.
     units
-        The units probed.
+        Units that were probed.
     parameters
-        Names of the tensors of the model whose Hessian it is: weight and bias of a layer, whose rows come unit by unit
-        as [b_i, w_i]; where ``route`` names products in a chart of the parameters, what the module trains, whose rows
-        come one tensor after another in this order (of a unit, its rows of each).
+        Names of the model's tensors that the Hessian is in: weight and bias of a layer, with rows ordered unit by unit
+        as [b_i, w_i]. If ``route`` names products in a chart of the parameters, they are the trained tensors of the
+        module, with rows ordered tensor by tensor (for a unit: its rows of each tensor).
     n_params
         Number of parameters of one Hessian, biases included.
     route
         How the curvature S was computed.
     check
-        How far the answer is from the model's own double-backward product; None: it was not compared.
+        Comparison with the double-backward product of the model itself; None: it was not made.
     uncertainty
         ε such that operations of the model in a lower precision than was asked for change entry (i, j) of a Hessian by
-        ε d_i d_j, d being its scales; 0: there are none. κ's interval is wider by as much.
+        ε d_i d_j, with its scales d; 0: there are none. κ's interval is widened accordingly.
     uncertain
-        What these operations are.
+        Cause of the uncertainty.
     kind
         Class of the module.
     rounding
-        The Hessians whose products are no more than their rounding: whether they are zero, or may be hidden by it.
+        Hessians whose products are no larger than their rounding: whether they are zero, or may be hidden by it.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class LayerResult(Shown):
         return ProbeResult({self.name: self}, {}, "").sheet()
 
     def remarks(self) -> list[str]:
-        """What there is to say below its table beside κ."""
+        """Remarks printed below the table, other than on κ."""
         return []
 
     @property
     def blocks(self) -> Sequence[int | None]:
-        """The unit of every Hessian; None for that of a whole layer."""
+        """Unit of every Hessian; None for a whole layer."""
         return self.units if self.level == "unit" else [None]
 
     def rename(self, name_of: Callable[[str], str]) -> None:
@@ -138,7 +138,7 @@ class LayerResult(Shown):
         return tuple(self._confirmed(unit, kappa) for unit, kappa in pairs)
 
     def _confirmed(self, unit: int | None, kappa: ConditionNumber) -> ConditionNumber:
-        """κ of one block, unless its products, or those of the check, are rounding: the Hessian is zero, or unknown."""
+        """Return κ of one block; zero or unresolved if its products, or those of the check, are only rounding."""
         zero = self.rounding.get(unit)
         if zero is None and self.check is not None and self.check.bound >= 1 and not self.route.startswith(CLOSED_FORM):
             zero = self.check.zero and not self._vanishing(unit)
@@ -150,12 +150,12 @@ class LayerResult(Shown):
         return replace(zero_matrix(kappa.rank + kappa.nullity), cutoff=max(kappa.cutoff, kappa.lambda_max), cause=cause)
 
     def _vanishing(self, unit: int | None) -> Cause:
-        """Why zeros of a Hessian may be numbers that double precision does not hold."""
+        """Reason why zeros of a Hessian may be numbers that double precision does not represent."""
         found: Cause = getattr(self.block(unit).plain, "vanishing", NOTHING)
         return found
 
     def error(self, unit: int | None = None) -> float:
-        """The bound of the error in the 2-norm that `uncertainty` is for a Hessian, ε ‖DP‖²."""
+        """Bound ε ‖DP‖² of the error of a Hessian, in the 2-norm, that follows from `uncertainty`."""
         if self.uncertainty == 0:
             return 0.0
         block = self.block(unit)
@@ -166,7 +166,7 @@ class LayerResult(Shown):
 
     @property
     def plain(self) -> LayerResult:
-        """The same Hessians in the plain parameters, if they are PᵀHP here."""
+        """Same Hessians in the plain parameters, if they are PᵀHP here."""
         result = LayerResult(
             self.name,
             self.level,
@@ -192,8 +192,8 @@ class LayerResult(Shown):
         Parameters
         ----------
         unit
-            Which one; its parameters are [bias, weights as torch flattens them]. At level ``"layer"`` none, and the
-            order is unit by unit. By products in the parameters of a module it is tensor after tensor: see
+            Unit, whose parameters are [bias, weights as torch flattens them]; None at level ``"layer"``, where the
+            order is unit by unit. For Hessians by products in the parameters of a module it is tensor after tensor: see
             ``parameters``.
         """
         return self.block(self._checked(unit)).matrix()
@@ -210,28 +210,28 @@ class LayerResult(Shown):
         return self.block(self._checked(unit)).eigenpairs()[1]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per Hessian, as `ProbeResult.to_frame` has them."""
+        """Table with one row per Hessian, as in `ProbeResult.to_frame`."""
         return ProbeResult({self.name: self}, {}, "").to_frame()
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that products with a whole network take at most, beside the model and its data: known before the first.
+    """Bytes that products with a whole network take at most, in addition to the model and its data, known beforehand.
 
     Attributes
     ----------
     order
-        n.
+        Number n of parameters.
     copies
-        Of the parameters and the gradient.
+        Bytes of copies of the parameters and the gradient.
     graphs
-        What is kept of the forward and the backward pass.
+        Bytes kept of the forward and the backward pass.
     vectors, count
-        Those of the iteration, and how many.
+        Bytes of the vectors of the iteration, and their number.
     check
-        What the comparison with the model needs beside copies and graphs, before the iteration.
+        Further bytes of the comparison with the model, before the iteration.
     double
-        What the last two products in float64 need beside copies and graphs, after it.
+        Further bytes of the last two products in float64, after the iteration.
     """
 
     order: int
@@ -244,7 +244,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The most at a time."""
+        """Largest number of bytes at a time."""
         return self.copies + self.graphs + max(self.vectors, self.check, self.double)
 
     def __str__(self) -> str:
@@ -256,21 +256,21 @@ class Memory:
 
 
 def gigabytes(size: float) -> str:
-    """Bytes as one writes them."""
+    """Number of bytes in readable form, in GB."""
     return f"{size / 1e9:.3g} GB"
 
 
 class NetworkResult(LayerResult):
-    """All parameters of the network together.
+    """Hessian in all parameters of the network together.
 
     Attributes
     ----------
     parts
-        Which of its rows belong to which module.
+        Rows of the Hessian that belong to each module.
     bounded
-        What a given number of products showed; None: none was given.
+        Bounds from a given number of products; None: no number was given.
     memory
-        What they take, if a number was given.
+        Memory of these products; None: no number was given.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class NetworkResult(LayerResult):
 
     @property
     def operator(self) -> SymmetricOperator:
-        """The Hessian, in the coordinates asked for: its products, for `hesscond.lanczos` and `hesscond.density`."""
+        """Hessian in the coordinates asked for, as an operator for `hesscond.lanczos` and `hesscond.density`."""
         return self._block.operator
 
     def remarks(self) -> list[str]:
@@ -314,15 +314,15 @@ class NetworkResult(LayerResult):
 
     @cached_property
     def conditions(self) -> tuple[ConditionNumber, ...]:
-        """κ, alone in a tuple."""
-        # its bounds count what is uncertain
+        """Tuple of the one κ."""
+        # its bounds include the uncertainty
         return super().conditions if self.bounded is None else (self._confirmed(None, self.bounded.condition),)
 
     @cached_property
     def top(self) -> EigenResult:
-        """The eigenvalue of the largest |λ| with its interval, which counts the rounding of products.
+        """Eigenvalue of largest |λ| with its interval, which includes the rounding of products.
 
-        Of a number of products that was given it is what these showed, or else an iteration of its own.
+        If a number of products was given, it comes from these; else it takes a separate iteration.
         """
         if self.bounded is not None:
             return self.bounded.top
@@ -331,7 +331,7 @@ class NetworkResult(LayerResult):
         return replace(found, lower=found.lower - self.uncertainty, upper=found.upper + self.uncertainty)
 
     def seconds(self) -> float | None:
-        """About how long κ takes where the matrix is formed; None: by an iteration, of which one cannot tell."""
+        """Estimated seconds for κ if the matrix is formed; None: κ is found by an iteration of unknown length."""
         order, effort = self.operator.order, self._block.effort
         if self.bounded is not None or order > effort.dense_order or not effort.holds(order):
             return None
@@ -342,11 +342,11 @@ class NetworkResult(LayerResult):
 
     @property
     def null_directions(self) -> Sequence[NullDirections]:
-        """What is known of the null space beforehand, each with its reason."""
+        """Null directions that are known beforehand, each with its reason."""
         return self._block.known[0]
 
     def by_layer(self) -> pd.DataFrame:
-        """What each module has of the network's extreme eigenvectors.
+        """Share of each module in the network's extreme eigenvectors.
 
         Returns
         -------
@@ -366,20 +366,20 @@ class NetworkResult(LayerResult):
 
 
 class ProbeResult(Shown, Mapping[str, LayerResult]):
-    """What `probe` found, by layer name.
+    """Results of `probe`, by layer name.
 
-    `str` and notebooks show the table of the command line; it can be pickled and copied (see `LayerResult`).
+    `str` and notebooks show the table of the command line; the result can be pickled and copied (see `LayerResult`).
 
     Attributes
     ----------
     skipped
-        What of the model has no Hessian here, with the reason and the way to get it: layers that could not be probed on
-        this data, and modules of other kinds whose parameters receive a gradient.
+        Parts of the model without a Hessian here, with the reason and the way to get it: layers that could not be
+        probed on this data, and modules of other kinds whose parameters receive a gradient.
     coordinates
-        What was measured, in words: of which network, in which coordinates.
+        Description of the measurement: the network and the coordinates.
     precision
-        What the forward pass and the loss were computed in, found by looking at the operations that ran: ``"float64"``,
-        or ``"mixed: 326 float32 operations (LlamaRMSNorm, …)"``.
+        Precision that the forward pass and the loss were computed in, found from the operations that ran:
+        ``"float64"``, or ``"mixed: 326 float32 operations (LlamaRMSNorm, …)"``.
     """
 
     def __init__(self, layers: Mapping[str, LayerResult], skipped: Mapping[str, str], precision: str) -> None:
@@ -396,7 +396,7 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         self.skipped = {name_of(name): why for name, why in self.skipped.items()}
 
     def first(self, count: int, reason: str) -> ProbeResult:
-        """The first so many layers; the others are skipped for a reason."""
+        """Return the first ``count`` layers; the others are skipped, with ``reason``."""
         kept = dict(list(self._layers.items())[:count])
         left_out = dict.fromkeys([name for name in self._layers if name not in kept], reason)
         result = ProbeResult(kept, self.skipped | left_out, self.precision)
@@ -419,20 +419,20 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         return f"<ProbeResult: {', '.join(names)} in {self.coordinates}>"
 
     def sheet(self, frame: pd.DataFrame | None = None, kinds: Mapping[str, str] | None = None) -> Sheet:
-        """The table, with what was measured above it and the notes below it.
+        """Return the table, with the description of the measurement above it and the notes below it.
 
         Parameters
         ----------
         frame
-            The rows, if not those of `to_frame`.
+            Rows to show; None: those of `to_frame`.
         kinds
-            Classes of the modules by name, if there are others than of these layers.
+            Classes of the modules by name; None: those of these layers.
         """
         from hesscond.result_tables import layer_table, network_table, notes, unit_table
 
         frame = self.to_frame() if frame is None else frame
         above = [f"{self.coordinates} · forward pass in {self.precision}"] if self.precision else []
-        # of a Hessian that is zero the table says so
+        # the table says which Hessians are zero
         curved = {name: own for name, own in self.items() if not all(kappa.is_zero for kappa in own.conditions)}
         checks = {name: own.check for name, own in curved.items() if own.check is not None}
         if checks:
@@ -454,9 +454,9 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         return Sheet(above, table, below)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,
+        """Table with one row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,
         lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver, reason, advice. ``negative`` is
-        missing where they were not all counted; ``reason`` and ``advice`` are empty where κ is resolved.
+        missing if not all negative eigenvalues were counted; ``reason`` and ``advice`` are empty where κ is resolved.
         """
         import pandas as pd
 

@@ -1,25 +1,25 @@
-"""What a block does in its network, and how deep, by its name: for figures by type and depth, of models and of runs."""
+"""Role and depth of a block in its network, by its name, for figures of models and of runs by type and depth."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-#: What all parameters together are called, where layers have their names.
+#: Name of all parameters together, in place of a layer name.
 NETWORK = "network"
 
-#: Attention, as modules and attributes are called.
+#: Pattern of the names of attention modules and attributes.
 ATTENTION = r"\w*att(?:n|ention)\w*"
 
 
 def projection(letter: str, kind: str) -> tuple[str, str]:
-    """Where the query, key or value of attention is, and what it is called."""
+    """Place and name pattern of the query, key or value projection of attention."""
     return "within", rf"({letter}|{kind})(_proj(_weight)?)?|to_{letter}|{letter}_lin|w{letter}"
 
 
-#: By kind: whether it is "within" attention or a numbered block of a transformer, "outside" of all numbered blocks or
-#: "anywhere", and what names end in. Tried in this order, which is also that of rows. Names of ours, of torch, of
-#: Hugging Face's GPT-2, LLaMA, BERT, ViT and T5, of torchvision and timm.
+#: Place and endings of names, by kind: "within" attention or a numbered block of a transformer, "outside" of all
+#: numbered blocks, or "anywhere". Kinds are tried in this order, which is also that of rows. The names are those of
+#: this package, of torch, of Hugging Face's GPT-2, LLaMA, BERT, ViT and T5, of torchvision and timm.
 CONVENTIONS = {
     "embedding": (
         "outside",
@@ -51,16 +51,16 @@ CONVENTIONS = {
     "head": ("outside", r"heads?|heads\.head|lm_head|classifier|score|unembed(ding)?|output|fc"),
     "recurrent": ("anywhere", r"(lstm|gru|rnn)\d*|(weight|bias)_(ih|hh|hr)(_l\d+(_reverse)?)?"),
 }
-#: All kinds in the order of rows; one that no convention has is only known with the module.
+#: All kinds in the order of rows; kinds without a convention are only known from the module.
 KINDS = (*CONVENTIONS, "bias", "convolution", "dense", "other")
-#: What numbers the blocks of a model.
+#: Pattern of the names that number the blocks of a model.
 DEPTH = re.compile(r"(?:|\w*(?:block|layer)_?)(\d+)")
-#: Parts of packed parameters; other ones are gates, layers and directions of a recurrence, or ranges of rows.
+#: Parts of packed parameters; other parts are gates, layers and directions of a recurrence, or ranges of rows.
 LETTERS = {"q": "query", "k": "key", "v": "value"}
 
 
 class Role(NamedTuple):
-    """What a block does, and where.
+    """Role of a block: its kind and its depth.
 
     Attributes
     ----------
@@ -69,8 +69,8 @@ class Role(NamedTuple):
         all), "attention output", "mlp gate", "mlp in", "mlp out", "head", "recurrent", "bias" (alone, and not that of a
         norm), "convolution", "dense" or "other".
     depth
-        The first number in its name that blocks are counted by, as it is there: 1 in ``block1.fc1``, 0 in ``h.0.fc1``.
-        None: it is in no numbered block.
+        First number in its name that counts blocks, as written there: 1 in ``block1.fc1``, 0 in ``h.0.fc1``.
+        None: the block is in no numbered block.
     """
 
     kind: str
@@ -78,9 +78,10 @@ class Role(NamedTuple):
 
 
 def role_of(name: str) -> Role:
-    """The role of a block by its name alone, by convention; of a kind that is not known, what it is called.
+    """Role of a block by its name alone, by convention; the kind of a block without a convention is its name.
 
-    That is its name within its numbered block, or the whole. `hesscond.hessians.role` looks at the module too.
+    The name is taken within the numbered block if there is one, else as a whole. `hesscond.hessians.role` looks at the
+    module too.
 
     Examples
     --------
@@ -90,13 +91,13 @@ def role_of(name: str) -> Role:
     (('value', 2), ('norm', None))
     """
     path, _, part = name.partition("[")
-    # parameters behind a weight do what the layer does
+    # parameters behind a weight have the role of the layer
     inside = re.split(r"\.(?:parametrizations|base_layer|lora_[AB])(?:\.|$)", path)[0].split(".")
     attribute = inside[-1]
     if attribute in ("weight", "bias") and len(inside) > 1:
         inside.pop()
     said, depth = LETTERS.get(part.rstrip("]").partition(".")[0]), None
-    # the last one is a layer's own, but for packed attention in a list of such
+    # the last number is that of the layer itself, except for packed attention in a list
     for place, component in enumerate(inside if said else inside[:-1]):
         if found := DEPTH.fullmatch(component):
             depth, inside = int(found[1]), inside[place + 1 :]

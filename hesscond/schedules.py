@@ -1,4 +1,4 @@
-"""Schedules: after which optimizer steps of a training something is measured."""
+"""Schedules: the optimizer steps of a training after which something is measured."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from hesscond.errors import ConfigError
 
-#: Whether something is due after so many optimizer steps, counted from 1.
+#: Function that says whether a measurement is due after a number of optimizer steps, counted from 1.
 Schedule = Callable[[int], bool]
 
 
 def linear(every: int) -> Schedule:
-    """After every so many steps.
+    """Schedule with a constant number of steps between measurements.
 
     Parameters
     ----------
     every
-        Steps from one time to the next.
+        Steps from one measurement to the next.
 
     Examples
     --------
@@ -30,14 +30,14 @@ def linear(every: int) -> Schedule:
 
 
 def logarithmic(per_decade: int = 10, first: int = 1) -> Schedule:
-    """Ever more rarely: after ``first`` · 10^(k / ``per_decade``) steps, k = 0, 1, …, rounded.
+    """Schedule with measurements after ``first`` · 10^(k / ``per_decade``) steps, k = 0, 1, …, rounded.
 
     Parameters
     ----------
     per_decade
-        Times while the number of steps grows tenfold; fewer where several round to the same step.
+        Measurements while the number of steps grows tenfold; fewer where several round to the same step.
     first
-        The first of them.
+        Step of the first measurement.
 
     Examples
     --------
@@ -57,12 +57,12 @@ def logarithmic(per_decade: int = 10, first: int = 1) -> Schedule:
 
 
 def per_epoch(times: int, steps: int) -> Schedule:
-    """Some times an epoch, evenly; the last time is the end of the epoch.
+    """Schedule with evenly spaced measurements in each epoch, the last at its end.
 
     Parameters
     ----------
     times
-        How many times.
+        Measurements in each epoch.
     steps
         Optimizer steps of an epoch: ``len(loader)``, over the number of batches that one step accumulates.
 
@@ -79,13 +79,13 @@ def per_epoch(times: int, steps: int) -> Schedule:
 
 
 def positive(name: str, value: Any) -> None:
-    """Raise a ConfigError for what is no positive whole number."""
+    """Raise a ConfigError if a value is no positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} must be a positive whole number, not {value!r}")
 
 
 def schedule_of(every: int | Schedule) -> Schedule:
-    """The schedule that is meant by a number of steps or by a schedule."""
+    """Return a schedule as it is, or the schedule of a number of steps."""
     if callable(every):
         return every
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:

@@ -1,4 +1,4 @@
-"""How results show themselves: tables as plain text, for the terminal and in HTML, with lines around them."""
+"""Display of results: tables as plain text, for the terminal and in HTML, with lines around them."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
-#: Columns where there is no terminal to have any.
+#: Width in columns if there is no terminal.
 WIDE = 240
 
-#: Where a cell may go on in the next line, a name and several numbers: never inside of a word or of digits.
+#: Places where a cell with a name, or with several numbers, may be broken: never inside a word or digits.
 NAME_BREAKS = re.compile(r"\s+|(?<=[:/_])(?=\S)|(?<=[.,])(?=[^\s\d])|(?<=[-+])(?=[^\W\d])")
 NUMBER_BREAKS = re.compile(r"\s+(?=[(…])")
-#: A longer word is written without its middle.
+#: Longer words are shown without their middle.
 LONGEST_WORD = 30
-#: Columns of the terminal that a caption takes, at least.
+#: Least width of a caption, in columns of the terminal.
 CAPTION = 80
 
 
 class TextTable:
-    """A table for the terminal that breaks no word and no number.
+    """Table for the terminal that breaks no word and no number.
 
-    Where it is wider than the terminal, names go on in the next line, at a blank or behind a sign between their parts;
-    where that is not enough, the columns that do not fit follow below, with the first repeated.
+    If it is wider than the terminal, names continue in the next line, at a blank or behind a sign between their parts;
+    if that is not enough, the columns that do not fit follow below, with the first column repeated.
 
     Parameters
     ----------
     columns
         Titles; with ``">"`` in front for numbers, which are aligned to the right.
     title, caption
-        Above and below it.
+        Text above and below the table.
     rule
         Whether there is a line below the titles.
     """
@@ -52,7 +52,7 @@ class TextTable:
         self.rows.append((["\n".join(map(shown_line, cell.split("\n"))) for cell in cells], end_section))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table, or its blocks of columns one below the other."""
+        """Yield the table, or its blocks of columns one below the other."""
         from rich.text import Text
 
         if self.title:
@@ -63,11 +63,11 @@ class TextTable:
             width = max(width, sum(block.values()) + (1 + loose) * (len(block) - 1))
             yield self.drawn(block, gap=1 + loose, last=block is blocks[-1])
         if self.caption:
-            # a narrow table has no narrow caption
+            # the caption of a narrow table may be wider than the table
             yield Text(textwrap.fill(self.caption, min(options.max_width, max(width, CAPTION))))
 
     def drawn(self, block: Mapping[int, int], *, gap: int, last: bool) -> Table:
-        """The columns of a block at their widths, with so many blanks between them."""
+        """Table of the columns of a block at their widths, with ``gap`` blanks between them."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -86,11 +86,11 @@ class TextTable:
         return table
 
     def breaks(self, place: int) -> re.Pattern[str]:
-        """Where the cells of a column may be broken."""
+        """Pattern of the places where the cells of a column may be broken."""
         return NUMBER_BREAKS if self.numeric[place] else NAME_BREAKS
 
     def blocks(self, room: int) -> list[dict[int, int]]:
-        """Columns and their widths, block by block."""
+        """Widths of the columns, block by block."""
         least, most = [], []
         for place, title in enumerate(self.titles):
             cells = [cells[place] for cells, _ in self.rows]
@@ -107,7 +107,7 @@ class TextTable:
 
 
 def shared(room: int, needs: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """The width of each column that needs so much at least, and no more than the other: what is left goes round."""
+    """Widths of columns between the least and the largest that each needs; spare room is shared out evenly."""
     widths = {place: least for place, (least, _) in needs.items()}
     spare = room - sum(widths.values())
     while spare > 0 and (wanting := [place for place, (_, most) in needs.items() if widths[place] < most]):
@@ -118,7 +118,7 @@ def shared(room: int, needs: Mapping[int, tuple[int, int]]) -> dict[int, int]:
 
 
 def wrapped(text: str, width: int, breaks: re.Pattern[str]) -> str:
-    """The text in lines no longer than a width, broken at these places only.
+    """Text in lines no longer than a width, if it can be broken at the given places.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def wrapped(text: str, width: int, breaks: re.Pattern[str]) -> str:
 
 
 def shown_line(text: str) -> str:
-    """A line without control characters, whose longest words lack their middle."""
+    """Line without control characters, with the middle of very long words left out."""
     line = "".join(c if c.isprintable() else " " for c in text)
     half = LONGEST_WORD // 2
     parts = re.split(f"({NAME_BREAKS.pattern})", line)
@@ -147,7 +147,7 @@ def shown_line(text: str) -> str:
 
 
 def plain_text(table: RenderableType) -> str:
-    """A table as text without colours; the last line has no end."""
+    """Table as text without colours and without a newline at the end."""
     from rich.console import Console
 
     console = Console(width=WIDE, markup=False, highlight=False, color_system=None)
@@ -157,7 +157,7 @@ def plain_text(table: RenderableType) -> str:
 
 
 def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table as HTML, in the colours of the page it stands on; ``titles``: empty for none."""
+    """Table as HTML, in the colours of the page around it; without titles if ``titles`` is empty."""
     import pandas as pd
 
     frame = pd.DataFrame(list(rows), columns=list(titles) or None)
@@ -167,7 +167,7 @@ def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table with the lines above and below it."""
+    """Table with the lines above and below it."""
 
     above: Sequence[str]
     table: TextTable | Table
@@ -181,7 +181,7 @@ class Sheet:
 
     @property
     def html(self) -> str:
-        """The same as HTML: every line a paragraph."""
+        """HTML of the sheet, with every line as a paragraph."""
         if isinstance(self.table, TextTable):
             titles, rows = self.table.titles, [list(cells) for cells, _ in self.table.rows]
         else:
@@ -194,10 +194,10 @@ class Sheet:
 
 
 class Shown:
-    """A result whose text and HTML are those of a sheet."""
+    """Result whose text and HTML are those of a sheet."""
 
     def sheet(self) -> Sheet:
-        """The table, with the lines around it."""
+        """Return the table with the lines around it."""
         raise NotImplementedError
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""How block diagonal the Hessian of a model is: norms of its blocks, by layers and by rows."""
+"""Block structure of the Hessian of a model: norms of its blocks, by layers and by rows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PARTITIONS = ("layer", "row")
-#: Up to so many parameters norms are exact if nothing else is asked for, and beyond that from so many random vectors
-#: for each block.
+#: By default, norms are exact up to this number of parameters, and above from this number of random vectors for each
+#: block.
 EXACT, PROBES = 4096, 30
 
 
@@ -35,23 +35,23 @@ class BlockStructure:
     Attributes
     ----------
     names
-        Of the m blocks, in the order of everything below: layers, or rows as ``"fc1[3]"``.
+        Names of the m blocks, in the order of everything below: layers, or rows as ``"fc1[3]"``.
     layers
-        The layer of each.
+        Layer of each block.
     n_params
-        Their sizes.
+        Number of parameters of each block.
     trace
         (m,) tr H_aa.
     norms
         (m, m) ‖H_ab‖_F.
     share
-        Σ_a ‖H_aa‖²_F / Σ_ab ‖H_ab‖²_F: how much of H lies on the diagonal of these blocks.
+        Σ_a ‖H_aa‖²_F / Σ_ab ‖H_ab‖²_F: share of H on the diagonal of these blocks.
     share_of_layers
-        How much lies on the diagonal of layers.
+        Share of H on the diagonal of the layers.
     within
-        By layer, how much of its own Hessian lies on the diagonal of its rows; 1 where it is one block.
+        Share of each layer's Hessian on the diagonal of its rows, by layer name; 1 if the layer is one block.
     check
-        How far the operator is from the model's own double-backward product; None: it was not compared.
+        Comparison of the operator with the double-backward product of the model itself; None: it was not made.
 
     Notes
     -----
@@ -70,7 +70,7 @@ class BlockStructure:
     check: Check | None
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per block: block, layer, n_params, trace, norm (‖H_aa‖_F), both with ``_error``, and norm_others.
+        """Table with one row per block: block, layer, n_params, trace, norm (‖H_aa‖_F), their ``_error``, norm_others.
 
         norm_others is ‖H_ab‖_F over all b ≠ a together.
         """
@@ -103,30 +103,30 @@ def block_structure(
     weight: BatchWeight | None = None,
     check: bool = True,
 ) -> BlockStructure:
-    """How block diagonal the Hessian of a model is, by layers or by rows: norms ‖H_ab‖_F and traces of its blocks.
+    """Block structure of the Hessian of a model, by layers or by rows: norms ‖H_ab‖_F and traces of its blocks.
 
     Layers are the blocks of `hesscond.probe`, rows their units: [b_i, w_i] of an output unit, the tokens that occur of
     an embedding, shift and scale of a feature, rows of packed or bare parameters. A parameter that belongs to no unit
-    is one block more, and a layer without units one in all. Parameters that require no gradient are left out.
+    is one further block, and a layer without units is a single block. Parameters that require no gradient are left out.
 
     The model is left as it was.
 
     Parameters
     ----------
     model, loss_fn, data, dtype, memory, reduction, weight
-        As for `hesscond.HessianOperator`.
+        Arguments of `hesscond.HessianOperator`.
     layers
-        As for `hesscond.probe`: modules, parameters, parts of them, and globs; None: every parameter that requires a
-        gradient. Of the Hessian only their part is looked at.
+        Names as for `hesscond.probe`: modules, parameters, parts of them, and globs; None: every parameter that
+        requires a gradient. Only the Hessian in these parameters is measured.
     by
         ``"layer"`` or ``"row"``.
     probes
         Random vectors for each block, whose norms are unbiased estimates; a block with no more parameters is exact.
         None: everything is exact up to 4,096 parameters, from as many products, and beyond that 30 of them.
     seed
-        Of the random vectors.
+        Seed of the random vectors.
     check
-        Whether the operator is compared with the model's own double-backward product.
+        Whether the operator is compared with the double-backward product of the model itself.
 
     Returns
     -------
@@ -138,7 +138,8 @@ def block_structure(
         No such layer or partition; layers that overlap, or require no gradient; too few probes; what
         `hesscond.HessianOperator` refuses.
     CaptureError
-        As there, or the operator does not agree with the model; by rows, a table in which nothing is looked up.
+        Raised by `hesscond.HessianOperator`; or the operator does not agree with the model; or, by rows, nothing is
+        looked up in a table.
 
     References
     ----------
@@ -210,7 +211,7 @@ def block_structure(
 
 
 def outputs(block: Block, H: HessianOperator, catalogue: Catalogue) -> list[Block]:
-    """A block by the outputs of its parameters, or whole if its rows are not outputs."""
+    """Split a block by the outputs of its parameters, or return it whole if its rows are not outputs."""
     if block.layer is not None:
         return [block]
     try:
@@ -220,9 +221,9 @@ def outputs(block: Block, H: HessianOperator, catalogue: Catalogue) -> list[Bloc
 
 
 def rows_of(block: Block, placed: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """By name, where each row of a block is in its vectors; the whole block where it has no rows.
+    """Indices of each row of a block in its vectors, by name; of the whole block if it has no rows.
 
-    ``placed`` (m, w) says it of a plain layer. A parameter that belongs to no unit is one more row.
+    ``placed`` (m, w) are these indices for a plain layer. A parameter that belongs to no unit is a further row.
     """
     found: dict[str, list[torch.Tensor]] = {}
     start = 0

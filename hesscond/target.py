@@ -1,4 +1,4 @@
-"""Any torch model from a Python file: ``FILE.py:FUNCTION``, where FUNCTION() returns (model, loss_fn, data)."""
+"""Torch models from Python files: ``FILE.py:FUNCTION``, where FUNCTION() returns (model, loss_fn, data)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.errors import ConfigError, HesscondError
 
 FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
-#: A package that does not exist, of which the loaded file and its siblings are modules: ``from .sibling import x``
+#: Name of a virtual package with the loaded file and its siblings as modules: ``from .sibling import x``
 PACKAGE = "_hesscond_target"
-#: Code that is not the user's, even where the user's folder contains it.
+#: Folders of code that is not the user's, even if the user's folder contains them.
 FOREIGN = tuple(
     Path(folder).resolve()
     for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parent))
@@ -43,7 +43,7 @@ class Stream:
     Attributes
     ----------
     samples
-        How many samples there were in the latest pass.
+        Number of samples in the latest pass.
     """
 
     def __init__(self, source: Iterable[Any], device: torch.device | None = None) -> None:
@@ -62,24 +62,15 @@ class Stream:
             yield moved(batch, self._device)
 
     def to(self, device: torch.device) -> Stream:
-        """The same batches on a device, moved one by one."""
+        """Return the same batches on a device, moved one by one."""
         return Stream(self._source, device)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be probed.
+    """Target of a probe: model, loss ``loss_fn(output, target)`` and data, one batch or a `Stream` of batches.
 
-    Attributes
-    ----------
-    model
-        Any module.
-    loss_fn
-        ``loss_fn(output, target)``.
-    data
-        One batch (inputs, targets), or a `Stream` of batches.
-    weight
-        What each batch of a stream counts, if that has to be said.
+    ``weight`` is the weight of each batch of a stream, if it has to be given.
     """
 
     model: nn.Module
@@ -93,7 +84,7 @@ class Target:
         return self.data.samples if isinstance(self.data, Stream) else leading_dimension(self.data[0])
 
     def to(self, device: torch.device) -> Target:
-        """The same on a device; the model itself is moved, and the loss if it is a module."""
+        """Return the target on a device; the model itself is moved, and the loss if it is a module."""
         for module in (self.model, self.loss_fn):
             if isinstance(module, nn.Module):
                 if any(t.is_meta for t in (*module.parameters(), *module.buffers())):
@@ -106,7 +97,7 @@ class Target:
 def load_target(spec: str, *, seed: int | None = None) -> Target:
     """Run FUNCTION() of a Python file.
 
-    While it runs, modules beside the file can be imported, absolutely or relatively; afterwards `sys.path` and
+    While it runs, modules in the same folder can be imported, absolutely or relatively; afterwards `sys.path` and
     `sys.modules` are as they were.
 
     Parameters
@@ -117,12 +108,12 @@ def load_target(spec: str, *, seed: int | None = None) -> Target:
         A list of pairs is a list of batches, a mapping with ``"labels"`` is a batch. A fourth thing is the ``weight``
         of `hesscond.probe`.
     seed
-        Of the generators of torch, numpy and `random` beforehand; None: they are left alone.
+        Seed set in the generators of torch, numpy and `random` beforehand; None: they are not seeded.
 
     Returns
     -------
     Target
-        On the devices that FUNCTION left things on.
+        Target on the devices that FUNCTION put the model and the data on.
 
     Examples
     --------
@@ -152,7 +143,7 @@ def load_target(spec: str, *, seed: int | None = None) -> Target:
 
 
 def read(path: Path) -> bytes:
-    """The file, or a ConfigError with what is near."""
+    """Return the contents of a file, or raise a ConfigError that suggests similar names."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -181,7 +172,7 @@ def importable(folder: Path) -> Iterator[None]:
 
 
 def executed(source: bytes, path: Path) -> ModuleType:
-    """The module that the source makes; not through the import system, whose cache may be a second out of date."""
+    """Execute the source as a module; not by the import system, whose cache may be a second out of date."""
     module = ModuleType(f"{PACKAGE}.{path.stem}")
     module.__file__ = str(path.resolve())
     module.__package__ = PACKAGE
@@ -191,7 +182,7 @@ def executed(source: bytes, path: Path) -> ModuleType:
 
 
 def named(module: ModuleType, name: str, path: Path) -> Callable[[], Any]:
-    """The function called ``name``, if it can be called without arguments."""
+    """Return the function called ``name``, if it can be called without arguments, or raise a ConfigError."""
     if not hasattr(module, name):
         own = [n for n, v in vars(module).items() if isinstance(v, FunctionType) and v.__module__ == module.__name__]
         raise ConfigError(f"{path} has no function {name!r}{suggestion(name, own)}")
@@ -210,14 +201,14 @@ def named(module: ModuleType, name: str, path: Path) -> Callable[[], Any]:
 
 
 def suggestion(name: str, there: list[str]) -> str:
-    """What could have been meant, or what there is."""
+    """Suggestion of similar names, or else a list of the existing names."""
     if near := difflib.get_close_matches(name, there, 3, 0.5):
         return f": did you mean {' or '.join(near)}?"
     return f": there is {', '.join(there[:8])}{', …' if len(there) > 8 else ''}" if there else ""
 
 
 def as_target(returned: Any, spec: str) -> Target:
-    """What FUNCTION returned as a `Target`, or a ConfigError."""
+    """Return the result of FUNCTION as a `Target`, or raise a ConfigError."""
     if not isinstance(returned, (tuple, list)) or len(returned) not in (3, 4):
         raise ConfigError(
             f"{spec} must return (model, loss_fn, data) or (model, loss_fn, data, weight), but it returned "
@@ -242,14 +233,14 @@ def as_target(returned: Any, spec: str) -> Target:
 
 
 def described(value: Any) -> str:
-    """What a thing is, for an error sentence."""
+    """Description of a value, for an error message."""
     if isinstance(value, type):
         return f"the class {value.__name__} (write {value.__name__}() to make one)"
     return kind(value)
 
 
 def moved(value: Any, device: torch.device | None, done: dict[int, Any] | None = None) -> Any:
-    """The same with every tensor in it on a device (None: where they are); one that occurs twice stays one."""
+    """Move every tensor in a value to a device (None: nowhere); a tensor that occurs twice stays a single one."""
     if device is None:
         return value
     done = {} if done is None else done
@@ -265,14 +256,14 @@ def moved(value: Any, device: torch.device | None, done: dict[int, Any] | None =
     if getattr(value, "is_meta", False):
         raise ConfigError("the data are on the meta device, so they have no values")
     if hasattr(value, "to"):
-        # the value itself is kept too, so that no other one gets its number
+        # the value itself is kept too, so that its id is not reused
         return done.setdefault(id(value), (value.to(device), value))[0]
     return value
 
 
 @contextmanager
 def one_sentence(spec: str) -> Iterator[None]:
-    """Turn what the user's code raises into a ConfigError."""
+    """Context that turns exceptions from the user's code into a ConfigError."""
     try:
         yield
     except HesscondError:
@@ -286,7 +277,7 @@ def one_sentence(spec: str) -> Iterator[None]:
 
 @contextmanager
 def causes_shown(wanted: bool) -> Iterator[None]:
-    """If wanted, show where the exception behind a ConfigError came from."""
+    """Context that prints, if wanted, the traceback of the exception behind a ConfigError."""
     try:
         yield
     except ConfigError as error:
@@ -296,8 +287,8 @@ def causes_shown(wanted: bool) -> Iterator[None]:
 
 
 def explained(error: Exception, spec: str) -> str | None:
-    """The sentence for an exception during a probe; None for a fault of hesscond."""
-    # hesscond watches the operations of the model: those frames are on the way to the operation that failed
+    """Sentence for an exception during a probe; None for a fault of hesscond."""
+    # hesscond watches the operations of the model: these frames are passed on the way to the operation that failed
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if f.name not in ("__torch_function__", "in_float64")
     ]
@@ -310,14 +301,9 @@ def explained(error: Exception, spec: str) -> str | None:
 
 
 def user_failure(error: BaseException, path: Path) -> str | None:
-    """Where in the code of ``path`` and the modules beside it an exception arose, in one sentence.
+    """Sentence on the place of an exception in the code of ``path`` and the modules in its folder; None: not in it.
 
     The traceback of ``error`` is cut to begin with that code.
-
-    Returns
-    -------
-    str or None
-        None if the exception did not pass through that code.
     """
     folder = path.resolve().parent
     theirs = [tb for tb in tracebacks(error) if is_users(tb.tb_frame.f_code.co_filename, folder)]
@@ -332,7 +318,7 @@ def user_failure(error: BaseException, path: Path) -> str | None:
 
 
 def tracebacks(error: BaseException) -> list[TracebackType]:
-    """The traceback of an exception, one for each call, outermost first."""
+    """Traceback objects of an exception, one for each call, outermost first."""
     tb = error.__traceback__
     found = []
     while tb:
@@ -342,14 +328,14 @@ def tracebacks(error: BaseException) -> list[TracebackType]:
 
 
 def is_users(file: str, folder: Path) -> bool:
-    """Whether a file of code lies in the folder and is not of Python, of an installed package or of hesscond."""
+    """Whether a file of code is in the folder and is not part of Python, of an installed package or of hesscond."""
     path = Path(file).resolve()
     installed = "site-packages" in path.parts or any(path.is_relative_to(foreign) for foreign in FOREIGN)
     return path.is_relative_to(folder) and not installed
 
 
 def shown(file: str, path: Path) -> str:
-    """The name of a file beside or below ``path``, written as ``path`` is."""
+    """Name of a file in or below the folder of ``path``, written relative to the same folder as ``path``."""
     return str(path.parent / Path(file).resolve().relative_to(path.resolve().parent))
 
 

@@ -1,6 +1,6 @@
-"""What a layer sees: extended activations Ĥ, curvature S and feature statistics, without side effects.
+"""Capture of what a layer sees: extended activations Ĥ, curvature S and feature statistics, without side effects.
 
-The first room: it imports nothing else of hesscond but the errors. `forward` runs the model, `graph` and `curved`
+The lowest package: it imports nothing else of hesscond but the errors. `forward` runs the model, `graph` and `curved`
 read the autograd graph, `curvature` chooses the route to S, `layers` knows the modules.
 """
 

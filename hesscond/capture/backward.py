@@ -15,13 +15,13 @@ from hesscond.capture.graph import nodes
 from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
 
-#: Numbers of an intermediate result, over all directions taken at once, that stay in the cache of a processor; that are
-#: worth being shared by several threads; and directions without which the operations' overhead would count.
+#: Size of an intermediate result, over all directions taken at once, that stays in a processor's cache; size that is
+#: worth being shared by several threads; and least number of directions that outweighs the overhead of operations.
 CACHED, SHARED, LEAST = 2**19, 2**22, 4
 
 
 class Budget:
-    """The memory that captures may take."""
+    """Budget of the memory that captures may take."""
 
     def __init__(self, memory: int, samples: int, largest: int, device: torch.device) -> None:
         self.memory, self.samples, self.largest, self.device = memory, samples, largest, device
@@ -40,22 +40,22 @@ class Budget:
             )
 
     def fits(self, numbers: int) -> bool:
-        """Whether there is room for that many float64 numbers."""
+        """Whether this number of float64 numbers still fits."""
         return self.taken + 8 * numbers <= self.memory
 
     def chunk(self, passes: int, per_pass: int) -> int:
-        """How many derivatives to take at once, each with ``per_pass`` numbers of its own."""
+        """Number of derivatives to take at once, each of which needs ``per_pass`` float64 numbers."""
         one = 8 * (4 * self.largest + per_pass)
         return max(1, min(passes, self.memory // 4 // one))
 
     def cached(self, passes: int, per_pass: int, largest: int) -> int:
-        """The same where each goes through many operations on up to ``largest`` numbers: what a cache holds of them."""
+        """Number of derivatives to take at once so that intermediates of up to ``largest`` numbers stay in cache."""
         size, held = self.chunk(passes, per_pass), CACHED if torch.get_num_threads() == 1 else SHARED
         return size if self.device.type != "cpu" else min(size, max(LEAST, held // max(largest, 1)))
 
 
 def readable(size: float) -> str:
-    """A number of bytes as people write it, 1.5 GB."""
+    """Number of bytes in readable form, such as 1.5 GB."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
@@ -79,7 +79,7 @@ def batched_gradients(
     return [None if parts[0] is None else torch.stack(parts) for parts in zip(*single, strict=True)]
 
 
-#: Derivatives that are taken one by one, rather than at once and one of them again.
+#: Fewer derivatives than this are taken one by one: comparing one of them with a batched pass would cost more.
 WORTH_COMPARING = 4
 
 
@@ -119,7 +119,7 @@ def agree(one: torch.Tensor | None, many: torch.Tensor | None) -> bool:
 
 
 def separating_subsets(samples: int, device: torch.device) -> list[torch.Tensor]:
-    """Subsets (N,) of the samples, in pairs of complements, such that every two are separated by some of them."""
+    """Subsets (N,) of the samples, in complementary pairs, such that every two samples are separated by some subset."""
     index = torch.arange(samples, device=device)
     subsets = []
     for bit in range(max(samples - 1, 0).bit_length()):
@@ -129,39 +129,39 @@ def separating_subsets(samples: int, device: torch.device) -> list[torch.Tensor]
 
 
 def scattered_signs(like: torch.Tensor) -> torch.Tensor:
-    """±1 in every place, the same ones in every run and without a pattern that sums could follow."""
+    """Random signs ±1 in the shape of ``like``, the same in every run and without a pattern that sums could follow."""
     generator = torch.Generator().manual_seed(0)
     return (torch.randint(0, 2, like.shape, generator=generator) * 2 - 1).to(like)
 
 
 def on_samples(subset: torch.Tensor, shape: torch.Size, dtype: torch.dtype, samples: int) -> torch.Tensor:
-    """A direction on some samples only, with unequal entries so that sums do not cancel."""
+    """Direction that is nonzero on some samples only, with unequal entries so that sums do not cancel."""
     direction = torch.cos(torch.arange(shape.numel(), dtype=dtype, device=subset.device))
     return (direction.reshape(samples, -1) * subset[:, None]).reshape(shape)
 
 
 def reaches(derivative: torch.Tensor, subset: torch.Tensor, samples: int) -> bool:
-    """Whether a derivative, in the layout of one row or more a sample, is not exactly zero on some samples."""
+    """Whether a derivative, laid out with one or more rows per sample, is not exactly zero on the given samples."""
     return bool(derivative.reshape(samples, -1)[subset].any())
 
 
-#: What is smaller than this share of its terms, or than so many times their rounding, has been cancelled.
+#: A sum smaller than this share of its terms, or than this multiple of their round-off, has been cancelled.
 CANCELLED, LOST = 2.0**-28, 16.0
 #: A difference of two sums below this share of them has lost digits that count.
 LEFT = 2.0**-10
-#: Draws of the terms of backward passes where these are near their round-off.
+#: Number of random draws of the terms of backward passes where these are near their round-off.
 PROBES = 3
-#: Relative changes that stand for rounding, so large that they show what cancels in products of two factors too.
+#: Relative perturbations that stand for rounding, large enough to also show cancellation in products of two factors.
 ENLARGED = 0.25
 
 
 @contextmanager
 def enlarged_rounding(ends: Iterable[Any], seed: int) -> Iterator[None]:
-    """Backward passes through a graph with every number that a node is handed changed at random by up to `ENLARGED`.
+    """Perturb every number that a node receives in a backward pass at random, by a factor of up to 1 ± `ENLARGED`.
 
-    What that changes in their results is of the size of the terms that these are sums of (`size_of_terms`): it does
-    not cancel where they do, at whatever depth that is. In a graph so deep that the changes would grow like a power
-    they are smaller.
+    The change in the results is of the size of the terms that they are sums of (`size_of_terms`): it does not cancel
+    where the terms do, at whatever depth of the graph. In a graph so deep that the changes would grow like a power,
+    the perturbations are smaller.
     """
     generators: dict[torch.device, torch.Generator] = {}
     places = list(nodes(ends))
@@ -188,7 +188,7 @@ def enlarged_rounding(ends: Iterable[Any], seed: int) -> Iterator[None]:
 def sizes_of_terms(
     derivative: Callable[[], Sequence[torch.Tensor]], ends: Sequence[Any], draws: int
 ) -> list[torch.Tensor]:
-    """`size_of_terms` of a derivative through the graph from ``ends``, the root sum of squares over some draws."""
+    """Sizes of the terms of a derivative through the graph from ``ends``: root sum of squares over some draws."""
     plain, found = derivative(), []
     for seed in range(draws):
         with enlarged_rounding(ends, seed):
@@ -197,9 +197,9 @@ def sizes_of_terms(
 
 
 def size_of_terms(changed: torch.Tensor | None, plain: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    """The size of the terms that each entry of ``plain`` is the sum of, float64 in the shape of ``like``.
+    """Size of the terms that each entry of ``plain`` is the sum of, float64 in the shape of ``like``.
 
-    ``changed`` is the same by `enlarged_rounding`; None: zero.
+    ``changed`` is the same derivative under `enlarged_rounding`; None: zero.
     """
     one, other = (like.new_zeros(like.shape) if g is None else g.reshape(like.shape) for g in (changed, plain))
     apart = (one - other).detach().to(torch.float64) * (3**0.5 / ENLARGED)
@@ -207,7 +207,7 @@ def size_of_terms(changed: torch.Tensor | None, plain: torch.Tensor | None, like
 
 
 class DiagonalSink:
-    """Collects S_jj = Σ_r s_r b_rj² of units with one position a sample."""
+    """Sink that sums S_jj = Σ_r s_r b_rj² of units with one position per sample."""
 
     def __init__(self, request: Request, blocks: int) -> None:
         self.units = list(request.units)
@@ -216,7 +216,7 @@ class DiagonalSink:
         self.negative: torch.Tensor | None = None
 
     def add(self, rows: slice, values: torch.Tensor, signs: torch.Tensor | None) -> None:
-        """Backward passes (k, J, m, 1) with signs (k, J)."""
+        """Add backward passes (k, J, m, 1) with signs (k, J)."""
         values = of_units(values, self.units)[..., 0]
         if signs is None:
             self.root = torch.hypot(self.root, root_sum_squares(values))
@@ -227,9 +227,9 @@ class DiagonalSink:
         self.negative = below if self.negative is None else torch.hypot(self.negative, below)
 
     def result(self, noise: torch.Tensor, limit: float) -> Diagonal:
-        """√|S| and its signs; the difference of the two sums is taken where both are there.
+        """Return √|S| and its signs; with terms of both signs, S is the difference of the two sums.
 
-        ``noise`` (J, m, 1) bounds the round-off in a backward pass; it matters for units whose S is no more than
+        ``noise`` (J, m, 1) bounds the round-off in a backward pass; it matters for units where √|S| is no more than
         ``limit`` times as large.
         """
         lost = self.near(noise, limit).any(0)
@@ -246,13 +246,13 @@ class DiagonalSink:
         return Diagonal(S.abs().sqrt(), S.sign(), known)
 
     def near(self, noise: torch.Tensor, limit: float) -> torch.Tensor:
-        """(J, u) where S is no more than ``limit`` times its ``noise``, and not zero."""
+        """Boolean mask (J, u) of entries where the root of S is nonzero and at most ``limit`` times its ``noise``."""
         size = self.root if self.negative is None else torch.hypot(self.root, self.negative)
         return (size > 0) & (size <= limit * of_units(noise[None], self.units)[0, :, :, 0])
 
 
 class FactorSink:
-    """Collects the backward passes as they are."""
+    """Sink that collects the backward passes as they are."""
 
     def __init__(self, request: Request, blocks: int, passes: int, signs: torch.Tensor | None) -> None:
         self.units = list(request.units)
@@ -261,18 +261,18 @@ class FactorSink:
         self.signs = signs
 
     def add(self, rows: slice, values: torch.Tensor, signs: torch.Tensor | None) -> None:
-        """Backward passes (k, J, m, q)."""
+        """Add backward passes (k, J, m, q)."""
         self.B[rows] = of_units(values, self.units)
 
     def result(self, noise: torch.Tensor, limit: float) -> Factor:
-        """All of them; ``noise`` (J, m, q) and ``limit`` are as for `DiagonalSink`, sums over positions apart."""
+        """Return all passes; ``noise`` (J, m, q) and ``limit`` are as for `DiagonalSink`, but summed over positions."""
         own = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
         if self.B.shape[3] == 1 or limit == LOST:
             own = own * self.near(noise, limit).any(0)
         return Factor(self.B, None if self.signs is None else self.signs[:, :, None], noise=own)
 
     def near(self, noise: torch.Tensor, limit: float) -> torch.Tensor:
-        """As of a `DiagonalSink`, of all positions together."""
+        """Boolean mask (J, u) as that of a `DiagonalSink`, for all positions of a block together."""
         own = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
         size = root_sum_squares(self.B.permute(0, 3, 1, 2).flatten(0, 1))
         return (size > 0) & (size <= limit * own)

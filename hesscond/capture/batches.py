@@ -39,7 +39,7 @@ def is_batch(data: Any) -> TypeGuard[Batch]:
 
 
 def form(value: Any) -> Any:
-    """The structure of a batch, without sizes."""
+    """Structure of a batch, without sizes."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.ndim
     if isinstance(value, Mapping):
@@ -51,17 +51,7 @@ def form(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A batch with the random state in which it was met: what dropout draws for it.
-
-    Attributes
-    ----------
-    number
-        Its place in the order.
-    batch
-        The batch.
-    state
-        The random state.
-    """
+    """Batch with its position in the data and the random state in which it was read: what dropout draws for it."""
 
     number: int
     batch: Batch
@@ -69,10 +59,10 @@ class Drawn:
 
 
 class Batches:
-    """One batch or a stream of them; each iteration gives the same in the same order, as `Drawn`.
+    """One batch or a stream of batches; each iteration yields the same batches in the same order, as `Drawn`.
 
-    The first iteration, which must be complete, reads the source once and keeps what it gave if that fits into
-    the memory. Otherwise the source is read anew in every iteration, in the random state of the first one, and every
+    The first iteration, which must be complete, reads the source once and keeps the batches if they fit into the
+    memory. Otherwise the source is read anew in every iteration, in the random state of the first one, and every
     batch is compared with the one seen then. The random state is left as it is found.
 
     Parameters
@@ -83,11 +73,6 @@ class Batches:
         GPUs whose random state matters.
     memory
         Bytes that batches may take; a batch or a sequence that was given exists already and is free.
-
-    Attributes
-    ----------
-    held
-        Bytes that are kept.
     """
 
     def __init__(self, data: Batch | Iterable[Batch], gpus: Sequence[int], memory: int) -> None:
@@ -151,7 +136,7 @@ class Batches:
 
 
 def checksum(value: Any) -> str:
-    """A short text that differs for batches that differ, in the order of their entries too."""
+    """Short text that differs for batches that differ, also if only the order of their entries does."""
     return ";".join(
         f"{tuple(tensor.shape)}{tensor.dtype}{weighted_sum(tensor.detach())!r}" for tensor in tensors_of(value)
     )

@@ -1,4 +1,4 @@
-"""What a capture returns: the rows a layer sees and how the loss bends in its pre-activations."""
+"""Results of a capture: the rows that a layer sees and the second derivatives of the loss in its pre-activations."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MERGED = 16.0
 #: Numbers below it have lost digits.
 TINY = float(torch.finfo(torch.float64).tiny)
 
-#: Numbers that are compared at a time: 4 MB, which stay in a processor's cache.
+#: Number of float64 numbers compared at a time: 4 MB, which stay in a processor's cache.
 CACHED = 2**19
 
-#: Products with a row of Ĥ that take as long as gathering it.
+#: Number of products with a row of Ĥ that take as long as gathering the row.
 GATHERED = 32
 
 #: Ĥ is kept once formed up to this many bytes; beyond, it is formed again in slices when needed.
@@ -36,9 +36,9 @@ KEPT = 2**28
 class LayerInputs:
     """Ĥ of a layer in J blocks of q positions: (J, q, G, n̂), with G the groups of a convolution.
 
-    A block is a sample; where samples influence each other behind the layer, all of them together (J = 1); where not
-    even the positions of a sample do, one position of each call. The positions of several calls of the layer follow
-    one another.
+    A block is one sample. If samples influence each other behind the layer, all samples form one block (J = 1). If not
+    even the positions of a sample influence each other, a block is one position of each call. The positions of several
+    calls of the layer follow one another.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class LayerInputs:
         return [(start, min(start + size, self.blocks)) for start in range(0, self.blocks, size)]
 
     def split(self, parts: int) -> list[LayerInputs]:
-        """As many parts of equally many samples each, of a dense layer with one call and a block for each sample."""
+        """Split into ``parts`` of equally many samples, for a dense layer with one call and one block per sample."""
         ((x, shape),), size = self.calls, self.blocks // parts
         found = [LayerInputs(self.layer, ((own, torch.Size([size, *shape[1:]])),), size) for own in x.split(size)]
         if self._whole is not None:
@@ -101,7 +101,7 @@ class LayerInputs:
 
     @cached_property
     def squared_lengths(self) -> torch.Tensor:
-        """(J, G, n̂) Σ_p ĥ_p² over the positions of each block."""
+        """Sums of squares Σ_p ĥ_p² (J, G, n̂) over the positions of each block."""
         return torch.cat([self.slice(*step).square().sum(1) for step in self.steps(KEPT)])
 
     def gradient(self, slopes: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ class LayerInputs:
         return total.flatten(0, 1)
 
     def kept(self) -> LayerInputs:
-        """The same, independent of what becomes of the tensors it was made from."""
+        """Copy that does not change if the tensors that it was captured from do."""
         if self._whole is not None or not self.calls:
             return self
         return replace(self, calls=tuple((x.clone(), shape) for x, shape in self.calls))
@@ -142,7 +142,7 @@ class LayerInputs:
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _rows(self, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """(L, p, G, n̂) of one call, in memory of its own."""
+        """Rows (L, p, G, n̂) of one call, in newly allocated memory."""
         geometry, x = self.geometry, x.to(torch.float64)
         if isinstance(self.layer, nn.Linear):
             h = x.reshape(len(x) if x.ndim > 1 else 1, -1, 1, geometry.fan_in)
@@ -160,18 +160,18 @@ class LayerInputs:
 
 @dataclass(frozen=True)
 class Diagonal:
-    """S_i diagonal over all positions: the second derivatives of the loss in one pre-activation each.
+    """Diagonal S_i over all positions: the second derivatives of the loss in one pre-activation each.
 
     Attributes
     ----------
     root : (J q, u) float64
-        √|S_pp| of each unit.
+        √|S_pp| for each unit.
     sign : (J q, u) or None
         Signs of S_pp; None: all of them ≥ 0.
     error : (J q, u) or None
-        Bounds of the round-off in ``root`` for units where it is of their size, 0 for others; None: for none.
+        Bounds of the round-off in ``root`` where it is of the size of the entry, 0 elsewhere; None: it is so nowhere.
     norm : (u,) or None
-        Size of S over all positions, if its entries are known up to round-off of that size only.
+        Size of S over all positions, if its entries are known only up to round-off of that size.
     """
 
     root: torch.Tensor
@@ -187,12 +187,12 @@ class Factor:
     Attributes
     ----------
     B : (R, J, u, q) float64
-        b_r of each block.
+        Factor b_r in each block.
     sign : (R, J, 1 or u) or None
-        s_r = ±1 (u: another one for each unit, of which only the blocks within a unit mean anything); None: all +1.
+        s_r = ±1 (u: separate signs for each unit, and only the blocks of S within a unit are meaningful); None: all +1.
     norms : (J, 1 or u) or None
-        Norms of the blocks of S, if it was formed and then decomposed: then it is known up to round-off of that
-        size, and so are its small eigenvalues. None: every b is right to the last digits.
+        Norms of the blocks of S, if it was formed and then decomposed: S and its small eigenvalues are then known up
+        to round-off of that size. None: every b is accurate to the last digits.
     noise : (J, u) or None
         Bounds, in the 2-norm, of the round-off in each b.
     """
@@ -211,9 +211,9 @@ class Formed:
     ----------
     matrices : (u, n̂, n̂) float64, or (1, m n̂, m n̂) for a whole layer
     spread : (u, n̂) or (1, m n̂) float64
-        d such that a relative change eps of what was summed up changes entry (k, l) by eps·d_k·d_l.
+        d such that a relative change eps of the summands changes entry (k, l) by eps·d_k·d_l.
     terms
-        How many products were summed up for an entry.
+        Number of products that were summed up for an entry.
     """
 
     matrices: torch.Tensor
@@ -240,17 +240,17 @@ class EntryBounds:
     lengths: torch.Tensor
 
     def entries(self) -> torch.Tensor:
-        """(R J, n̂) all bounds."""
+        """All bounds (R J, n̂)."""
         return (self.sizes[..., None] * self.lengths).flatten(0, 1)
 
     def squared_rows(self) -> torch.Tensor:
-        """(R J,) sums of squares along each row."""
+        """Sums of squares (R J,) of the bounds along each row."""
         return (self.sizes.square() * self.lengths.square().sum(1)).flatten()
 
 
 @dataclass(frozen=True)
 class LayerCapture:
-    """What a layer sees on a batch, and how the loss bends in its pre-activations.
+    """Capture of a layer on a batch: its inputs Ĥ, and the second derivatives S of the loss in its pre-activations.
 
     Attributes
     ----------
@@ -261,14 +261,14 @@ class LayerCapture:
     units
         The output units captured.
     curvature
-        S of each, or of all together.
+        S of each unit, or of all units together.
     route
         How S was computed.
     vanishing
-        Why what looks like a zero of S may be a number that double precision does not hold: an underflow, or the
-        derivative of a function that is saturated.
+        Why an apparent zero of S may be a number that double precision does not represent: an underflow, or the
+        derivative of a saturated function.
     repeating
-        Whether equal numbers in Ĥ may be different ones that were rounded.
+        Whether equal numbers in Ĥ may be different numbers that were rounded.
     """
 
     name: str
@@ -281,7 +281,7 @@ class LayerCapture:
 
     @cached_property
     def loses_entries(self) -> Cause:
-        """Why zeros of S^½Ĥ need not be zeros, nor equal numbers equal.
+        """Reason why zeros of S^½Ĥ need not be zeros, nor equal numbers equal.
 
         S is ``vanishing``, or products with its entries underflow, or Ĥ is ``repeating``.
         """
@@ -296,7 +296,7 @@ class LayerCapture:
         return UNDERFLOW if root * least < TINY else NOTHING
 
     def split(self, parts: int) -> list[LayerCapture]:
-        """Those of as many parts of equally many samples each, of a dense layer by a `Diagonal` of S ≥ 0."""
+        """Split into captures of ``parts`` of equally many samples, for a dense layer with a `Diagonal` S ≥ 0."""
         assert isinstance(self.curvature, Diagonal)
         roots = self.curvature.root.chunk(parts)
         found = [
@@ -311,12 +311,12 @@ class LayerCapture:
 
     @property
     def bias(self) -> bool:
-        """Whether the layer has one."""
+        """Whether the layer has a bias."""
         return self.inputs.geometry.bias
 
     @cached_property
     def H_hat(self) -> torch.Tensor:
-        """(J q, n̂) float64 extended activations [1; h], one row a sample or position (no column of ones without bias).
+        """Extended activations [1; h] (J q, n̂) float64, a row per sample or position (no column of ones without bias).
 
         Raises
         ------
@@ -329,7 +329,7 @@ class LayerCapture:
 
     @property
     def h(self) -> torch.Tensor:
-        """(J q, n) the activations without the column of ones."""
+        """Activations (J q, n) without the column of ones."""
         return self.H_hat[:, 1:] if self.bias else self.H_hat
 
     def column(self, unit: int) -> int:
@@ -341,7 +341,7 @@ class LayerCapture:
         return slice(None) if tuple(units) == self.units else [self.column(unit) for unit in units]
 
     def spread(self, units: Sequence[int]) -> torch.Tensor | None:
-        """(u, n̂) d such that round-off in the blocks of S changes entry (k, l) of a Hessian by eps·d_k·d_l.
+        """Vectors d (u, n̂) such that round-off in the blocks of S changes entry (k, l) of a Hessian by eps·d_k·d_l.
 
         None: there is no such round-off.
         """
@@ -354,10 +354,10 @@ class LayerCapture:
         return (norms[:, columns].T @ lengths).sqrt()
 
     def row_rounding(self, units: Sequence[int]) -> list[EntryBounds | None]:
-        """Bounds of the rounding in the entries of `unit_rows`, for each unit.
+        """Bounds of the round-off in the entries of `unit_rows`, for each unit.
 
-        Σ_p b_p ĥ_p is off by at most √q·eps·‖b‖‖ĥ‖ (probable growth of a sum's error). None: with one position there
-        is no sum, and the entries are right to the last digit unless b is not.
+        The error of Σ_p b_p ĥ_p is at most √q·eps·‖b‖‖ĥ‖ (probable growth of a sum's error). None: with one position
+        there is no sum, and the entries are accurate to the last digit if b is.
         """
         assert isinstance(self.curvature, Factor)
         columns, noise = self.columns(units), self.curvature.noise
@@ -371,9 +371,10 @@ class LayerCapture:
         return [EntryBounds(own, lengths) for own in sizes.unbind(2)]
 
     def narrowed(self, units: Sequence[int]) -> LayerCapture:
-        """Some of the units only; if their rank-one terms are the same up to a factor in every block, merged into one.
+        """Capture of some units only, with rank-one terms merged if they differ only by a factor in every block.
 
-        They are behind a mean over the positions, say: then S has rank 1 in each block, whatever the number of terms.
+        They do so behind a mean over the positions, for example: S then has rank 1 in each block, whatever the number
+        of terms.
         """
         assert isinstance(self.curvature, Factor)
         columns = self.columns(units)
@@ -389,7 +390,7 @@ class LayerCapture:
         return replace(self, units=tuple(units), curvature=Factor(B, sign, norms, noise))
 
     def unit_rows(self, units: Sequence[int], memory: int) -> torch.Tensor:
-        """F_i (u, R J, n̂) of several units with H_i = Σ ± (rows)ᵀ(rows), by a `Factor`: Σ_p b_rp ĥ_p for each block.
+        """Rows F_i (u, R J, n̂) of units with H_i = Σ ± (rows)ᵀ(rows), from a `Factor`: Σ_p b_rp ĥ_p for each block.
 
         All of ``units`` must belong to one group.
         """
@@ -412,13 +413,13 @@ class LayerCapture:
 
 
 def smallest_nonzero(x: torch.Tensor) -> float:
-    """The smallest |x| that is not zero; 1 if all are."""
+    """Smallest nonzero |x|; 1 if all are zero."""
     size = x.abs()
     return float(size.where(size != 0, 1.0).amin()) if size.numel() else 1.0
 
 
 def active_positions(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of terms (j, u, R, q) the positions (j, u, a) that any of them weighs, and which of these are no filling."""
+    """Positions (j, u, a) where any of the terms (j, u, R, q) is nonzero, and a mask of those that are not padding."""
     active = (b != 0).any(2)
     counts = active.sum(2)
     valid = torch.arange(int(counts.max()), device=b.device) < counts[..., None]
@@ -428,9 +429,9 @@ def active_positions(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sums_at(b: torch.Tensor, h: torch.Tensor, index: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """Σ_p b_p h_p (j, u, R, n̂) over some positions only, as `active_positions` gives them."""
+    """Sums Σ_p b_p h_p (j, u, R, n̂) over the positions from `active_positions` only."""
     weights = b.gather(3, index[:, :, None].expand(*b.shape[:3], -1)) * valid[:, :, None]
-    # of so many units that what is gathered stays in the cache for the product
+    # few enough units at a time that the gathered rows stay in the cache for the product
     size = max(1, CACHED // max(1, index.shape[2] * h.shape[2]))
     found = [
         torch.cat([part @ rows[chosen] for part, chosen in zip(own.split(size), at.split(size), strict=True)])
@@ -440,11 +441,11 @@ def sums_at(b: torch.Tensor, h: torch.Tensor, index: torch.Tensor, valid: torch.
 
 
 def merged(B: torch.Tensor) -> torch.Tensor:
-    """Terms (R, J, u, q) that are multiples of one another in each block and unit, as one (1, J, u, q)."""
+    """Merge terms (R, J, u, q) into one (1, J, u, q) if they are multiples of one another in each block and unit."""
     if len(B) == 1 or B.shape[3] == 1:
         return B
     found = []
-    # some blocks at a time, and no further where they are not
+    # a few blocks at a time, ending at the first whose terms are not multiples
     for part in B.split(max(1, CACHED * B.shape[1] // B.numel()), 1):
         longest, same = are_multiples(part)
         if not same:
@@ -454,11 +455,11 @@ def merged(B: torch.Tensor) -> torch.Tensor:
 
 
 def are_multiples(B: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """√(Σ α²) times the longest term (J, u, q), the terms being α times it, and whether they are so up to rounding."""
+    """Longest term (J, u, q) times √(Σ α²), and whether the terms are α times the longest one, up to rounding."""
     squares = torch.einsum("rjuq,rjuq->rju", B, B)
     index = squares.argmax(0)[None, :, :, None].expand(1, *B.shape[1:])
     longest = B.gather(0, index)[0]
-    # from one entry each: an inner product of a thousand positions is off by tens of units of round-off
+    # from one entry each: an inner product over a thousand positions has an error of tens of units of round-off
     pivot = longest.abs().argmax(2, keepdim=True)
     largest = longest.gather(2, pivot)
     own = B.gather(3, pivot[None].expand(len(B), -1, -1, -1))

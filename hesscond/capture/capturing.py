@@ -1,4 +1,4 @@
-"""The front door of the room: Ĥ and S of chosen layers on one batch."""
+"""Entry point of the package: Ĥ and S of chosen layers on one batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hesscond.capture.weighting import Weights, refuse_nothing
 from hesscond.capture.wrappers import measurable
 from hesscond.errors import CaptureError, NotFiniteError
 
-#: Bytes that a capture and the work on it may take unless told otherwise.
+#: Bytes that a capture and the computations with it may take by default.
 MEMORY = 4 * 10**9
 
 
@@ -36,19 +36,19 @@ class Slopes(NamedTuple):
 
 
 class Captures(dict[str, LayerCapture]):
-    """What was captured, by layer name.
+    """Captured layers by name.
 
     Attributes
     ----------
     skipped
         Layers that were not captured, with the reason.
     mass
-        What the batch counts in the loss of a data set (see `weighting.Weights`); None if not asked for. A batch that
-        counts nothing is not captured.
+        Weight of the batch in the loss of a data set (see `weighting.Weights`); None if not asked for. A batch of
+        weight 0 is not captured.
     slopes
-        By layer, if asked for: the gradient of the loss in its parameters as the capture has it.
+        Gradient of the loss in the parameters of each layer, by layer name, computed from the capture; if asked for.
     loss
-        Its value.
+        Value of the loss.
     in_parameters
         The layers that were differentiated in their parameters.
     stopped
@@ -84,14 +84,14 @@ def capture(
     lift_casts: bool = True,
     pace: Pace | None = None,
 ) -> Captures:
-    """Ĥ and S of layers on a batch. The model is left as it was: mode, grads, buffers, RNG state.
+    """Capture Ĥ and S of layers on a batch. The model is left as it was: mode, grads, buffers, RNG state.
 
     S is exact by the cheapest of these routes: from the loss alone at an output layer; from one backward pass for
     each rank-one term of the loss Hessian's factor (classes − 1 for cross-entropy) where what follows the layer is
-    piecewise linear; else from two backward passes, one direction a unit and position, or a parameter, whichever
-    are fewer. A layer whose parameters act otherwise than through its pre-activations on given inputs (tied to another
-    one, used outside the layer, fed with its own output, a forward pass of its own) is differentiated twice in the
-    parameters.
+    piecewise linear; else from two backward passes, with one direction for each unit and position or for each
+    parameter, whichever are fewer. A layer whose parameters act otherwise than through its pre-activations on given
+    inputs (tied to another layer, used outside the layer, fed with its own output, a custom forward pass) is
+    differentiated twice in the parameters.
 
     Parameters
     ----------
@@ -104,15 +104,15 @@ def capture(
     layers
         Qualified names; None: all that the batch reaches.
     units
-        For each layer name its units; a layer that is absent: all.
+        Units to capture, by layer name; of a layer that is not named here, all.
     whole
-        Whether the curvature is wanted between the units too, not within each alone; then all units are captured.
+        Whether the curvature between units is wanted too, not only within each; then all units are captured.
     dtype
         Precision of the forward pass: parameters, buffers and floating inputs are cast to it. None: as they are.
     memory
         Bytes that may be used.
     weights
-        Told of the batch, for its ``mass``; None: the batch is the data.
+        Weights of a data set, which the batch is added to, for its ``mass``; None: the batch is the whole data set.
     optional
         Whether layers that the batch does not reach are left out, or an error; None: an error if they were named.
     in_parameters
@@ -122,7 +122,7 @@ def capture(
     lift_casts
         Whether what the model casts to float32 stays in float64, if that is ``dtype``.
     pace
-        Is told what is planned and done.
+        Receives what is planned and done.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def capture(
     if result.mass == 0 or not forward.calls:
         return result
     refuse_nothing(loss_fn, forward)
-    # a layer of one unit is that unit, of which the rounding of each sample is known
+    # a layer with one unit is captured as that unit, for which the rounding of each sample is known
     requests = [
         Request(name, chosen[name], calls, wanted[name], whole and len(wanted[name]) > 1, forward.parameters.get(name))
         for name, calls in forward.calls.items()
@@ -167,7 +167,7 @@ def capture(
     unbounded = [name for name, error in result.failed.items() if isinstance(error, NotFiniteError)]
     if unbounded:
         parts = {name: list(chosen[name].parameters()) for name in unbounded}
-        # whatever fails in the search, the error that is there is raised
+        # if the search fails, the original error is raised
         with suppress(Exception):
             for name, reason in reasons(model, loss_fn, [batch], parts, dtype, lift_casts=lift_casts).items():
                 result.failed[name] = NotFiniteError(f"{NOT_FINITE}: {reason}")
@@ -182,7 +182,7 @@ def capture(
 
 
 def slopes_of(forward: ForwardPass, requests: Sequence[Request]) -> dict[str, Slopes]:
-    """The gradient of the loss in the parameters of layers, from δ and Ĥ."""
+    """Gradients of the loss in the parameters of layers, from δ and Ĥ."""
     deltas = [delta for request in requests for delta in request.deltas]
     if not deltas:
         return {}

@@ -41,13 +41,13 @@ from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError
 OUTPUT_ROUTE = "loss curvature of the output"
 FACTOR_ROUTE = "loss factor through a piecewise linear tail"
 
-#: The round-off of a backward pass in units of the terms that it sums up, over eps.
+#: Round-off of a backward pass in units of eps times the terms that it sums up.
 ROUNDING = 16.0
 
-#: Nodes that change the shape and nothing else.
+#: Autograd nodes that change only the shape.
 RESHAPES = {"ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"}
 
-#: Rank-one terms of the loss in each sample from which on they are more than one may pass back.
+#: Largest number of rank-one terms of the loss per sample that are always carried back.
 MANY = 4096
 
 
@@ -57,7 +57,7 @@ class Differentiator:
     Attributes
     ----------
     failed
-        By layer, why it has no finite second derivatives.
+        Error that says why a layer has no finite second derivatives, by layer name.
     """
 
     def __init__(self, forward: ForwardPass, requests: Sequence[Request], memory: int, pace: Pace) -> None:
@@ -71,7 +71,7 @@ class Differentiator:
         self.budget = Budget(memory, self.samples, largest, self.loss.device)
 
     def capture(self) -> dict[str, LayerCapture]:
-        """Ĥ and S of every layer requested but the `failed`, or of those that were complete when it was stopped."""
+        """Capture every requested layer except the `failed`; after a stop, only the layers that were complete."""
         captured: dict[str, LayerCapture] = {}
         linear: list[Request] = []
         curved: list[Request] = []
@@ -93,7 +93,7 @@ class Differentiator:
         if curved:
             vanishing = saturates(nodes([self.loss.grad_fn]))
             twice = SecondDerivatives(self.loss, curved, self.samples, self.budget, self.proved_apart, self.pace)
-            # what is asked to stop keeps what is complete
+            # layers that are complete when a stop is requested are kept
             with suppress(Stopped):
                 plans = self.planned(twice, curved)
                 for request in curved:
@@ -108,14 +108,14 @@ class Differentiator:
 
     @contextmanager
     def noting(self, request: Request) -> Iterator[None]:
-        """Within, a layer that has no finite second derivatives becomes one of the `failed`."""
+        """Context in which a layer without finite second derivatives is added to the `failed` layers."""
         try:
             yield
         except (NotFiniteError, NoDerivativeError) as error:
             self.failed[request.name] = error
 
     def planned(self, twice: SecondDerivatives, requests: Sequence[Request]) -> dict[str, Plan]:
-        """The plan for every layer, with what it takes where somebody wants to know."""
+        """Plan for every layer; the cost is reported if progress is followed."""
         plans = {}
         for request in requests:
             with self.noting(request):
@@ -128,10 +128,10 @@ class Differentiator:
             self.pace.begin()
         return plans
 
-    # what the graph says
+    # properties of the graph
 
     def direct(self, request: Request) -> CurvedNode | None:
-        """The curved node whose input is the layer's output in another shape, if nothing else uses that output."""
+        """Curved node whose input is the layer's output in another shape, if nothing else uses that output."""
         if self.curved is None or len(request.calls) != 1:
             return None
         (call,) = request.calls
@@ -153,18 +153,18 @@ class Differentiator:
         """Whether the model in evaluation mode, its batch normalizations linear, needs no second derivatives."""
         count = sum(isinstance(m, _BatchNorm) and m.training and m.running_mean is not None for m in model.modules())
         batch = {node for node in self.consumers if node.name() in BATCH_NORM and node._saved_training}
-        # where there are more, some are called by hand or normalize instances, in evaluation mode too
+        # more nodes: functional calls or instance normalizations, which use batch statistics in evaluation mode too
         usual = len(batch) <= count and not any(r.parameters or self.is_outnumbered(r) for r in self.requests)
         return usual and self.curved is not None and is_piecewise_linear(self.start, known=batch)
 
     def is_outnumbered(self, request: Request) -> bool:
-        """Whether the loss has far more rank-one terms than the layer has outputs, as with a vocabulary of words."""
+        """Whether the loss has far more rank-one terms than the layer has outputs, as with a large vocabulary."""
         terms = sum(node.passes(1) for node in self.curved or [])
         return terms > MANY * self.samples and terms > sum(delta.numel() for delta in request.deltas)
 
     @cached_property
     def tail_is_linear(self) -> bool:
-        """Whether it is for every layer."""
+        """Whether the tail is piecewise linear for every layer."""
         return is_piecewise_linear(self.start)
 
     def proved_apart(self, request: Request) -> bool:
@@ -176,18 +176,18 @@ class Differentiator:
         return self.all_apart or keeps_rows(self.start, self.samples, dependent(self.start, request.leaves))
 
     def loss_is_apart(self, blocks: int) -> bool:
-        """Whether where the loss is curved, it is so in each block (sample or position) alone."""
+        """Whether the curvature of the loss couples no two blocks (samples or positions)."""
         return self.curved is not None and all(node.splits(blocks) for node in self.curved)
 
     @cached_property
     def all_apart(self) -> bool:
-        """Whether the graph proves it for all layers at once."""
+        """Whether the graph proves for all layers at once that samples do not influence each other."""
         return keeps_rows(self.start, self.samples)
 
     def in_blocks(self, requests: Sequence[Request]) -> dict[int, list[Request]]:
-        """Layers with a piecewise linear tail by the number of blocks that do not influence each other behind them.
+        """Layers with a piecewise linear tail, by the number of blocks that do not influence each other behind them.
 
-        The blocks are positions, samples, or all of them together.
+        The blocks are positions, samples, or the whole batch.
         """
         found: dict[int, list[Request]] = {}
         rest = list(requests)
@@ -204,10 +204,10 @@ class Differentiator:
         return {blocks: group for blocks, group in found.items() if group}
 
     def found_apart(self, requests: Sequence[Request], blocks: int) -> list[Request]:
-        """Those layers whose blocks (samples or positions) do not influence each other where the loss is curved.
+        """Layers whose blocks (samples or positions) do not influence each other where the loss is curved.
 
-        For every pair of blocks some backward pass starts from one and not from the other, whose derivative must
-        be exactly zero.
+        For every pair of blocks, some backward pass starts from one block and not from the other; its derivative in
+        the other must be exactly zero.
         """
         if not requests or not self.curved or not self.loss_is_apart(blocks):
             return []
@@ -231,9 +231,9 @@ class Differentiator:
     # the route through a piecewise linear tail
 
     def by_factor(self, requests: Sequence[Request], blocks: int) -> dict[str, LayerCapture]:
-        """S = Σ_r s_r b_r b_rᵀ with b_r the loss Hessian's factor carried back, one backward pass each."""
+        """Capture S = Σ_r s_r b_r b_rᵀ, with b_r a row of the loss Hessian's factor carried back through the tail."""
         assert self.curved is not None
-        # where nothing is curved one term of zeros is left
+        # a loss without curvature has one term of zeros
         passes = max(1, sum(node.passes(blocks) for node in self.curved))
         signs = joined_signs([node.signs(blocks) for node in self.curved], [n.passes(blocks) for n in self.curved])
         sinks: list[DiagonalSink | FactorSink] = []
@@ -268,7 +268,7 @@ class Differentiator:
             )
 
         def noise_of(draws: int) -> list[torch.Tensor]:
-            """(J, m, q) what the terms, whatever cancels in their sums, have of round-off."""
+            """Round-off (J, m, q) of the terms of backward passes, for each request, whatever cancels in their sums."""
             found = [torch.zeros(blocks, Geometry.of(r.layer).units, 1, dtype=torch.float64) for r in requests]
             found = [own.to(self.loss.device) for own in found]
             for end, derivative in derivatives.items():
@@ -279,7 +279,7 @@ class Differentiator:
             return found
 
         limit, noise = max(LOST, CANCELLED / rounding), noise_of(1)
-        # one draw may show too little, though not that much
+        # a single draw may underestimate the round-off, but not by this factor
         if any(bool(sink.near(own, limit / CANCELLED**0.5).any()) for sink, own in zip(sinks, noise, strict=True)):
             noise = noise_of(PROBES)
         found = {}
@@ -290,7 +290,7 @@ class Differentiator:
 
 
 def from_entries(curved: CurvedNode, request: Request) -> Diagonal:
-    """Diagonal S of an output layer, from the loss alone."""
+    """Return the diagonal S of an output layer, from the loss alone."""
     units = list(request.units)
 
     def chosen(entries: torch.Tensor) -> torch.Tensor:
@@ -308,13 +308,13 @@ def is_diagonal(curved: CurvedNode, request: Request) -> bool:
     shape, layer = request.deltas[0].shape, request.layer
     last = len(curved.shape) - 1
     if isinstance(layer, torch.nn.Linear):
-        # the classes are the units, also after a reshape of everything in front
+        # the classes are the units, also after a reshape of all dimensions before them
         return curved.class_dim == last and curved.shape[-1] == shape[-1]
     return curved.shape == shape and curved.class_dim == last - len(layer.kernel_size)
 
 
 def joined_signs(signs: Sequence[torch.Tensor | None], passes: Sequence[int]) -> torch.Tensor | None:
-    """Signs (R, J) of several nodes one after the other; None if all are +1."""
+    """Signs (R, J) of several nodes, concatenated; None if all are +1."""
     present = next((s for s in signs if s is not None), None)
     if present is None:
         return None

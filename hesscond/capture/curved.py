@@ -1,4 +1,4 @@
-"""Where a loss is curved, found on its autograd graph, with the curvature as a factor formed without subtraction.
+"""Curved nodes of a loss in its autograd graph, with the curvature as a factor formed without subtraction.
 
 Most losses are a linear function of the outputs u_k of a few curved nodes (log-softmax, squares, logistic losses, …),
 each of which has one differentiable input z_k. If z_k is piecewise linear in the pre-activations a of a layer, with
@@ -8,7 +8,7 @@ Jacobian J_k, then
 
 and S_k is known in closed form. Everything the loss does between its curved nodes and its value (weights, masks,
 smoothing, reductions, sums of several losses) is in g_k, and everything done to the outputs before (reshapes,
-selections) in J_k, so that neither needs code of its own.
+selections) in J_k, so that neither needs separate code.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from hesscond.capture.second_derivatives import SATURATING, SECOND_DERIVATIVES, 
 LOG_FLOOR = -1e300
 
 
-#: A curvature below this share of the terms that it is the difference of has lost digits.
+#: A curvature that is a difference has lost digits if it is below this share of the two terms.
 CANCELLED = 1e-2
-#: Vectors of random signs whose mean stands for all: in one, the few samples of a batch may cancel.
+#: Number of random sign vectors to average over: with a single one, the few samples of a batch may cancel.
 DRAWS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class CurvedNode(ABC):
-    """The Hessian S of a loss in the input z of one curved node, block diagonal over blocks of z along dim 0.
+    """Hessian S of a loss in the input z of one curved node, block diagonal over blocks of z along dim 0.
 
     Each block of S is Σ_r s_r b_r b_rᵀ, with R rank-one terms, signs s_r = ±1 and rows b_r formed without subtraction.
     ``blocks`` is the number of samples, or of positions, whose entries are then consecutive in z, or 1.
@@ -47,7 +47,7 @@ class CurvedNode(ABC):
     Attributes
     ----------
     edge
-        Where z is in the autograd graph: ``outputs=[edge]`` of `torch.autograd.grad` differentiates z.
+        Edge of z in the autograd graph: ``outputs=[edge]`` of `torch.autograd.grad` differentiates z.
     """
 
     edge: GradientEdge
@@ -55,7 +55,7 @@ class CurvedNode(ABC):
     @property
     @abstractmethod
     def cancels(self) -> float:
-        """The largest factor of a difference p − p² in S as autograd forms it; 0: there is none."""
+        """Largest factor of a difference p − p² in S as autograd forms it; 0: there is none."""
 
     @property
     def shape(self) -> torch.Size:
@@ -68,7 +68,7 @@ class CurvedNode(ABC):
 
     @property
     def class_dim(self) -> int | None:
-        """The dimension of z along which S couples entries; None: it couples none."""
+        """Dimension of z along which S couples entries; None: it couples none."""
         return None
 
     @property
@@ -92,35 +92,35 @@ class CurvedNode(ABC):
         return leading is not None and (self.class_dim is None or self.class_dim >= leading)
 
     def row_range(self, start: int, stop: int, blocks: int) -> range:
-        """Rows start to stop of the factor."""
+        """Return the range of the factor's rows from ``start`` to ``stop``, checked."""
         if not 0 <= start <= stop <= self.passes(blocks):
             raise ValueError(f"rows {start} to {stop} are not among the {self.passes(blocks)} of the factor")
         return range(start, stop)
 
     @abstractmethod
     def passes(self, blocks: int) -> int:
-        """R, the number of rank-one terms of each block."""
+        """Number R of rank-one terms in each block."""
 
     @abstractmethod
     def factor(self, start: int, stop: int, blocks: int) -> torch.Tensor:
-        """(stop − start, *shape) float64: rows start ≤ r < stop, each with the b_r of every block at its place in z."""
+        """Rows start ≤ r < stop (stop − start, *shape) float64, each with the b_r of every block at its place in z."""
 
     @abstractmethod
     def signs(self, blocks: int) -> torch.Tensor | None:
-        """(R, blocks) float64 of ±1, the signs s_r; None: all of them +1."""
+        """Signs s_r = ±1 (R, blocks) float64; None: all are +1."""
 
     @abstractmethod
     def entry_roots(self) -> torch.Tensor:
-        """(*shape) float64: √|S_ee|, to full relative accuracy."""
+        """Roots √|S_ee| (*shape) float64, to full relative accuracy."""
 
     @abstractmethod
     def entry_signs(self) -> torch.Tensor | None:
-        """(*shape) float64 of ±1, the signs of S_ee; None: all of them +1."""
+        """Signs ±1 of S_ee (*shape) float64; None: all are +1."""
 
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxNode(CurvedNode):
-    """S = w (diag(p) − p pᵀ) for each of many distributions p = softmax(z) along one dimension of z.
+    """Curved node with S = w (diag(p) − p pᵀ) for each of many distributions p = softmax(z) along one dimension of z.
 
     Each block of z holds L distributions over c classes, and R = L (c − 1).
 
@@ -129,7 +129,7 @@ class SoftmaxNode(CurvedNode):
     dim
         The dimension of the classes.
     log_p : (…, c) float64
-        log p, with the classes in the last place and the other dimensions of z in their order.
+        log p, with the classes as the last dimension and the other dimensions of z in their order.
     weight : (…) float64
         w: for log-softmax −Σ_k g_k over the classes, for logsumexp g.
     """
@@ -144,21 +144,21 @@ class SoftmaxNode(CurvedNode):
 
     @property
     def class_dim(self) -> int:
-        """The dimension of the classes."""
+        """Dimension of the classes."""
         return self.dim
 
     @cached_property
     def log_tail(self) -> torch.Tensor:
-        """(…, c) log Σ_{l≥k} p_l."""
+        """Logarithms log Σ_{l≥k} p_l (…, c)."""
         return log_tail_sums(self.log_p)
 
     def passes(self, blocks: int) -> int:
-        """R = L (c − 1)."""
+        """Number R = L (c − 1) of rank-one terms in each block."""
         classes = self.log_p.shape[-1]
         return self.block_size(blocks) // classes * (classes - 1)
 
     def factor(self, start: int, stop: int, blocks: int) -> torch.Tensor:
-        """(stop − start, *shape): row l (c − 1) + k is √|w| times column k of the Cholesky factor of distribution l."""
+        """Rows (stop − start, *shape): row l (c − 1) + k is √|w| times column k of distribution l's Cholesky factor."""
         rows = self.row_range(start, stop, blocks)
         classes = self.log_p.shape[-1]
         split = (blocks, self.block_size(blocks) // classes, classes)
@@ -175,7 +175,7 @@ class SoftmaxNode(CurvedNode):
         return B.reshape(len(rows), *self.log_p.shape).movedim(-1, self.dim + 1)
 
     def signs(self, blocks: int) -> torch.Tensor | None:
-        """(R, blocks) the signs of w."""
+        """Signs of w (R, blocks)."""
         rows = self.passes(blocks)
         sign = plus_or_minus(self.weight)
         if sign is None:
@@ -183,7 +183,7 @@ class SoftmaxNode(CurvedNode):
         return sign[..., None].expand(*sign.shape, self.log_p.shape[-1] - 1).reshape(blocks, rows).T
 
     def entry_roots(self) -> torch.Tensor:
-        """(*shape) √(|w| p_k (1 − p_k)) with 1 − p_k from the other classes where p_k is above 1/2."""
+        """Roots √(|w| p_k (1 − p_k)) (*shape), with 1 − p_k from the other classes where p_k is above 1/2."""
         top = self.log_p.argmax(-1, keepdim=True)
         others = self.log_p.scatter(-1, top, -math.inf).logsumexp(-1, keepdim=True)
         p = self.log_p.exp()
@@ -192,21 +192,21 @@ class SoftmaxNode(CurvedNode):
         return root.movedim(-1, self.dim)
 
     def entry_signs(self) -> torch.Tensor | None:
-        """(*shape) the signs of w."""
+        """Signs of w (*shape)."""
         sign = plus_or_minus(self.weight)
         return None if sign is None else sign[..., None].expand(self.log_p.shape).movedim(-1, self.dim)
 
 
 @dataclass(frozen=True, eq=False)
 class ElementwiseNode(CurvedNode):
-    """S = diag(d), d = g f''(z), for a function f applied to every entry of z; R is the number of entries of a block.
+    """Curved node with S = diag(d), d = g f''(z), for an elementwise function f; R is the number of entries of a block.
 
     Attributes
     ----------
     signed_root : (*shape) float64
         sign(d) √|d|.
     factor_of_differences
-        `cancels`.
+        Value of `cancels`.
     """
 
     signed_root: torch.Tensor
@@ -217,11 +217,11 @@ class ElementwiseNode(CurvedNode):
         return self.factor_of_differences
 
     def passes(self, blocks: int) -> int:
-        """R, the number of entries of a block."""
+        """Number R of rank-one terms, one for each entry of a block."""
         return self.block_size(blocks)
 
     def factor(self, start: int, stop: int, blocks: int) -> torch.Tensor:
-        """(stop − start, *shape): row r is √|d_r| at entry r of every block."""
+        """Rows (stop − start, *shape): row r is √|d_r| at entry r of every block."""
         rows = self.row_range(start, stop, blocks)
         root = self.signed_root.abs().reshape(blocks, self.block_size(blocks))
         B = root.new_zeros(len(rows), *root.shape)
@@ -230,22 +230,22 @@ class ElementwiseNode(CurvedNode):
         return B.reshape(len(rows), *self.signed_root.shape)
 
     def signs(self, blocks: int) -> torch.Tensor | None:
-        """(R, blocks) the signs of d."""
+        """Signs of d (R, blocks)."""
         size = self.block_size(blocks)
         sign = plus_or_minus(self.signed_root)
         return None if sign is None else sign.reshape(blocks, size).T
 
     def entry_roots(self) -> torch.Tensor:
-        """(*shape) √|d|, whatever the signs of d."""
+        """Roots √|d| (*shape), whatever the signs of d."""
         return self.signed_root.abs()
 
     def entry_signs(self) -> torch.Tensor | None:
-        """(*shape) the signs of d."""
+        """Signs of d (*shape)."""
         return plus_or_minus(self.signed_root)
 
 
 def leading_dimensions(shape: Sequence[int], blocks: int) -> int | None:
-    """How many of the first dimensions count ``blocks`` equal parts of consecutive entries; None: they do not."""
+    """Number of leading dimensions that split into ``blocks`` equal parts of consecutive entries; None: none do."""
     if blocks < 1:
         return None
     count = 1
@@ -260,23 +260,18 @@ def leading_dimensions(shape: Sequence[int], blocks: int) -> int | None:
 
 @torch.no_grad()
 def curved_nodes(loss: torch.Tensor) -> list[CurvedNode] | None:
-    """The outermost curved nodes of a loss, which is piecewise linear in their outputs; None if that is not known.
+    """Outermost curved nodes of a scalar loss that is piecewise linear in their outputs; None if that is not known.
 
     The Hessian of the loss is Σ_k J_kᵀ S_k J_k wherever every z_k is piecewise linear in the variables, which the
     caller has to check below ``edge``: a node may be curved in the output of another one. At kinks of the loss
     (clamping, absolute values, the border of the Huber loss) S_k is what second derivatives by autograd would give.
     The graph stays as it is, for further derivatives.
-
-    Parameters
-    ----------
-    loss
-        A scalar.
     """
     if loss.numel() != 1:
         raise ValueError(f"the loss must be a scalar, and has shape {tuple(loss.shape)}")
     inside, _ = outermost(loss, set())
-    # What also enters linearly, as o in logsumexp(o) − o[y], is the caller's to check anyway: the walk may end there.
-    # The curved nodes that this hides are below the input of one that is found, which is then not piecewise linear.
+    # A tensor that also enters linearly, as o in logsumexp(o) − o[y], is checked by the caller: the walk may end there.
+    # Curved nodes that this hides are below the input of one that is found, which is then not piecewise linear.
     curved, known = outermost(loss, {(edge.node, edge.output_nr) for edge in inside.values()})
     if not known:
         return None
@@ -296,23 +291,11 @@ def curved_nodes(loss: torch.Tensor) -> list[CurvedNode] | None:
 def without_cancellation(
     loss: torch.Tensor, variables: Sequence[torch.Tensor], below: float = math.inf
 ) -> Iterator[list[torch.Tensor]]:
-    """Random vectors w, in the shapes of the variables, of which Σ wwᵀ is H if nothing in the loss's curvature cancels.
+    """Random vectors w with E[Σ wwᵀ] = H if nothing in the loss's curvature cancelled, in the shapes of the variables.
 
-    In the mean, that is. Softmax and its like are p − p², and rounding is that of p, however small the difference.
-
-    Parameters
-    ----------
-    loss
-        A scalar.
-    variables
-        What it is differentiated in.
-    below
-        Only for curved nodes whose curvature is everywhere less than so many times what cancels in it.
-
-    Yields
-    ------
-    list of tensors
-        For a curved node of the loss, `DRAWS` times with ``below``.
+    The curvature of softmax and similar functions is p − p², and its rounding is that of p, however small the
+    difference. One list of tensors is yielded for each curved node of the scalar loss, or `DRAWS` with a finite
+    ``below``: then only for nodes whose curvature is everywhere less than ``below`` times the terms that cancel in it.
     """
     curved = curved_nodes(loss) if loss.requires_grad else None
     if not curved:
@@ -323,7 +306,7 @@ def without_cancellation(
         if not math.prod(node.shape):
             continue
         edge, steepest = node.edge, 0.0 if g is None else float(g.abs().max())
-        # all in the units of the loss, which may be any
+        # everything in the units of the loss, which may be any
         largest = float(node.entry_roots().square().max())
         weight = max(node.cancels, steepest, largest)
         if below < math.inf:
@@ -346,7 +329,7 @@ def without_cancellation(
 
 
 def outermost(loss: torch.Tensor, ends: set[tuple[Any, int]]) -> tuple[dict[Any, GradientEdge], bool]:
-    """Curved nodes reached from the loss through piecewise linear ones, and whether all branches end in known ones.
+    """Curved nodes reached from the loss through piecewise linear nodes, and whether all branches end in known nodes.
 
     A branch also ends at a leaf and at each of the edges ``ends``. Each curved node comes with the edge of its input.
     """
@@ -396,7 +379,7 @@ MEAN = 1  # torch's code for this reduction
 
 
 def input_edge(node: Any) -> GradientEdge | None:
-    """The edge of the only input in which a node is curved; None: it is not known to be curved in one input alone."""
+    """Edge of the only input in which a node is curved; None: it is not known to be curved in one input alone."""
     name, inputs = node.name(), node.next_functions
     if name in PRODUCTS:
         both = all(parent is not None for parent, _ in inputs)
@@ -434,7 +417,7 @@ def same_jacobian(left: tuple[Any, int], right: tuple[Any, int]) -> bool:
 
 
 def curvature_of(node: Any, edge: GradientEdge, g: torch.Tensor) -> CurvedNode | None:
-    """S of a curved node with input ``edge``, from the gradient ``g`` of the loss in its output; None: not known."""
+    """Curvature S at a node with input ``edge``, from the gradient ``g`` of the loss in its output; None: not known."""
     shape = shape_of(edge.node, edge.output_nr)
     if not dtype_of(edge.node, edge.output_nr).is_floating_point:
         return None
@@ -452,7 +435,7 @@ def curvature_of(node: Any, edge: GradientEdge, g: torch.Tensor) -> CurvedNode |
 
 
 def softmax_curvature(node: Any, edge: GradientEdge, g: torch.Tensor, ndim: int) -> SoftmaxNode | None:
-    """S of log-softmax, logsumexp, or log(softmax)."""
+    """Curvature S of log-softmax, logsumexp, or log(softmax); None: not known."""
     if node.name() == "LogsumexpBackward0":
         if len(node._saved_dim) != 1:
             return None
@@ -466,14 +449,14 @@ def softmax_curvature(node: Any, edge: GradientEdge, g: torch.Tensor, ndim: int)
     dim = dimension(source._saved_dim, ndim)
     by_class = g.movedim(dim, -1).to(torch.float64)
     weight = -by_class.sum(-1)
-    # differences of log-probabilities are linear in z: what rounding leaves of their sum is no curvature
+    # differences of log-probabilities are linear in z: the rounding error left in their sum is no curvature
     rounding = by_class.shape[-1] * torch.finfo(g.dtype).eps * by_class.abs().sum(-1)
     weight = weight.masked_fill(weight.abs() <= rounding, 0.0)
     return SoftmaxNode(edge, dim, normalized(log_p.movedim(dim, -1)), weight)
 
 
 def normalized(log_p: torch.Tensor) -> torch.Tensor:
-    """(…, c) log-probabilities in float64 from numbers that are too, but for rounding or a constant for each row."""
+    """Log-probabilities (…, c) float64 from log-probabilities up to rounding or a constant for each row."""
     shifted = log_p - log_p.amax(-1, keepdim=True)
     return (shifted - shifted.logsumexp(-1, keepdim=True)).clamp_min(LOG_FLOOR)
 

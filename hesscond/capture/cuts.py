@@ -1,4 +1,4 @@
-"""The curvature of a loss in tensors that all paths from layers go through, formed once for many layers.
+"""Curvature of a loss in tensors that all paths from layers go through, formed once for many layers.
 
 Every path from the pre-activations δ of a layer in a residual network to the loss goes through the residual stream z
 behind it, a dominator of δ in the autograd graph. With L = φ(z(δ)), J = ∂z/∂δ and g = ∇φ,
@@ -33,10 +33,10 @@ from hesscond.capture.graph import dependent, dominators, dtype_of, shape_of
 from hesscond.capture.layers import Geometry
 from hesscond.capture.request import Request
 
-#: Numbers that the derivatives of a layer must go through at least for cuts to be looked for, and the gain wanted.
+#: Least cost of a layer's derivatives (numbers that they go through) for cuts to be considered, and the least gain.
 WORTHWHILE, GAIN = 1e8, 1.25
 
-#: What a multiplication within a matrix product costs, if a number that a derivative goes through costs 1.
+#: Cost of a multiplication within a matrix product, if a number that a derivative goes through costs 1.
 MULTIPLICATION = 1 / 64
 
 #: Nodes that compute nothing.
@@ -57,19 +57,21 @@ VIEWS = {
     "Alias",
 }
 
-#: How many candidates ahead the next cut may be, and how often one is planned where others could not be formed.
+#: Largest distance of the next cut, in candidates, and number of plans tried if cuts could not be formed.
 REACH, ATTEMPTS = 16, 3
 
-#: Steps of the power iterations that estimate norms, and how many times too small these may be.
+#: Steps of the power iterations that estimate norms, and the factor by which an estimate may be too small.
 STEPS, TOO_SMALL = 10, 1.25
 
-#: Numbers in the intermediate results for several units at a time.
+#: Size of the intermediate results for several units at a time.
 TOGETHER = 2**22
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where second derivatives are wanted, as entries (k, J, w): w of each of J blocks of samples or positions.
+    """Variables in which second derivatives are wanted, as entries (k, J, w): w for each of J blocks.
+
+    A block is a group of samples or positions.
 
     Attributes
     ----------
@@ -78,11 +80,12 @@ class Site:
     numel
         J w.
     seeds
-        Directions in the shapes of the variables, from entries.
+        Function that returns directions in the shapes of the variables, from entries.
     entries
-        Entries, of ``count`` directions in so many blocks, from derivatives in the variables (None: zero).
+        Function that returns entries, for ``count`` directions and ``blocks`` blocks, from derivatives in the
+        variables (None: zero).
     splits
-        Whether there are so many blocks.
+        Function that returns whether the entries split into a number of blocks.
     """
 
     variables: Sequence[Any]
@@ -93,7 +96,7 @@ class Site:
 
     @classmethod
     def of_edge(cls, edge: GradientEdge, device: torch.device) -> Site:
-        """A tensor within the graph, whose blocks are consecutive."""
+        """Site of a tensor within the graph, whose blocks are consecutive."""
         shape = shape_of(edge.node, edge.output_nr)
         numel = shape.numel()
 
@@ -110,7 +113,7 @@ class Site:
 
     @classmethod
     def of_request(cls, request: Request) -> Site:
-        """The pre-activations of a layer, those of a block unit by unit."""
+        """Site of the pre-activations of a layer, ordered unit by unit within a block."""
         units, numel = Geometry.of(request.layer).units, sum(delta.numel() for delta in request.deltas)
 
         def entries(found: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
@@ -129,20 +132,20 @@ class Site:
 
 @dataclass(frozen=True)
 class Rows:
-    """Parameters that are differentiated in themselves, and the entries of them that make up each of some units.
+    """Parameters that are differentiated directly, and the entries of them that belong to each of some units.
 
     Attributes
     ----------
     name
-        Of the block that they are.
+        Name of the block of parameters.
     variables
-        The leaves of the graph.
+        Leaves of the graph.
     order
-        n, the entries of all of them.
+        Number n of entries of all variables.
     index : (u, w)
-        Which of the n are those of each unit.
+        Entries of each unit among the n.
     tensors_of, vector_of
-        From (n,) to the shapes of the variables and back.
+        Functions from a vector (n,) to the shapes of the variables and back.
     """
 
     name: str
@@ -154,11 +157,11 @@ class Rows:
 
     @cached_property
     def leaves(self) -> set[Any]:
-        """The graph's nodes of the variables."""
+        """Nodes of the variables in the graph."""
         return {get_gradient_edge(variable).node for variable in self.variables}
 
     def site(self) -> Site:
-        """One block of them: all samples share the parameters."""
+        """Site of the parameters in one block, since all samples share them."""
 
         def seeds(values: torch.Tensor) -> list[torch.Tensor]:
             return [torch.stack(own) for own in zip(*map(self.tensors_of, values[:, 0]), strict=True)]
@@ -173,29 +176,29 @@ class Rows:
         return Site(self.variables, self.order, seeds, entries, lambda blocks: blocks == 1)
 
 
-#: What may be in front of a cut: the pre-activations of a layer, or parameters.
+#: Variables in front of a cut: the pre-activations of a layer, or parameters.
 Target = Request | Rows
 
 
 def site_of(target: Target) -> Site:
-    """Where its second derivatives are wanted."""
+    """Site of the second derivatives of a target."""
     return target.site() if isinstance(target, Rows) else Site.of_request(target)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The curvature of the loss in a tensor z.
+    """Curvature of the loss in a tensor z.
 
     Attributes
     ----------
     edge
-        Where z is in the graph.
+        Edge of z in the graph.
     gradient
-        Of the loss in z.
+        Gradient of the loss in z.
     H : (J, s, s) float64
-        The Hessian of each block of consecutive entries of z; there is nothing between them.
+        Hessian of each block of consecutive entries of z; between blocks it is zero.
     size : (J,)
-        H is known up to round-off of this size, in the 2-norm.
+        Size of the round-off in H, in the 2-norm.
     """
 
     edge: GradientEdge
@@ -204,13 +207,13 @@ class Cut:
     size: torch.Tensor
 
     def times(self, images: torch.Tensor) -> torch.Tensor:
-        """H applied to (k, J', s') for any number J' of blocks that those of H are parts of, or the other way round."""
+        """Return H times ``images`` (k, J', s'), for J' such that its blocks split those of H, or vice versa."""
         blocks, order = self.H.shape[:2]
         vectors = images.reshape(len(images), blocks, order).transpose(0, 1)
         return torch.bmm(vectors, self.H).transpose(0, 1).reshape(images.shape)
 
     def between(self, J: torch.Tensor, reached: torch.Tensor) -> torch.Tensor:
-        """J H Jᵀ (w, w) for J (w, J s) that is zero but for the entries ``reached`` (J s,)."""
+        """Return J H Jᵀ (w, w) for J (w, J s) that is zero except in the entries ``reached`` (J s,)."""
         found = J.new_zeros(len(J), len(J))
         parts = J.unflatten(1, self.H.shape[:2]).unbind(1)
         for own, block, mask in zip(parts, self.H, reached.view(self.H.shape[:2]), strict=True):
@@ -219,7 +222,7 @@ class Cut:
                 continue
             first, last = int(index[0]), int(index[-1]) + 1
             if last - first == len(index):
-                # as behind causal attention: no copy
+                # consecutive, as behind causal attention: no copy
                 part, within = own[:, first:last], block[first:last, first:last]
             else:
                 part, within = own[:, index], block[index[:, None], index]
@@ -228,7 +231,7 @@ class Cut:
 
 
 class Way:
-    """What lies between a site and a cut z behind it: first and second derivatives of z."""
+    """Map from a site to a cut z behind it, with its first and second derivatives."""
 
     def __init__(self, site: Site, cut: Cut, budget: Budget) -> None:
         self.site, self.cut, self.budget = site, cut, budget
@@ -240,7 +243,7 @@ class Way:
         self.largest = max(shape_of(node).numel() for node in between)
 
     def derivatives(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """J v (k, J, s) and Σ_k g_k ∇² z_k v (k, J, w) for each v of ``values`` (k, J, w)."""
+        """Return J v (k, J, s) and Σ_k g_k ∇² z_k v (k, J, w) for each v of ``values`` (k, J, w)."""
         count, blocks = values.shape[:2]
         image, *second = self.twice(self.site.seeds(values))
         if image is None:
@@ -248,7 +251,7 @@ class Way:
         return image.reshape(count, blocks, -1), self.site.entries(second, count, blocks)
 
     def pulled(self, images: torch.Tensor) -> torch.Tensor:
-        """Jᵀ w (k, J, w) for each w of ``images`` (k, J, s)."""
+        """Return Jᵀ w (k, J, w) for each w of ``images`` (k, J, s)."""
         count, blocks = images.shape[:2]
         return self.site.entries(self.back([images.reshape(count, *self.cut.gradient.shape)]), count, blocks)
 
@@ -265,7 +268,7 @@ class Way:
         return True
 
     def chunks(self, blocks: int, directions: Sequence[int] | range) -> Iterator[tuple[range, torch.Tensor]]:
-        """Directions (k, J, w) that are 1 at an entry of every block, a few at a time, with their numbers."""
+        """Yield directions (k, J, w) that are 1 at one entry of every block, a few at a time, with their numbers."""
         width, size, device = self.site.numel // blocks, self.chunk(len(directions)), self.cut.gradient.device
         for start in range(0, len(directions), size):
             own = range(start, min(start + size, len(directions)))
@@ -274,7 +277,7 @@ class Way:
             yield own, values
 
     def along(self, index: torch.Tensor, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """J v (J, w, s), and ∇² v (u, J, w, w) in each unit, for the v that are 1 at the k-th entry of every unit.
+        """Return J v (J, w, s) and ∇² v (u, J, w, w) in each unit, for v that are 1 at the k-th entry of every unit.
 
         ``index`` (u, w) are the entries of the units in a block.
         """
@@ -288,11 +291,11 @@ class Way:
         return torch.cat(images).transpose(0, 1), torch.cat(seconds).permute(2, 1, 0, 3)
 
     def chunk(self, directions: int) -> int:
-        """How many to take at a time."""
+        """Number of directions to take at a time."""
         return self.budget.cached(directions, 3 * (self.site.numel + self.cut.gradient.numel()), self.largest)
 
     def norms(self, blocks: int) -> torch.Tensor:
-        """(J,) ‖J‖ of each block, by power iteration on JᵀJ: not too small by more than `TOO_SMALL`."""
+        """Bounds (J,) of ‖J‖ for each block, by power iteration on JᵀJ, enlarged by the factor `TOO_SMALL`."""
         shape = (1, blocks, self.site.numel // blocks)
         vectors = scattered_signs(torch.zeros(shape, dtype=torch.float64, device=self.cut.gradient.device))
         found = torch.zeros(blocks, dtype=torch.float64, device=vectors.device)
@@ -305,18 +308,18 @@ class Way:
 
 @dataclass(frozen=True)
 class Chain:
-    """The tensors that may be cuts for a site, from the loss towards it, the site itself as the last.
+    """Tensors that may be cuts for a site, ordered from the loss to the site, which is the last.
 
     Attributes
     ----------
     nodes
-        Of the tensors, without the site.
+        Nodes of the tensors, without the site.
     numel
-        Numbers in each.
+        Number of entries of each tensor.
     numbers
-        In the graph between the loss and each.
+        Number of entries of all tensors in the graph between the loss and each.
     mixed
-        By number of blocks: between how many neighbours, up to each, blocks do not stay apart.
+        Number of neighbouring pairs, up to each tensor, between which blocks do not stay apart; by number of blocks.
     """
 
     nodes: list[Any]
@@ -325,11 +328,11 @@ class Chain:
     mixed: dict[int, list[int]]
 
     def finest(self, upper: int, lower: int) -> int | None:
-        """The largest known number of blocks that stay apart between two of the tensors."""
+        """Largest known number of blocks that stay apart between two of the tensors; None: no number is known."""
         return max((blocks for blocks, count in self.mixed.items() if count[upper] == count[lower]), default=None)
 
     def only(self, kept: Sequence[int]) -> Chain:
-        """Some of the tensors."""
+        """Chain of some of the tensors."""
         return Chain(
             [self.nodes[i] for i in kept[:-1]],
             [self.numel[i] for i in kept],
@@ -352,7 +355,7 @@ class Cuts:
         self._mixes: dict[tuple[Any, Any, int], bool] = {}
 
     def way(self, request: Target, directions: int, per_block: int) -> Way | None:
-        """The way from a layer to its cut; None: it is better off without, or cannot have one."""
+        """Return the way from a layer to its cut; None: a cut does not pay, or cannot be formed."""
         chain = self.worth(request, directions)
         if chain is None:
             return None
@@ -362,19 +365,19 @@ class Cuts:
             cut = self.cut(self.behind[request.name])
             if cut is not None:
                 return Way(site_of(request), cut, self.budget)
-            # it is not planned for again
+            # a cut that could not be formed is not planned again
             del self.behind[request.name]
         return None
 
     def worth(self, request: Target, directions: int) -> Chain | None:
-        """The candidates for a layer; None: without a cut it takes no time either."""
+        """Candidates for cuts of a layer; None: the layer is cheap without a cut."""
         between = dependent([self.loss.grad_fn], request.leaves) - request.leaves
         if 2.0 * directions * sum(map(numbers_of, between)) < WORTHWHILE:
             return None
         return self.chain(request, site_of(request), self.dominators(request), between)
 
     def share(self, request: Target, directions: int, per_block: int) -> float:
-        """What a layer takes with its cut, in proportion to what it takes without; nothing is decided."""
+        """Cost of a layer with its cut, relative to its cost without; the plan is left unchanged."""
         chain, plans = self.worth(request, directions), (dict(self.behind), dict(self.blocks))
         try:
             found = None if chain is None else self.plan(request, chain, directions, per_block)
@@ -383,14 +386,14 @@ class Cuts:
         return 1.0 if found is None else found
 
     def release(self, request: Target) -> None:
-        """Forget the cuts that no layer after this one has use for."""
+        """Forget the cuts that no later layer uses."""
         place = self.requests.index(request)
         for node in [node for node in self.formed if self.uses[node][-1] <= place]:
             del self.formed[node], self.behind[node]
 
     @cached_property
     def uses(self) -> dict[Any, list[int]]:
-        """The layers that a node dominates."""
+        """Layers that each node dominates, as places in ``requests``."""
         found: dict[Any, list[int]] = {}
         for place, request in enumerate(self.requests):
             for node in self.dominators(request):
@@ -398,12 +401,12 @@ class Cuts:
         return found
 
     def sharing(self, node: Any, request: Target) -> int:
-        """How many parameters may yet use a cut there, or one layer: their ways have many units' directions to save."""
+        """Number of blocks of parameters that may still use a cut at a node, at least 1 for the layer itself."""
         place = self.requests.index(request)
         return sum(isinstance(self.requests[p], Rows) for p in self.uses[node] if p >= place) or 1
 
     def has_room(self, numbers: int) -> bool:
-        """Whether there is room for as many numbers beside the cuts that are held."""
+        """Whether there is room for ``numbers`` float64 numbers in addition to the cuts that are held."""
         held = sum(cut.H.numel() for cut in self.formed.values() if cut is not None)
         return self.budget.fits(held + numbers)
 
@@ -411,7 +414,7 @@ class Cuts:
 
     @cached_property
     def levels(self) -> list[int]:
-        """Numbers of blocks, more than samples, that may stay apart: the positions of layers and of what is behind."""
+        """Numbers of blocks above the number of samples that may stay apart: positions of layers and of tensors."""
         found = {request.positions_apart() for request in self.requests if isinstance(request, Request)}
         for rows in self.requests:
             shapes = [shape_of(node) for node in self.dominators(rows) if self.may_be_cut(node)]
@@ -421,13 +424,13 @@ class Cuts:
 
     @cached_property
     def nearest(self) -> dict[Any, Any]:
-        """Of each node of the graph, the nearest dominator."""
+        """Nearest dominator of each node of the graph."""
         leaves = {leaf for request in self.requests for leaf in request.leaves}
         return dominators(self.loss.grad_fn, dependent([self.loss.grad_fn], leaves))
 
     @cached_property
     def branches(self) -> dict[Any, int]:
-        """How many nodes each one is the nearest dominator of."""
+        """Number of nodes that each node is the nearest dominator of."""
         found: dict[Any, int] = {}
         for node in self.nearest.values():
             found[node] = found.get(node, 0) + 1
@@ -442,12 +445,12 @@ class Cuts:
         return found[::-1]
 
     def dominators(self, request: Target) -> list[Any]:
-        """Those of all its leaves, from the loss towards it."""
+        """Common dominators of all leaves of a target, ordered from the loss to the target."""
         first, *others = [self.above(leaf) for leaf in request.leaves]
         return [node for node in first if all(node in other for other in others)]
 
     def chain(self, request: Target, site: Site, path: Sequence[Any], between: set[Any]) -> Chain:
-        """The tensors that may be cuts for a layer, of its dominators and all nodes between it and the loss."""
+        """Tensors that may be cuts for a layer, from its dominators ``path`` and all nodes between it and the loss."""
         own = dict.fromkeys(path, 0.0)
         for node in between:
             place = node
@@ -494,7 +497,7 @@ class Cuts:
         return self._mixes[upper, key, blocks]
 
     def kept(self, chain: Chain) -> list[int]:
-        """Candidates without those that only lead on to the next one, which is as good."""
+        """Indices of the candidates that fit into the memory and do not only lead to an equally good next one."""
         found = []
         for i, node in enumerate(chain.nodes):
             next_is_as_good = (
@@ -509,14 +512,14 @@ class Cuts:
         return found
 
     def planned_blocks(self, chain: Chain, number: int) -> int:
-        """The blocks that the curvature in a tensor of the chain will fall into, if the loss does not couple them."""
+        """Number of diagonal blocks of the curvature in a tensor of the chain, if the loss does not couple them."""
         blocks = chain.finest(0, number)
         return self.samples if blocks is None or chain.numel[number] % blocks else blocks
 
     # the plan
 
     def plan(self, request: Target, chain: Chain, directions: int, per_block: int) -> float | None:
-        """Choose the cuts for a layer, which takes that share of the time then; None: it is better off without."""
+        """Choose the cuts for a layer and return its relative cost with them; None: no cut pays."""
         end = len(chain.nodes)
         direct = 2.0 * directions * chain.numbers[end]
         if not end:
@@ -553,7 +556,7 @@ class Cuts:
         return cost / direct
 
     def cost_from_loss(self, chain: Chain, lower: int) -> float:
-        """Of forming the curvature in a tensor of the chain by two backward passes."""
+        """Cost of forming the curvature in a tensor of the chain by two backward passes."""
         return 2 * chain.numel[lower] / self.planned_blocks(chain, lower) * chain.numbers[lower]
 
     def cost(
@@ -566,9 +569,10 @@ class Cuts:
         passes: int,
         request: Target | None = None,
     ) -> float:
-        """Of forming it from that in another one: so many directions where positions stay apart, or samples.
+        """Cost of forming the curvature in a tensor of the chain from that in another one.
 
-        ``request``: in this layer, unit by unit, each of which may reach a part of the upper tensor only.
+        It takes ``per_position`` directions where positions stay apart, and ``per_sample`` where samples do. With
+        ``request``, it is formed in this layer, unit by unit, and each unit may reach only a part of the upper tensor.
         """
         way = chain.numbers[lower] - chain.numbers[upper]
         blocks, apart = self.planned_blocks(chain, upper), chain.finest(upper, lower)
@@ -584,7 +588,7 @@ class Cuts:
         return per_sample * (passes * way + multiplications)
 
     def reached(self, node: Any, request: Target) -> float:
-        """The share of a tensor that depends on one unit, on the first one."""
+        """Share of a tensor's entries that depend on one unit, estimated from the first unit."""
         edge, site = GradientEdge(node, 0), site_of(request)
         u = torch.ones(shape_of(node), dtype=torch.float64, device=self.loss.device, requires_grad=True)
         pulled = torch.autograd.grad([edge], site.variables, [u], create_graph=True, allow_unused=True)
@@ -600,7 +604,7 @@ class Cuts:
     # the curvatures
 
     def cut(self, node: Any) -> Cut | None:
-        """A planned cut, formed when first asked for; None: what it was planned on does not hold."""
+        """Return a planned cut, formed when first asked for; None: the assumptions of the plan do not hold."""
         if node not in self.formed:
             behind = self.behind[node]
             edge = GradientEdge(node, 0)
@@ -613,7 +617,7 @@ class Cuts:
         return self.formed[node]
 
     def from_loss(self, edge: GradientEdge, site: Site, blocks: int) -> Cut | None:
-        """By two backward passes through everything behind."""
+        """Form a cut by two backward passes through the graph behind it; None: samples are coupled, or no room."""
         (gradient,) = torch.autograd.grad(self.loss, [edge], create_graph=True)
         derivatives = Derivatives([gradient], [edge])
 
@@ -650,7 +654,7 @@ class Cuts:
         return True
 
     def from_cut(self, edge: GradientEdge, site: Site, upper: Cut, blocks: int) -> Cut | None:
-        """From the one behind it."""
+        """Form a cut from the one behind it; None: blocks are coupled, or it does not fit."""
         found = self.whole(Way(site, upper, self.budget), min(blocks, len(upper.H)))
         if found is None:
             return None
@@ -659,7 +663,7 @@ class Cuts:
         return Cut(edge, gradient, symmetric(H), torch.maximum(norms(H), size))
 
     def curvature(self, way: Way, request: Request, blocks: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """S (u, J, q, q) of every unit, or (1, J, m q, m q) of the layer, and (u, J) the sizes of its round-off."""
+        """Return S (u, J, q, q) of every unit, or (1, J, m q, m q) of the layer, and sizes (u, J) of its round-off."""
         if request.whole:
             found = self.whole(way, blocks)
             return None if found is None or len(found[0]) != blocks else (symmetric(found[0])[None], found[1][None])
@@ -669,7 +673,7 @@ class Cuts:
         return torch.stack([S for S, _ in by_unit]), torch.stack([size for _, size in by_unit])
 
     def whole(self, way: Way, blocks: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """∇²L (J, w, w) in a site, and (J,) the size of its round-off."""
+        """Return ∇²L (J, w, w) in a site, and the size (J,) of its round-off; None: it cannot be formed."""
         upper, numel = way.cut, way.site.numel
         outer = len(upper.H)
         if not self.has_room(3 * numel * (numel // min(outer, blocks))):
@@ -687,7 +691,7 @@ class Cuts:
         return H, way.norms(blocks).square() * upper.size.view(blocks, -1).amax(1)
 
     def positionwise(self, way: Way, apart: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where J is block diagonal over positions: all blocks at once."""
+        """Return ∇²L in a site where J is block diagonal over positions: one direction serves all positions."""
         upper = way.cut
         outer, width = len(upper.H), way.site.numel // apart
         inner = apart // outer
@@ -705,7 +709,7 @@ class Cuts:
         return H, lengths.square() * upper.size
 
     def units(self, way: Way, request: Request, blocks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """For every unit of a layer S (J, q, q) and (J,) the size of its round-off; nothing if it is not to be had."""
+        """Yield S (J, q, q) of every unit and the size (J,) of its round-off; nothing if it cannot be formed."""
         upper, m = way.cut, Geometry.of(request.layer).units
         outer, apart = len(upper.H), request.positions_apart()
         if apart > 0 and apart % outer == 0 and way.site.numel == apart * m and way.keeps_apart(apart):
@@ -716,7 +720,7 @@ class Cuts:
             yield from self.samplewise_units(way, request, blocks)
 
     def samplewise_units(self, way: Way, request: Request, blocks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """One direction for each position of a sample, of all units at once that reach different parts of z."""
+        """Yield S of every unit, one direction per position of a sample for all units with disjoint parts of z."""
         upper, m = way.cut, Geometry.of(request.layer).units
         index = torch.arange(way.site.numel // blocks).view(m, -1)[list(request.units)]
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -742,21 +746,21 @@ class Cuts:
         yield from (found[unit] for unit in range(len(request.units)))
 
     def room_for_rows(self, way: Way, index: torch.Tensor, matrices: int) -> bool:
-        """Whether `rows` fits into the memory, and ``matrices`` more of the order of a unit."""
+        """Whether `rows` fits into the memory together with ``matrices`` further matrices of a unit's order."""
         units, width = index.shape
         return self.has_room(width * (3 * way.cut.gradient.numel() + (units + max(3, matrices)) * width))
 
     def rows(self, way: Way, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-        """∇²L (u, w, w) in the parameters of every unit, (u, w) d, and how many products were summed up for an entry.
+        """Return ∇²L (u, w, w) in the parameters of every unit, d (u, w), and the number of products summed per entry.
 
-        Round-off in what an entry (k, l) is made from changes it by eps·d_k·d_l times what sums let it grow.
+        Round-off in the terms of an entry (k, l) changes it by eps·d_k·d_l, times the growth of errors in sums.
         """
         upper, (units, width) = way.cut, index.shape
         H, spread = upper.H.new_empty(units, width, width), upper.H.new_empty(units, width)
         terms = [0] * units
 
         def keep(unit: int, J: torch.Tensor, products: torch.Tensor) -> None:
-            # the second derivatives are in their place already
+            # H[unit] already holds the second derivatives
             second = H[unit]
             lengths = J.unflatten(1, (len(upper.H), -1)).square().sum(2) @ upper.size
             spread[unit] = (lengths + torch.maximum(second.amax(), -second.amin())).sqrt()
@@ -800,7 +804,7 @@ class Cuts:
         return H, spread, terms
 
     def positionwise_units(self, way: Way, request: Request, apart: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Where J is block diagonal over positions: one direction a unit."""
+        """Yield S of every unit where J is block diagonal over positions: one direction per unit."""
         upper = way.cut
         outer, inner = len(upper.H), apart // len(upper.H)
         s = upper.gradient.numel() // apart
@@ -825,11 +829,10 @@ class Cuts:
 
 
 def disjoint(way: Way, index: torch.Tensor, blocks: int) -> list[tuple[list[int], list[torch.Tensor]]]:
-    """Units in groups, as the heads of an attention or the rows of a table, that share no entries of z.
+    """Groups of units that share no entries of z and no second derivatives, as attention heads or rows of a table.
 
-    Nor do they share second derivatives. ``index`` (u, w) are the entries of the units in a block. With each unit, the
-    entries (s,) of z in a block that depend on it: those whose derivatives along a direction without a pattern are not
-    exactly zero.
+    ``index`` (u, w) are the entries of the units in a block. Each unit comes with a mask (s,) of the entries of z in a
+    block that depend on it: their derivatives along a direction without a pattern are not exactly zero.
     """
     units = range(len(index))
     every = torch.ones(way.cut.gradient.numel() // blocks, dtype=torch.bool, device=way.cut.gradient.device)
@@ -864,32 +867,32 @@ def disjoint(way: Way, index: torch.Tensor, blocks: int) -> list[tuple[list[int]
 
 
 def numbers_of(node: Any) -> int:
-    """How many numbers a node computes."""
+    """Number of entries that a node computes; 0 for views."""
     if node.name().rstrip("0123456789").removesuffix("Backward") in VIEWS:
         return 0
     return sum(math.prod(output.shape) for output in node._input_metadata)
 
 
 def edge_node(variable: Any) -> Any:
-    """The node of a variable's edge."""
+    """Node of a variable's edge."""
     return (variable if isinstance(variable, GradientEdge) else get_gradient_edge(variable)).node
 
 
 def normalized(vectors: torch.Tensor) -> torch.Tensor:
-    """Of length 1 in each block, or zero."""
+    """Vectors scaled to length 1 in each block; zero stays zero."""
     lengths = vectors.norm(dim=2, keepdim=True)
     return vectors / torch.where(lengths > 0, lengths, 1.0)
 
 
 def symmetric(H: torch.Tensor) -> torch.Tensor:
-    """The symmetric part of each block, in place."""
+    """Replace each block by its symmetric part, in place."""
     for block in H:
         block.copy_((block + block.T) / 2)
     return H
 
 
 def norms(H: torch.Tensor) -> torch.Tensor:
-    """(J,) 2-norms of symmetric blocks, by power iteration: not too small by more than `TOO_SMALL`."""
+    """Bounds (J,) of the 2-norms of symmetric blocks, by power iteration, enlarged by the factor `TOO_SMALL`."""
     vectors = normalized(scattered_signs(H[None, :, 0]))
     found = torch.zeros(len(H), dtype=torch.float64, device=H.device)
     for _ in range(STEPS):

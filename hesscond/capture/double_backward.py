@@ -1,4 +1,4 @@
-"""S, or the Hessian itself, by two backward passes, where the tail is curved or the loss unknown."""
+"""Curvature S, or the Hessian itself, by two backward passes, where the tail is curved or the loss unknown."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ DOUBLE_ROUTE = "double backward"
 PARAMETER_ROUTE = "double backward in the parameters"
 WEIGHT_ROUTE = "double backward in the parameters, used in several ways"
 
-#: Of fewer second derivatives in a layer the terms are drawn several times.
+#: In a layer with fewer second derivatives than this, the sizes of terms are drawn several times.
 FEW = 64
-#: Two ways to a product may differ by their round-off in these units.
+#: Unit of the round-off by which two computations of a product may differ.
 ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
 
-#: Second derivatives of which rounding takes more than this share may be any others.
+#: Second derivatives with a larger relative rounding error than this count as unknown.
 BLURRED = 0.05
-#: Evaluations with perturbed numbers, and the bound of rounding in units of the largest change seen in them.
+#: Number of evaluations with perturbed numbers, and bound of rounding in units of the largest change seen in them.
 TRIALS, LARGER = 3, 16.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the curvature of a layer is found."""
+    """Route to the curvature of a layer, with the number of directions it takes."""
 
     blocks: int
     positions: int
@@ -64,7 +64,7 @@ class Plan:
 
 
 class SecondDerivatives:
-    """Second derivatives of a loss in what the requests perturb."""
+    """Second derivatives of a loss in the variables that the requests perturb."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class SecondDerivatives:
         self.cuts = Cuts(loss, requests, samples, budget)
         self.variables = {request.name: variables(request) for request in requests}
         self.lost = self.cancellation(loss)
-        #: by layer, where it was measured, the rounding of the second derivatives in each variable
+        #: rounding errors of the second derivatives in each variable, by layer, where they were measured
         self.errors: dict[str, list[torch.Tensor]] = {}
-        #: layers where rounding leaves nothing of some of them, or may hide all of them
+        #: layers where rounding dominates some second derivatives, or may hide all of them
         self.blurred: set[str] = set()
         self.hidden: set[str] = set()
         every = [variable for own in self.variables.values() for variable in own]
@@ -91,13 +91,13 @@ class SecondDerivatives:
         refuse_dead_ends(g.grad_fn for own in gradients.values() for g in own if g is not None)
         self.along = {name: Derivatives(own, self.variables[name]) for name, own in gradients.items()}
         refuse_wrong_derivatives([loss.grad_fn])
-        #: activations of one's own kernel hide rounding from perturbed numbers, whose bounds then hold as norms only
+        #: activations in a single kernel hide their rounding from `Perturbed`, whose bounds then hold only as norms
         self.hides = any(node.name() in BENT for node in nodes([loss.grad_fn]))
         if may_cancel(nodes([loss.grad_fn])):
             self.perturb(loss)
 
     def perturb(self, loss: torch.Tensor) -> None:
-        """Measure what rounding does to the second derivatives of each layer, along one direction."""
+        """Measure the effect of rounding on the second derivatives of each layer, along one direction."""
         every = [variable for own in self.variables.values() for variable in own]
         # not ±1, whose sums may be zero: softmax does not see shifts
         seeds = {
@@ -119,12 +119,12 @@ class SecondDerivatives:
         for name, errors in self.errors.items():
             for x, error in zip(exact[name] or (), errors, strict=True):
                 self.lost[name] = max(self.lost[name], float(error.max()) / torch.finfo(error.dtype).eps)
-                # a score that is alone, as behind a causal mask, has no derivative, and softmax tells where one is lost
+                # a single score, as behind a causal mask, has no derivative, and softmax tells where one is lost
                 if x is not None and ((error > BLURRED * x.abs()) & ((x != 0) | ~alone)).any():
                     self.blurred.add(name)
 
     def cancellation(self, loss: torch.Tensor) -> dict[str, float]:
-        """By layer, the size of an entry of S if nothing in the loss cancelled, where nearly everything in it does."""
+        """Size of an entry of S without cancellation, by layer, from the nodes where nearly everything cancels."""
         every = [variable for own in self.variables.values() for variable in own]
         sizes = [0.0] * len(every)
         for parts in without_cancellation(loss, every, below=SATURATED):
@@ -133,12 +133,12 @@ class SecondDerivatives:
         return {name: max(next(each) for _ in own) for name, own in self.variables.items()}
 
     def product(self, request: Request, values: torch.Tensor) -> torch.Tensor:
-        """S times each of ``values`` (k, J, m, q)."""
+        """Return S times each of ``values`` (k, J, m, q)."""
         product = self.derivatives(request, request.outputs(values))
         return torch.zeros_like(values) if product is None else request.positions(product, values.shape[1])
 
     def derivatives(self, request: Request, seeds: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None] | None:
-        """Second derivatives in all variables of a layer along k directions; None: all are zero."""
+        """Return second derivatives in all variables of a layer along k directions; None: all are zero."""
         if not self.along[request.name].live:
             return None
         try:
@@ -168,7 +168,7 @@ class SecondDerivatives:
         return True
 
     def planned(self, request: Request) -> Plan:
-        """S, or the Hessian in the parameters where that takes fewer derivatives."""
+        """Plan S, or the Hessian in the parameters where that takes fewer derivatives or S does not fit."""
         geometry = Geometry.of(request.layer)
         n, units = geometry.n_params, geometry.units if request.whole else len(request.units)
         if request.parameters is not None:
@@ -184,7 +184,7 @@ class SecondDerivatives:
         return Plan(blocks, positions, False, units * positions)
 
     def told(self, request: Request, plan: Plan) -> None:
-        """Tell what a plan will take, from one derivative and what a cut saves."""
+        """Report the expected cost of a plan, from the time of one derivative and the savings of a cut."""
         seeds = [torch.ones_like(variable)[None] for variable in self.variables[request.name]]
         began = time.perf_counter()
         self.derivatives(request, seeds)
@@ -194,7 +194,7 @@ class SecondDerivatives:
         self.pace.plan(request.name, steps, each)
 
     def capture(self, request: Request, plan: Plan) -> LayerCapture:
-        """What was planned for a layer."""
+        """Capture the curvature of a layer by the route of its plan."""
         blocks, positions = plan.blocks, plan.positions
         if request.parameters is not None:
             return request.finished(self.in_weights(request), WEIGHT_ROUTE, self.samples)
@@ -222,12 +222,12 @@ class SecondDerivatives:
         return self.budget.fits(in_S) or not self.budget.fits(in_parameters)
 
     def at_once(self, request: Request, blocks: int, count: int, positions: int) -> int:
-        """How many of ``count`` directions to take at a time."""
+        """Number of the ``count`` directions to take at a time."""
         numbers = 2 * blocks * Geometry.of(request.layer).units * positions
         return self.budget.cached(count, numbers, self.budget.largest)
 
     def directions(self, request: Request, blocks: int, count: int, positions: int) -> Iterator[tuple[slice, Any]]:
-        """Zero tensors (k, J, m, q) for ``count`` directions, a few at a time."""
+        """Yield zero tensors (k, J, m, q) for ``count`` directions, a few at a time."""
         units = Geometry.of(request.layer).units
         like = request.deltas[0]
         size = self.at_once(request, blocks, count, positions)
@@ -238,10 +238,10 @@ class SecondDerivatives:
             self.pace.did(request.name, len(range(count)[rows]))
 
     def sizes(self, request: Request, found: torch.Tensor, blocks: int, positions: int) -> torch.Tensor:
-        """(u,) sizes of the terms that an entry of S is the sum of, in each unit; (1,) in all of the layer.
+        """Sizes (u,) of the terms that an entry of S in each unit is the sum of, or (1,) for the whole layer.
 
-        ``found`` are its largest entries. Of units where these are round-off beside the terms of all units together,
-        the terms of the unit alone count.
+        ``found`` are the largest entries of S. For units where these are round-off compared with the terms of all
+        units together, only the terms of the unit count.
         """
         geometry, eps = Geometry.of(request.layer), torch.finfo(self.variables[request.name][0].dtype).eps
         lost = positions * (geometry.units if request.whole else 1) * self.lost[request.name]
@@ -260,15 +260,15 @@ class SecondDerivatives:
                 sizes[k] = self.by_unit(request, alone, blocks)[unit]
         if bool(((found > 0) & (found <= LOST * EPS * lost)).any()):
             self.hidden.add(request.name)
-        # in units of the eps of float64, and no less than that where a draw may show too little
+        # in units of the eps of float64, and enlarged where a draw may underestimate them
         sizes = torch.where(found <= LOST**2 * eps * sizes, sizes * (LOST * eps / EPS), sizes)
         return sizes.clamp_min(lost)
 
     def terms(self, request: Request, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Sizes of the terms of the second derivatives along random signs, in the shapes of a layer's variables.
 
-        ``masks`` say where the signs are. Both backward passes are changed by `enlarged_rounding`, since slopes that
-        cancel are factors in second derivatives.
+        ``masks`` select the entries with signs. Both backward passes are perturbed by `enlarged_rounding`, since
+        slopes that cancel are factors in second derivatives.
         """
         seeds, changed = [(mask * scattered_signs(mask))[None] for mask in masks], self.changed[request.name]
         plain, own, squares = self.along[request.name](seeds), self.variables[request.name], []
@@ -280,28 +280,28 @@ class SecondDerivatives:
 
     @cached_property
     def changed(self) -> dict[str, Derivatives]:
-        """``along`` of slopes by a backward pass with `enlarged_rounding`."""
+        """Second derivatives as in ``along``, of slopes from a backward pass with `enlarged_rounding`."""
         every = [variable for own in self.variables.values() for variable in own]
         with enlarged_rounding([self.loss.grad_fn], 0):
             first = iter(torch.autograd.grad(self.loss, every, create_graph=True, allow_unused=True))
         return {name: Derivatives([next(first) for _ in own], own) for name, own in self.variables.items()}
 
     def by_unit(self, request: Request, parts: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
-        """(m,) the largest entry of each unit, of tensors in the shapes of a layer's variables."""
+        """Largest entry of each unit (m,), from tensors in the shapes of a layer's variables."""
         if request.parameters is None:
             return request.positions([part[None] for part in parts], blocks)[0].amax((0, 2))
         sizes = unit_weights(request.layer, parts[0][None])[0].amax(1)
         return torch.maximum(sizes, parts[1]) if len(parts) > 1 else sizes
 
     def spread_out(self, request: Request, mask: torch.Tensor) -> list[torch.Tensor]:
-        """(1, J, m, q) in the shapes of a layer's variables."""
+        """Return ``mask`` (1, J, m, q) in the shapes of a layer's variables."""
         if request.parameters is None:
             return [part[0] for part in request.outputs(mask)]
         bias = len(request.parameters) - request.parameters.count(None) - 1
         return [from_unit_weights(request.layer, mask[:, 0, :, bias:])[0], mask[0, 0, :, 0]][: 1 + bias]
 
     def diagonal(self, request: Request, blocks: int) -> Diagonal:
-        """S_jj of units with one position a sample: one direction a unit, all samples at once."""
+        """Return S_jj of units with one position per sample: one direction per unit, all samples at once."""
         units = torch.tensor(request.units)
         self.budget.take(request, 2 * blocks * len(units))
         S = torch.zeros(blocks, len(units), dtype=torch.float64, device=request.deltas[0].device)
@@ -318,7 +318,7 @@ class SecondDerivatives:
         return diagonal_of(S, self.sizes(request, S.abs().amax(0), blocks, 1))
 
     def unit_factors(self, request: Request, blocks: int, positions: int) -> Factor:
-        """Signed factors of S_i (J, q, q) of every unit from its eigenvalues."""
+        """Return signed factors of S_i (J, q, q) of every unit, from its eigendecomposition."""
         count = len(request.units)
         self.budget.take(request, 3 * positions * blocks * count * positions)
 
@@ -339,14 +339,14 @@ class SecondDerivatives:
         return self.with_sizes(request, factor, blocks, positions)
 
     def with_sizes(self, request: Request, factor: Factor, blocks: int, positions: int) -> Factor:
-        """A factor of S that is known up to the round-off of its sums."""
+        """Return a factor with ``norms`` that cover the round-off of the sums in S."""
         assert factor.norms is not None
         found = factor.B.square().sum(0).amax((0, 2))
         sizes = self.sizes(request, found.amax()[None] if request.whole else found, blocks, positions)
         return replace(factor, norms=torch.maximum(factor.norms, sizes))
 
     def whole_factor(self, request: Request, blocks: int, positions: int) -> Factor:
-        """Signed factor of S (J, m q, m q) over all units together."""
+        """Return the signed factor of S (J, m q, m q) over all units together."""
         units = Geometry.of(request.layer).units
         order = units * positions
         self.budget.take(request, 3 * blocks * order * order)
@@ -359,7 +359,7 @@ class SecondDerivatives:
         return self.with_sizes(request, layer_factor(S.transpose(0, 1), units), blocks, positions)
 
     def behind_cut(self, request: Request, blocks: int, positions: int) -> Curvature | None:
-        """S from the curvature in a tensor behind the layer, compared with a direct product; None: not to be had."""
+        """Return S from the curvature in a tensor behind the layer, checked by a product; None: not available."""
         if blocks not in (self.samples, request.positions_apart()):
             return None
         units = Geometry.of(request.layer).units
@@ -370,7 +370,7 @@ class SecondDerivatives:
         except RuntimeError as error:
             if "derivative" not in str(error):
                 raise
-            # it is told where it fails without cuts too
+            # without cuts it fails too, and the error is raised there
             found = None
         finally:
             self.cuts.release(request)
@@ -390,7 +390,7 @@ class SecondDerivatives:
         return diagonal_of(S, torch.maximum(least, sizes.amax(1)))
 
     def confirms(self, request: Request, S: torch.Tensor, sizes: torch.Tensor) -> bool:
-        """Whether a direct product has the largest of the S (u, J, q, q), or that of the layer, up to rounding."""
+        """Whether a direct product agrees up to rounding with the largest S (u, J, q, q), or with that of the layer."""
         largest = int(S.flatten(1).norm(dim=1).argmax())
         units = Geometry.of(request.layer).units
         own = slice(None) if request.whole else slice(request.units[largest], request.units[largest] + 1)
@@ -404,7 +404,7 @@ class SecondDerivatives:
         return agree(product[None], expected[None]) or bool((product - expected).norm() <= rounding)
 
     def in_parameters(self, request: Request, blocks: int) -> Formed:
-        """Hessians Ĥᵀ(SĤ), one direction a parameter; κ of them is limited by their rounding, which `spread` bounds."""
+        """Return Hessians Ĥᵀ(SĤ), one direction per parameter; rounding, bounded by `spread`, limits their κ."""
         inputs, geometry = request.inputs(blocks), Geometry.of(request.layer)
         n, positions = geometry.n_params, inputs.positions
         order = n * geometry.units if request.whole else n
@@ -436,7 +436,7 @@ class SecondDerivatives:
         return Formed(symmetric(matrices), spread, blocks * positions)
 
     def in_weights(self, request: Request) -> Formed:
-        """Hessians in the weight and bias themselves, for a layer that is used in several ways."""
+        """Return Hessians in the weight and bias themselves, for a layer that is used in several ways."""
         geometry, layer = Geometry.of(request.layer), request.layer
         n, units = geometry.n_params, geometry.units
         order = n * units if request.whole else n
@@ -475,7 +475,7 @@ class SecondDerivatives:
 
 
 def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows b_r (q, J, q) and signs (q, J) with S_j = Σ_r s_r b_r b_rᵀ, of symmetric S (J, q, q), and norms (J,)."""
+    """Rows b_r (q, J, q) and signs (q, J) with S_j = Σ_r s_r b_r b_rᵀ for symmetric S (J, q, q), and norms (J,)."""
     if not is_finite(S):
         raise NotFiniteError(NOT_FINITE)
     values, vectors = torch.linalg.eigh((S + S.mT) / 2)
@@ -484,7 +484,7 @@ def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def diagonal_of(S: torch.Tensor, norm: torch.Tensor) -> Diagonal:
-    """S (J, u) as roots and signs, known up to round-off of the size ``norm`` (u,) or of its own."""
+    """Return S (J, u) as roots and signs, known up to round-off of the size ``norm`` (u,) or of its largest entry."""
     return Diagonal(S.abs().sqrt(), S.sign() if (S < 0).any() else None, norm=torch.maximum(norm, S.abs().amax(0)))
 
 
@@ -494,7 +494,7 @@ def joint_factor(
     device: torch.device,
     sizes: torch.Tensor | None = None,
 ) -> Factor:
-    """S_i (J, q, q) of every unit as factors of shape (q, J, u), known up to round-off of ``sizes`` (J, u)."""
+    """Factors of the S_i (J, q, q) of every unit, shape (q, J, u), known up to round-off of ``sizes`` (J, u)."""
     B = torch.zeros(*shape, shape[0], dtype=torch.float64, device=device)
     signs = torch.ones(shape, dtype=torch.float64, device=device)
     norms = torch.zeros(shape[1:], dtype=torch.float64, device=device)
@@ -504,17 +504,17 @@ def joint_factor(
 
 
 def layer_factor(S: torch.Tensor, units: int, sizes: torch.Tensor | None = None) -> Factor:
-    """S (J, m q, m q) of all units together, known up to round-off of ``sizes`` (J,), as a factor."""
+    """Factor of S (J, m q, m q) of all units together, known up to round-off of ``sizes`` (J,)."""
     B, signs, norms = signed_roots(S)
     norms = norms if sizes is None else torch.maximum(norms, sizes)
     return Factor(B.unflatten(2, (units, -1)), signs[:, :, None] if (signs < 0).any() else None, norms[:, None])
 
 
 def first_line(error: Exception) -> str:
-    """The first sentence of a message."""
+    """First line of a message, without a final period."""
     return str(error).splitlines()[0].rstrip(".")
 
 
 def variables(request: Request) -> list[torch.Tensor]:
-    """What the loss is differentiated in for a layer: its perturbations, or its weight and bias."""
+    """Variables that the loss is differentiated in for a layer: its perturbations, or its weight and bias."""
     return request.deltas if request.parameters is None else [p for p in request.parameters if p is not None]

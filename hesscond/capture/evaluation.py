@@ -1,4 +1,4 @@
-"""One evaluation of a model and its loss on copies, without side effects."""
+"""Evaluation of a model and its loss on copies, without side effects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hesscond.capture.wrappers import plainly
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 
 Batch = tuple[Any, Any] | Mapping[Any, Any]
-#: How the names of functions begin that give one value for many entries without rounding, or are of several entries.
+#: Prefixes of functions that give equal values for different entries without rounding, or combine several entries.
 FLAT = (
     *("get", "relu", "leaky_relu", "rrelu", "prelu", "threshold", "hard", "softshrink", "clamp", "clip", "abs", "sign"),
     *("sgn", "max", "min", "fmax", "fmin", "mul", "rmul", "dropout", "alpha_dropout", "feature_", "where", "masked_"),
@@ -38,13 +38,13 @@ IDENTITY_AT_ZERO = frozenset(
     {"sin", "tan", "asin", "arcsin", "atan", "arctan", "sinh", "tanh", "asinh", "arcsinh", "atanh", "arctanh"}
     | {"expm1", "log1p", "softsign", "elu", "celu"}
 )
-#: Where a batch that is a mapping has its targets.
+#: Keys of the targets in a batch that is a mapping.
 LABELS = ("labels", "label")
-#: Types that meet each other if a model keeps tensors of its own.
+#: Types that may be mixed if a model keeps tensors besides its parameters and buffers.
 NUMBERS = {*WIDER, *WIDER.values()}
 LossFunction = Callable[[Any, Any], torch.Tensor]
-#: Lookups, and which of their arguments make the gradient another one than the derivative (divided by the counts of the
-#: rows), or one that is not differentiated again (sparse).
+#: Lookups, with the positions of the arguments that make the gradient differ from the derivative (divided by the counts
+#: of the rows), or not differentiable again (sparse).
 LOOKUPS: dict[Callable[..., Any], tuple[int, ...]] = {
     functional.embedding: (5, 6),
     functional.embedding_bag: (5, 7),
@@ -55,18 +55,18 @@ LOOKUPS: dict[Callable[..., Any], tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A loss with its graph.
+    """Value of a loss with its graph.
 
     Attributes
     ----------
     loss
         The scalar loss.
     output, target
-        What it was computed from.
+        Arguments of the loss.
     samples
         N, the leading dimension of the inputs.
     flattened
-        Number of the first function in which rounding made equal numbers of different ones, as tanh does of large ones;
+        Index of the first function in which rounding made different numbers equal, as tanh does for large arguments;
         None: there is none.
     """
 
@@ -89,9 +89,9 @@ def evaluate(
     lift_casts: bool = True,
     counted: Operations | None = None,
 ) -> Evaluation:
-    """Run the model and the loss with the tensors of ``state`` in the place of its own. Nothing is left behind.
+    """Run the model and the loss with its tensors replaced by those of ``state``, without side effects.
 
-    The ``loss`` is what the function returned: `scalar` checks it.
+    The ``loss`` is returned unchecked: see `scalar`.
 
     Parameters
     ----------
@@ -100,17 +100,17 @@ def evaluate(
     batch
         A `checked_batch`.
     state
-        By name, as in `tensors_by_module`.
+        Tensors by name, as in `tensors_by_module`.
     dtype
-        Precision of the inputs and of the loss; None: their own.
+        Precision that the inputs and the loss are cast to; None: they are not cast.
     watch
-        Told of every function called.
+        Mode that sees every function called.
     copy
         Whether the model and the loss get copies of the batch, which they may change in place.
     lift_casts
         Whether what the model casts to float32 stays in float64, if that is ``dtype``.
     counted
-        Where the operations of the model and the loss are counted.
+        Counter of the operations of the model and the loss.
     """
     inputs, target = batch
     args, kwargs = call_of(model, converted(inputs, dtype, copy=copy))
@@ -136,16 +136,16 @@ def evaluate(
 
 
 class ModelAndLoss(nn.Module):
-    """A model and its loss as one module: what takes the place of the model's parameters does so in the loss too."""
+    """Model and loss as one module, so that replaced parameters of the model are replaced in the loss too."""
 
     def __init__(self, model: nn.Module, loss_fn: LossFunction, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.model = model
-        # in a tuple it is no part of this module: its own tensors are not replaced
+        # within a tuple, the loss is no submodule: its tensors are not replaced
         self._loss = (loss_fn, dtype)
 
     def forward(self, args: Any, kwargs: dict[str, Any], target: Any) -> tuple[Any, Any]:
-        """The output and the loss."""
+        """Return the output and the loss."""
         output = self.model(*args, **kwargs)
         try:
             return output, in_precision(*self._loss, self.model)(output, target)
@@ -156,22 +156,22 @@ class ModelAndLoss(nn.Module):
 
 
 def make_differentiable(tensors: Mapping[str, torch.Tensor], copies: Mapping[int, torch.Tensor]) -> None:
-    """Let the copies (by the ids of the originals) of all parameters that are trained require a gradient."""
+    """Make the copies (by the ids of the originals) of all trained parameters require a gradient."""
     for tensor in tensors.values():
         if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
             copies[id(tensor)].requires_grad_()
 
 
 def wants_gradients(error: CaptureError) -> bool:
-    """Whether a model failed since it differentiates in its own parameters, whose copies were constants."""
+    """Whether a model failed because it differentiates in its parameters, whose copies were constants."""
     return "does not require grad" in str(error.__cause__)
 
 
 @contextmanager
 def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torch.dtype | None) -> Iterator[None]:
-    """Within, the model runs on copies in another precision: say so if that is why it fails.
+    """Context that explains a failure of the model if it fails only on copies of the parameters or in ``dtype``.
 
-    What fails for the model as it is too is an error of the model, and stays the exception that it is.
+    An exception that the unchanged model raises too is passed on as it is.
     """
     try:
         yield
@@ -190,7 +190,7 @@ def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torc
 
 
 def runs(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> bool:
-    """Whether the model and its loss take the batch as they are."""
+    """Whether the unchanged model and its loss accept the batch."""
     inputs, target = converted(batch[0], None, copy=True), converted(batch[1], None, copy=True)
     args, kwargs = call_of(model, inputs)
     with untouched(model, loss_fn), plainly(model), suppress(Exception):
@@ -217,7 +217,7 @@ def call_of(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def scalar(loss: object) -> torch.Tensor:
-    """The loss as a tensor without dimensions."""
+    """Return the loss as a tensor without dimensions, or raise a CaptureError if it is no scalar."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise CaptureError(f"the loss must be a scalar tensor, not {found}: use reduction 'mean' or 'sum'")
@@ -225,24 +225,24 @@ def scalar(loss: object) -> torch.Tensor:
 
 
 class WeightWatch(TorchFunctionMode):
-    """Notices every use of a layer's weight or bias outside the layer's own forward, and lifts casts if told to.
+    """Mode that notes uses of a layer's weight or bias outside the layer's forward pass, and lifts casts on request.
 
-    It also gives GELU the digits that torch's lacks, weight normalization and lookups their derivatives, and notes what
-    masks hide. One mode for all, since each costs every function called.
+    It also restores the digits that torch's GELU lacks and the derivatives of weight normalization and lookups, and
+    notes the scores that masks hide. A single mode does all this, since every mode slows down every function call.
 
     Attributes
     ----------
     lifts
         Whether casts to float32 become casts to float64.
     clones
-        Whether they copy, as they do unless the model is in float32.
+        Whether lifted casts copy, as casts do unless the model is in float32.
     lifted
-        How many did.
+        Number of casts that were lifted.
     flat
-        For each function that was called, whether rounding has made equal numbers of different ones.
+        Boolean tensors that say, for each elementwise function called, whether rounding made different numbers equal.
     """
 
-    #: Attributes that are the values in another form; the others only describe them.
+    #: Attributes that return the values in another form; other attributes only describe the tensor.
     VALUES = frozenset({"T", "mT", "H", "mH", "data", "real"})
     HARMLESS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "stride", "__len__", "__hash__"})
 
@@ -278,27 +278,27 @@ class WeightWatch(TorchFunctionMode):
         return found
 
     def flattened(self) -> int | None:
-        """The number of the first function that made equal numbers of different ones; None: there is none."""
+        """Index of the first function that made different numbers equal; None: there is none."""
         if not self.flat:
             return None
         flags = torch.stack([flat.to(self.flat[0].device) for flat in self.flat]).tolist()
         return flags.index(True) if True in flags else None
 
     def in_float64(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The call without casts to float32, also where a float32 tensor of the model's own would not do."""
+        """Call a function without casts to float32, widening float32 tensors that the model keeps where types clash."""
         wide = lifted(func, args, kwargs)
         if wide is not None:
             self.lifted += 1
             func, args, kwargs = wide
             found = func(*args, **kwargs)
-            # what the cast would have copied may be written to
+            # the copy that the cast would have made may be written to
             return found.clone() if self.clones and args and found is args[0] else found
         try:
             return func(*args, **kwargs)
         except RuntimeError:
             if len({tensor.dtype for tensor in tensors_of((tuple(args), kwargs))} & NUMBERS) < 2:
                 raise
-            # what an operation writes to stays
+            # the argument that an operation writes to stays
             kept = 1 if writes(func) else 0
             wider = (*args[:kept], *mapped(tuple(args[kept:]), widened))
             with suppress(RuntimeError):
@@ -306,7 +306,7 @@ class WeightWatch(TorchFunctionMode):
             raise
 
     def reads_metadata(self, func: Any) -> bool:
-        """Whether ``func`` looks at the shape, type or place of a tensor only."""
+        """Whether ``func`` reads only the shape, type or device of a tensor."""
         name = getattr(func, "__name__", "")
         if name == "__get__":
             return getattr(func.__self__, "__name__", "") not in self.VALUES
@@ -316,8 +316,9 @@ class WeightWatch(TorchFunctionMode):
 def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
     """Whether an elementwise function gives its largest or smallest value, or zero, for different entries.
 
-    Or one value for all samples of a feature that varies, or the values of a feature that is so small that the function
-    is the identity there. None: the function is one of those that may do so without rounding, or not elementwise.
+    It is also true if the function gives one value for all samples of a feature that varies, or returns a feature
+    unchanged because it is so small that the function rounds to the identity. None: the function is not elementwise,
+    or may do so without rounding.
     """
     x, name = args[0] if args else None, getattr(func, "__name__", "").strip("_")
     if (
@@ -332,7 +333,7 @@ def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
         return None
     x, y = x.detach(), result.detach()
     found = []
-    # what a mask shifts is meant to vanish, and a score that it leaves alone to be 1
+    # scores that a mask shifts are meant to vanish, and the probability of a single score is 1
     hidden = (x <= SHIFTED) | ((x > SHIFTED).sum(-1, keepdim=True) == 1) if name.endswith("softmax") else None
     if x.ndim > 1:
         constant = (y == y[:1]).all(0) & (x != x[:1]).any(0) & (y[0] > SHIFTED) & (y[0] < MASKED)
@@ -350,7 +351,7 @@ def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU, x Φ(x), with Φ(x) = erfc(−x/√2)/2, which has its digits where torch's (1 + erf(x/√2))/2 has none left."""
+    """GELU, x Φ(x), with Φ(x) = erfc(−x/√2)/2, accurate where torch's (1 + erf(x/√2))/2 has no digits left."""
     return 0.5 * x * torch.special.erfc(-(0.5**0.5) * x)
 
 
@@ -360,7 +361,7 @@ def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
 
 
 def tensors_by_module(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name, those of a module once (torch 2.13 leaves its copies in a module with two names).
+    """Parameters and buffers by name, once per module (torch 2.13 leaves copies behind in a module with two names).
 
     A tensor that several modules share has a name in each.
     """
@@ -380,19 +381,19 @@ def writes(func: Any) -> bool:
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """Float32 as float64, complex numbers likewise; others as they are."""
+    """Return a float32 tensor as float64, complex64 as complex128; other tensors as they are."""
     return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no entry is NaN or infinite; a sum is so only if every entry is (or if huge ones overflow)."""
+    """Whether no entry is NaN or infinite: a finite sum implies it, otherwise all entries are checked."""
     return math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
 
 
 def checked_batch(batch: Batch) -> tuple[Any, Any]:
     """``batch`` as a pair (inputs, target) with at least one sample.
 
-    Of a mapping the target is ``"labels"`` or ``"label"``, and all of it are the inputs.
+    The target of a mapping is its item ``"labels"`` or ``"label"``, and the inputs are the whole mapping.
 
     Raises
     ------
@@ -423,7 +424,7 @@ def checked_batch(batch: Batch) -> tuple[Any, Any]:
 
 
 def kind(value: Any) -> str:
-    """What a thing is, for an error sentence."""
+    """Description of a value, for an error message."""
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}"
     name = type(value).__name__
@@ -431,12 +432,12 @@ def kind(value: Any) -> str:
 
 
 def leading_dimension(inputs: Any) -> int:
-    """N, that of the first tensor among the inputs (1 if there is none)."""
+    """Number N of samples: the leading dimension of the first tensor among the inputs (1 if there is none)."""
     return next((len(tensor) for tensor in tensors_of(inputs)), 1)
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested tuples, lists, mappings and dataclasses."""
+    """Yield all tensors in nested tuples, lists, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -451,11 +452,11 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``function`` of every tensor in nested tuples, lists, mappings and dataclasses; the rest as it is."""
+    """Apply ``function`` to every tensor in nested tuples, lists, mappings and dataclasses; leave the rest as it is."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        # a subclass may have more to it than its items
+        # a subclass may have further attributes
         result = copied(value) if isinstance(value, MutableMapping) else dict(value)
         for key, item in value.items():
             result[key] = mapped(item, function)
@@ -474,12 +475,12 @@ def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def is_record(value: Any) -> bool:
-    """Whether it is an object of a dataclass."""
+    """Whether a value is an instance of a dataclass."""
     return is_dataclass(value) and not isinstance(value, type)
 
 
 def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> Any:
-    """Floating tensors cast to ``dtype`` (None: their own), also in nested containers; the rest as it is."""
+    """Cast floating tensors to ``dtype`` (None: no cast), also in nested containers; leave the rest as it is."""
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         # a tensor made in inference mode cannot be differentiated through
@@ -492,7 +493,7 @@ def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> A
 
 
 def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None, model: nn.Module | None = None) -> LossFunction:
-    """The loss, with its own tensors (class weights), not those of ``model``, cast to ``dtype`` if it is a module."""
+    """Return the loss; if it is a module, its tensors (class weights) that ``model`` lacks are cast to ``dtype``."""
     if not isinstance(loss_fn, nn.Module):
         return loss_fn
     others = set() if model is None else set(map(id, tensors_by_module(model).values()))
@@ -506,7 +507,7 @@ def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None, model: nn.Mod
 
 @contextmanager
 def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
-    """Tensors that the model makes without a dtype get the precision of its parameters."""
+    """Context in which tensors made without a dtype get the precision of the model's parameters."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(before if dtype is None else dtype)
     try:

@@ -1,4 +1,4 @@
-"""One forward pass of a model, without side effects, that perturbs the pre-activations of chosen layers by zero."""
+"""Forward pass of a model, without side effects, that adds zero perturbations to the outputs of chosen layers."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ WITHOUT_GRADIENT = "it runs under torch.no_grad, so that its parameters get no g
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a layer.
+    """Call of a layer.
 
     Attributes
     ----------
     inputs
-        What the layer was given, copied.
+        Input of the layer, detached; a copy where the pass keeps inputs.
     delta
         Zeros of the output's shape, added to it: the loss is differentiated in them.
     node
@@ -59,19 +59,19 @@ class Call:
 
 @dataclass(frozen=True)
 class ForwardPass(Evaluation):
-    """A loss with its graph down to the perturbations of every layer.
+    """Value of a loss with its graph down to the perturbations of every layer.
 
     Attributes
     ----------
     calls
-        By layer, in the order of the calls.
+        Calls of each layer in their order, by layer name.
     parameters
-        Weight and bias (None: there is none) of the layers that are differentiated in them.
+        Weight and bias (None: no bias) of the layers that are differentiated in them.
     bypassed
         Layers of the request that were not used, with the reason.
     entangled
-        Layers whose parameters act otherwise than through the perturbations: used outside the layer, or a call sees
-        what an earlier one gave. They must be differentiated in their parameters.
+        Layers whose parameters act otherwise than through the perturbations: they are used outside the layer, or the
+        input of a call depends on an earlier call. They must be differentiated in their parameters.
     overwritten
         Whether an input of a layer was changed in place after the call: the pass must be repeated with copies.
     repeating
@@ -100,25 +100,25 @@ def run_forward(
     counted: Operations | None = None,
     differentiable: bool = False,
 ) -> ForwardPass:
-    """Run the model on copies of its parameters and buffers, every output of ``layers`` plus a zero perturbation.
+    """Run the model on copies of its parameters and buffers, adding a zero perturbation to every output of ``layers``.
 
     Parameters
     ----------
     model, loss_fn, batch, dtype
-        As in `capture`.
+        Arguments of `capture`.
     layers
         The layers to perturb.
     optional
-        Whether layers that are not used are left out, all of them if need be, or an error.
+        Whether unused layers, possibly all, are left out; otherwise they are an error.
     in_parameters
         Layers to differentiate in their weight and bias instead.
     keep_inputs
         Whether to copy the layers' inputs, which the model is known to overwrite.
     lift_casts, counted
-        As in `evaluate`.
+        Arguments of `evaluate`.
     differentiable
-        Whether all parameters are, not only those that are asked for. They are in any case if the model differentiates
-        in them itself.
+        Whether all parameters are differentiable, not only those asked for. They always are if the model itself
+        differentiates in them.
     """
     inputs, target = checked_batch(batch)
     tensors = tensors_by_module(model)
@@ -188,18 +188,9 @@ def run_forward(
 
 
 class Perturbations:
-    """The hooks that add a zero to every output of some layers, and what they see; attributes as of a `ForwardPass`.
+    """Forward hooks that add a zero to every output of some layers and record their calls, as in `ForwardPass`.
 
-    Parameters
-    ----------
-    layers
-        The layers to perturb.
-    in_parameters
-        Those that are only looked at.
-    watch
-        Told which layers are running.
-    keep_inputs
-        Whether to copy inputs.
+    Layers in ``in_parameters`` are only recorded, not perturbed; ``watch`` is informed which layers are running.
     """
 
     def __init__(
@@ -217,7 +208,7 @@ class Perturbations:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """The hooks are on the layers."""
+        """Context in which the hooks are attached to the layers."""
         with ExitStack() as stack:
             for name, layer in self.layers.items():
                 if name not in self.unfit:
@@ -236,7 +227,7 @@ class Perturbations:
     ) -> torch.Tensor | None:
         h: Any = args[0] if args else kwargs.get("input")
         if name in self.in_parameters:
-            # what is differentiated in its parameters may take and give anything
+            # a layer that is differentiated in its parameters may have any inputs and outputs
             if not is_transformed(h) and gives_what_torch_would(module, h, output):
                 self.calls[name].append(Call(h.detach().clone(), torch.zeros_like(output), None))
             self.watch.inside.remove(name)
@@ -246,7 +237,7 @@ class Perturbations:
             self.unfit[name] = WITHOUT_GRADIENT
             return None
         if is_transformed(h) or is_transformed(output):
-            # inside torch.vmap or torch.func there are other tensors than outside
+            # tensors inside torch.vmap or torch.func do not exist outside
             self.entangled.add(name)
             return None
         seen = h.detach().clone() if self.keep_inputs else h.detach()
@@ -265,7 +256,7 @@ class Perturbations:
         return any(seen._version != version for seen, version in self._versions)
 
     def look_outside(self, originals: Mapping[int, str]) -> None:
-        """Note which layers' parameters were used outside of them."""
+        """Note the layers whose parameters were used outside of them."""
         for number in self.watch.used_outside:
             name = self.watch.weights[number]
             if number in originals:
@@ -277,7 +268,7 @@ class Perturbations:
         self.entangled -= self.in_parameters | self.complex
 
     def bypassed(self, depended_on: Set[str]) -> dict[str, str]:
-        """The layers that were not used, with the reason; the loss depends on the parameters of ``depended_on``."""
+        """Layers that were not used, with the reason; the loss depends on the parameters of ``depended_on``."""
         kept = self.entangled | depended_on
         return {
             name: self.unfit.get(name, UNREACHED)
@@ -287,7 +278,7 @@ class Perturbations:
 
 
 def leaves(name: str, layer: Layer, copies: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The copies of a layer's weight and bias, made differentiable."""
+    """Copies of a layer's weight and bias, made differentiable."""
     if is_computed(layer):
         raise CaptureError(
             f"layer {name!r} is used in more than one way and its weight is computed from other parameters: "
@@ -298,14 +289,14 @@ def leaves(name: str, layer: Layer, copies: Mapping[int, torch.Tensor]) -> tuple
 
 
 def variables_of(loss: torch.Tensor) -> set[int]:
-    """The ids of the leaves that a loss depends on differentiably."""
+    """Ids of the leaves that a loss depends on differentiably."""
     found = (getattr(node, "variable", None) for node in nodes([loss.grad_fn]))
     return {id(leaf) for leaf in found if leaf is not None}
 
 
 @torch.no_grad()
 def gives_what_torch_would(layer: nn.Module, h: Any, output: Any) -> bool:
-    """Whether a layer with a forward pass of its own takes and gives tensors of the shapes that torch's class does."""
+    """Whether a layer with a custom forward pass has inputs and outputs of the shapes that torch's class has."""
     kind = stock_class(layer) or next(kind for kind in ELIGIBLE if isinstance(layer, kind))
     if not isinstance(h, torch.Tensor) or not isinstance(output, torch.Tensor):
         return False
@@ -316,7 +307,7 @@ def gives_what_torch_would(layer: nn.Module, h: Any, output: Any) -> bool:
 
 
 def refuse_other_device(layers: Mapping[str, Layer], tensors: Mapping[str, torch.Tensor], inputs: Any) -> None:
-    """Raise a ConfigError if the inputs are where no part of the model is."""
+    """Raise a ConfigError if the inputs are on a device without any part of the model."""
     homes = {tensor.device for tensor in tensors.values()}
     for tensor in tensors_of(inputs):
         if tensor.device not in homes:

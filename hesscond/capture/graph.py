@@ -1,4 +1,4 @@
-"""What the autograd graph proves: a piecewise linear tail, samples that do not influence each other."""
+"""Proofs on the autograd graph: a piecewise linear tail, samples that do not influence each other."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ BILINEAR = {
 }
 #: Nodes whose first input is divided, or normalized by constants.
 BATCH_NORM = {"NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"}
-#: Derivatives whose own second derivative is wrong in torch 2.13: they are on the graph of a loss that differentiates.
+#: Derivatives whose second derivative is wrong in torch 2.13; they occur in the graph of a loss that differentiates.
 WRONG_THRICE = {
     "NativeLayerNormBackwardBackward0": "layer",
     "NativeBatchNormBackwardBackward0": "batch",
@@ -125,7 +125,7 @@ Inputs = list[tuple[Any, int]]
 
 
 def nodes(start: Iterable[Any]) -> Iterator[Any]:
-    """Every node reached from ``start``, once."""
+    """Yield every node reached from ``start`` once."""
     seen: set[Any] = set()
     stack = list(start)
     while stack:
@@ -138,15 +138,15 @@ def nodes(start: Iterable[Any]) -> Iterator[Any]:
 
 
 def is_transformed(value: Any) -> bool:
-    """Whether it is a tensor that only exists within a transformation of `torch.func`, as `torch.vmap`."""
+    """Whether a value is a tensor that only exists within a transformation of `torch.func`, as `torch.vmap`."""
     return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def refuse_dead_ends(start: Iterable[Any]) -> None:
     """Raise a CaptureError for a function whose backward is marked `once_differentiable`.
 
-    Torch's error node for it is not on the way to any leaf and would never be run: the derivative would silently lack
-    what goes through the function.
+    Torch's error node for it is not on the path to any leaf and would never be run: the derivative would silently lack
+    the contribution through the function.
     """
     if any(node.name() == "torch::autograd::Error" for node in nodes(start)):
         raise CaptureError(
@@ -158,7 +158,7 @@ def refuse_dead_ends(start: Iterable[Any]) -> None:
 def refuse_wrong_derivatives(start: Iterable[Any]) -> None:
     """Raise a CaptureError if the second derivatives of a graph would be silently wrong."""
     for node in nodes(start):
-        # without the batch's own statistics it is linear
+        # with fixed statistics, batch normalization is linear
         if node.name() in WRONG_THRICE and getattr(node, "_saved_train", True):
             kind = WRONG_THRICE[node.name()]
             raise CaptureError(
@@ -170,7 +170,7 @@ def refuse_wrong_derivatives(start: Iterable[Any]) -> None:
 def refuse_originals(loss: torch.Tensor, model: torch.nn.Module) -> None:
     """Raise a CaptureError if the graph of a loss reaches a parameter of the model itself.
 
-    The model was run on copies of its parameters, which are what is differentiated in.
+    The model was run on copies of its parameters, and only these are differentiated in.
     """
     own = {id(parameter): name for name, parameter in model.named_parameters()}
     for node in nodes([loss.grad_fn]):
@@ -183,7 +183,7 @@ def refuse_originals(loss: torch.Tensor, model: torch.nn.Module) -> None:
 
 
 def dependent(start: Iterable[Any], leaves: Set[Any]) -> set[Any]:
-    """The nodes between ``start`` and the leaves: those whose value depends on them."""
+    """Nodes between ``start`` and the leaves whose value depends on a leaf, and the leaves."""
     found = set(leaves)
     stack = [(node, False) for node in start]
     seen: set[Any] = set()
@@ -200,7 +200,7 @@ def dependent(start: Iterable[Any], leaves: Set[Any]) -> set[Any]:
 
 
 def dominators(root: Any, within: Set[Any]) -> dict[Any, Any]:
-    """For each node ``within``, but the root, the nearest other one that all paths to it from the root go through."""
+    """Nearest dominator of each node ``within`` except the root: all paths from the root to the node go through it."""
     order: list[Any] = []
     stack = [(root, False)]
     seen: set[Any] = set()
@@ -231,20 +231,16 @@ def dominators(root: Any, within: Set[Any]) -> dict[Any, Any]:
 
 
 def inputs_of(node: Any, within: Set[Any] | None) -> Inputs:
-    """The differentiable inputs of a node, (None, 0) for those that are not, or that are not ``within``."""
+    """Inputs of a node, with (None, 0) for those that are not differentiable or not ``within``."""
     return [(p, i) if p is not None and (within is None or p in within) else (None, 0) for p, i in node.next_functions]
 
 
 def is_piecewise_linear(start: Iterable[Any], within: Set[Any] | None = None, known: Set[Any] = frozenset()) -> bool:
-    """Whether what the nodes ``start`` compute is piecewise linear in all its differentiable leaves together.
+    """Whether the results of the nodes ``start`` are piecewise linear in all their differentiable leaves together.
 
-    Every node of the autograd graph must be of a known piecewise linear kind, and a product may have one
-    differentiable side only. An unknown node means no.
-
-    Parameters
-    ----------
-    within, known
-        Take only these nodes to be variable (see `dependent`), None: all; and these to be linear.
+    Every node of the autograd graph must be of a known piecewise linear kind, and a product may have only one
+    differentiable side. An unknown node means no. Only the nodes ``within`` are taken to be variable (see `dependent`;
+    None: all), and the nodes ``known`` to be linear.
     """
     return all(
         node in known or is_linear_node(node.name(), node, inputs_of(node, within))
@@ -274,7 +270,7 @@ def is_linear_node(name: str, node: Any, inputs: Inputs) -> bool:
 
 
 def consumers(start: Iterable[Any]) -> dict[Any, int]:
-    """How many inputs of nodes reached from ``start`` each node feeds."""
+    """Number of inputs, of nodes reached from ``start``, that each node feeds."""
     count: dict[Any, int] = {}
     for node in nodes(start):
         for parent, _ in node.next_functions:
@@ -297,40 +293,40 @@ def dtype_of(node: Any, number: int = 0) -> torch.dtype:
 
 
 def dimension(value: int, ndim: int) -> int:
-    """A saved dimension as one counted from the front; negative ones are saved modulo 2**64."""
+    """Saved dimension, counted from the front; negative ones are saved modulo 2**64."""
     return (value - 2**64 if value >= 2**63 else value) % max(ndim, 1)
 
 
 def keeps_all(node: Any, inputs: Inputs) -> bool:
-    """Rows stay rows whatever the node's options are."""
+    """Return True: the node keeps rows apart whatever its options are."""
     return True
 
 
 def same_ndim(node: Any, inputs: Inputs) -> bool:
-    """No input is broadcast along rows."""
+    """Whether no input is broadcast along rows."""
     own = len(shape_of(node))
     return all(parent is None or len(shape_of(parent, number)) == own for parent, number in inputs)
 
 
 def first_operand(node: Any, inputs: Inputs) -> bool:
-    """Only the left factor, whose rows these are, is differentiable."""
+    """Whether only the left factor, whose rows are those of the result, is differentiable."""
     return all(parent is None for parent, _ in inputs[1:])
 
 
 def second_operand(node: Any, inputs: Inputs) -> bool:
-    """Bias + A B with only A differentiable."""
+    """Whether, in bias + A B, only A is differentiable."""
     return inputs[0][0] is None and inputs[2][0] is None
 
 
 def not_over(*attributes: str, added: int = 0) -> Callable[[Any, Inputs], bool]:
-    """The saved dimensions do not include the first one of the input (which has ``added`` more than the output)."""
+    """Condition that no saved dimension is the input's first (the output has ``added`` more dimensions)."""
 
     def holds(node: Any, inputs: Inputs) -> bool:
         ndim = len(next(shape_of(parent, number) for parent, number in inputs if parent is not None)) + added
         for attribute in attributes:
             saved = getattr(node, attribute)
             saved = (saved,) if isinstance(saved, int) else saved
-            # no dimensions at all means every one of them
+            # no saved dimensions mean all of them
             if not saved or any(dimension(d, ndim) == 0 for d in saved):
                 return False
         return True
@@ -339,12 +335,12 @@ def not_over(*attributes: str, added: int = 0) -> Callable[[Any, Inputs], bool]:
 
 
 def permutes_no_rows(node: Any, inputs: Inputs) -> bool:
-    """The first dimension stays first."""
+    """Whether the first dimension stays first."""
     return dimension(node._saved_dims[0], len(node._saved_dims)) == 0
 
 
 def normalizes_by_constants(node: Any, inputs: Inputs) -> bool:
-    """Batch normalization in evaluation mode."""
+    """Whether a node is batch normalization in evaluation mode, by constants."""
     return not node._saved_training and first_operand(node, inputs)
 
 
@@ -410,7 +406,7 @@ PER_SAMPLE = [
     "UpsampleBilinear2D",
     "PixelShuffle",
 ]
-#: When a node whose output has one row a sample, made from inputs that have too, keeps the samples apart.
+#: Conditions under which a node keeps samples apart, if its output and inputs have a row for each sample.
 KEEPS_ROWS: dict[str, Callable[[Any, Inputs], bool]] = {
     "torch::autograd::AccumulateGrad": keeps_all,
     **{f"{name}Backward{i}": keeps_all for name in (*ELEMENTWISE, *PER_SAMPLE) for i in (0, 1)},
@@ -436,10 +432,10 @@ KEEPS_ROWS: dict[str, Callable[[Any, Inputs], bool]] = {
 
 
 def keeps_rows(start: Iterable[Any], samples: int, within: Set[Any] | None = None) -> bool:
-    """Whether the graph proves that sample j of what ``start`` compute depends on sample j of the leaves alone.
+    """Whether the graph proves that sample j of the results of ``start`` depends only on sample j of the leaves.
 
-    Every node must have as many consecutive rows for each sample as for the others, and be known to keep rows
-    apart. No is no proof of the contrary. ``within`` as in `is_piecewise_linear`.
+    Every node must have equally many consecutive rows for each sample, and be known to keep rows apart. False does not
+    prove the contrary. ``within`` is as in `is_piecewise_linear`.
     """
     for node in nodes(start):
         if within is not None and node not in within:

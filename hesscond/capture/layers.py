@@ -1,4 +1,4 @@
-"""Which layers can be probed, and the rows ĥ that each of their output positions sees."""
+"""Layers that can be probed, and the rows ĥ that each of their output positions sees."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ELIGIBLE = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the pre-activations of a layer depend on its weights: a_{p,i} = b_i + w_iᵀ h_{p,g(i)}.
+    """Geometry of a layer, whose pre-activations depend on its weights by a_{p,i} = b_i + w_iᵀ h_{p,g(i)}.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Geometry:
     fan_in
         n, the number of weights of a unit.
     bias
-        Whether the layer has one.
+        Whether the layer has a bias.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Geometry:
 
     @classmethod
     def of(cls, layer: Layer) -> Geometry:
-        """The geometry of an eligible module."""
+        """Geometry of an eligible module."""
         kind, bias = type(layer).__name__, has_bias(layer)
         if isinstance(layer, nn.Linear):
             return cls(kind, layer.out_features, 1, layer.in_features, bias)
@@ -58,22 +58,22 @@ class Geometry:
 
     @property
     def n_params(self) -> int:
-        """n̂, the number of parameters of a unit."""
+        """Number n̂ of parameters of a unit."""
         return self.fan_in + self.bias
 
     def group(self, unit: int) -> int:
-        """g(unit), the group of the convolution whose inputs the unit sees."""
+        """Group g(unit) of the convolution whose inputs the unit sees."""
         return unit * self.groups // self.units
 
 
 def has_bias(layer: Layer) -> bool:
-    """Whether the layer has one, without asking for it: what a parametrization computes may change its buffers."""
+    """Whether the layer has a bias, without reading it: computing a parametrization may change its buffers."""
     own = layer._parameters.get("bias") is not None or vars(layer).get("bias") is not None
     return own or parametrize.is_parametrized(layer, "bias")
 
 
 def weight_shape(layer: Layer) -> torch.Size:
-    """The shape of the weight, without asking for it."""
+    """Shape of the weight, without reading the weight."""
     if isinstance(layer, nn.Linear):
         return torch.Size((layer.out_features, layer.in_features))
     outer, inner = layer.out_channels, layer.in_channels
@@ -83,12 +83,12 @@ def weight_shape(layer: Layer) -> torch.Size:
 
 
 def device_of(layer: nn.Module) -> torch.device:
-    """Where the layer is, without asking for its weight."""
+    """Device of the layer, without reading its weight."""
     return next(itertools.chain(layer.parameters(), layer.buffers()), torch.empty(0)).device
 
 
 def bare(layer: Layer) -> Layer:
-    """A module of torch with the arguments and the place of a layer, and no parameters but an empty bias."""
+    """Module of torch with the arguments and the device of a layer, and no parameters except an empty bias."""
     kind = next(kind for kind in ELIGIBLE if isinstance(layer, kind))
     found: Any = kind.__new__(kind)
     nn.Module.__init__(found)
@@ -100,14 +100,14 @@ def bare(layer: Layer) -> Layer:
 
 
 def eligible_layers(model: nn.Module) -> dict[str, Layer]:
-    """The layers that can be captured, by qualified name: dense, convolutional and transposed convolutional ones."""
+    """Layers that can be captured, by qualified name: dense, convolutional and transposed convolutional layers."""
     return {
         name or "model": module for name, module in unwrapped(model).named_modules() if isinstance(module, ELIGIBLE)
     }
 
 
 def stock_class(layer: nn.Module) -> type[nn.Module] | None:
-    """The class of torch whose forward pass a layer runs unchanged; None: it has one of its own."""
+    """Class of torch whose forward pass a layer runs unchanged; None: the layer overrides it."""
     for kind in ELIGIBLE:
         if isinstance(layer, kind):
             own = ("forward", "_conv_forward", "__call__", "_output_padding")
@@ -117,7 +117,7 @@ def stock_class(layer: nn.Module) -> type[nn.Module] | None:
 
 
 def is_plain(layer: Layer) -> bool:
-    """Whether a layer is known to compute W h + b with its own parameters W and b."""
+    """Whether a layer is known to compute W h + b with W and b its parameters."""
     return stock_class(layer) is not None and not is_computed(layer)
 
 
@@ -128,17 +128,17 @@ def is_computed(layer: nn.Module) -> bool:
 
 
 def own_parameters(layer: Layer) -> list[nn.Parameter]:
-    """The weight and bias of a layer that are parameters, not computed from others."""
+    """Weight and bias of a layer as far as they are parameters, not computed from others."""
     return [p for key in ("weight", "bias") if (p := layer._parameters.get(key)) is not None]
 
 
 def dense_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """The `torch.nn.Linear` modules, by qualified name."""
+    """Modules of class `torch.nn.Linear`, by qualified name."""
     return {name: layer for name, layer in eligible_layers(model).items() if isinstance(layer, nn.Linear)}
 
 
 def chosen_layers(model: nn.Module, names: Iterable[str] | None) -> dict[str, Layer]:
-    """The layers called ``names`` (None: all).
+    """Layers called ``names`` (None: all), by name.
 
     Raises
     ------
@@ -158,7 +158,7 @@ def chosen_layers(model: nn.Module, names: Iterable[str] | None) -> dict[str, La
 
 
 def tied_layers(model: nn.Module) -> set[str]:
-    """Names of the layers that share a parameter with another one."""
+    """Names of the layers that share a parameter with another layer."""
     owners: dict[int, list[str]] = {}
     for name, layer in eligible_layers(model).items():
         for parameter in layer.parameters(recurse=False):
@@ -167,7 +167,7 @@ def tied_layers(model: nn.Module) -> set[str]:
 
 
 def checked_units(name: str, layer: Layer, units: Sequence[int] | None) -> tuple[int, ...]:
-    """``units`` of the layer (None: all), or a ConfigError for one out of range."""
+    """Return ``units`` of the layer (None: all), or raise a ConfigError for a unit out of range."""
     count = Geometry.of(layer).units
     chosen = tuple(range(count)) if units is None else tuple(units)
     for unit in chosen:
@@ -191,7 +191,7 @@ def by_position(layer: Layer, values: torch.Tensor, *, leading: int = 0) -> torc
 
 
 def from_position(layer: Layer, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The inverse of `by_position`: values (k, L, p, m) in the layer's output layout (k, *shape)."""
+    """Values (k, L, p, m) in the layer's output layout (k, *shape): inverse of `by_position`."""
     if not isinstance(layer, nn.Linear):
         values = values.transpose(-1, -2)
     return values.reshape(len(values), *shape)
@@ -200,9 +200,9 @@ def from_position(layer: Layer, values: torch.Tensor, shape: torch.Size) -> torc
 def windows(layer: Convolution, x: torch.Tensor, output_shape: torch.Size) -> torch.Tensor:
     """Inputs (L, …, G, …) of a convolution that the weights of each group multiply at each output position.
 
-    A view of the padded input, with the p positions of the output in the places of the first dots and the n weights
-    in those of the second. A transposed convolution is the convolution of stride 1 with
-    the flipped kernel over the input spread out by its stride.
+    They are a view of the padded input: the first dots stand for the dimensions of the p output positions, the second
+    for those of the n weights. A transposed convolution is the convolution of stride 1 with the flipped kernel over
+    the input spread out by its stride.
     """
     dims = len(layer.kernel_size)
     if x.ndim == dims + 1:
@@ -245,7 +245,7 @@ def windows(layer: Convolution, x: torch.Tensor, output_shape: torch.Size) -> to
 
 
 def unit_weights(layer: Layer, weights: torch.Tensor) -> torch.Tensor:
-    """Weights or their derivatives (k, *weight.shape) as one row a unit: (k, m, n)."""
+    """Weights or their derivatives (k, *weight.shape) with one row for each unit: (k, m, n)."""
     if not isinstance(layer, TRANSPOSED):
         return weights.flatten(2)
     grouped = weights.reshape(len(weights), layer.groups, -1, weights.shape[2], prod(layer.kernel_size))
@@ -253,7 +253,7 @@ def unit_weights(layer: Layer, weights: torch.Tensor) -> torch.Tensor:
 
 
 def from_unit_weights(layer: Layer, rows: torch.Tensor) -> torch.Tensor:
-    """The inverse of `unit_weights`."""
+    """Weights (k, *weight.shape) from rows (k, m, n): inverse of `unit_weights`."""
     if not isinstance(layer, TRANSPOSED):
         return rows.reshape(len(rows), *weight_shape(layer))
     grouped = rows.reshape(len(rows), layer.groups, weight_shape(layer)[1], -1, prod(layer.kernel_size))

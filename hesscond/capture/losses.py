@@ -14,22 +14,22 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def log_tail_sums(log_p: torch.Tensor) -> torch.Tensor:
-    """(…, c) log s_k with s_k = Σ_{l≥k} p_l, from the logarithms (…, c) of p."""
+    """Logarithms (…, c) of the tail sums s_k = Σ_{l≥k} p_l, from the logarithms (…, c) of p."""
     return torch.flip(torch.logcumsumexp(torch.flip(log_p, [-1]), -1), [-1])
 
 
 def stick_breaking_columns(log_p: torch.Tensor, tail: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
     """Columns r < c − 1 of the lower triangular L with L Lᵀ = diag(p) − p pᵀ, for k distributions: (…, k, c).
 
-    With tail sums s_k = Σ_{l≥k} p_l it is √(p_r s_{r+1}/s_r) on the diagonal and −p_i √(p_r/(s_r s_{r+1})) below
-    it, here from logarithms, so that p of 1e-600 still counts.
+    With tail sums s_k = Σ_{l≥k} p_l, L is √(p_r s_{r+1}/s_r) on the diagonal and −p_i √(p_r/(s_r s_{r+1})) below
+    it. It is computed from logarithms, so that p of 1e-600 still counts.
 
     Parameters
     ----------
     log_p, tail : (…, k, c)
-        The logarithms of the distributions and `log_tail_sums` of them.
+        Logarithms of the distributions and their `log_tail_sums`.
     r : (k,)
-        Which column of each.
+        Column of each distribution.
     """
     index = r[:, None].expand(*log_p.shape[:-1], 1)
     p_r, s_r, s_next = log_p.gather(-1, index), tail.gather(-1, index), tail.gather(-1, index + 1)
@@ -41,21 +41,21 @@ def stick_breaking_columns(log_p: torch.Tensor, tail: torch.Tensor, r: torch.Ten
 
 @dataclass(frozen=True)
 class SoftmaxCurvature:
-    """C_j = w_j (diag(p_j) − p_j p_jᵀ), the Hessian of softmax cross-entropy in the logits of sample j.
+    """Hessian C_j = w_j (diag(p_j) − p_j p_jᵀ) of softmax cross-entropy in the logits of sample j.
 
     Attributes
     ----------
     log_p : (…, N, c) float64
         Log-probabilities.
     weight : (…, N) float64
-        w_j, what sample j counts in the loss of its batch (1/N for a plain mean).
+        Weight w_j of sample j in the loss of its batch (1/N for a plain mean).
     """
 
     log_p: torch.Tensor
     weight: torch.Tensor
 
     def diagonal_root(self, unit: int) -> torch.Tensor:
-        """(…, N) √(w p_i (1 − p_i)) with 1 − p_i summed from the other classes, so that saturation costs no digits."""
+        """Roots √(w p_i (1 − p_i)) (…, N), with 1 − p_i summed over the other classes: saturation costs no digits."""
         others = torch.cat([self.log_p[..., :unit], self.log_p[..., unit + 1 :]], -1)
         half_log = 0.5 * (self.log_p[..., unit] + torch.logsumexp(others, -1))
         return half_log.exp_().mul_(self.weight.sqrt())
@@ -63,14 +63,14 @@ class SoftmaxCurvature:
 
 @dataclass(frozen=True)
 class SquaredErrorCurvature:
-    """C_j = w I, the Hessian of the squared error in the outputs of a sample (w = 2/(N c) for the mean)."""
+    """Hessian C_j = w I of the squared error in the outputs of a sample (w = 2/(N c) for the mean)."""
 
     samples: torch.Size
     weight: float
     device: torch.device
 
     def diagonal_root(self, unit: int) -> torch.Tensor:
-        """(…, N) √w for every sample."""
+        """Roots √w (…, N), the same for every sample."""
         return torch.full(self.samples, math.sqrt(self.weight), dtype=torch.float64, device=self.device)
 
 
@@ -78,7 +78,7 @@ LossCurvature = SoftmaxCurvature | SquaredErrorCurvature
 
 
 def loss_curvature(loss_fn: LossFunction, output: torch.Tensor, target: torch.Tensor) -> LossCurvature | None:
-    """Curvature of a loss that is known to be convex in the output, or None for any other; of several batches each.
+    """Curvature of a loss known to be convex in the output, for each of several batches; None for any other loss.
 
     Known: ``torch.nn.CrossEntropyLoss`` and ``MSELoss`` with reduction mean or sum and every other option, and
     ``torch.nn.functional.cross_entropy`` and ``mse_loss`` themselves.
@@ -106,13 +106,13 @@ def loss_curvature(loss_fn: LossFunction, output: torch.Tensor, target: torch.Te
     if options.reduction == "none":
         return None
     weight = cross_entropy_weights(options, output, target)
-    # not torch.log_softmax, which wakes every thread for however few numbers
+    # not torch.log_softmax, which wakes every thread even for a few numbers
     shifted = output - output.amax(-1, keepdim=True)
     return SoftmaxCurvature(shifted - torch.logsumexp(shifted, -1, keepdim=True), weight)
 
 
 def cross_entropy_weights(loss: nn.CrossEntropyLoss, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """(…, N) what each sample's log-softmax Hessian counts in its loss: class weights, smoothing, ignored samples."""
+    """Weights (…, N) of each sample's log-softmax Hessian: class weights, smoothing, ignored samples."""
     samples, classes = output.shape[-2:]
     smoothing = loss.label_smoothing
     if target.is_floating_point():

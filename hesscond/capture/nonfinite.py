@@ -1,4 +1,4 @@
-"""Which operation of a model has derivatives that are NaN or infinite, in which module, and at which samples."""
+"""Search for the operation of a model whose derivatives are NaN or infinite, its module, and the samples."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hesscond.capture.graph import dependent, nodes
 from hesscond.capture.snapshot import Snapshot
 from hesscond.capture.weighting import Part
 
-#: Evaluations that are spent on finding samples, and samples that are listed.
+#: Largest number of evaluations spent on finding samples, and largest number of samples listed.
 EVALUATIONS, LISTED = 64, 5
 #: Nodes of operations that take a root.
 ROOTS = r"Norm|Sqrt|Rsqrt|Pow|Std|Hypot|Dist"
-#: Where torch and this package are: their lines are not the model's.
+#: Folders of torch and of this package, whose lines are not the model's.
 HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
 
@@ -35,7 +35,7 @@ def reasons(
     *,
     lift_casts: bool,
 ) -> dict[str, str]:
-    """By name, why the second derivatives in some parameters of a model are not finite: see `NonFinite.reasons`."""
+    """Reasons, by name, why second derivatives in parameters of a model are not finite (`NonFinite.reasons`)."""
     every = {id(p): p for own in parts.values() for p in own}
     snapshot = Snapshot(model, list(every.values()), dtype, lift_casts=lift_casts)
     place = dict(zip(every, snapshot.leaves, strict=True))
@@ -47,7 +47,7 @@ def reasons(
 
 
 class NonFinite:
-    """The derivatives of the loss of one batch, searched for operations that make them NaN or infinite."""
+    """Search, in the loss of one batch, for operations that make its derivatives NaN or infinite."""
 
     def __init__(self, loss_fn: LossFunction, batch: Batch) -> None:
         self.loss_fn = loss_fn
@@ -56,10 +56,10 @@ class NonFinite:
         self._spans: list[tuple[int, int, str]] = []
 
     def reasons(self, snapshot: Snapshot, parts: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, str]:
-        """By name, why the second derivatives of the loss in some leaves of a snapshot are not finite, or not in torch.
+        """Reasons, by name, why second derivatives in leaves of a snapshot are not finite, or not in torch.
 
-        A clause with the operation, its place, the samples, and what to do. Parts whose derivatives are finite are left
-        out.
+        Each is a clause with the operation, its place, the samples, and a remedy. Parts whose derivatives are finite
+        are left out.
         """
         with self._traced(snapshot.model):
             loss = snapshot.evaluate(self.loss_fn, (self.whole.source, self.whole.target)).loss
@@ -81,7 +81,7 @@ class NonFinite:
         return found
 
     def _reason(self, node: Any, order: str, snapshot: Snapshot, leaves: Sequence[torch.Tensor]) -> str:
-        """The clause for a node whose derivative of that order is not finite."""
+        """Clause for a node whose derivative of this order is not finite."""
         samples = self._found_samples(snapshot, leaves)
         way = "add a small eps under the root" if re.search(ROOTS, node.name()) else "put a torch.where in front of it"
         return (
@@ -94,7 +94,7 @@ class NonFinite:
 
     @contextmanager
     def _traced(self, model: nn.Module) -> Iterator[None]:
-        """Within, nodes keep the line of code that made them, and modules what they have made."""
+        """Context in which nodes keep the line of code that made them, and modules the nodes that they made."""
         number = torch.autograd._get_sequence_nr
         self._spans, open_ = [], []
 
@@ -113,7 +113,7 @@ class NonFinite:
             yield
 
     def _place(self, node: Any) -> str:
-        """The module that a node was made in, and the line of code."""
+        """Module and line of code that a node was made in."""
         number = node._sequence_nr()
         names = [(stop - start, name) for start, stop, name in self._spans if start <= number < stop]
         parts = [f"module {min(names)[1]!r}"] if names and min(names)[1] else [] if names else ["the loss"]
@@ -125,7 +125,7 @@ class NonFinite:
         return f" ({', '.join(parts)})" if parts else ""
 
     def _found_samples(self, snapshot: Snapshot, leaves: Sequence[torch.Tensor]) -> str:
-        """The samples without which the derivatives are finite, in words; empty if there are none such."""
+        """Samples without which the derivatives are finite, in words; empty if there are none."""
         left = EVALUATIONS
 
         def fails(index: list[int]) -> bool:
@@ -138,7 +138,7 @@ class NonFinite:
             return not has_finite_product(loss, leaves)
 
         def guilty(index: list[int]) -> list[int]:
-            """The samples that fail alone, of some that fail together."""
+            """Samples that fail individually, from samples that fail together."""
             if len(index) == 1:
                 return index
             half = len(index) // 2
@@ -169,7 +169,7 @@ def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
 
 
 def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, str] | None:
-    """The first node, from the leaves to a loss, that makes finite derivatives not finite; "first" or "second"."""
+    """First node, from the leaves to a loss, that makes finite derivatives non-finite, and "first" or "second"."""
     ends = {get_gradient_edge(leaf).node for leaf in leaves}
     within = dependent([loss.grad_fn], ends)
     ordered = sorted((n for n in nodes([loss.grad_fn]) if n in within - ends), key=lambda node: node._sequence_nr())
@@ -177,7 +177,7 @@ def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, st
     slopes = iter(torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True))
     for node in ordered:
         own = [(GradientEdge(node, k), next(slopes)) for k in range(len(node._input_metadata))]
-        # what comes from behind is not finite already
+        # the gradient is non-finite before it reaches this node
         if not are_finite(slope for _, slope in own):
             continue
         own = [(edge, slope.detach().requires_grad_()) for edge, slope in own if slope is not None]
@@ -197,7 +197,7 @@ def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, st
 
 
 def operation(node: Any) -> str:
-    """The function of torch that made a node of the graph, by its name."""
+    """Name of the function of torch that made a node of the graph."""
     stem = re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
     if (room := re.match("(linalg|special)_", name)) or hasattr(torch, name):

@@ -1,4 +1,4 @@
-"""How far a capture has come: what is planned, what is done, and who may stop it."""
+"""Progress of a capture: derivatives planned and done, and requests to stop."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-#: What is said of a layer that was not reached before somebody stopped the probe.
+#: Reason reported for a layer that was not reached before the probe was stopped.
 STOPPED = "stopped before it was measured"
 
-#: Why second derivatives take long where only batch normalization in training mode needs them.
+#: Reason why second derivatives take long if only batch normalization in training mode needs them.
 TIED = (
     "because BatchNorm in training mode ties all samples together: this is the loss with the statistics of the batch. "
     "After model.eval() it is that with the running statistics, sample by sample, and needs no second derivatives"
@@ -17,19 +17,19 @@ TIED = (
 
 
 class Stopped(Exception):
-    """Raised where the work is, once it was asked to stop."""
+    """Raised in the running computation after a request to stop."""
 
 
 @dataclass
 class Work:
-    """The second derivatives of one layer.
+    """Second derivatives of one layer, planned and done.
 
     Attributes
     ----------
     steps, done
         Derivatives planned and taken.
     rate
-        Seconds for each, from those taken before the work began.
+        Seconds per derivative, from those taken before the work began.
     spent
         Seconds so far.
     """
@@ -41,33 +41,33 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """All it takes, as far as one knows."""
+        """Estimated seconds in total."""
         return self.spent + self.left
 
     @property
     def left(self) -> float:
-        """Seconds to go."""
-        # the first ones warm up caches and are no measure
+        """Estimated seconds left."""
+        # the first derivatives warm up caches and are not representative
         rate = self.spent / self.done if self.done > 0.05 * self.steps else self.rate
         return max(self.steps - self.done, 0.0) * rate
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far `hesscond.probe` has come with the second derivatives of the layers.
+    """Progress of `hesscond.probe` with the second derivatives of the layers.
 
     Attributes
     ----------
     layer
-        At work; "" while nothing was begun.
+        Name of the layer that is being differentiated; "" before the first one.
     elapsed, left
-        Seconds since the first derivative and to the last one. κ comes after them.
+        Seconds since the first derivative, and estimated seconds until the last one. κ is computed after them.
     seconds
-        By layer, what each takes in all; in proportion to the number of units.
+        Estimated seconds of each layer in total, by layer name; in proportion to the number of units.
     stop
-        To be called to end it: the layers that are complete are kept.
+        Function that ends the capture; the layers that are complete are kept.
     reason
-        Why it takes that long and what would not, if that is known; else "".
+        Why the derivatives take long and what would be faster, if known; else "".
     """
 
     layer: str
@@ -79,19 +79,19 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """How much of the time is over, between 0 and 1."""
+        """Share of the time that has passed, between 0 and 1."""
         whole = self.elapsed + self.left
         return self.elapsed / whole if whole else 1.0
 
 
 @dataclass
 class Pace:
-    """What a capture plans and has done, in derivatives of each layer.
+    """Record of the derivatives that a capture has planned and done for each layer.
 
     Attributes
     ----------
     tell
-        Is told after every step.
+        Function that is called with the `Progress` after every step.
     """
 
     tell: Callable[[Progress], None] | None = None
@@ -102,21 +102,21 @@ class Pace:
     _stopped: bool = False
 
     def plan(self, layer: str, steps: float, rate: float) -> None:
-        """So many derivatives of about ``rate`` seconds each."""
+        """Plan a number of derivatives (``steps``) of about ``rate`` seconds each."""
         self._work[layer] = Work(steps, rate)
 
     def begin(self) -> None:
-        """Everything is planned."""
+        """Start the clock, once everything is planned."""
         self._began = self._last = time.perf_counter()
         self._report("")
 
     def did(self, layer: str, steps: float) -> None:
-        """Some of them are done.
+        """Record that ``steps`` derivatives of a layer are done.
 
         Raises
         ------
         Stopped
-            Whoever was told has asked for it.
+            `Progress.stop` was called.
         """
         own = self._work.get(layer)
         if own is None:
@@ -126,7 +126,7 @@ class Pace:
         self._report(layer)
 
     def finish(self, layer: str) -> None:
-        """All of a layer is done, perhaps with fewer derivatives."""
+        """Record that a layer is done, perhaps with fewer derivatives than planned."""
         own = self._work.get(layer)
         if own is not None:
             own.steps = own.done = max(own.done, 1.0)

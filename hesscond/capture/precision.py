@@ -1,4 +1,4 @@
-"""In which precision a model really computes: casts to float32 that are lifted, and what rounds more than was asked."""
+"""Precision that a model really computes in: lifted casts to float32, and operations that round more than asked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-#: What moves, chooses or makes numbers without rounding any; views are known to be such.
+#: Operations that move, choose or make numbers without rounding, apart from views.
 EXACT = {
     getattr(torch.ops.aten, name)
     for name in (
@@ -24,13 +24,13 @@ EXACT = {
         "bernoulli_",
     )
 }
-#: Which argument of a copy is copied: one into a type with as many digits does not round.
+#: Position of the copied argument of a copy: a copy into a type with at least as many digits does not round.
 COPIES = {torch.ops.aten._to_copy: 0, torch.ops.aten.copy_: 1}
-#: Functions that take a dtype to read bits as numbers of that kind.
+#: Functions that take a dtype to reinterpret bits as numbers of that type.
 BITS = frozenset({torch.Tensor.view, torch.frombuffer})
 #: Functions that draw random numbers of the type that is asked for.
 DRAWS = frozenset({torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal})
-#: What casts become that are lifted.
+#: Types that lifted casts convert to.
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 TO_OTHER = frozenset({torch.Tensor.to, torch.Tensor.type_as})
 NAMES_OF_FLOAT32 = ("torch.FloatTensor", torch.FloatTensor)
@@ -38,18 +38,18 @@ NAMES_OF_FLOAT32 = ("torch.FloatTensor", torch.FloatTensor)
 
 @dataclass(frozen=True)
 class Precision:
-    """The precision of a forward pass and its loss. As text: ``float64``, or ``mixed: 326 float32 operations (…)``.
+    """Precision of a forward pass and its loss. As text: ``float64``, or ``mixed: 326 float32 operations (…)``.
 
     Attributes
     ----------
     dtype
-        What was asked for, or what most of the model computes in.
+        Type that was asked for, or the type with the most digits that occurred.
     narrower
-        How many operations rounded to a type with fewer digits, by type, the narrowest first.
+        Number of operations that rounded to a type with fewer digits, by type, the narrowest first.
     where
-        Classes of the modules that these operations belong to, those with most of them first.
+        Classes of the modules that these operations belong to, by decreasing number of operations.
     lifted
-        How many casts to float32 were lifted.
+        Number of casts to float32 that were lifted.
     """
 
     dtype: torch.dtype
@@ -59,7 +59,7 @@ class Precision:
 
     @property
     def narrowest(self) -> torch.dtype | None:
-        """The type with the fewest digits that something was rounded to, if any has fewer than was asked for."""
+        """Type with the fewest digits that a number was rounded to; None: no type has fewer digits than asked for."""
         return self.narrower[0][0] if self.narrower else None
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Precision:
 
 
 class Observer(TorchDispatchMode):
-    """Sees every operation, and lets torch's compiler sleep: a second to import, and `plainly` runs without it."""
+    """Dispatch mode that does not import torch's compiler, which takes a second and which `plainly` runs without."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -81,12 +81,12 @@ class Observer(TorchDispatchMode):
 
 
 class Perturbed(Observer):
-    """Within, every number that an operation reads is off by up to a unit of round-off, at random.
+    """Dispatch mode in which every number that an operation reads is perturbed at random by about a unit of round-off.
 
-    What this changes in a result is the effect of rounding, also where a difference has rounded to zero, as 1 − tanh².
+    The change in a result is the effect of rounding, also where a difference has rounded to zero, as 1 − tanh² may.
     """
 
-    #: They only copy numbers, or would find equal numbers unequal.
+    #: Operations that only copy numbers, or would find equal numbers unequal.
     LEFT = EXACT | {getattr(torch.ops.aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "sgn")}
 
     def __init__(self, seed: int) -> None:
@@ -99,7 +99,7 @@ class Perturbed(Observer):
         return func(*args, **(kwargs or {}))
 
     def perturbed(self, x: Any) -> Any:
-        """A tensor with other last digits."""
+        """Return a tensor with perturbed last digits."""
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.is_meta:
             return x
         self.seed += 1
@@ -109,17 +109,10 @@ class Perturbed(Observer):
 
 
 class Operations(Observer):
-    """Within, counts the operations that round, by the type of what they return and the module that they belong to.
+    """Dispatch mode that counts the operations that round, by the type of their result and by module.
 
-    Parameters
-    ----------
-    dtype
-        What was asked for; None: the type with the most digits that is met.
-
-    Attributes
-    ----------
-    lifted
-        Casts to float32 that were lifted; whoever lifts them counts them here.
+    ``dtype`` is the precision that was asked for; None stands for the type with the most digits that occurs. Whoever
+    lifts casts to float32 counts them in ``lifted``.
     """
 
     def __init__(self, dtype: torch.dtype | None) -> None:
@@ -138,7 +131,7 @@ class Operations(Observer):
         return found
 
     def count(self, dtype: torch.dtype, func: Any, args: Any) -> None:
-        """Take down one operation, unless it only gives its input more digits."""
+        """Count one operation, unless it only converts its input to a type with at least as many digits."""
         source = COPIES.get(func.overloadpacket)
         if source is not None and (before := args[source].dtype).is_floating_point and digits(before) <= digits(dtype):
             return
@@ -147,7 +140,7 @@ class Operations(Observer):
             self.places[dtype, innermost_module()] += 1
 
     def precision(self) -> Precision:
-        """What has been found so far."""
+        """Return the precision found so far."""
         asked = self.dtype or max(self.seen, key=digits, default=torch.get_default_dtype())
         narrower = sorted((dtype for dtype in self.seen if digits(dtype) < digits(asked)), key=digits)
         where: Counter[str] = Counter()
@@ -162,22 +155,22 @@ class Operations(Observer):
 
 
 def operations(counted: Operations | None) -> AbstractContextManager[Any]:
-    """The context of what is counted, if anything is."""
+    """Context that counts operations, if a counter is given."""
     return nullcontext() if counted is None else counted
 
 
 def digits(dtype: torch.dtype) -> float:
-    """A number that is larger for types with more digits."""
+    """Number that is larger for types with more digits."""
     return -torch.finfo(dtype).eps
 
 
 def named(dtype: torch.dtype) -> str:
-    """A type as one writes it."""
+    """Name of a type without the prefix ``torch.``."""
     return str(dtype).removeprefix("torch.")
 
 
 def innermost_module() -> str:
-    """The class of the module whose code is running; a loss need not be one."""
+    """Class name of the module whose code is running, or "the loss" outside of modules."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
@@ -188,7 +181,7 @@ def innermost_module() -> str:
 
 
 def lifted(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]] | None:
-    """The same call with float64 wherever float32 was asked for, complex numbers likewise; None: it was not."""
+    """Return a call with float64 in place of float32 (complex types likewise); None: the call asks for no such type."""
     if func is torch.Tensor.float:
         return torch.Tensor.to, (args[0], torch.float64), kwargs
     if func is torch.Tensor.type and len(args) > 1 and args[1] in NAMES_OF_FLOAT32:
@@ -202,7 +195,7 @@ def lifted(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict
     if func in BITS or not types & WIDER.keys():
         return None
     if func in DRAWS:
-        # other numbers would be drawn in float64
+        # in float64, different random numbers would be drawn
         return lambda *args, **kwargs: func(*args, **kwargs).to(torch.float64), args, kwargs
 
     def wide(value: Any) -> Any:

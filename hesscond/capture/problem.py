@@ -1,4 +1,4 @@
-"""A model, its loss and its data as they are at one moment: what the operators of a network are made from."""
+"""Model, loss and data of a Hessian operator, frozen at one moment."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from hesscond.errors import bytes_of
 
 @dataclass(frozen=True)
 class WatchedEvaluation(Evaluation):
-    """A loss with its graph, and the calls of some layers on the way to it.
+    """Value of a loss with its graph, and the calls of some layers in its forward pass.
 
     Attributes
     ----------
     calls
-        By layer, in their order; ``delta`` has the shape of the output and no entries of its own, ``node`` is the
-        output's place in the graph. Calls that leave no trace in the graph are left out.
+        Calls of each layer in their order, by layer name; ``delta`` has the shape of the output but allocates no
+        entries, and ``node`` is the output's edge in the graph. Calls without a trace in the graph are left out.
     given
-        Layers all of whose inputs depend on none of the parameters.
+        Layers whose inputs all depend on no parameter.
     """
 
     calls: Mapping[str, list[Call]]
@@ -41,9 +41,9 @@ class WatchedEvaluation(Evaluation):
 
 
 class Problem:
-    """The loss of a model over a data set, frozen: parameters, buffers, mode and random state are those of now.
+    """Loss of a model over a data set, frozen with the present parameters, buffers, mode and random state.
 
-    Every part of a computation evaluates the same batches, each in the random state in which it was met first. The
+    Every part of a computation evaluates the same batches, each in the random state in which it was first read. The
     model is only run, never changed.
 
     Attributes
@@ -51,11 +51,11 @@ class Problem:
     snapshot
         Copies of the parameters and buffers.
     batches
-        Those of the data, in their order.
+        Batches of the data, in their order.
     single
-        Whether the data are one batch, whose loss is that of the whole.
+        Whether the data are one batch, whose loss is the loss of the data set.
     weights, total_mass
-        What each batch counts, and what the weighted sum is divided by, once they were read.
+        Weight of each batch, and divisor of the weighted sum, once the batches were read.
     room
         Bytes that are left for graphs.
     """
@@ -85,7 +85,7 @@ class Problem:
         self._weights = Weights(model, loss_fn, dtype, reduction, weight)
         self._copies = sum(leaf.numel() * leaf.element_size() for leaf in self.snapshot.leaves)
         room = self.memory - self._copies
-        # what cannot all be retained has to be read again, so that neither may take the room of the other
+        # graphs that cannot be kept are built again from the batches, so that each gets half of the memory
         self.batches = Batches(data, self.snapshot.gpus, room // 2)
         self.room = room if self.batches.free else room // 2
 
@@ -95,10 +95,10 @@ class Problem:
         return self._copies + self.batches.held
 
     def read(self) -> Iterator[tuple[Drawn, WatchedEvaluation]]:
-        """Every batch that counts, for the first time; then the weights are known."""
+        """Yield every batch that counts, with its first evaluation; afterwards the weights are known."""
         for drawn in self.batches:
             evaluation = self._watch(drawn.batch)
-            # whatever one batch counts, its loss is that of the data
+            # the loss of a single batch is the loss of the data, whatever its weight
             self.weights.append(1.0 if self.single else self._weights.add(drawn.batch, evaluation))
             if self.weights[-1]:
                 refuse_nothing(self.loss_fn, evaluation)
@@ -108,19 +108,19 @@ class Problem:
         self.total_mass = 1.0 if self.single else self._weights.total
 
     def counted(self) -> Iterator[tuple[Drawn, float]]:
-        """The batches that count, in their order, each with its weight: their sum is ``total_mass``."""
+        """Yield the batches that count in their order, each with its weight; the weights sum to ``total_mass``."""
         for drawn in self.batches:
             if weight := self.weights[drawn.number]:
                 yield drawn, weight
 
     def evaluate(self, drawn: Drawn) -> WatchedEvaluation:
-        """A batch once more, in the random state in which it was met."""
+        """Evaluate a batch again, in the random state in which it was first read."""
         with drawn.state.again():
             return self._watch(drawn.batch)
 
     @cached_property
     def masses(self) -> Mapping[Rule, float]:
-        """What the data count beside those of others: Σ_k m_k, by each rule that may hold."""
+        """Weight Σ_k m_k of the data relative to the data of other processes, by each rule that may hold."""
         if self.single:
             (drawn,) = self.batches
             with drawn.state.again():
@@ -128,7 +128,7 @@ class Problem:
         return self._weights.totals()
 
     def _watch(self, batch: Batch) -> WatchedEvaluation:
-        """The loss of a batch, with the calls of the layers that are watched."""
+        """Evaluate the loss of a batch and record the calls of the watched layers."""
         calls: dict[str, list[Call]] = {}
         computed: set[str] = set()
         versions: dict[str, list[tuple[torch.Tensor, int]]] = {}
@@ -155,7 +155,7 @@ class Problem:
             found = self.snapshot.evaluate(self.loss_fn, batch)
         for name, seen in versions.items():
             if any(x._version != version for x, version in seen):
-                # changed in place after the call: what the layer saw is gone
+                # changed in place after the call: the input of the layer is lost
                 calls[name] = []
                 computed.add(name)
         return WatchedEvaluation(**vars(found), calls=calls, given=frozenset(calls) - computed)

@@ -1,4 +1,4 @@
-"""The random state that a computation starts from, to start from it again."""
+"""Random state that a computation starts from, to start from it again."""
 
 from __future__ import annotations
 
@@ -16,18 +16,9 @@ Generator = torch.Generator | np.random.Generator | np.random.RandomState | rand
 
 @dataclass(frozen=True)
 class RandomState:
-    """The state of the global generators of torch, numpy and Python, and of others if they are named.
+    """State of the global generators of torch (CPU, and GPUs by number), Python and numpy, and of further generators.
 
-    Attributes
-    ----------
-    cpu
-        Of torch's generator for the CPU.
-    cuda
-        Of its generators for GPUs, by number.
-    host
-        Of those of Python and numpy; None: not kept.
-    own
-        Of further generators.
+    ``host`` holds the states of Python and numpy; None: they are not kept.
     """
 
     cpu: torch.Tensor
@@ -37,18 +28,18 @@ class RandomState:
 
     @classmethod
     def now(cls, gpus: Iterable[int], generators: Iterable[Generator] = ()) -> RandomState:
-        """The present state of the CPU, of some GPUs, and of other ``generators``."""
+        """Present state of the CPU, of some GPUs, and of other ``generators``."""
         own = tuple((generator, state_of(generator)) for generator in generators)
         host = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's code may draw from it
         return cls(torch.get_rng_state(), {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}, host, own)
 
     @classmethod
     def of_torch(cls, gpus: Iterable[int]) -> RandomState:
-        """The present state of torch's generators alone: those of Python and numpy take long to copy."""
+        """Present state of torch's generators alone: the states of Python and numpy take long to copy."""
         return cls(torch.get_rng_state(), {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}, None)
 
     def restore(self) -> None:
-        """Make it the present state."""
+        """Make this the present state."""
         torch.set_rng_state(self.cpu)
         for gpu, state in self.cuda.items():
             torch.cuda.set_rng_state(state, gpu)
@@ -60,21 +51,21 @@ class RandomState:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Within, it is the present state; afterwards all is as before."""
+        """Context in which this is the present state; the previous state is restored afterwards."""
         with untouched_randomness(self.cuda, [generator for generator, _ in self.own]):
             self.restore()
             yield
 
 
 def state_of(generator: Generator) -> Any:
-    """The state of a generator of any of the three libraries."""
+    """State of a generator of torch, numpy or Python."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
 def set_state(generator: Generator, state: Any) -> None:
-    """The inverse of `state_of`."""
+    """Set the state of a generator, as returned by `state_of`."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):
@@ -94,12 +85,12 @@ def untouched_randomness(gpus: Iterable[int], generators: Iterable[Generator] = 
 
 
 def gpus_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """The numbers of the GPUs that ``tensors`` are on."""
+    """Numbers of the GPUs that ``tensors`` are on."""
     return sorted({t.device.index for t in tensors if t.device.type == "cuda"})
 
 
 def generators_of(source: Any) -> list[torch.Generator]:
-    """The generators that a ``DataLoader`` or its samplers draw from."""
+    """Generators that a ``DataLoader`` or its samplers draw from."""
     found: dict[int, torch.Generator] = {}
     stack = [source]
     while stack:

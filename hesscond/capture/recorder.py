@@ -1,4 +1,4 @@
-"""Captures of an output layer from a training pass, without a pass of their own."""
+"""Captures of an output layer from a training pass, without an extra forward pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hesscond.errors import NotFiniteError
 
 @dataclass
 class Recorder:
-    """Forward hooks that keep the input and output of layers while ``armed``; they change nothing.
+    """Set of forward hooks that keep the input and output of layers while ``armed``; they change nothing.
 
     The study runner leaves one on the model, so that a probe of the output layer reuses the training forward pass.
     """
@@ -41,12 +41,12 @@ class Recorder:
         return keep
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
 
     def recorded(self, output: torch.Tensor, target: torch.Tensor) -> Recorded | None:
-        """What was seen in the pass that gave the ``output``, if that is every layer's output; else None."""
+        """Return the record of the pass that gave the ``output``, if that is every layer's output; else None."""
         for h, before, own, version in self.seen.values():
             if own is not output or own._version != version or h._version != before or h.ndim != 2:
                 return None
@@ -56,16 +56,16 @@ class Recorder:
 
 
 class Recorded(NamedTuple):
-    """A training pass, of which `captures` makes captures at any later time.
+    """Record of a training pass, from which `captures` makes captures at any later time.
 
     Attributes
     ----------
     layers
         Layers whose output is that of the model.
     inputs : (N, n)
-        Theirs.
+        Inputs of these layers, by name.
     output : (N, c)
-        That of the model.
+        Output of the model.
     target : (N,) or (N, c)
     """
 
@@ -76,19 +76,19 @@ class Recorded(NamedTuple):
 
     @property
     def form(self) -> tuple[object, ...]:
-        """Shapes and types of its tensors."""
+        """Shapes and dtypes of the tensors."""
         return tuple((part.shape, part.dtype) for part in (self.output, self.target, *self.inputs.values()))
 
     @property
     def size(self) -> int:
-        """Numbers that it keeps."""
+        """Number of entries that the record keeps."""
         return self.output.numel() + sum(h.numel() for h in self.inputs.values())
 
     @staticmethod
     def captures(
         passes: Sequence[Recorded], loss_fn: LossFunction, units: Mapping[str, tuple[int, ...]]
     ) -> list[dict[str, LayerCapture]] | None:
-        """The captures of the layers at passes of one `form`; None: the curvature of the loss is not known by its type.
+        """Captures of the layers at passes of one `form`; None: the curvature of the loss is not known by its type.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What is wanted of a layer, and the layouts that its derivatives take."""
+"""Requests for the curvature of a layer, and the layouts of its derivatives."""
 
 from __future__ import annotations
 
@@ -17,26 +17,16 @@ from hesscond.errors import NotFiniteError
 
 COUPLED = ", samples coupled"
 
-#: What is said of a layer whose curvature is not finite.
+#: Reason reported for a layer whose curvature is not finite.
 NOT_FINITE = "the curvature of the loss is NaN or infinite"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is wanted of one layer.
+    """Request for the curvature of one layer, in some units or as one block (``whole``).
 
-    Attributes
-    ----------
-    name, layer
-        The layer.
-    calls
-        Its calls in the forward pass.
-    units
-        Output units.
-    whole
-        Whether all of the layer is one block.
-    parameters
-        Its weight and bias, if it is to be differentiated in them.
+    ``calls`` are those of the forward pass; ``parameters`` are the weight and bias if the layer is to be
+    differentiated in them, else None.
     """
 
     name: str
@@ -48,27 +38,27 @@ class Request:
 
     @cached_property
     def deltas(self) -> list[torch.Tensor]:
-        """The perturbation of every call."""
+        """Perturbation of every call."""
         return [call.delta for call in self.calls]
 
     @cached_property
     def leaves(self) -> set[Any]:
-        """The graph's nodes of the perturbations."""
+        """Nodes of the perturbations in the graph."""
         return {get_gradient_edge(delta).node for delta in self.deltas}
 
     def splits(self, samples: int) -> bool:
-        """Whether every call has as many leading entries for each sample."""
+        """Whether every call has equally many leading entries for each sample."""
         return all(call.inputs.ndim > 1 and call.delta.shape[0] % samples == 0 for call in self.calls)
 
     def positions_apart(self) -> int:
-        """The blocks of one position of each call; 0: the calls do not have as many positions each."""
+        """Number of blocks of one position of each call; 0: the calls differ in their number of positions."""
         counts = {delta.shape.numel() // Geometry.of(self.layer).units for delta in self.deltas}
         return counts.pop() if len(counts) == 1 and all(call.inputs.ndim > 1 for call in self.calls) else 0
 
     def inputs(self, blocks: int) -> LayerInputs:
-        """Ĥ of all calls, block by block; for the same blocks as before the same object, with what it formed."""
+        """Return Ĥ of all calls in blocks: the same object for the same number of blocks, with its cached rows."""
         if blocks not in self._inputs:
-            # one layout of them takes room at a time
+            # only one layout of the inputs is kept at a time
             self._inputs.clear()
             calls = tuple((call.inputs, call.delta.shape) for call in self.calls)
             self._inputs[blocks] = LayerInputs(self.layer, calls, blocks)
@@ -79,11 +69,11 @@ class Request:
         return {}
 
     def inputs_by_sample(self, samples: int) -> LayerInputs:
-        """Ĥ, with a block for each sample if the layout allows it."""
+        """Return Ĥ, with a block for each sample if the layout allows it."""
         return self.inputs(samples if self.splits(samples) else 1)
 
     def positions(self, values: Sequence[torch.Tensor | None], blocks: int) -> torch.Tensor:
-        """Derivatives (k, *shape) in each call's output as (k, J, m, q) float64; None stands for zeros."""
+        """Return derivatives (k, *shape) in each call's output as (k, J, m, q) float64; None stands for zeros."""
         count = next((len(v) for v in values if v is not None), 0)
         parts = []
         for value, delta in zip(values, self.deltas, strict=True):
@@ -95,7 +85,7 @@ class Request:
         return joined.transpose(2, 3)
 
     def outputs(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """The inverse of `positions`."""
+        """Return values (k, J, m, q) in the layout of each call's output: inverse of `positions`."""
         k, blocks = values.shape[:2]
         values = values.transpose(2, 3)
         result, start = [], 0
@@ -109,7 +99,7 @@ class Request:
         return result
 
     def finished(self, curvature: Curvature, route: str, samples: int, blocks: int | None = None) -> LayerCapture:
-        """The result, once its curvature is known to be finite."""
+        """Return the capture, or raise a NotFiniteError if its curvature is not finite."""
         tensor = getattr(curvature, {Diagonal: "root", Factor: "B", Formed: "matrices"}[type(curvature)])
         if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
             raise NotFiniteError(NOT_FINITE)

@@ -1,6 +1,6 @@
 """Second derivatives of the functions that losses apply to every entry of a tensor, without subtraction.
 
-And where double precision holds nothing of the derivatives of a function any more, though they are not zero.
+The module also finds where nonzero derivatives of a function vanish or lose all digits in double precision.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from hesscond.causes import NOTHING, Cause, saturated
 
 
 def saved(node: Any, name: str) -> torch.Tensor:
-    """A tensor that a node keeps for its derivative, in float64."""
+    """Tensor that a node keeps for its derivative, in float64."""
     tensor: torch.Tensor = getattr(node, f"_saved_{name}")
     return tensor.detach().to(torch.float64)
 
 
 def square_root(x: torch.Tensor) -> torch.Tensor:
-    """sign(x) √|x|, so that the signed root of a product is the product of the signed roots."""
+    """Signed root sign(x) √|x|: the signed root of a product is the product of the signed roots."""
     return x.sign() * x.abs().sqrt()
 
 
 def logistic_root(x: torch.Tensor) -> torch.Tensor:
-    """√(σ(x) σ(−x)) = e^{−|x|/2} / (1 + e^{−|x|})."""
+    """Root √(σ(x) σ(−x)) = e^{−|x|/2} / (1 + e^{−|x|})."""
     return (-0.5 * x.abs()).exp() / (1 + (-x.abs()).exp())
 
 
 def distance(node: Any) -> torch.Tensor:
-    """|z − t| as the loss saw it, in its own precision: only compared with the border of a quadratic part."""
+    """Distance |z − t| in the precision of the loss: only compared with the border of a quadratic part."""
     return (node._saved_self.detach() - node._saved_target.detach()).abs()
 
 
 def squared_error(node: Any) -> torch.Tensor:
-    """√2, if no side is broadcast: f = (z − t)²."""
+    """Signed root √2 for f = (z − t)², if no side is broadcast."""
     return torch.full_like(distance(node), math.sqrt(2.0), dtype=torch.float64)
 
 
 def huber(node: Any) -> torch.Tensor:
-    """1 where f is quadratic: f = (z − t)²/2 where |z − t| < δ."""
+    """Signed root for the Huber loss: 1 where f = (z − t)²/2, for |z − t| < δ, else 0."""
     return (distance(node) < node._saved_delta).to(torch.float64)
 
 
 def smooth_l1(node: Any) -> torch.Tensor:
-    """1/√β where f is quadratic: f = (z − t)²/(2β) where |z − t| < β."""
+    """Signed root for the smooth L1 loss: 1/√β where f = (z − t)²/(2β), for |z − t| < β, else 0."""
     beta = node._saved_beta
     return (distance(node) < beta).to(torch.float64) / math.sqrt(beta or 1.0)
 
 
 def power(node: Any) -> torch.Tensor:
-    """Signed root of n (n − 1) z^{n−2}: f = z^n."""
+    """Signed root of n (n − 1) z^{n−2} for f = z^n."""
     z, n = saved(node, "self"), float(node._saved_exponent)
     coefficient = math.copysign(math.sqrt(abs(n * (n - 1))), n * (n - 1))
     if coefficient == 0 or n == 2:
@@ -67,7 +67,7 @@ def power(node: Any) -> torch.Tensor:
 
 
 def logistic_with_target(node: Any) -> torch.Tensor:
-    """Signed root of v ((1 − t) + q t) σ(z) σ(−z) with weight v and weight q of positives: f = BCE of σ(z) and t."""
+    """Signed root of v ((1 − t) + q t) σ(z) σ(−z) for f = BCE of σ(z) and t, weight v and weight q of positives."""
     z, target = saved(node, "self"), saved(node, "target")
     q = 1.0 if node._saved_pos_weight is None else saved(node, "pos_weight")
     v = 1.0 if node._saved_weight is None else saved(node, "weight")
@@ -75,7 +75,7 @@ def logistic_with_target(node: Any) -> torch.Tensor:
 
 
 def binary_cross_entropy(node: Any) -> torch.Tensor:
-    """Signed root of v (t/p² + (1 − t)/(1 − p)²): f = −v (t log p + (1 − t) log(1 − p))."""
+    """Signed root of v (t/p² + (1 − t)/(1 − p)²) for f = −v (t log p + (1 − t) log(1 − p))."""
     p, target = saved(node, "self"), saved(node, "target")
     v = 1.0 if node._saved_weight is None else saved(node, "weight")
     # a term that the target switches off must not be 0/0
@@ -85,34 +85,34 @@ def binary_cross_entropy(node: Any) -> torch.Tensor:
 
 
 def softplus(node: Any) -> torch.Tensor:
-    """√(β σ(βz) σ(−βz)), and 0 from the threshold on, where torch's softplus is linear: f = log(1 + e^{βz})/β."""
+    """Signed root √(β σ(βz) σ(−βz)) for f = log(1 + e^{βz})/β; 0 from torch's threshold on, where f is linear."""
     beta = node._saved_beta
     x = beta * saved(node, "self")
     return torch.where(x < node._saved_threshold, square_root(x.new_tensor(beta)) * logistic_root(x), 0.0)
 
 
 def log_sigmoid(node: Any) -> torch.Tensor:
-    """−√(σ(z) σ(−z)): f = log σ(z)."""
+    """Signed root −√(σ(z) σ(−z)) for f = log σ(z)."""
     return -logistic_root(saved(node, "self"))
 
 
 def soft_margin(node: Any) -> torch.Tensor:
-    """|y| √(σ(yz) σ(−yz)): f = log(1 + e^{−yz})."""
+    """Signed root |y| √(σ(yz) σ(−yz)) for f = log(1 + e^{−yz})."""
     y = saved(node, "target")
     return y.abs() * logistic_root(y * saved(node, "self"))
 
 
 def exponential(node: Any) -> torch.Tensor:
-    """√e^z: f = e^z. Only e^z is kept, so that z below −745 counts as none."""
+    """Signed root √e^z for f = e^z; only e^z is saved, so that the curvature for z below −745 counts as zero."""
     return saved(node, "result").sqrt()
 
 
 def logarithm(node: Any) -> torch.Tensor:
-    """−1/|z|: f = log z."""
+    """Signed root −1/|z| for f = log z."""
     return -1 / saved(node, "self").abs()
 
 
-#: Curved in either input, whichever is differentiable.
+#: Nodes that are curved in either input, whichever is differentiable.
 SYMMETRIC = {"MseLossBackward0", "HuberLossBackward0", "SmoothL1LossBackward0"}
 #: sign(f'') √|f''| (float64, in the shape of z) of the nodes that apply a function f to every entry of z.
 SECOND_DERIVATIVES: dict[str, Callable[[Any], torch.Tensor]] = {
@@ -129,16 +129,16 @@ SECOND_DERIVATIVES: dict[str, Callable[[Any], torch.Tensor]] = {
     "LogBackward0": logarithm,
 }
 
-#: Beyond e^−1400 the root of a number underflows or has lost digits; a logit beyond the second one stands for −inf.
+#: The root of e^−1400 underflows or has lost digits; logits whose magnitude exceeds the second number stand for −inf.
 UNDERFLOW, MASKED = 1400.0, 1e30
-#: A constant up to which hides the score that it is added to, and under which name nodes keep that it does.
+#: Constants up to this one hide the scores that they are added to; name under which nodes keep the hidden scores.
 SHIFTED, HIDDEN = -1e4, "hidden"
-#: 1 − σ(x) and the like have no digits left for x beyond it, e^−x and e^{−x²/2} none for x beyond the others.
+#: Limits of x beyond which 1 − σ(x) and the like have no digits left, and e^−x and e^{−x²/2} vanish.
 SATURATED, EXPONENT, GAUSSIAN = 36.0, 745.0, 38.0
 
 
 def beyond(x: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Which entries are below ``low`` or above ``high``, and not so far that they stand for infinity."""
+    """Boolean mask of the entries below ``low`` or above ``high`` that do not stand for infinity."""
     return ((x < low) | (x > high)) & (x.abs() < MASKED)
 
 
@@ -159,7 +159,7 @@ def underflows(nodes: Iterable[Any]) -> bool:
 
 
 def saturates(nodes: Iterable[Any]) -> Cause:
-    """Where derivatives of these nodes, as autograd computes them, are zero or differences without digits."""
+    """Cause that lists the nodes whose derivatives by autograd are zero, or differences without digits."""
     values: Counter[str] = Counter()
     units: Counter[str] = Counter()
     totals: Counter[tuple[str, str]] = Counter()
@@ -181,7 +181,7 @@ def saturates(nodes: Iterable[Any]) -> Cause:
 def may_cancel(found: Iterable[Any]) -> bool:
     """Whether second derivatives through these nodes may be differences of larger numbers.
 
-    Those of exponentials alone are their values; with a logarithm or a quotient behind them they are p − p². Weights of
+    For exponentials alone they are the values; with a logarithm or a quotient behind them they are p − p². Weights of
     volume rendering, T (1 − exp(−x)), are products of such values, and −1 of its `expm1` is exact at the depths it has.
     """
     curved = {
@@ -195,9 +195,9 @@ def may_cancel(found: Iterable[Any]) -> bool:
 
 
 def softmax_saturates(node: Any) -> torch.Tensor:
-    """Which probabilities are 0 or 1 by rounding: not one that a mask hides, nor one alone.
+    """Boolean mask of the probabilities that are 0 or 1 by rounding.
 
-    Those are exact, and so are the zeros that their derivatives are.
+    Probabilities that a mask hides, and a single visible one, are exact, and so are their derivatives, zero.
     """
     p = saved(node, "result")
     seen = ~hidden(node).expand_as(p)
@@ -206,9 +206,9 @@ def softmax_saturates(node: Any) -> torch.Tensor:
 
 
 def hidden(softmax: Any) -> torch.Tensor:
-    """Which scores are hidden, broadcast to them: −∞, or filled or shifted by a mask, whatever its number.
+    """Boolean mask, broadcastable to the scores, of hidden scores: −∞, or filled or shifted by a mask.
 
-    Those −∞ and those shifted are known where `Masks` has seen them.
+    Scores that are −∞ or shifted are known where `Masks` has seen them.
     """
     found = softmax.metadata.get(HIDDEN, torch.zeros((), dtype=torch.bool, device=softmax._saved_result.device))
     nodes = [softmax.next_functions[0][0]]
@@ -228,14 +228,14 @@ def hidden(softmax: Any) -> torch.Tensor:
 
 
 class Masks(Observer):
-    """Within, the nodes of sums and of softmaxes are told which scores are hidden, which they do not keep.
+    """Dispatch mode that records in the nodes of sums and softmaxes which scores are hidden.
 
-    These are scores of −∞ (or beyond 10³⁰), and those to which a constant of −10⁴ or less is added.
+    Hidden scores are −∞ (or below −10³⁰), or have a constant of −10⁴ or less added.
     """
 
     SUMS = frozenset({torch.ops.aten.add, torch.ops.aten.sub, torch.ops.aten.baddbmm, torch.ops.aten.add_})
     SOFTMAXES = frozenset({torch.ops.aten._softmax, torch.ops.aten._safe_softmax})
-    #: What the model calls; of sums, those with a constant.
+    #: Functions that the model calls; sums matter only with a constant.
     ADDING = frozenset({torch.add, torch.sub, *(getattr(torch.Tensor, n) for n in ("add", "add_", "sub"))})
     ATTENDING = frozenset(
         {
@@ -250,7 +250,7 @@ class Masks(Observer):
 
     @classmethod
     def around(cls, func: Any, args: Any) -> AbstractContextManager[Any]:
-        """The context in which to call a function."""
+        """Context in which to call a function."""
         adding = func in cls.ADDING and any(isinstance(x, torch.Tensor) and not x.requires_grad for x in args)
         return cls() if adding or func in cls.ATTENDING else nullcontext()
 
@@ -260,7 +260,7 @@ class Masks(Observer):
             self.found.append((result, args[0] < -MASKED))
         elif packet in self.SUMS and not kwargs:
             for number, x in enumerate(args):
-                # what is added to in place is no constant any more
+                # a tensor that is added to in place is no longer constant
                 if isinstance(x, torch.Tensor) and not x.requires_grad and x is not result:
                     shift = -x if number and packet is torch.ops.aten.sub else x
                     self.found.append((result, shift <= SHIFTED))
@@ -274,7 +274,7 @@ class Masks(Observer):
                 node.metadata[HIDDEN] = mask
 
 
-#: Curved nodes whose curvature is no difference, or of whose cancellation the loss tells.
+#: Curved nodes whose curvature is no difference, or whose cancellation is found from the loss.
 STEADY = SYMMETRIC | {
     *("PowBackward0", "MulBackward0", "MmBackward0", "BmmBackward0", "DotBackward0", "AddmmBackward0"),
     *("ConvolutionBackward0", "LinearBackward0", "BaddbmmBackward0"),
@@ -289,7 +289,7 @@ BENT: dict[str, Callable[[Any], torch.Tensor]] = {
     "TanhBackward0": lambda node: 1 - saved(node, "result").square(),
     "SigmoidBackward0": lambda node: 4 * saved(node, "result") * (1 - saved(node, "result")),
     "SiluBackward0": lambda node: 2 * logistic_root(saved(node, "self")).square(),
-    # of GELU as it is evaluated
+    # the node of GELU as it is evaluated here
     "ErfcBackward0": lambda node: (-saved(node, "self").square()).exp(),
     "SoftplusBackward0": lambda node: 4 * logistic_root(saved(node, "self")).square(),
     **dict.fromkeys(SOFTMAXES, lambda node: 4 * saved(node, "result") * (1 - saved(node, "result"))),
@@ -306,7 +306,7 @@ SATURATION: dict[str, Callable[[Any], torch.Tensor]] = {
     "SigmoidBackward0": lambda node: (saved(node, "result") == 0) | (saved(node, "result") == 1),
     "SiluBackward0": lambda node: beyond(saved(node, "self"), -EXPONENT, SATURATED),
     "MishBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
-    # 1 + erf has no digits left there; nor has the derivative of erf, e^{−x²}, beyond the other bound
+    # 1 + erf has no digits left below; the derivative of erf, e^{−x²}, has none beyond the other bound
     "ErfcBackward0": lambda node: beyond(saved(node, "self"), -GAUSSIAN / 2**0.5, GAUSSIAN / 2**0.5),
     "ErfBackward0": lambda node: beyond(saved(node, "self"), -GAUSSIAN / 2**0.5, GAUSSIAN / 2**0.5),
     "GeluBackward0": lambda node: beyond(saved(node, "self"), -6.0, GAUSSIAN),
@@ -315,9 +315,9 @@ SATURATION: dict[str, Callable[[Any], torch.Tensor]] = {
     "LogSigmoidBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     "BinaryCrossEntropyWithLogitsBackward0": lambda node: beyond(saved(node, "self"), -SATURATED, SATURATED),
     **dict.fromkeys(SOFTMAXES, softmax_saturates),
-    # further down are classes that are hidden
+    # log-probabilities further down belong to hidden classes
     "LogSoftmaxBackward0": lambda node: ((p := saved(node, "result")) == 0) | ((p < -EXPONENT) & (p > SHIFTED)),
     "ExpBackward0": lambda node: saved(node, "result") == 0,
 }
-#: Nodes whose names say little.
+#: Readable names of nodes.
 NAMES = {"ErfcBackward0": "GELU"}

@@ -1,4 +1,4 @@
-"""A model as it is at one moment, to be evaluated again later."""
+"""Model at one moment, to be evaluated again later."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from hesscond.errors import CaptureError, ConfigError
 
 
 class Snapshot:
-    """Copies of a model's parameters and buffers, and its mode. The model itself is only run, never changed.
+    """Snapshot of a model: copies of its parameters and buffers, and its mode; the model is run, never changed.
 
     Parameters
     ----------
     model
         Any module.
     parameters
-        Those of its parameters to differentiate in.
+        Parameters of the model to differentiate in.
     dtype
-        Precision that everything is cast to; None: as it is.
+        Precision that everything is cast to; None: no cast.
     lift_casts
         Whether what the model casts to float32 stays in float64, if that is ``dtype``.
 
@@ -68,7 +68,7 @@ class Snapshot:
         self.leaves: list[torch.Tensor] = [copies[id(p)].requires_grad_() for p in parameters]
         self.gpus = gpus_of(tensors.values())
         self._state = {key: copies[id(t)] for key, t in tensors.items()}
-        # an evaluation may write them, so that each gets its own
+        # an evaluation may write to the buffers, so that each gets copies
         self._buffers = {id(copies[id(t)]) for t in tensors.values() if not isinstance(t, nn.Parameter)}
         self._make_differentiable = partial(make_differentiable, tensors, copies)
         self._training = [module.training for module in model.modules()]
@@ -76,7 +76,7 @@ class Snapshot:
         self._homes = {t.device for t in tensors.values()}
 
     def at(self, values: Mapping[int, torch.Tensor]) -> Snapshot:
-        """The same with other tensors as leaves, by their numbers."""
+        """Return the snapshot with some leaves, given by number, replaced by other tensors."""
         moved = copy(self)
         moved.leaves = [values.get(number, leaf) for number, leaf in enumerate(self.leaves)]
         places = {id(leaf): own for leaf, own in zip(self.leaves, moved.leaves, strict=True)}
@@ -85,7 +85,7 @@ class Snapshot:
 
     @torch.enable_grad()
     def evaluate(self, loss_fn: LossFunction, batch: Batch, *, counted: Operations | None = None) -> Evaluation:
-        """The loss of a batch, on the graph of the leaves; random numbers come from the present state."""
+        """Evaluate the loss of a batch on the graph of the leaves; random numbers come from the present state."""
         inputs, target = checked_batch(batch)
         for tensor in tensors_of(inputs):
             if tensor.device not in self._homes:
@@ -105,7 +105,7 @@ class Snapshot:
         return replace(found, loss=loss)
 
     def _evaluated(self, loss_fn: LossFunction, batch: tuple[Any, Any], counted: Operations | None) -> Evaluation:
-        """The loss as the function gave it."""
+        """Evaluate the loss, which is returned as the function gave it."""
         fresh = {number: tensor.clone() for tensor in self._state.values() if (number := id(tensor)) in self._buffers}
         state = {key: fresh.get(id(tensor), tensor) for key, tensor in self._state.items()}
         watch = WeightWatch(self._owners)
@@ -130,7 +130,7 @@ class Snapshot:
 
     @contextmanager
     def _mode(self) -> Iterator[None]:
-        """The mode that the model was in."""
+        """Context in which the model is in the mode of the snapshot."""
         modules = list(self.model.modules())
         before = [module.training for module in modules]
         for module, training in zip(modules, self._training, strict=True):
@@ -143,5 +143,5 @@ class Snapshot:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        """All parameters of the model, as they are in its evaluations."""
+        """All parameters of the model, as used in its evaluations."""
         return [self._state[key] for key in self._owners.values()]

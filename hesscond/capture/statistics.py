@@ -20,8 +20,8 @@ from hesscond.errors import CaptureError
 class FeatureStatistics:
     """Statistics of the n input features of a layer over N samples, or of k layers over N each.
 
-    Where they are those of a convolution with G groups, its n = G·c·k entries are those that the kernels of one group
-    see, then those of the next.
+    For a convolution with G groups, the n = G·c·k entries are those that the kernels of the first group see, then those
+    of the next group, and so on.
 
     Attributes
     ----------
@@ -45,11 +45,11 @@ class FeatureStatistics:
     def of(cls, h: torch.Tensor) -> FeatureStatistics:
         """Statistics of the rows of ``h`` (N, n) or (k, N, n)."""
         mu = h.mean(-2)
-        # not aminmax, which wakes every thread for however few numbers
+        # not aminmax, which wakes every thread even for a few numbers
         return cls(h.shape[-2], mu, (h - mu[..., None, :]).square_().sum(-2), h.amin(-2), h.amax(-2))
 
     def unbind(self) -> list[FeatureStatistics]:
-        """Those of each of k layers."""
+        """Split the statistics of k layers into those of each layer."""
         parts = zip(*(part.unbind() for part in (self.mu, self.sum_squares, self.low, self.high)), strict=True)
         found = [FeatureStatistics(self.count, *own) for own in parts]
         for own, sigma in zip(found, self.sigma.unbind(), strict=True):
@@ -58,12 +58,12 @@ class FeatureStatistics:
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Device of the statistics."""
         return self.mu.device
 
     @property
     def dead(self) -> torch.Tensor:
-        """The features that are constant over the samples, decided without rounding."""
+        """Boolean mask of the features that are constant over the samples, decided without rounding."""
         return self.low == self.high
 
     @cached_property
@@ -84,21 +84,21 @@ class FeatureStatistics:
         )
 
     def repeated(self, times: int) -> FeatureStatistics:
-        """Those of each feature ``times`` times, one after another: of a channel, for the entries of its kernels."""
+        """Repeat each feature ``times`` times consecutively, as a channel for each entry of its kernels."""
         parts = (part.repeat_interleave(times) for part in (self.mu, self.sum_squares, self.low, self.high))
         return FeatureStatistics(self.count, *parts)
 
 
 @dataclass(frozen=True)
 class RowFactor:
-    """The centred rows of a layer's inputs as triangular factors, RᵀR = Σ_j (h_j − μ)(h_j − μ)ᵀ, one for each group.
+    """Triangular factors of the centred rows of a layer's inputs, RᵀR = Σ_j (h_j − μ)(h_j − μ)ᵀ, one for each group.
 
     Attributes
     ----------
     features : (G n,)
-        Their means and variances.
+        Means and variances of the features.
     R : (G, r, n)
-        r ≤ n; by QR of the rows, never from the squared matrix.
+        Factors with r ≤ n, from QR of the rows, never from the squared matrix.
     """
 
     features: FeatureStatistics
@@ -106,17 +106,17 @@ class RowFactor:
 
     @classmethod
     def of(cls, rows: torch.Tensor) -> RowFactor:
-        """That of ``rows`` (N, G, n)."""
+        """Factor of ``rows`` (N, G, n)."""
         features = FeatureStatistics.of(rows.flatten(1))
         return cls(features, triangular(rows.transpose(0, 1) - features.mu.view(rows.shape[1], 1, -1)))
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the factor."""
         return self.R.device
 
     def merged(self, other: RowFactor) -> RowFactor:
-        """That of both sets of rows together: a row for the distance of the means is added to both factors."""
+        """Factor of both sets of rows together: a row for the difference of the means is added to both factors."""
         own, its = self.features, other.features
         between = (its.mu - own.mu) * (own.count * (its.count / (own.count + its.count))) ** 0.5
         stacked = torch.cat([self.R, other.R, between.view(len(self.R), 1, -1)], 1)
@@ -129,7 +129,7 @@ def triangular(rows: torch.Tensor) -> torch.Tensor:
 
 
 def inputs_of(layer: Layer, calls: Sequence[tuple[torch.Tensor, torch.Size]]) -> LayerInputs:
-    """What a layer was given, from the input and the shape of the output of each call; blocks are samples if possible.
+    """Inputs of a layer, from the input and output shape of each call; blocks are samples if possible.
 
     Raises
     ------
@@ -149,24 +149,24 @@ def refuse_uncalled(layer: Layer, calls: Sequence[object]) -> None:
 
 
 def rows_of(inputs: LayerInputs) -> Iterator[torch.Tensor]:
-    """The rows h (·, G, n) of all samples and positions, a part at a time, float64."""
+    """Yield the rows h (·, G, n) of all samples and positions, a part at a time, float64."""
     bias = int(inputs.geometry.bias)
     for start, stop in inputs.steps(KEPT):
         yield inputs.slice(start, stop)[..., bias:].flatten(0, 1)
 
 
 def entry_statistics(inputs: LayerInputs) -> FeatureStatistics:
-    """Of every entry of the rows h: of a convolution's patches, with what is padded at the border."""
+    """Statistics of every entry of the rows h; for a convolution, of its patches including the padding."""
     return reduce(FeatureStatistics.merged, (FeatureStatistics.of(rows.flatten(1)) for rows in rows_of(inputs)))
 
 
 def row_factor(inputs: LayerInputs) -> RowFactor:
-    """The triangular factor of the rows h, centred."""
+    """Triangular factor of the centred rows h."""
     return reduce(RowFactor.merged, map(RowFactor.of, rows_of(inputs)))
 
 
 def channel_statistics_of_each(inputs: Sequence[LayerInputs]) -> list[FeatureStatistics]:
-    """`channel_statistics` of several; those of dense layers with rows of one shape are computed together."""
+    """Channel statistics of several layers; those of dense layers with rows of one shape are computed together."""
     whole = [k for k, own in enumerate(inputs) if isinstance(own.layer, nn.Linear) and len(own.steps(KEPT)) == 1]
     rows = [next(rows_of(inputs[k])).flatten(1) for k in whole]
     found: dict[int, FeatureStatistics] = {}
@@ -177,7 +177,7 @@ def channel_statistics_of_each(inputs: Sequence[LayerInputs]) -> list[FeatureSta
 
 
 def channel_statistics(inputs: LayerInputs) -> FeatureStatistics:
-    """Of every input feature; of a convolution, of every input channel over all positions, for each kernel entry.
+    """Statistics of every input feature; for a convolution, of every input channel, repeated for each kernel entry.
 
     Raises
     ------

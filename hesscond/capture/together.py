@@ -1,4 +1,4 @@
-"""Tensors of one shape are worked on together: an operation on a small one costs little but its call."""
+"""Stacking of small tensors of one shape: an operation on a small tensor costs little more than its call."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
-#: Numbers that are put together at a time: 32 MB.
+#: Largest number of entries stacked at a time: 32 MB.
 TOGETHER = 2**22
 
 
 def alike(tensors: Sequence[torch.Tensor], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
-    """Positions of tensors of one shape and kind, in their order: of `TOGETHER` numbers at most, unless it is one."""
+    """Groups of positions of tensors of one shape and kind, in order, with at most `TOGETHER` numbers or one tensor."""
     found: list[list[int]] = []
     last: dict[Hashable, list[int]] = {}
     for position, tensor in enumerate(tensors):
@@ -25,5 +25,5 @@ def alike(tensors: Sequence[torch.Tensor], kinds: Sequence[Hashable] | None = No
 
 
 def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """(k, …) of k tensors of one shape; a single one is not copied."""
+    """Stack (k, …) of k tensors of one shape; a single tensor is not copied."""
     return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))

@@ -1,4 +1,4 @@
-"""Modules left as they are found, whatever running them changes."""
+"""Restoring of modules, whatever running them changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hesscond.capture.randomness import Generator, RandomState, gpus_of
 from hesscond.errors import CaptureError
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-#: Values without a state of their own, or whose state is not a module's.
+#: Types without state, and types whose state does not belong to a module.
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
 FOREIGN = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 
@@ -27,13 +27,9 @@ FOREIGN = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, Modul
 def untouched(*roots: object) -> Iterator[None]:
     """Leave modules as they are found: attributes, mode, hooks, buffers, gradients; and all random generators.
 
-    Put back are the attributes of every module and what lists, dicts, sets and plain objects among them hold, tensors
-    that are not parameters, the generators of torch, numpy and Python, and those that the modules own.
-
-    Parameters
-    ----------
-    roots
-        Modules; anything else is passed over.
+    The attributes of every module are restored with the contents of lists, dicts, sets and plain objects among them,
+    tensors that are not parameters, the generators of torch, numpy and Python, and generators that the modules own.
+    ``roots`` that are not modules are ignored.
     """
     state = State([root for root in roots if isinstance(root, nn.Module)])
     try:
@@ -49,13 +45,7 @@ def untouched(*roots: object) -> Iterator[None]:
 
 
 class State:
-    """What modules are at one moment, one level below their attributes.
-
-    Parameters
-    ----------
-    roots
-        The modules; those inside belong to them.
-    """
+    """State of modules and their submodules at one moment, down to one level below their attributes."""
 
     def __init__(self, roots: list[nn.Module]) -> None:
         self.dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
@@ -75,7 +65,7 @@ class State:
         self.random = RandomState.now(gpus_of(places), self.generators)
 
     def _first(self, value: object) -> bool:
-        """Whether it is met for the first time."""
+        """Whether a value is met for the first time."""
         seen = id(value) in self._seen
         self._seen.add(id(value))
         return not seen
@@ -84,7 +74,7 @@ class State:
         self.dicts.append((own, dict(own)))
         for value in own.values() if depth else ():
             if isinstance(value, dict) and not value:
-                # most are: a module has a dozen for its hooks
+                # most dicts are empty: a module has a dozen for its hooks
                 self.empty.append(value)
             elif type(value) not in PLAIN:
                 self._remember(value, depth - 1)
@@ -115,7 +105,7 @@ class State:
         self.parameters.append((name, p, version(p), grad, 0 if grad is None else version(grad), p.requires_grad))
 
     def restore(self) -> str | None:
-        """Put everything back; what cannot be put back, in words."""
+        """Restore everything, and describe what cannot be restored; None: nothing."""
         for own, before in self.dicts:
             same = len(own) == len(before) and not any(map(is_not, own.values(), before.values()))
             if not same or any(map(ne, own, before)):
@@ -148,5 +138,5 @@ class State:
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to; -1 for one of inference mode, which is not counted."""
+    """Number of times a tensor was written to; -1 for a tensor of inference mode, which keeps no count."""
     return -1 if tensor.is_inference() else tensor._version

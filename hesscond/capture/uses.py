@@ -1,9 +1,9 @@
-"""The outputs that a parameter has in an autograd graph: which of its dimensions number them.
+"""Outputs of a parameter in an autograd graph: which of its dimensions number them.
 
 A parameter is followed from its leaf through views, elementwise functions and products with other parameters to its
-product with activations, with the places of its dimensions in every tensor: those that are left number outputs. Then it
-is followed on through what is linear, so that parameters of the same outputs meet: a bias is added to what its weight
-gives.
+product with activations, keeping track of its dimensions in every tensor: the dimensions that remain number outputs.
+From there it is followed through linear operations, so that parameters of the same outputs meet: a bias is added to the
+result of its weight.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from hesscond.capture.graph import ELEMENTWISE, dimension, nodes, shape_of
 
 #: The parts of one dimension of a tensor, outermost first: dimension of the parameter (None: another), size, stride.
 Factors = tuple[tuple[int | None, int, int], ...]
-#: Nodes that a parameter is followed through at most.
+#: Largest number of nodes that a parameter is followed through.
 STEPS = 5000
 
 VIEWS = {f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Alias", "Clone", "ToCopy")}
 VIEWS |= {f"SqueezeBackward{number}" for number in range(5)}
-#: What takes entries of one dimension, or puts them among others; of those that the data choose, ``GATHERS``.
+#: Nodes that take entries of one dimension or put them among others; in ``GATHERS``, the data choose the entries.
 GATHERS = {f"{name}Backward0" for name in ("IndexSelect", "Index", "IndexAdd", "ScatterAdd")}
 PARTS = {
     f"{name}Backward0" for name in ("Slice", "Select", "Unbind", "Split", "SplitWithSizes", "Cat", "Stack")
 } | GATHERS
-#: Linear, or elementwise but for a normalization, in one tensor of the same shape.
+#: Nodes that are linear, or elementwise up to a normalization, in one tensor of the same shape.
 LINEAR = {f"{name}Backward0" for name in ("Neg", "NativeDropout", "MaskedFill", "Tril", "Triu")}
 SAME = {f"{name}Backward{i}" for name in (*ELEMENTWISE, "Softmax", "LogSoftmax") for i in (0, 1)} - VIEWS | LINEAR
 SAME |= {f"Native{kind}NormBackward0" for kind in ("Layer", "Group", "Batch")}
 REDUCTIONS = ("Sum", "Mean", "Norm", "LinalgVectorNorm", "Var", "Std")
-#: What leaves entries entries, wherever they are.
+#: Nodes that keep entries separate, wherever they move them.
 UNSEEN = VIEWS | SAME | PARTS | {f"{name}Backward0" for name in ("T", "Transpose", "Permute", "Expand")}
-#: Products: the number of the first factor among the inputs, the names of both where they are saved, and the dimensions
-#: of both and of the result, which lacks what is contracted.
+#: Products: position of the first factor among the inputs, names under which both factors are saved, and dimensions of
+#: both and of the result, which lacks the contracted ones.
 PRODUCTS = {
     "MmBackward0": (0, ("self", "mat2"), ("nk", "km", "nm")),
     "AddmmBackward0": (1, ("mat1", "mat2"), ("nk", "km", "nm")),
@@ -53,11 +53,11 @@ PRODUCTS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where the entries of a parameter are in a tensor: the factors of each of its dimensions.
+    """Places of the entries of a parameter in a tensor: the factors of each of its dimensions.
 
-    ``offset`` is what is added to the numbers in each dimension of the parameter (None: unknown), ``summed`` those that
-    products have summed over, ``inner`` those of products with other parameters, and ``node`` the product with
-    activations, once it is made.
+    ``offset`` is added to the indices in each dimension of the parameter (None: unknown). ``summed`` are the dimensions
+    that products have summed over, ``inner`` those summed over in products with other parameters, and ``node`` is the
+    product with activations, once there is one.
     """
 
     dims: tuple[Factors, ...]
@@ -65,7 +65,7 @@ class Place:
     summed: frozenset[int] = frozenset()
     inner: frozenset[int] = frozenset()
     node: Any = None
-    #: Whether it was multiplied with activations entry by entry.
+    #: Whether the parameter was multiplied with activations entry by entry.
     entries: bool = False
 
     @classmethod
@@ -78,7 +78,7 @@ class Place:
         return self.node is None and not self.entries
 
     def kept(self, dims: Sequence[int] | None = None) -> set[int]:
-        """The dimensions of the parameter that are in some dimensions of the tensor, or in all."""
+        """Dimensions of the parameter that occur in some dimensions of the tensor (None: in any)."""
         chosen = range(len(self.dims)) if dims is None else dims
         return {d for dim in chosen for d, _, _ in self.dims[dim] if d is not None}
 
@@ -86,7 +86,7 @@ class Place:
         return replace(self, dims=tuple(dims))
 
     def viewed(self, shape: Sequence[int]) -> Place | None:
-        """In a tensor with the same entries in the same order."""
+        """Place in a tensor with the same entries in the same order; None: unknown."""
         left, found = [factor for factors in self.dims for factor in factors][::-1], []
         for size in shape:
             own: list[tuple[int | None, int, int]] = []
@@ -105,14 +105,14 @@ class Place:
         return None if left else self.moved(found)
 
     def spread(self, shape: Sequence[int]) -> Place | None:
-        """Broadcast to a shape."""
+        """Place after broadcasting to a shape; None: unknown."""
         dims = ((),) * (len(shape) - len(self.dims)) + self.dims
         found = [own or (((None, size, 0),) if size > 1 else ()) for own, size in zip(dims, shape, strict=True)]
         fits = all(prod(n for _, n, _ in own) == size for own, size in zip(found, shape, strict=True))
         return self.moved(found) if fits else None
 
     def part(self, dim: int, start: int | None, step: int, size: int) -> Place | None:
-        """``size`` entries of one dimension, from ``start`` on (None: unknown)."""
+        """Place of ``size`` entries of one dimension, from ``start`` on (None: unknown); None: unknown."""
         if len(self.dims[dim]) > 1:
             return None
         ((d, _, stride),) = self.dims[dim] or ((None, 1, 0),)
@@ -126,10 +126,11 @@ class Place:
 
 @dataclass
 class Use:
-    """The use of a parameter: ``units`` are its dimensions that number outputs.
+    """Use of a parameter: ``units`` are its dimensions that number outputs.
 
-    They are None where there is no product with activations, or ``reason`` says why they do not number anything.
-    ``outputs`` has its places by node and number of a result: where its dimensions are those of outputs, or are added.
+    They are None if there is no product with activations, or if no dimensions number outputs, as ``reason`` explains.
+    ``outputs`` holds the places of the parameter, by node and index of the result, where its dimensions are those of
+    outputs or it is added.
     """
 
     units: tuple[int, ...] | None = None
@@ -138,16 +139,9 @@ class Use:
 
 
 class Uses:
-    """The uses of the parameters of a loss.
+    """Uses of the parameters of a loss, ``leaves`` of its graph by name.
 
-    Parameters
-    ----------
-    loss
-        With its graph.
-    leaves
-        The parameters by name, as they are in the graph.
-    others
-        All parameters of the model: a constant that is a view of one of these is no activation.
+    ``others`` are all parameters of the model: a constant that is a view of one of these is no activation.
     """
 
     def __init__(self, loss: torch.Tensor, leaves: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]) -> None:
@@ -158,13 +152,13 @@ class Uses:
         self._after: dict[Any, set[Any]] = {}
 
     def of(self, name: str) -> Use:
-        """The use of a parameter."""
+        """Return the use of a parameter."""
         if name not in self._found:
             self._found[name] = self._use(self._leaves[name])
         return self._found[name]
 
     def order(self, first: str, other: str) -> list[int] | None:
-        """For each output of one parameter, which row of the other is of the same output; None: of other ones."""
+        """Row of the other parameter for each output of the first; None: their outputs are not the same."""
         uses = [self.of(name) for name in (first, other)]
         shapes = [self._leaves[name].shape for name in (first, other)]
         units = [range(len(shape)) if u.units is None else u.units for u, shape in zip(uses, shapes, strict=True)]
@@ -180,7 +174,7 @@ class Uses:
 
     @cached_property
     def _consumers(self) -> dict[Any, list[tuple[Any, int]]]:
-        """By node and number of its result, the nodes that take it, and as which input."""
+        """Nodes that take a result, and the position of the input, by node and index of the result."""
         found: dict[Any, list[tuple[Any, int]]] = {}
         for node in nodes([self._loss.grad_fn]):
             for number, edge in enumerate(node.next_functions):
@@ -200,7 +194,7 @@ class Uses:
             for consumer, number in self._consumers.get(key, ()):
                 kind = consumer.name().partition("Backward")[0]
                 if place is None:
-                    # it is not known where the entries are: what comes of them may still be no product
+                    # the places of the entries are unknown, but there may still be no product
                     if consumer.name() in UNSEEN:
                         waiting += [((consumer, k), None) for k in range(len(consumer._input_metadata))]
                     elif not consumer.name().startswith((*REDUCTIONS, "Add", "Sub")):
@@ -213,7 +207,7 @@ class Uses:
                         elif place.early:
                             lost = lost or kind
                         continue
-                    # what comes out of a nonlinear function is an activation
+                    # the result of a nonlinear function is an activation
                     active = moved.inner and place.node is None and consumer.name() in SAME - LINEAR
                     if active or (moved.node is not None and place.node is None):
                         left = tuple(sorted(sized - moved.summed))
@@ -236,9 +230,9 @@ class Uses:
         return use
 
     def _through(self, node: Any, number: int, place: Place) -> Iterator[tuple[int, Place | None, bool]]:
-        """The places after a node that takes a tensor, by its results, and whether it is followed further.
+        """Yield, for the results of a node that takes a tensor, the place and whether it is followed further.
 
-        A place is None where it is not known what the node does.
+        A place is None if the effect of the node is unknown.
         """
         name, shape, early = node.name(), shape_of(node), place.early
         if name in VIEWS or (name in SAME and (early or name in LINEAR)):
@@ -263,7 +257,7 @@ class Uses:
             after = place.spread(shape)
             other = node.next_functions[1 - number][0]
             if early:
-                # a sum with something larger is one with activations
+                # a sum with a larger tensor is a sum with activations
                 yield 0, after, after is not None and after.dims == place.dims
             elif place.entries or other is None or other not in self._dependent(place.node):
                 yield 0, after, True
@@ -291,7 +285,7 @@ class Uses:
             yield 0, None, False
 
     def _parts(self, name: str, node: Any, number: int, place: Place) -> Iterator[tuple[int, Place | None, bool]]:
-        """Some entries of a tensor, or a tensor as entries of a larger one."""
+        """Yield the places after a node that takes some entries of a tensor, or puts it into a larger tensor."""
         count = len(node._input_metadata)
         if name == "StackBackward0":
             dim = dimension(node._saved_dim, len(place.dims) + 1)
@@ -342,7 +336,7 @@ class Uses:
             yield result, after, True
 
     def _products(self, name: str, node: Any, number: int, place: Place) -> Iterator[tuple[int, Place | None, bool]]:
-        """A product with activations, or with another parameter."""
+        """Yield the place after a product with activations, or with another parameter."""
         shape = shape_of(node)
         if name in PRODUCTS:
             first, saved, letters = PRODUCTS[name]
@@ -360,7 +354,7 @@ class Uses:
                 yield 0, None, False
             return
         else:
-            # the first dimension is that of outputs, the second of a transposed convolution
+            # the first dimension numbers outputs; in a transposed convolution, the second
             at = int(name == "ConvolutionBackward0" and node._saved_transposed)
             own = "".join("o" if d == at else chr(ord("p") + d) for d in range(len(place.dims)))
             after = (
@@ -405,7 +399,7 @@ class Uses:
         return self._pure[parent]
 
     def _dependent(self, node: Any) -> set[Any]:
-        """What depends on the result of a node."""
+        """Nodes that depend on the result of a node."""
         if node not in self._after:
             found, waiting = {node}, [node]
             while waiting:
@@ -419,16 +413,16 @@ class Uses:
 
 
 def signed(value: int) -> int:
-    """A saved number, of which negative ones are saved modulo 2**64."""
+    """Signed value of a saved number; negative ones are saved modulo 2**64."""
     return value - 2**64 if value >= 2**63 else value
 
 
 def met(
     places: tuple[Place, Place], shapes: Sequence[Sequence[int]], units: Sequence[Sequence[int]]
 ) -> set[tuple[int, int]]:
-    """The numbers of the rows of two parameters, in their dimensions ``units``, at the same entries of a tensor.
+    """Pairs of row indices of two parameters, in their dimensions ``units``, at the same entries of a tensor.
 
-    There are none where a dimension is one of rows for one of them alone.
+    There are none if a dimension of the tensor belongs to only one of the parameters.
     """
     factors: list[tuple[int, tuple[tuple[int | None, int], tuple[int | None, int]]]] = []
     for own in zip(places[0].dims, places[1].dims, strict=True):

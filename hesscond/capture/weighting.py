@@ -1,4 +1,4 @@
-"""What a batch counts in the loss of a whole data set."""
+"""Weight of a batch in the loss of a whole data set."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from hesscond.capture.untouched import untouched
 from hesscond.capture.wrappers import plainly
 from hesscond.errors import ConfigError
 
-#: What a batch counts, as a function of its inputs and target, or for every batch in turn.
+#: Weight of a batch, as a function of its inputs and target, or a sequence with one number for each batch.
 BatchWeight = Callable[[Any, Any], Any] | Sequence[float]
 
-#: The losses of torch whose mean is over the targets, weighted by class, and those whose mean is over all entries.
+#: Losses of torch whose mean is over the targets, weighted by class, and losses whose mean is over all entries.
 BY_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss, functional.cross_entropy, functional.nll_loss)
 BY_ENTRY = (
     nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.PoissonNLLLoss,
@@ -42,15 +42,15 @@ BY_ENTRY = (
     functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits, functional.poisson_nll_loss,
     functional.soft_margin_loss,
 )  # fmt: skip
-#: The value of targets that count nothing, by torch's convention.
+#: Value of ignored targets, by torch's convention.
 IGNORED = -100
-#: Samples of a batch on which a model that computes its own loss is tried.
+#: Largest number of samples on which a model that computes its loss itself is tried.
 ROWS = 8
-#: Entries of outputs on which a loss is tried: all, but for large vocabularies.
+#: Largest number of output entries on which a loss is tried: all of them except with large vocabularies.
 ENTRIES = 2**24
-#: Samples by which halves are chosen.
+#: Largest number of samples by which halves are chosen.
 MOST = 256
-#: Targets of a sample that are left in two versions of a batch: their means tell entries from samples.
+#: Numbers of targets kept per sample in two versions of a batch: their means tell entries from samples.
 MANY, FEW = 5, 2
 
 HOW = (
@@ -61,14 +61,14 @@ HOW = (
 
 @dataclass(frozen=True)
 class Part:
-    """Some samples: what their loss is computed from (the outputs, or the inputs of a model that computes it)."""
+    """Part of a batch: the outputs, or the inputs of a model that computes its loss, and the target."""
 
     source: Any
     target: Any
     samples: int
 
     def mapped(self, function: Callable[[torch.Tensor], torch.Tensor], samples: int | None = None) -> Part:
-        """``function`` of every tensor; one that is in both stays one."""
+        """Apply ``function`` to every tensor; a tensor in both source and target stays a single one."""
         made: dict[int, torch.Tensor] = {}
 
         def once(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,11 +80,11 @@ class Part:
         return Part(mapped(self.source, once), mapped(self.target, once), size)
 
     def by_sample(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has as many leading entries for each sample."""
+        """Whether a tensor has equally many leading entries for each sample."""
         return tensor.ndim > 0 and len(tensor) > 0 and len(tensor) % self.samples == 0
 
     def rows(self, index: torch.Tensor) -> Part:
-        """The part that has the samples of these indices."""
+        """Return the part with the samples of these indices."""
 
         def taken(tensor: torch.Tensor) -> torch.Tensor:
             if not self.by_sample(tensor):
@@ -94,11 +94,11 @@ class Part:
         return self.mapped(taken, len(index))
 
     def with_target(self, old: torch.Tensor, new: torch.Tensor) -> Part:
-        """The same with one tensor replaced, in the inputs too."""
+        """Return the part with one tensor replaced, in the inputs too."""
         return self.mapped(lambda tensor: new if tensor is old else tensor)
 
     def and_(self, other: Part) -> Part:
-        """The samples of both, which have the same structure."""
+        """Return a part with the samples of both, which have the same structure."""
         others = dict(zip(map(id, self.tensors()), other.tensors(), strict=True))
 
         def joined(tensor: torch.Tensor) -> torch.Tensor:
@@ -107,12 +107,12 @@ class Part:
         return self.mapped(joined, self.samples + other.samples)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Of the source and of the target."""
+        """Yield the tensors of the source and of the target."""
         yield from tensors_of(self.source)
         yield from tensors_of(self.target)
 
     def noisy(self) -> Part:
-        """With other outputs, whose losses differ: those of a new network may all be the same."""
+        """Return the part with noise on its outputs, so that losses differ: in a new network they may all be equal."""
         generator = torch.Generator().manual_seed(0)
 
         def shaken(tensor: torch.Tensor) -> torch.Tensor:
@@ -124,27 +124,27 @@ class Part:
         return replace(self, source=mapped(self.source, shaken))
 
 
-#: Samples, and parts that they fall into.
+#: Some samples, and the parts that they are split into.
 Split = tuple[Part, Sequence[Part]]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a part may count: its samples, or entries of a tensor of its target.
+    """Rule for the weight of a part: its number of samples, or of entries of a tensor of its target.
 
     Attributes
     ----------
     kind
-        ``"samples"``, ``"entries"``; ``"total"``, the sum of the entries (a mask); ``"torch"``, what a loss of torch
-        divides by; ``"given"`` by the caller; ``"sum"``, the loss is no mean but a plain sum.
+        ``"samples"``, ``"entries"``; ``"total"``, the sum of the entries (a mask); ``"torch"``, the divisor of a loss
+        of torch; ``"given"`` by the caller; ``"sum"``, the loss is no mean but a plain sum.
     tensor
-        Which of the target's tensors.
+        Index of the tensor in the target.
     shifted
         Whether the first position of each sequence is left out, which has no prediction in a causal model.
     ignored
-        The value of entries that count nothing.
+        Value of the entries that are ignored.
     classes
-        Which of the class weights that the loss is made of the others are counted with.
+        Index of the class weights, among those that the loss uses, by which the other entries are weighted.
     """
 
     kind: str
@@ -162,20 +162,20 @@ class Rule:
 
     @property
     def plain(self) -> Rule:
-        """The same where the ignored value does not occur."""
+        """Rule that is equivalent where the ignored value does not occur."""
         return replace(self, ignored=None)
 
 
 @dataclass(frozen=True)
 class Mass:
-    """What some data count in the loss of all: ``value`` out of ``total``; 1 out of 1 where losses are added up."""
+    """Weight of some data in the loss of all data: ``value`` out of ``total``; 1 out of 1 if losses are added up."""
 
     value: float
     total: float
 
     @property
     def share(self) -> float:
-        """The factor of their loss; 0 where nothing counts."""
+        """Factor of the data's loss; 0 if nothing counts."""
         return self.value / self.total if self.total else 0.0
 
 
@@ -183,25 +183,26 @@ SUM, SAMPLES, TORCH, GIVEN = Rule("sum"), Rule("samples"), Rule("torch"), Rule("
 
 
 class Weights:
-    """m_k such that the loss of a data set is Σ m_k L_k / Σ m_k over its batches L_k, or Σ L_k; told batch by batch.
+    """Weights m_k such that the loss of a data set is Σ m_k L_k / Σ m_k over its batches' losses L_k, or Σ L_k.
 
-    For a loss of torch m_k is what it divides by. Of another one it is found out which `Rule` gives its value on a
-    batch from those on parts of it: halves, and versions of the batch with many and with few targets left. What several
-    rules explain is decided only where they differ in the share of a batch, and refused if the loss does not show it.
+    Batches are added one by one. For a loss of torch, m_k is its divisor. For any other loss, the `Rule` is inferred
+    that gives its value on a batch from its values on parts of the batch: halves, and versions of the batch with many
+    and with few targets kept. Between several rules that fit, a decision is made only if they differ in the share of a
+    batch; it is an error if the loss does not show which rule holds.
 
     Parameters
     ----------
     model, loss_fn, dtype
-        As they are evaluated.
+        Model, loss and precision of the evaluations.
     reduction
-        ``"mean"`` or ``"sum"``; None: found out.
+        ``"mean"`` or ``"sum"``; None: it is inferred.
     weight
         m_k: a function of the inputs and the target of a batch, or a number for each batch.
 
     Attributes
     ----------
     masses
-        By rule that is left, what each batch counts.
+        Weight of each batch, by each rule that may still hold.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class Weights:
         self._has_target = True
 
     def add(self, batch: Batch, evaluation: Evaluation) -> float:
-        """The weight of the next batch, in proportion to those of the others (see `total`); 0: it counts nothing."""
+        """Add the next batch and return its weight, in proportion to the others (see `total`); 0: nothing counts."""
         inputs, target = checked_batch(batch)
         whole = Part(evaluation.output, evaluation.target, evaluation.samples)
         if self.weight is not None:
@@ -248,7 +249,7 @@ class Weights:
 
     @property
     def total(self) -> float:
-        """What the weighted sum over the batches is divided by: the sum of the weights, or the unit of plain sums."""
+        """Divisor of the weighted sum over the batches: the sum of the weights, or the unit of plain sums."""
         if not self.count:
             raise ConfigError("the data are an empty stream: they need at least one batch")
         if self.weight is not None and not callable(self.weight) and len(self.weight) != self.count:
@@ -261,7 +262,7 @@ class Weights:
         return totals[0]
 
     def totals(self) -> dict[Rule, float]:
-        """By rule that is left, what all batches count beside the data of others; 1 where losses are added up."""
+        """Weight of all batches relative to other data, by each rule that may still hold; 1 if losses are added up."""
         return {rule: 1.0 if rule == SUM else sum(own) for rule, own in self.masses.items()}
 
     def _scaled(self, rule: Rule, mass: float) -> float:
@@ -286,11 +287,11 @@ class Weights:
             raise ConfigError(f"the weight of batch {self.count} must be a number of at least 0, not {shown}")
         return mass
 
-    # found out
+    # inference of the rule
 
     def _found_out(self, given: Part, outputs: Part, evaluation: Evaluation) -> dict[Rule, float]:
-        """What the batch counts by each rule that is left."""
-        # a loss that the model has computed is none of the outputs
+        """Weight of the batch by each rule that may still hold."""
+        # a loss that the model computed is not one of the outputs
         inner = any(t.ndim == 0 and t.requires_grad for t in tensors_of(evaluation.output))
         whole, loss = (own_labels(given), self._inner_loss) if inner else (outputs, self._outer_loss)
         # without a target the loss is one of the outputs, or of labels among the inputs
@@ -328,12 +329,12 @@ class Weights:
         return {rule: self._mass(rule, whole) for rule in rules}
 
     def _rules(self, whole: Part, inner: bool) -> list[Rule]:
-        """Those that may hold: at first all, later the ones left."""
+        """Rules that may hold: all plausible ones for the first batch, the remaining ones for later batches."""
         if not inner and divisor(self.loss_fn, whole) is not None:
             return list(self.masses) or [TORCH, SUM]
         found = plausible(whole, self._ignored(whole, inner), len(self._declared[1]))
         if self.count:
-            # a value that did not occur before made no difference if it is ignored
+            # ignoring a value that did not occur before made no difference
             new = [rule for rule in found if rule.plain in self.masses and rule.ignored not in self._values]
             found = list(dict.fromkeys([*self.masses, *new]))
         for tensor in filter(is_label, tensors_of(whole.target)):
@@ -341,7 +342,7 @@ class Weights:
         return found
 
     def _ignored(self, whole: Part, inner: bool) -> list[int]:
-        """Values of targets that may count nothing: by convention, as the loss says, or as its gradient shows."""
+        """Values of targets that may be ignored: by convention, by a constant of the loss, or by its gradient."""
         found = {IGNORED, *self._declared[0]}
         targets = list(tensors_of(whole.target))
         for tensor in filter(is_label, targets):
@@ -355,7 +356,7 @@ class Weights:
         return constituents(self.loss_fn)
 
     def _mass(self, rule: Rule, part: Part) -> float:
-        """What a part counts by a rule; ``nan``: the rule cannot hold."""
+        """Weight of a part by a rule; ``nan``: the rule cannot hold."""
         if rule in (SUM, SAMPLES):
             return 1.0 if rule == SUM else float(part.samples)
         if rule == TORCH:
@@ -377,9 +378,10 @@ class Weights:
     def _left(
         self, rules: list[Rule], split: Split, loss: Callable[[Part], float], *, needed: bool = False
     ) -> list[Rule]:
-        """The rules by which the loss of all samples of a split follows from those of its parts.
+        """Rules by which the loss of all samples of a split follows from the losses of its parts.
 
-        Without such losses, as for targets that the loss does not know, none is ruled out, or all if it is ``needed``.
+        If these losses cannot be evaluated, as for targets that the loss rejects, no rule is excluded, or all rules
+        are if the split is ``needed``.
         """
         whole, parts = split
         try:
@@ -400,7 +402,7 @@ class Weights:
         return [rule for rule in rules if follows(rule)]
 
     def _uneven_halves(self, rules: Sequence[Rule], whole: Part) -> Iterator[Split]:
-        """Halves that differ in what they count by two rules, where the samples do."""
+        """Yield halves whose weights by two rules differ in proportion, if those of the samples do."""
         pair = self._disagreement(rules, whole)
         if pair is not None and whole.samples > 1:
             alone = [whole.rows(torch.tensor([n])) for n in range(min(whole.samples, MOST))]
@@ -410,9 +412,10 @@ class Weights:
             yield from halves(whole, order)
 
     def _thinned(self, whole: Part) -> Iterator[Split]:
-        """The batch twice, once with many and once with few targets left in each sample.
+        """Yield the batch twice, once with many and once with few targets kept in each sample.
 
-        A value that is not ignored makes them other targets, of which the same holds.
+        The other targets are replaced by a value that may be ignored. If it is not ignored, they are ordinary targets,
+        and the same rules apply.
         """
         for tensor in tensors_of(whole.target):
             if tensor.ndim < 2 or tensor.shape[1] < 2 or not (is_label(tensor) or is_mask(tensor)):
@@ -429,7 +432,7 @@ class Weights:
                 yield parts[0].and_(parts[1]), parts
 
     def _left_shifted(self, rules: list[Rule], whole: Part, loss: Callable[[Part], float]) -> list[Rule]:
-        """The rules without those that leave out the first positions, if these have an effect."""
+        """Rules without those that leave out the first positions, if these have an effect on the loss."""
         for number, tensor in enumerate(tensors_of(whole.target)):
             if not any(rule.shifted and rule.tensor == number for rule in rules):
                 continue
@@ -443,7 +446,7 @@ class Weights:
         return rules
 
     def _left_along(self, rules: list[Rule], whole: Part) -> list[Rule]:
-        """The rules that hold for pieces of the sequences; none of entries if the loss of a sequence is their sum."""
+        """Rules that hold for pieces of the sequences; without rules of entries if the pieces' losses add up."""
         targets = list(tensors_of(whole.target))
         if len(targets) != 1 or targets[0].ndim < 2 or targets[0].shape[1] < 2:
             return rules
@@ -459,13 +462,13 @@ class Weights:
         mean = (cut * losses[0] + (length - cut) * losses[1]) / length
         if same(sum(losses), expected) and not same(mean, expected):
             return [rule for rule in rules if rule in (SAMPLES, SUM)]
-        # the others do not say what a piece counts
+        # the other rules do not give the weight of a piece
         of_entries = [rule for rule in rules if rule.kind in ("entries", "total") and not rule.shifted]
         out = set(of_entries) - set(self._left(of_entries, (whole, pieces), self._outer_loss))
         return [rule for rule in rules if rule not in out]
 
     def _disagreement(self, rules: Sequence[Rule], whole: Part) -> tuple[Rule, Rule] | None:
-        """Two rules by which the batch has different shares beside the earlier ones."""
+        """Two rules by which the batch has different weights relative to the earlier batches; None: all agree."""
 
         def share(rule: Rule) -> float:
             mass = self._mass(rule, whole)
@@ -484,7 +487,7 @@ class Weights:
         return float(self._loss(*self._arguments(part)))
 
     def _arguments(self, part: Part) -> tuple[Any, Any]:
-        """What the loss of a part is computed from."""
+        """Arguments of the loss for a part."""
         return part.source, part.target if self._has_target else self._target
 
     def _inner_loss(self, part: Part) -> float:
@@ -492,7 +495,7 @@ class Weights:
 
     @cached_property
     def _still(self) -> Snapshot:
-        """The model in evaluation mode, in which samples do not influence each other, on the CPU."""
+        """Snapshot of the model on the CPU, in evaluation mode, in which samples do not influence each other."""
         modules = list(self.model.modules())
         modes = [module.training for module in modules]
         try:
@@ -506,7 +509,7 @@ class Weights:
 
 
 def check_weighting(reduction: str | None, weight: object) -> None:
-    """Raise a ConfigError unless at most one of the two is given, and as `Weights` takes it."""
+    """Raise a ConfigError unless at most one of the two is given, in a form that `Weights` accepts."""
     if reduction not in (None, "mean", "sum"):
         raise ConfigError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
     numbers = hasattr(weight, "__len__") and hasattr(weight, "__getitem__") and not isinstance(weight, (str, Mapping))
@@ -530,10 +533,10 @@ def refuse_nothing(loss_fn: LossFunction, evaluation: Evaluation) -> None:
 
 
 def mass_of(own: Mapping[Rule, float], everyone: Sequence[Mapping[Rule, float]]) -> Mass:
-    """What the own data (see `Weights.totals`) count, by a rule that holds for those of everyone."""
+    """Weight of the data of this process (see `Weights.totals`), by a rule that holds for all processes' data."""
     found: dict[Rule, list[float]] = {}
     for rule in dict.fromkeys(rule for masses in everyone for rule in masses):
-        # where the ignored value does not occur, nothing is said of it
+        # without the ignored value in its data, a process knows only the plain rule
         parts = [masses.get(rule, masses.get(rule.plain)) for masses in everyone]
         known = [part for part in parts if part is not None]
         if len(known) == len(everyone):
@@ -549,7 +552,7 @@ def mass_of(own: Mapping[Rule, float], everyone: Sequence[Mapping[Rule, float]])
 
 
 def plausible(whole: Part, ignored: Sequence[int], classes: int) -> list[Rule]:
-    """The rules that can be tried on a batch."""
+    """Rules that can be tried on a batch."""
     found = [SAMPLES]
     tensors = list(tensors_of(whole.target))
     for number, tensor in enumerate(tensors):
@@ -568,7 +571,7 @@ def plausible(whole: Part, ignored: Sequence[int], classes: int) -> list[Rule]:
 
 
 def divisor(loss_fn: LossFunction, part: Part) -> float | None:
-    """What a loss of torch divides by: entries, or the class weights of the targets not ignored; None: another loss."""
+    """Divisor of a loss of torch: entries, or the class weights of the targets not ignored; None: another loss."""
     loss: Any = loss_fn
     options: Mapping[str, Any] = {}
     if isinstance(loss_fn, partial) and not loss_fn.args:
@@ -589,12 +592,12 @@ def divisor(loss_fn: LossFunction, part: Part) -> float | None:
 
 
 def made_by(loss: Any, kinds: Sequence[Any]) -> bool:
-    """Whether a loss is one of some functions, or exactly of one of some classes."""
+    """Whether a loss is one of the given functions, or an instance of exactly one of the given classes."""
     return any(loss is kind or type(loss) is kind for kind in kinds)
 
 
 def unseen(loss: LossFunction, whole: Part, target: torch.Tensor) -> set[int]:
-    """Values of a target at which the gradient in the outputs is zero, wherever they are."""
+    """Values of a target at which the gradient in the outputs is zero at every occurrence."""
     source = mapped(whole.source, lambda t: t.detach().requires_grad_() if t.is_floating_point() else t)
     leaves = [t for t in tensors_of(source) if t.requires_grad]
     try:
@@ -613,7 +616,7 @@ def unseen(loss: LossFunction, whole: Part, target: torch.Tensor) -> set[int]:
 
 
 def constituents(loss_fn: LossFunction) -> tuple[list[int], list[torch.Tensor]]:
-    """Integers and vectors that a loss is made of: perhaps values that it ignores and class weights."""
+    """Integers and vectors that a loss refers to: possibly values that it ignores, and class weights."""
     values: list[Any] = []
     if isinstance(loss_fn, partial):
         values += [loss_fn.func, *loss_fn.args, *loss_fn.keywords.values()]
@@ -639,7 +642,7 @@ def constituents(loss_fn: LossFunction) -> tuple[list[int], list[torch.Tensor]]:
 
 
 def own_labels(given: Part) -> Part:
-    """The same, but labels among the inputs are no other input too, as those of a causal model may be."""
+    """Return the part with separate labels, which in a causal model may be the same tensor as another input."""
     target = given.target
     if not isinstance(given.source, Mapping) or not isinstance(target, torch.Tensor):
         return given
@@ -649,19 +652,19 @@ def own_labels(given: Part) -> Part:
 
 
 def halves(whole: Part, order: torch.Tensor) -> Iterator[Split]:
-    """The samples in an order, cut in the middle."""
+    """Yield the samples in an order, split in the middle."""
     if len(order) > 1:
         middle = len(order) // 2
         yield whole.rows(order), [whole.rows(order[:middle]), whole.rows(order[middle:])]
 
 
 def doubled(whole: Part) -> Split:
-    """Every sample twice."""
+    """Split of every sample taken twice."""
     return whole.and_(whole), [whole, whole]
 
 
 def along(piece: slice, samples: int, length: int, tensor: torch.Tensor) -> torch.Tensor:
-    """Some positions of sequences (N, T, …), (N, V, T) or (N T, …)."""
+    """Take some positions of sequences (N, T, …), (N, V, T) or (N T, …)."""
     if tensor.ndim and len(tensor) == samples * length and samples > 1:
         return tensor.unflatten(0, (samples, length))[:, piece].flatten(0, 1)
     axes = [k for k in range(1, tensor.ndim) if tensor.shape[k] == length]
@@ -683,7 +686,7 @@ def is_mask(tensor: torch.Tensor) -> bool:
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor where a target without meaning is an error, not the end of the process."""
+    """Copy a tensor to the CPU, where an invalid target raises an error and does not end the process."""
     return tensor.detach().cpu()
 
 

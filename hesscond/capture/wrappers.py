@@ -1,4 +1,4 @@
-"""What wraps a model, or parts of it, without changing what it computes: compilers, replicas, checkpoints."""
+"""Wrappers of a model or its parts that do not change its values: compilers, replicas, checkpoints."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model that `torch.compile`, ``DataParallel`` and ``DistributedDataParallel`` were given.
+    """Model that `torch.compile`, ``DataParallel`` or ``DistributedDataParallel`` were applied to.
 
-    Parts that were compiled or replicated stay, and so do their names: `plainly` runs what they hold.
+    Parts that were compiled or replicated stay, and so do their names: `plainly` runs the modules inside them.
     """
     while True:
         if isinstance(model, PARALLEL):
@@ -32,12 +32,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def compiled_modules() -> tuple[type, ...]:
-    """The class of compiled modules, if anything was compiled: torch's compiler takes seconds to import."""
+    """Class of compiled modules, if anything was compiled: torch's compiler takes seconds to import."""
     return (sys.modules["torch._dynamo"].OptimizedModule,) if "torch._dynamo" in sys.modules else ()
 
 
 def check_problem(model: object, loss_fn: object) -> None:
-    """Refuse what is no model, or no loss."""
+    """Raise a ConfigError if ``model`` is no module, or ``loss_fn`` is no loss."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     if isinstance(loss_fn, type):
@@ -51,7 +51,7 @@ def check_problem(model: object, loss_fn: object) -> None:
 
 
 def measurable(model: nn.Module) -> nn.Module:
-    """The model inside its wrappers, if it has parameters with values that can be replaced."""
+    """Return the model inside its wrappers, or raise a CaptureError if its parameters have no values to replace."""
     model = unwrapped(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(
@@ -72,11 +72,11 @@ def measurable(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def plainly(model: nn.Module) -> Iterator[None]:
-    """Within, compiled code runs as it was written, no part of the model is replicated, and nothing is checkpointed.
+    """Context without compiled code, replicas and checkpoints in the model, and without its backward hooks.
 
-    None of it changes a value, but compilers do not see hooks, replicas hold parameters of their own, and a checkpoint
-    computes its part again in the backward pass, from the parameters that the model has by then. Backward hooks are of
-    the user's own passes.
+    None of them changes a value, but compilers do not see hooks, replicas hold separate parameters, and a checkpoint
+    computes its part again in the backward pass, from the parameters that the model has by then. Backward hooks are
+    meant for the user's passes.
     """
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
@@ -100,11 +100,11 @@ def plainly(model: nn.Module) -> Iterator[None]:
 
 
 class CalledOnce:
-    """In the place of torch's ``CheckpointFunction``."""
+    """Replacement of torch's ``CheckpointFunction`` that calls the function once and keeps its graph."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        """What the function returns, with its graph."""
+        """Return the result of the function, with its graph."""
         return function(*args)
 
 
@@ -115,7 +115,7 @@ def kept_graph(
     *args: Any,
     **kwargs: Any,
 ) -> Iterator[None]:
-    """In the place of torch's ``_checkpoint_without_reentrant_generator``: runs the function in its forward context."""
+    """Run a function in its forward context, in place of torch's ``_checkpoint_without_reentrant_generator``."""
     if context_fn is None:
         yield
         return

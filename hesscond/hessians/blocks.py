@@ -34,17 +34,17 @@ ROOT = "model"
 PART = re.compile(r"(.+)\[((?:[qkv](?:\.\d+)?)|(?:l\d+(?:_reverse)?(?:\.[a-z])?)|[ifgorzn]|(?:\d+:\d+))\]")
 #: Layers with query, key and value one after another that are called so, with three units for every input.
 PACKED = {"c_attn", "qkv", "qkv_proj", "Wqkv", "in_proj"}
-#: What models call the number of heads, at the module around such a layer.
+#: Names of the number of heads in the module around such a layer.
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads")
 #: The gates of recurrent cells, in the order of their rows.
 GATES = {nn.LSTM: "ifgo", nn.LSTMCell: "ifgo", nn.GRU: "rzn", nn.GRUCell: "rzn"}
 #: Normalizations whose scale and shift have an entry for every feature, whatever their shape.
 FEATURES = (nn.LayerNorm, nn.RMSNorm)
-#: Modules whose rows are units by torch's own documentation.
+#: Modules whose rows are units by torch's documentation.
 PACKING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 #: Why rows are no units.
 TURNED = "whose rows are no outputs"
-#: An error lists the layers of a model up to so many, and of a larger one the names that are nearest.
+#: Largest number of layers that an error lists; for larger models, number of similar names that it suggests.
 SHORT, SUGGESTIONS = 8, 4
 
 
@@ -55,12 +55,12 @@ class Piece:
     Attributes
     ----------
     parameter
-        Its name in the model; the first, if it has several.
+        Name of the parameter in the model; the first, if it has several.
     shape
         (a, m, b), or (a, m, b, m', c, …): the parameter as an array of which a row is a slice along the second
         dimension, or along every second one together.
     rows
-        Which of the rows, one for each unit; None: all of the parameter, which belongs to no unit alone.
+        Rows of the piece, one for each unit; None: the whole parameter, which belongs to no single unit.
     """
 
     parameter: str
@@ -83,7 +83,7 @@ class Piece:
         return self.width * (self.count if self.rows is None else len(self.rows))
 
     def index(self) -> torch.Tensor | None:
-        """(size,) where the entries are in the flattened parameter; None: all of them are there, in its order."""
+        """Indices (size,) of the entries in the flattened parameter; None: all of its entries, in order."""
         if self.rows is None or self.rows == range(self.count):
             return None
         rows = self._table()[torch.tensor(self.rows)]
@@ -91,14 +91,14 @@ class Piece:
         return rows.unflatten(1, (outer, -1)).transpose(0, 1).flatten()
 
     def places(self) -> torch.Tensor:
-        """(units, width) where the entries of each row are among those of the piece."""
+        """Indices (units, width) of the entries of each row among those of the piece."""
         if self.index() is None:
             return self._table()
         outer = self.shape[0] if len(self.shape) == 3 else 1
         return torch.arange(self.size).view(outer, -1, self.width // outer).transpose(0, 1).flatten(1)
 
     def _table(self) -> torch.Tensor:
-        """(rows, width) where the entries of each row are in the flattened parameter."""
+        """Indices (rows, width) of the entries of each row in the flattened parameter."""
         axes = range(len(self.shape))
         numbers = torch.arange(prod(self.shape)).view(self.shape).permute(*axes[1::2], *axes[::2])
         return numbers.reshape(self.count, self.width)
@@ -111,17 +111,17 @@ class Block:
     Attributes
     ----------
     name
-        What it is called.
+        Name of the block.
     pieces
-        What it is made of, in the order of its vectors: biases first.
+        Pieces of parameters, in the order of the block's vectors: biases first.
     units
-        Numbers of its units: the rows that these are in the parameters.
+        Numbers of its units, which are their rows in the parameters.
     table
-        Whether the units are rows of a table, of which the loss depends on those that are looked up.
+        Whether the units are rows of a table; the loss depends only on rows that are looked up.
     layer
-        The dense or convolutional layer whose weight and bias it is, if they are the layer's own.
+        Dense or convolutional layer whose weight and bias form the block, if they are not computed from others.
     undivided
-        Why it has no units.
+        Reason why it has no units.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Block:
         return sum(piece.width for piece in self.pieces if piece.rows is not None)
 
     def at(self, positions: Sequence[int], name: str | None = None) -> Block:
-        """The units at these positions alone, without what belongs to none."""
+        """Block of the units at these positions, without parameters that belong to no unit."""
         pieces = tuple(
             replace(piece, rows=taken(piece.rows, positions)) for piece in self.pieces if piece.rows is not None
         )
@@ -163,7 +163,7 @@ class Block:
         Raises
         ------
         ConfigError
-            It has none, or no such unit.
+            The block has no units, or no such unit.
         """
         if not self.units:
             raise ConfigError(self.undivided)
@@ -277,7 +277,7 @@ class Catalogue:
         return self.modules.get(name) if name else None
 
     def kind(self, name: str) -> str:
-        """The class of the module that a block belongs to, or "Parameter"; empty for a group of one's own."""
+        """Class of the module that a block belongs to, or "Parameter"; empty for a named group of parameters."""
         base = PART.sub(r"\1", name)
         module = self.module(base)
         if module is not None:
@@ -298,7 +298,7 @@ class Catalogue:
         return base not in self._owners and base not in self.parameters and any(sign in base for sign in "*?[")
 
     def members(self, group: str, given: Iterable[str] | str) -> tuple[str, ...]:
-        """Names of what a group of the user's own is made of.
+        """Names of the members of a group that the user defined.
 
         Raises
         ------
@@ -322,7 +322,7 @@ class Catalogue:
             raise ConfigError(frozen(block.parameters[0]))
 
     def group(self, name: str, members: Iterable[str]) -> Block:
-        """A block of the user's own: no units, one Hessian.
+        """Block of a group that the user defined: no units, one Hessian.
 
         Raises
         ------
@@ -383,7 +383,7 @@ class Catalogue:
                 "level='layer'"
             )
         else:
-            # scalars beside arrays are of all units
+            # scalars next to arrays belong to all units
             count = self._shape(next((key for key in mine if self.parameters[key].ndim), mine[0]))[1]
         pieces = self._pieces(inside, count)
         if count is not None and all(piece.rows is None for piece in pieces):
@@ -393,7 +393,7 @@ class Catalogue:
     def by_use(self, block: Block, uses: Uses) -> list[Block]:
         """A block divided by the outputs of its parameters: those of its first weight are its units.
 
-        What has other outputs is a block of its own, by the name of its weight. Parameters that the loss does not
+        Parameters with other outputs form a separate block, named after its weight. Parameters that the loss does not
         multiply with activations keep their rows.
 
         Raises
@@ -606,7 +606,7 @@ class Catalogue:
         """Blocks in which every parameter that requires a gradient is once, in the order of the modules.
 
         A module without others inside has one block, or a block for query, key and value, or for each layer and
-        direction of a recurrence, where torch packs these; parameters beside other modules have one each.
+        direction of a recurrence, where torch packs these; parameters outside of such modules have one each.
         """
         found: dict[str, Block] = {}
         seen: set[str] = set()
@@ -632,7 +632,7 @@ class Catalogue:
                 blocks = [self._of_module(name, module, mine)]
             for block in blocks:
                 own = set(block.parameters)
-                # of a layer that is measured as it is, a frozen weight beside a bias does no harm
+                # in a layer that is measured as a whole, a frozen weight next to a bias does no harm
                 if own & set(fresh) if block.layer is not None else own <= set(fresh):
                     found[block.name] = block
             covered = {key for block in blocks if block.name in found for key in block.parameters}
@@ -643,7 +643,7 @@ class Catalogue:
     def matching(self, pattern: str) -> list[str]:
         """Names of the blocks that a glob takes: natural ones, then parameters, then modules, without overlap.
 
-        What requires no gradient is left out, unless there is nothing else.
+        Parameters that require no gradient are left out, unless there are no others.
 
         Raises
         ------
@@ -696,16 +696,16 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class Choice:
-    """The blocks that are asked for.
+    """Choice of blocks.
 
     Attributes
     ----------
     names
-        In their order; None: all dense and convolutional layers.
+        Names in their order; None: all dense and convolutional layers.
     optional
-        Those that a glob found: what cannot be measured of them is left out with its reason.
+        Names that a glob found: blocks that cannot be measured are left out, with the reason.
     groups
-        The user's own blocks, by name, as names of what they are made of.
+        Blocks that the user defined, as names of their members, by name.
     """
 
     names: tuple[str, ...] | None = None
@@ -720,7 +720,7 @@ class Choice:
         groups: Mapping[str, Iterable[str] | str] | None,
         level: str,
     ) -> Choice:
-        """What ``layers=`` and ``blocks=`` of a probe name.
+        """Choice of the blocks that ``layers=`` and ``blocks=`` of a probe name.
 
         Raises
         ------
@@ -745,7 +745,7 @@ class Choice:
                 continue
             for own in catalogue.matching(name):
                 block = catalogue.block(own)
-                # at this level what belongs to no unit has blocks of its own
+                # at this level, parameters that belong to no unit form separate blocks
                 apart = level == "unit" and block.units and block.layer is None
                 beside = [p.parameter for p in block.pieces if p.rows is None] if apart else []
                 optional |= {key for key in (own, *beside) if key not in found}
@@ -776,7 +776,7 @@ class Choice:
         return found | {name: catalogue.group(name, members) for name, members in self.groups.items()}
 
     def placed(self, place_of: Callable[[str], str]) -> Choice:
-        """The same blocks where names are others."""
+        """Return the same blocks under other names."""
         return Choice(
             None if self.names is None else tuple(map(place_of, self.names)),
             frozenset(map(place_of, self.optional)),
@@ -794,7 +794,7 @@ def frozen(parameter: str) -> str:
 
 
 def trained(block: Block, catalogue: Catalogue) -> Block:
-    """What of a block requires a gradient."""
+    """Part of a block that requires a gradient."""
     pieces = tuple(piece for piece in block.pieces if catalogue.parameters[piece.parameter].requires_grad)
     if not pieces:
         raise ConfigError(frozen(block.parameters[0]))
@@ -809,7 +809,7 @@ def is_transposed_dense(module: nn.Module) -> bool:
 
 
 def thirds(count: int, number: int) -> dict[str, range]:
-    """Query, key and value in so many rows one after another, and each of their heads."""
+    """Rows of query, key and value, one after another in ``count`` rows, and of each of their heads."""
     size = count // 3
     found: dict[str, range] = {}
     for k, letter in enumerate("qkv"):
@@ -859,8 +859,8 @@ def cover(piece: Piece, covered: dict[str, torch.Tensor]) -> None:
 def role(model: nn.Module, name: str) -> Role:
     """The role of a block of a model by its name, as `hesscond.probe` takes it, and by the kind of its module.
 
-    What is of a recurrent module, a normalization or a table is that; other names are taken at their word, and the
-    kind of the module is what is left where no convention knows them.
+    Parameters of a recurrent module, a normalization or a table have its role. For other blocks the name decides by
+    convention, and the kind of the module if no convention applies.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""From what was captured to the Hessians of units and layers."""
+"""Construction of the Hessians of units and layers from captures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
             error = None if curvature.error is None else curvature.error[:, column, None] * rows.abs()
             kept = (root != 0) | bool(captured.vanishing)
             if captured.repeating and bool(kept.any()):
-                # these rows may all be independent, and those that are left out are zero
+                # the kept rows may all be independent, and the others are zero
                 scaled, sign = (rows * root[:, None])[kept], None if sign is None else sign[kept]
                 error = None if error is None else error[kept]
                 found.append(FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=lost))

@@ -32,7 +32,7 @@ HessianMaker = Callable[..., HessianOperator]
 class BlockHessian(ABC):
     """The Hessian H of the loss in the parameters of one unit or layer, in plain or other coordinates.
 
-    With a P every method speaks of PᵀHP; for a whole layer it is that of all units.
+    With a P, every method refers to PᵀHP; for a whole layer, P is that of all units.
     """
 
     #: P of a block that is PᵀHP; None: it is H itself.
@@ -49,7 +49,7 @@ class BlockHessian(ABC):
 
     @property
     def units(self) -> int:
-        """On how many units a P acts."""
+        """Number of units that a P acts on."""
         return 1
 
     @property
@@ -80,7 +80,7 @@ class BlockHessian(ABC):
     def scales(self) -> torch.Tensor:
         """(k,) the sizes d of the parameters' shares in H, whose entry (i, j) is of the size d_i d_j at most.
 
-        They are no smaller than what keeps the round-off of H far below that.
+        They are large enough that the round-off of H is far below d_i d_j.
         """
         return self.diagonal().abs().sqrt()
 
@@ -112,7 +112,7 @@ class TransformedHessian(BlockHessian):
     whole
         H.
     P
-        Of its unit, or of all its units.
+        P of its unit, or of all its units.
     """
 
     whole: BlockHessian
@@ -176,7 +176,7 @@ class Source(Protocol):
 
 
 class Coordinates(ABC):
-    """What the Hessians of units, of layers and of the network are measured in.
+    """Coordinates in which the Hessians of units, of layers and of the network are measured.
 
     There are four kinds: a P that is known beforehand (`LinearCoordinates`), a P that the Hessian at hand defines
     (`Yardstick`), Hessians known by products (`Chart`), and None, the plain coordinates, wherever coordinates are asked
@@ -185,7 +185,7 @@ class Coordinates(ABC):
     Attributes
     ----------
     name
-        What the log calls them.
+        Name of the coordinates in the log.
     """
 
     name: str
@@ -201,11 +201,11 @@ class Coordinates(ABC):
         """
 
     def collect(self, layer: str, inputs: LayerInputs) -> Any:
-        """What of a layer's inputs they are made of, for `resolved`: has ``merged(other)``. None: nothing."""
+        """Return statistics of a layer's inputs for `resolved`, with ``merged(other)``; None: none are needed."""
         return None
 
     def resolved(self, seen: Any, geometry: Geometry) -> Coordinates | None:
-        """They themselves, once it is known what of a layer's inputs was collected over all data."""
+        """Return the coordinates of a layer, given the statistics of its inputs collected over all data."""
         return self
 
     def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
@@ -214,7 +214,7 @@ class Coordinates(ABC):
         Raises
         ------
         ConfigError
-            They are those of a layer.
+            These coordinates are defined only for layers.
         """
         raise ConfigError(f"the coordinates {self.name!r} are known for a unit or a layer, not for a whole network")
 
@@ -270,12 +270,12 @@ class LinearCoordinates(Coordinates):
     alike: ClassVar[bool] = False
     #: L (m, m'); None: the identity.
     left: torch.Tensor | None = None
-    #: Whether sums with the entries of a matrix may cancel, so that rounding is large beside small results.
+    #: Whether sums with the entries of a matrix may cancel, so that rounding is large compared with small results.
     cancels: bool = False
 
     @abstractmethod
     def of_unit(self, unit: int) -> Preconditioner:
-        """That of one unit of the layer.
+        """P of one unit of the layer.
 
         Raises
         ------
@@ -289,11 +289,11 @@ class LinearCoordinates(Coordinates):
         return source.plain(layer, unit).in_coordinates(P)
 
     def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        """P_i of each of the units, or one that is the same for all."""
+        """P_i for each of the units, or one that is the same for all."""
         return [self.of_unit(unit) for unit in units]
 
     def matrices(self, units: int, order: int, device: torch.device | None = None) -> list[torch.Tensor]:
-        """P_i (n̂, k_i) of each unit, or one if it is the same for all."""
+        """Matrices P_i (n̂, k_i) for each unit, or one if it is the same for all."""
         inner = self._inner(units)
         order = order if self.left is not None else units * order // inner
         return [P.matrix(order, device) for P in self.by_unit(range(inner))]
@@ -386,7 +386,7 @@ class Preconditioner(LinearCoordinates):
     def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
         """P (n̂, k) times ``vectors`` (k, m), for n̂ = ``order``; float64.
 
-        By the derivative of row ↦ row P, transposed, so that P need not be formed.
+        It is computed from the derivative of row ↦ row P, transposed, so that P need not be formed.
         """
         rows = vectors.to(torch.float64).T
         point = rows.new_zeros(len(rows), order, requires_grad=True)
@@ -441,7 +441,7 @@ class DensePreconditioner(Preconditioner):
 
 
 class Diagonal:
-    """What needs no matrix where P is diagonal, with ``d`` (n̂,) or (m, n̂)."""
+    """Mixin of methods that need no matrix if P is diagonal, with ``d`` (n̂,) or (m, n̂)."""
 
     d: torch.Tensor
 
@@ -495,7 +495,7 @@ class UnitProduct(UnitPreconditioner):
         return Product(self.first.of_unit(unit), self.second.of_unit(unit))
 
     def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        """P_i Q_i of each."""
+        """Products P_i Q_i for each of the units, or one for all."""
         first, second = self.first.by_unit(units), self.second.by_unit(units)
         count = max(len(first), len(second))
         pairs = zip(*(own * count if len(own) == 1 else own for own in (first, second)), strict=True)
@@ -530,7 +530,7 @@ class Kronecker(LinearCoordinates):
     right
         R, of the inputs: of all units alike, or P = (L ⊗ I) diag(R_1 … R_m') with another for each.
     name
-        What the log calls it.
+        Name of the coordinates in the log.
     """
 
     cancels = True
@@ -544,7 +544,7 @@ class Kronecker(LinearCoordinates):
         Raises
         ------
         ConfigError
-            It is not.
+            L is not diagonal.
         """
         assert self.left is not None
         if self.left.shape[0] != self.left.shape[1] or bool((self.left != self.left.diagonal().diag()).any()):
@@ -555,7 +555,7 @@ class Kronecker(LinearCoordinates):
         return Product(self.right.of_unit(unit), Scaling(self.left[unit, unit, None], f"L of unit {unit}"))
 
     def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        """R_i of each of the units between L and R."""
+        """R_i for each of the units between L and R."""
         return self.right.by_unit(units)
 
 
@@ -589,11 +589,11 @@ class UnitCoordinates(LinearOperator):
     P
         The change of variables.
     units
-        Those that the rows belong to: one, or all of the layer.
+        Units that the rows belong to: one, or all of the layer.
     n_params
         n̂.
     dtype, device
-        Of the operator; P itself works in float64.
+        Dtype and device of the operator; P itself works in float64.
     """
 
     def __init__(
@@ -708,7 +708,7 @@ def coordinates_of(
     operator
         Made with ``layers=``.
     preconditioners
-        By layer; a layer that is absent, or None, stays as it is.
+        P by layer name; a layer that is absent, or None, is left unchanged.
 
     Raises
     ------
@@ -739,7 +739,7 @@ def unit_layout(operator: NetworkOperator) -> UnitLayout:
     Raises
     ------
     ConfigError
-        Its parameters are not in the order of units.
+        The parameters of the operator are not in the order of units.
     """
     if not isinstance(operator.layout, UnitLayout):
         raise ConfigError("the parameters of this operator are not ordered by unit: make it with layers=")

@@ -91,7 +91,7 @@ class FactoredHessian(BlockHessian):
         return found
 
     def column_errors(self) -> torch.Tensor:
-        """(n,) the bounds ``row_error`` of each column in the 2-norm, at P = I."""
+        """Bounds ``row_error`` (n,) of each column in the 2-norm, at P = I."""
         error = self.row_error.entries() if isinstance(self.row_error, EntryBounds) else self.row_error
         assert error is not None
         return error if error.ndim == 1 else error.norm(dim=0)
@@ -103,7 +103,7 @@ class FactoredHessian(BlockHessian):
         return conditions_of(forms_of([self], [coordinates]), rtol=rtol)[0]
 
     def form(self, P: LinearCoordinates | None = None, factor: torch.Tensor | None = None) -> FactorForm:
-        """What is known of H or PᵀHP; ``factor``: its factor, if that is at hand."""
+        """Form of H or PᵀHP; ``factor``: its factor, if it is available."""
         indefinite = self.sign is not None or self.spread is not None
         return FactorForm(
             self.factor(P) if factor is None else factor,
@@ -139,7 +139,7 @@ class FactoredHessian(BlockHessian):
     def rank_bound(self) -> int:
         """Distinct active samples, or features: one for each that varies over them and one for all constant ones.
 
-        It holds in all coordinates, since P is linear; a transformed dead feature no longer looks dead.
+        The bound holds in all coordinates, since P is linear; a transformed dead feature no longer looks dead.
         """
         known = self.order if self.rank_limit is None else self.rank_limit
         if self.root is None:
@@ -183,9 +183,9 @@ class FactorForms(NamedTuple):
     Attributes
     ----------
     plain
-        Makes the form in the plain coordinates.
+        Function that makes the form in the plain coordinates.
     forms
-        Those asked for.
+        Forms in the requested coordinates.
     cancels
         Whether the rounding of P may hide what is zero in the plain coordinates.
     """
@@ -236,7 +236,7 @@ def multiplied_each(
 def forms_of(
     hessians: Sequence[FactoredHessian], coordinates: Sequence[Sequence[LinearCoordinates | None]]
 ) -> list[FactorForms]:
-    """What is known of Hessians, each in its coordinates, which are not looked at again."""
+    """Forms of Hessians, each in its coordinates, which are not needed afterwards."""
     return [
         FactorForms(
             own.form,
@@ -256,7 +256,7 @@ def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
         signs = [sign for k in members if (sign := hessians[k].sign) is not None]
         if signs:
             squares = squares * stacked(signs)[..., None]
-        # how several threads share a sum depends on what is summed up beside it
+        # the distribution of a sum over several threads depends on the other sums
         with one_thread():
             sums = squares.sum(-2).sum(-1).tolist()
         for k, trace in zip(members, sums, strict=True):

@@ -11,8 +11,8 @@ from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates import LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.spectra import ConditionNumber, SummedForm, conditions
 
-#: Matrices of the order of H that its eigenvalues take beside it, in its own coordinates and in others; and Jacobi's
-#: method.
+#: Matrices of the order of H that its eigenvalues take in addition to H, in plain coordinates and in others; number for
+#: Jacobi's method.
 EIGENVALUES, CHANGED, JACOBI = 5, 8, 12
 
 

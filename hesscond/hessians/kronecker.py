@@ -34,7 +34,7 @@ DRAWS = 1024
 
 @dataclass(frozen=True)
 class Terms:
-    """What one batch contributes to a layer: Ĥ, and rows b with Σ_j,r (Σ_p b_rjp ⊗ ĥ_jp)(…)ᵀ ≈ H, signs left out.
+    """Contribution of a batch to a layer: Ĥ, and rows b with Σ_j,r (Σ_p b_rjp ⊗ ĥ_jp)(…)ᵀ ≈ H, without signs.
 
     Attributes
     ----------
@@ -43,11 +43,11 @@ class Terms:
     B : (R, J, m, q) float64
         The factor of the curvature, or random combinations of its terms with that mean of BᵀB.
     weight
-        What the batch counts.
+        Weight of the batch.
     first
-        The first column of Ĥ that belongs to a parameter: 1 where the bias does not.
+        First column of Ĥ that belongs to a parameter: 1 if the bias does not.
     name
-        The layer's.
+        Name of the layer.
     """
 
     inputs: LayerInputs
@@ -63,14 +63,14 @@ class Terms:
 
 @dataclass
 class KroneckerFactors:
-    """A (n̂, n̂) and C (m/G, m/G) of each group of a layer, as triangular factors, so that null is told from small.
+    """A (n̂, n̂) and C (m/G, m/G) of each group of a layer, as triangular factors, which separate null from small.
 
     A counts each row once, C each batch with its weight.
 
     Attributes
     ----------
     geometry
-        Of the layer.
+        Geometry of the layer.
     width
         n̂.
     rows
@@ -125,7 +125,7 @@ class KroneckerBasis:
     Parameters
     ----------
     Q_C, Q_A
-        As for `KroneckerInverse`.
+        Eigenvectors, as in `KroneckerInverse`.
     products : (G, r_C, r_A)
         Eigenvalues of C ⊗ A.
     """
@@ -196,7 +196,7 @@ class KroneckerInverse(ApproximateInverse):
     values : (G, r_C, r_A)
         Eigenvalues of M, nonnegative.
     null_space
-        What H annihilates besides.
+        Further null space of H.
     floor
         The smallest eigenvalue is taken to be this share of the largest at least.
     """

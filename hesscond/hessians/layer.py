@@ -101,7 +101,7 @@ class LayerHessian(BlockHessian):
         Raises
         ------
         CaptureError
-            It does not fit into the memory.
+            F does not fit into the memory.
         """
         if 8 * self.count * self.order > self.memory:
             raise CaptureError(
@@ -166,7 +166,7 @@ class LayerHessian(BlockHessian):
         ]
 
     def form(self, P: LinearCoordinates | None = None) -> DualForm | FactorForm:
-        """What is known of H or PᵀHP: the dual, or F where P mixes units or parameters that differ by unit."""
+        """Form of H or PᵀHP: the dual, or F if P mixes units or parameters that differ by unit."""
         if not has_dual(P):
             return self.dense().form(P)
         return DualForm(
@@ -318,7 +318,7 @@ class LayerHessian(BlockHessian):
     def rank_bound(self) -> int:
         """Σ_j of the rank that the rows of block j can have by the zeros of b: terms, or active units and positions.
 
-        For each unit no more than features: those that vary over the samples, and one for all constant ones.
+        Each unit contributes at most the number of features that vary over the samples, plus one for all constant ones.
         """
         B = self._factor.B
         features = self.captured.inputs.geometry.n_params
@@ -360,7 +360,7 @@ def accurate_gram(rows: torch.Tensor) -> tuple[torch.Tensor, float]:
 
 
 def has_dual(P: LinearCoordinates | None) -> bool:
-    """Whether the rows of FP are known as well as those of F: a P_i for all units, or one of its own for each."""
+    """Whether the rows of FP are known as accurately as those of F: one P_i for all units, or one for each unit."""
     return P is None or P.alike or (P.left is None and not P.cancels)
 
 

@@ -33,11 +33,11 @@ class Linearization(ABC):
     Attributes
     ----------
     leaves
-        What is differentiated in.
+        Tensors that the loss is differentiated in.
     loss
         The value of the loss.
     gradient
-        Its gradient, in the shapes of the leaves, detached.
+        Gradient of the loss, in the shapes of the leaves, detached.
     depends
         Whether the loss depends on any of the leaves.
     evaluation
@@ -64,7 +64,7 @@ class Linearization(ABC):
     def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
         """The matrix times the direction ``seeds``, in the shapes of the leaves.
 
-        Of some leaves only, those ``among`` them, if these are given: their rows and columns of the matrix.
+        If ``among`` is given, only the rows and columns of these leaves are used.
         """
 
     def products(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
@@ -87,7 +87,7 @@ class Linearization(ABC):
         """The nodes from which the whole retained graph can be reached."""
 
     def bytes(self) -> int:
-        """What the retained graphs hold besides the leaves."""
+        """Number of bytes that the retained graphs hold besides the leaves."""
         seen = [call.inputs for calls in self.evaluation.calls.values() for call in calls]
         return saved_bytes([*self.ends(), self.evaluation.loss.grad_fn], seen, self.leaves)
 
@@ -140,11 +140,11 @@ class GGNLinearization(Linearization):
     Parameters
     ----------
     evaluation, leaves
-        As for `Linearization`.
+        Arguments of `Linearization`.
     loss_fn
         The loss, evaluated again on the outputs alone.
     dtype
-        Its precision.
+        Precision of the loss.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class GGNLinearization(Linearization):
             return gradients(self._outputs, [self.leaves[i] for i in chosen], curved)
 
     def ends(self) -> Iterator[Any]:
-        """Those of the outputs, of Jᵀu and of the slopes of the loss."""
+        """Nodes of the outputs, of Jᵀu and of the slopes of the loss."""
         return (t.grad_fn for t in (*self._outputs, *self._pulled, *self._slopes))
 
 

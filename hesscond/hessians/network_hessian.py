@@ -71,7 +71,7 @@ class NetworkHessian(BlockHessian):
 
     @cached_property
     def known(self) -> tuple[Sequence[NullDirections], Known]:
-        """What is known of it beforehand."""
+        """Null directions and other facts that are known beforehand."""
         return self._known()
 
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
@@ -105,7 +105,7 @@ class NetworkHessian(BlockHessian):
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
-        """κ in the operator's own coordinates, or in others.
+        """Condition numbers in the coordinates of the operator, or in others.
 
         Raises
         ------
@@ -233,7 +233,7 @@ class Padded(BlockHessian):
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
-        """Those of the rest, whose nullity is that of all of it."""
+        """Condition numbers of the nonzero part, with the nullity of the whole Hessian."""
         left_out = self.order - len(self._index)
         found = self.inner.condition_numbers(coordinates, rtol=rtol)
         return [replace(kappa, nullity=kappa.nullity + left_out) for kappa in found]
@@ -250,7 +250,7 @@ class Padded(BlockHessian):
 
 
 def refuse_large(order: int, memory: int | None, matrices: int = 1, what: str = "dense Hessian") -> None:
-    """Raise a CaptureError for what takes so many dense matrices, if these do not fit into the memory."""
+    """Raise a CaptureError if this number of dense matrices does not fit into the memory."""
     needed = 8 * matrices * order**2
     if memory is not None and needed > memory:
         raise CaptureError(

@@ -35,7 +35,7 @@ class BlockInverse(ApproximateInverse):
     blocks
         Rows that belong to each block, and its inverse.
     null_space
-        What is known to be annihilated.
+        Subspace that is known to be annihilated.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ def network_inverse(operator: NetworkOperator, *, null_space: Subspace | None = 
     """The approximate inverse that fits an operator of a network, in the order of its parameters.
 
     Layers get a Kronecker product; what belongs to no layer (affine parameters of normalization, embeddings) a diagonal
-    of the sizes of its rows within their own block. Two sweeps over the operator's graphs.
+    of the sizes of its rows within their block. It takes two sweeps over the operator's graphs.
 
     Parameters
     ----------
     operator
         The Hessian or the Gauss-Newton matrix.
     null_space
-        What it is known to annihilate.
+        Subspace that the operator is known to annihilate.
     seed
-        Of the random terms.
+        Seed of the random terms.
     """
     layers = {placement.name: placement for placement in operator.placements}
 

@@ -41,7 +41,7 @@ from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_o
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.operator import MARGIN, ROUNDING, identity_blocks
 
-#: Two ways to a product may differ by this share of it, or by so many times their round-off.
+#: Two computations of a product may differ by this share of it, or by this multiple of their round-off.
 TOLERANCE, CONFIRMED = 1e-11, 64.0
 
 
@@ -76,37 +76,37 @@ class NetworkOperator(SymmetricOperator):
     parameters
         Names of parameters to differentiate in; None, without layers: all that require a gradient.
     dtype
-        Precision of everything (float64 whatever the model's own); None: the model's own.
+        Precision of all computations, whatever that of the model is; None: the precision of the model.
     memory
         Bytes (or ``"2 GB"``) that copies of the parameters, graphs and batches may take; None: 4 GB. One graph is
         needed in any case.
         A product takes as much again as the parameters for every vector.
     reduction
-        For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: found out.
+        For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: inferred.
     lift_casts
         Whether what the model casts to float32 stays in float64, if that is ``dtype``.
     weight
-        For a stream, what a batch counts: a function of its inputs and target, or one number for each batch.
+        For a stream, the weight of a batch: a function of its inputs and target, or one number for each batch.
     watch
         Whether the calls of layers are noted, which null directions and approximate inverses are made from.
 
     Attributes
     ----------
     loss
-        Of the whole data set.
+        Loss of the whole data set.
     gradient
-        (n,) its gradient.
+        (n,) gradient of the loss.
     point
-        (n,) the parameters.
+        (n,) parameters.
     psd
         Whether the graphs prove that the matrix is positive semidefinite.
     problem
         The model, the loss and the data that it was made from.
     placements
-        Where the parameters of layers are in the vectors, of layers all of whose weights are; without those of so many
-        units or inputs that square matrices of them do not fit into the memory (a vocabulary).
+        Places in the vectors of the layers all of whose weights are in them, except layers with so large a number of
+        units or inputs (a vocabulary) that square matrices of this order do not fit into the memory.
     retained
-        Batches whose graphs are kept, of how many.
+        Number of batches whose graphs are kept, and number of all batches.
     saturated
         Why derivatives somewhere in the model or the loss may be zero only since double precision ends.
     reached
@@ -166,7 +166,7 @@ class NetworkOperator(SymmetricOperator):
         self._read()
 
     def restricted(self, layout: Layout) -> Self:
-        """Its rows and columns in a layout of some of its parameters, or of a part of these: with the same graphs."""
+        """Return the rows and columns in a layout of some of the parameters or parts of them, with the same graphs."""
         place = {id(parameter): i for i, parameter in enumerate(self.layout.tensors)}
         found = copy(self)
         for measured in ("rounding", "_extremes"):
@@ -197,7 +197,7 @@ class NetworkOperator(SymmetricOperator):
 
     @property
     def parts(self) -> Mapping[str, slice]:
-        """By parameter, or by layer: the rows that belong to it."""
+        """Rows that belong to each parameter, or to each layer, by name."""
         return self.layout.parts
 
     def unflatten(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -261,12 +261,12 @@ class NetworkOperator(SymmetricOperator):
 
     @property
     def weights(self) -> Sequence[float]:
-        """What each batch counts."""
+        """Weight of each batch."""
         return self.problem.weights
 
     @property
     def total_mass(self) -> float:
-        """What the weighted sum over the batches is divided by."""
+        """Divisor of the weighted sum over the batches."""
         return self.problem.total_mass
 
     @property
@@ -345,7 +345,7 @@ class NetworkOperator(SymmetricOperator):
 
     @cached_property
     def uses(self) -> Uses:
-        """What the loss of the first batch that counts uses the parameters for."""
+        """Uses of the parameters in the loss of the first batch that counts."""
         linearization = next(own for _, own in self.linearizations())
         snapshot = self.problem.snapshot
         leaves = dict(zip(self.names, snapshot.leaves, strict=True))
@@ -437,7 +437,7 @@ class HessianOperator(NetworkOperator):
         Parameters
         ----------
         blocks
-            By name, the operator of a block and (u, w) which of its rows are each unit's.
+            Operator of each block and the rows (u, w) of its units, by name of the block.
         memory
             Bytes for all matrices and the work on them.
         matrices
@@ -484,7 +484,7 @@ class UnitMatrices:
     terms
         How many products that was, for each unit.
     difference
-        That of the largest from a product of the operator, relative to it.
+        Relative difference of the largest matrix from a product of the operator.
     """
 
     H: torch.Tensor
@@ -502,7 +502,7 @@ class UnitMatrices:
         return UnitMatrices(self.H.add_(other.H), torch.hypot(self.spread, other.spread), terms)
 
     def confirmed(self, operator: HessianOperator, index: torch.Tensor) -> UnitMatrices | None:
-        """With what a product adds to the rounding; None: it differs from that of the unit with the largest Hessian."""
+        """Return the matrices with the rounding of a product added; None: the product and the largest matrix differ."""
         largest = int(self.H.flatten(1).norm(dim=1).argmax())
         own, H = index[largest], self.H[largest]
         v = scattered_signs(operator.point)

@@ -1,14 +1,14 @@
-"""What is known of the null space of a network's Hessian or Gauss-Newton matrix, each claim tried on the operator.
+"""Known null directions of a network's Hessian or Gauss-Newton matrix, each claim tried on the operator.
 
-At any point, not only at minima: parameters without effect (of units that no sample activates, of features that are
-never used, of layers that are not reached); directions of a layer with given inputs that none of these sees; shifts of
-the parameters that leave the loss as it is (softmax, layer normalization, a bias before batch normalization). The
+Null at any point, not only at minima, are parameters without effect (of units that no sample activates, of features
+that are never used, of layers that are not reached), directions of a layer with given inputs that none of these sees,
+and shifts of the parameters that leave the loss as it is (softmax, layer normalization, a bias before batch norm). The
 directions of a rescaling symmetry are null for the Gauss-Newton matrix, and for the Hessian only where the gradient
 vanishes: see `hesscond.hessians.rescaling`.
 
-With V (m, n̂) in the place of the parameters of a layer, whose Hessian is Σ_j,p,p' (C_j)_pp' ⊗ ĥ_jp ĥ_jp'ᵀ: a V whose
-rows see no ĥ is null whatever the curvature. A unit on which most samples have no curvature (a ReLU that is off) need
-only be orthogonal to the inputs of the others.
+A direction V (m, n̂) in the parameters of a layer, whose Hessian is Σ_j,p,p' (C_j)_pp' ⊗ ĥ_jp ĥ_jp'ᵀ, is null whatever
+the curvature if its rows are orthogonal to all ĥ. For a unit on which most samples have no curvature (a ReLU that is
+off), the row need only be orthogonal to the inputs of the other samples.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class NullDirections:
     Attributes
     ----------
     name
-        In short.
+        Short name.
     reason
-        Why, in a sentence.
+        Reason why they are null, in a sentence.
     subspace
-        The directions. Those of one list are orthogonal to one another.
+        Subspace of the directions. Subspaces of one list are orthogonal to one another.
     """
 
     name: str
@@ -67,7 +67,7 @@ class NullDirections:
 
     @property
     def dimension(self) -> int:
-        """How many there are."""
+        """Number of independent directions."""
         return self.subspace.dimension
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ def holds(operator: SymmetricOperator, subspace: Subspace) -> bool:
 def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
     """Null directions of the Hessian or Gauss-Newton matrix of a network, orthogonal to one another.
 
-    What fails on the operator is not claimed. Nothing is evaluated whose graphs the operator has kept.
+    Claims that fail on the operator are left out. Graphs that the operator has kept are not evaluated again.
     """
     zero = zero_rows(operator)
     rows, saturated = given_rows(operator), bool(operator.saturated)
@@ -127,7 +127,7 @@ def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
 
 
 def given_rows(operator: NetworkOperator) -> dict[str, list[RowSpace]]:
-    """By layer and group, the rows ĥ of all data that layers see whose inputs depend on none of the parameters."""
+    """Rows ĥ over all data, by layer and group, of the layers whose inputs depend on none of the parameters."""
     candidates = {placement.name: placement for placement in operator.placements}
     blocks: dict[str, list[StreamedBlock]] = {}
     for _, linearization in operator.linearizations():
@@ -184,7 +184,7 @@ def in_layer(
     *,
     saturated: bool,
 ) -> list[NullDirections]:
-    """Those within the parameters of a layer; ``seen``: the rows that it sees, if they are given.
+    """Null directions within the parameters of a layer; ``seen``: the rows that it sees, if they are given.
 
     ``saturated``: units whose derivatives are zero may be active.
     """
@@ -204,7 +204,7 @@ def in_layer(
                 NullDirections(f"rarely active units of layer {name!r}", reason, placed(operator, index, alone))
             )
             return found
-    # of the other single parameters, those that are orthogonal to these
+    # the other single parameters that are orthogonal to these
     single = index.flatten()[off.flatten() & (product.diagonal() < CLOSE)]
     if len(single):
         reason = f"{len(single)} more of its parameters have no effect: no sample uses them"
@@ -326,16 +326,16 @@ def single_units(
     Parameters
     ----------
     geometry
-        Of the layer.
+        Geometry of the layer.
     inputs
         All rows, by group.
     Q_C
-        By group, a basis (m/G, r) of what combinations of units are not known to be null.
+        Basis (m/G, r) of the combinations of units that are not known to be null, by group.
     batches
-        Gives the rows, batch by batch; a unit is active where its entries of ``B`` are not zero.
+        Function that yields the rows, batch by batch; a unit is active where its entries of ``B`` are not zero.
     """
     width, per_group = len(inputs[0].Q), geometry.units // geometry.groups
-    # a unit that is null together with others would need directions that are not its own
+    # a unit that is null together with others would need directions that involve the others
     certain = [float(Q[i].square().sum()) > 1 - CLOSE for Q in Q_C for i in range(per_group)]
     blocks = {unit: StreamedBlock(width) for unit in candidates(geometry, inputs, batches()) if certain[unit]}
     if not blocks:
@@ -354,7 +354,7 @@ def single_units(
         own = row_space(block, seen.Q)
         if own.rank >= seen.rank:
             continue
-        # what is left of all rows without the unit's own
+        # the span of all rows without those of the unit
         rest = torch.linalg.qr(seen.Q.T @ own.Q, mode="complete").Q[:, own.rank :]
         taken += 8 * width * rest.shape[1]
         if taken > KEPT:

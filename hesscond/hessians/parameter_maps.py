@@ -33,9 +33,9 @@ class ParameterMap:
     Attributes
     ----------
     v
-        In the shape that the entries are viewed in (row-major, (s_1, …, s_d)), float64.
+        Diagonal v, in the shape that the entries are viewed in (row-major, (s_1, …, s_d)), float64.
     factors
-        F_i (s_i, s_i) of each axis, None for the identity; empty: P is the diagonal matrix of v.
+        F_i (s_i, s_i) for each axis, None for the identity; empty: P is the diagonal matrix of v.
     """
 
     v: torch.Tensor
@@ -129,11 +129,11 @@ class LayerMap(JointCoordinates):
     Parameters
     ----------
     weight
-        Its first axis is that of the m units.
+        Map of the weight, whose first axis is that of the m units.
     bias
         None: there is none.
     name
-        What the log calls it.
+        Name of the coordinates in the log.
     still
         How many columns of a unit before and after those of ``weight`` do not move, and are left out of z.
     """
@@ -282,7 +282,7 @@ class ParameterCoordinates(Coordinates):
     Attributes
     ----------
     maps
-        By parameter.
+        Map of each parameter, by name.
     """
 
     maps: Mapping[str, ParameterMap]
@@ -294,7 +294,7 @@ class ParameterCoordinates(Coordinates):
         Raises
         ------
         ConfigError
-            It has a part of a parameter, whose entries are mixed with others.
+            The layout has a part of a parameter whose map mixes its entries with others.
         """
         maps = [self.maps[name] for name in layout.names]
         if all(own.diagonal for own in maps):

@@ -35,7 +35,7 @@ class Layout(ABC):
     tensors
         The parameters of the model.
     parts
-        By parameter, or by layer: the rows that belong to it.
+        Rows that belong to each parameter, or to each layer, by name.
     order
         n.
     """
@@ -63,7 +63,7 @@ class Layout(ABC):
     def levelled(self, vector: torch.Tensor) -> torch.Tensor:
         """The vector (n,) with every entry replaced by the mean of its row: of all but the first dimension of a weight.
 
-        Of parameters of one dimension all entries are one row.
+        All entries of a parameter with one dimension form one row.
         """
 
         def level(tensor: torch.Tensor) -> torch.Tensor:
@@ -92,16 +92,16 @@ class UnitLayout(Layout):
     Attributes
     ----------
     geometries
-        By layer.
+        Geometry of each layer, by layer name.
     units
-        By layer, the units that the rows belong to.
+        Units that the rows belong to, by layer name.
 
     Parameters
     ----------
     model, layers, unit
         The layers, or the one whose unit it is.
     named
-        Weights and biases with their names, in the order of the layers; None: those that the layers have.
+        Weights and biases with their names, in the order of the layers; None: the parameters of the layers.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ def layout_of(
     layers
         Names of dense or (transposed) convolutional layers.
     unit
-        Of the only one of ``layers``.
+        Unit of the only one of ``layers``.
     parameters
         Names of parameters.
     """
@@ -243,7 +243,7 @@ class Placement:
 
     @property
     def geometry(self) -> Geometry:
-        """Of the layer."""
+        """Geometry of the layer."""
         return Geometry.of(self.layer)
 
     @property
@@ -263,7 +263,7 @@ def placements(layout: Layout, model: nn.Module) -> list[Placement]:
     rows = {id(p): number.cpu() - 1 for p, number in zip(layout.tensors, numbers, strict=True)}
     found = []
     for name, layer in eligible_layers(model).items():
-        # what a computed weight or a forward pass of its own makes of its parameters is not known
+        # how a computed weight or a custom forward pass uses the parameters is not known
         if not is_plain(layer):
             continue
         weight = rows.pop(id(layer._parameters.get("weight")), None)

@@ -17,7 +17,7 @@ EXACT = 1e-12
 
 @dataclass(frozen=True)
 class LayerPiece:
-    """What is left of a layer: V = Q_C X Q_Aᵀ for X (r_C, r_A), whose rows x_i = W_i y_i may be restricted further.
+    """Remaining space of a layer: V = Q_C X Q_Aᵀ for X (r_C, r_A), with rows x_i = W_i y_i that may be restricted.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class LayerPiece:
     W : (r_C, r_A, w)
         Orthonormal columns, padded with columns of zeros; None: all of R^r_A.
     kept : (k,)
-        Which of the r_C w (or r_C r_A) numbers are coordinates.
+        Indices of the coordinates among the r_C w (or r_C r_A) numbers.
     """
 
     index: torch.Tensor
@@ -75,7 +75,7 @@ class RemainingCoordinates(LinearOperator):
     rest
         Single parameters that stay as they are.
     dtype, device
-        Of the operator.
+        Dtype and device of the operator.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class PulledInverse(ApproximateInverse):
 def remaining(
     directions: Sequence[NullDirections], order: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[RemainingCoordinates, Subspace | None]:
-    """Coordinates without the null directions, as far as their structure allows, and those that are left, in them.
+    """Coordinates without the null directions, as far as their structure allows, and the other directions in these.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def remaining(
     order
         n.
     dtype, device
-        Of the operator.
+        Dtype and device of the operator.
     """
     layers: list[tuple[torch.Tensor, KroneckerComplement]] = []
     others: list[NullDirections] = []
@@ -195,7 +195,7 @@ def selected(Q: torch.Tensor) -> list[int] | None:
 def unit_bases(
     subspace: Subspace, layers: Sequence[tuple[torch.Tensor, KroneckerComplement]], owner: torch.Tensor
 ) -> dict[int, dict[int, torch.Tensor]] | None:
-    """By layer and unit an orthonormal basis (n̂, d), of directions that each belong to one unit; None: they do not."""
+    """Orthonormal bases (n̂, d), by layer and unit, of directions that each belong to one unit; None: they do not."""
     if isinstance(subspace, Coordinates):
         found: dict[int, dict[int, torch.Tensor]] = {}
         numbers = owner[subspace.index]
@@ -225,7 +225,7 @@ def unit_bases(
 
 
 def piece_of(index: torch.Tensor, space: KroneckerComplement, extra: dict[int, list[torch.Tensor]]) -> LayerPiece:
-    """What is left of a layer when the null directions of single units, orthogonal to the others, are out too."""
+    """Remaining space of a layer without the null directions of single units, which are orthogonal to the others."""
     Q_C, Q_A = space.Q_C[0], space.Q_A[0]
     rows, width = Q_C.shape[1], Q_A.shape[1]
     if not extra:

@@ -23,7 +23,7 @@ class Reparametrized(Chart):
     model
         The model.
     name
-        What the log calls them.
+        Name of the coordinates in the log.
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:

@@ -113,7 +113,7 @@ class Trial:
     Attributes
     ----------
     outputs
-        Those at the parameters as they are.
+        Outputs at the present parameters.
     order
         The modules in the order of their (last) calls.
     """
@@ -176,7 +176,7 @@ def inputs_of(placement: Placement) -> int:
 
 
 def consumed(placement: Placement, units: int) -> list[torch.Tensor]:
-    """For each of the units in front of a layer, the rows of the weights that multiply its output."""
+    """Rows of the weights that multiply the output of each of the units in front of a layer."""
     groups = placement.geometry.groups
     channels, bias = inputs_of(placement), placement.geometry.bias and not placement.first
     kernel = prod(getattr(placement.layer, "kernel_size", (1,)))

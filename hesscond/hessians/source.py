@@ -1,4 +1,4 @@
-"""What Hessians in all coordinates are made from: the one place where blocks of a loss over data are built."""
+"""Source of Hessians in all coordinates: the one place where blocks of a loss over data are built."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BlockSource:
         return self.latest
 
     def products(self, operator: SymmetricOperator, known: Facts = nothing_known, error: float = 0.0) -> NetworkHessian:
-        """The block of an operator that is made of the `latest` one; ``error``: of its rounding, where it is known."""
+        """Block of an operator that is derived from the `latest` one; ``error``: bound of its rounding, if known."""
         left = max(self.memory - self.latest.held, self.memory // 2)
         H = self.latest
         return NetworkHessian(operator, known, Effort(memory=left), error, lambda: H.saturated)

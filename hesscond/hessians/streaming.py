@@ -120,7 +120,7 @@ class StreamedBlock:
 
 
 def feature_statistics(layer: str, inputs: LayerInputs) -> FeatureStatistics:
-    """Of every input feature, or channel, of any layer."""
+    """Statistics of every input feature, or channel, of any layer."""
     return channel_statistics(inputs)
 
 
@@ -147,9 +147,9 @@ def stream(
     Returns
     -------
     hessians
-        By (layer, unit).
+        Hessians by (layer, unit).
     statistics
-        By layer, of all its inputs.
+        Statistics of all inputs of each layer, by layer name.
     """
     blocks: dict[tuple[str, int], StreamedBlock] = {}
     statistics: dict[str, Any] = {}

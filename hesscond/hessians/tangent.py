@@ -14,14 +14,14 @@ from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.operators import DirectSum, Subspace, SymmetricOperator
 from hesscond.operators.operator import amplified
 
-#: What a float32 model may leave of a sum of weights, relative to √n times their norm.
+#: Largest sum of centred weights in a float32 model, relative to √n times their norm.
 CENTRED = 1e-5
 
 
 class UnitNormals(Subspace):
     """Normals of {‖w_i‖² = c_i} and of {1ᵀw_i = 0}, whichever are constraints, at the weights of the units of a layer.
 
-    In vectors (m n,), the w_i one after another.
+    Vectors (m n,) hold the w_i one after another.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class UnitNormals(Subspace):
         self.dimension = len(weights) * self.normals.shape[2]
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Unit by unit onto its own one or two normals."""
+        """Project each unit onto its one or two normals."""
         normals = self.normals.to(vectors)
         return (normals @ (normals.mT @ vectors.unflatten(0, self.shape))).flatten(0, 1)
 
@@ -62,7 +62,7 @@ class SphereTangentOperator(SymmetricOperator):
     operator
         ∇²L (or its Gauss-Newton matrix), made with ``layers=`` unless ``positions`` are given.
     layers
-        Those that are constrained; None: all.
+        Layers that are constrained; None: all.
     sphere
         Whether ‖w_i‖² = c_i is a constraint.
     centred
@@ -71,7 +71,7 @@ class SphereTangentOperator(SymmetricOperator):
         Whether the second term counts. Without it the operator is Proj ∇²L Proj, which is the same where the gradient
         is tangent; elsewhere the term shifts all tangent directions of a unit alike, those of the null space too.
     positions
-        By layer, instead of ``layers``: where the weights (m, n) of its units are in the vectors of any operator.
+        Indices (m, n) of the units' weights in the vectors of any operator, by layer name; instead of ``layers``.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class SphereTangentOperator(SymmetricOperator):
 
     @cached_property
     def rounding(self) -> float:
-        """That of ∇²L, and more where the two terms cancel."""
+        """Relative rounding of a product: that of ∇²L, enlarged if the two terms cancel."""
         terms = self.operator.norm_bound + float(self.curvature.abs().max())
         return amplified(self.operator.rounding, terms, self.norm_bound)
 

@@ -1,4 +1,4 @@
-"""Yardsticks, coordinates that a Hessian itself defines: Jacobi's, and those that no other of their kind beat."""
+"""Yardsticks, coordinates that a Hessian itself defines: Jacobi's, and optimal ones of their kind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Jacobi(Yardstick):
 class OptimalDiagonal(Yardstick):
     """ŵ = D z with the diagonal D > 0 for which κ(DHD) is smallest, to a certified gap: a yardstick for every other D.
 
-    From the factor of H = FᵀF, whose columns D scales: κ(DHD) = κ(FD)². The Hessian must be positive semidefinite, as
+    D is found from the factor of H = FᵀF, whose columns it scales: κ(DHD) = κ(FD)². H must be positive semidefinite, as
     behind piecewise linear layers and a convex loss; `hesscond.optimal_diagonal_scaling` gives the bounds.
     """
 
@@ -58,7 +58,7 @@ class OptimalDiagonal(Yardstick):
         Raises
         ------
         ConfigError
-            It has negative eigenvalues, or no factor is known.
+            The Hessian has negative eigenvalues, or no factor is known.
         """
         factored = semidefinite(hessian, "diagonal")
         factor = factored.factor()
@@ -71,7 +71,7 @@ class OptimalDiagonal(Yardstick):
 class OptimalKronecker(Yardstick):
     """W = L Z Rᵀ with the pair L, R for which κ((L ⊗ R)ᵀ H (L ⊗ R)) is smallest: a yardstick for K-FAC and Shampoo.
 
-    Of a layer, whose Hessian must be positive semidefinite; `hesscond.optimal_kronecker_scaling` gives the bounds, and
+    The Hessian of the layer must be positive semidefinite; `hesscond.optimal_kronecker_scaling` gives the bounds, and
     says when the optimum is proved.
     """
 
@@ -83,7 +83,7 @@ class OptimalKronecker(Yardstick):
         Raises
         ------
         ConfigError
-            It is that of a unit; it has negative eigenvalues, or no factor is known; it is zero.
+            The Hessian is that of a unit, has negative eigenvalues or no known factor, or is zero.
         """
         if hessian.units == 1 and hessian.order > 1:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Numbers from matrices, factors and operators: κ with its rank decision and bounds, eigenvalues, densities.
+"""Spectra of matrices, factors and operators: κ with its rank decision and bounds, eigenvalues, densities.
 
 Nothing here knows of networks: dense arrays and tensors go to LAPACK on the host, the vectors of an iteration stay on
 the operator's device. Results are frozen. Every tolerance is relative.

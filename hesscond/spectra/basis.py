@@ -1,4 +1,4 @@
-"""Orthonormal rows on a device: what a Krylov process stores, and how much of it.
+"""Orthonormal rows on a device, the storage of a Krylov process, and its size.
 
 The vectors are rows, contiguous, so that a pass of Gram-Schmidt is two matrix products that read the memory in
 order. They lie in two pieces, the first as long as the result: it alone outlives the process.
@@ -19,14 +19,14 @@ logger = logging.getLogger("hesscond")
 
 @dataclass(frozen=True)
 class Plan:
-    """How many vectors of length n are held.
+    """Number of vectors of length n that are held.
 
     Attributes
     ----------
     rows
         Rows of the basis.
     vectors
-        The most vectors at a time: the rows, a product with a block before and after its conversion to the
+        Largest number of vectors at a time: the rows, a product with a block before and after its conversion to the
         precision and layout of the rows, the next block, and two for the rotation at a restart.
     """
 
@@ -43,7 +43,7 @@ def plan(
     memory: int | None,
     dtype: torch.dtype,
 ) -> Plan:
-    """A basis of at most ``basis`` + 5 vectors in all that fits into ``memory`` bytes; its size is logged."""
+    """Plan of a basis of at most ``basis`` + 5 vectors in all that fits into ``memory`` bytes; its size is logged."""
     working = 3 * block + 2
     least = min(order, wanted + 3 * block)
     size = order * dtype.itemsize
@@ -71,13 +71,7 @@ def plan(
 
 
 class Basis:
-    """Up to ``rows`` orthonormal rows of length ``order``.
-
-    Attributes
-    ----------
-    size
-        How many there are now.
-    """
+    """Storage of up to ``plan.rows`` orthonormal rows of length ``order``; ``size`` of them are filled."""
 
     def __init__(self, plan: Plan, order: int, head: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self.order, self.capacity, self.size = order, plan.rows, 0
@@ -87,7 +81,7 @@ class Basis:
         ]
 
     def parts(self, start: int = 0, stop: int | None = None) -> list[torch.Tensor]:
-        """Rows ``start`` to ``stop`` (the size) as views, at most two."""
+        """Return rows ``start`` to ``stop`` (None: the size) as at most two views."""
         stop = self.size if stop is None else stop
         views, offset = [], 0
         for piece in self._pieces:
@@ -98,19 +92,19 @@ class Basis:
         return views
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        """Rows ``start`` to ``stop``: a view, or a copy where they lie in both pieces."""
+        """Return rows ``start`` to ``stop`` as a view, or as a copy if they lie in both pieces."""
         parts = self.parts(start, stop)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def append(self, block: torch.Tensor) -> None:
-        """Put the rows of ``block`` behind the last."""
+        """Append the rows of ``block``."""
         start, self.size = self.size, self.size + len(block)
         for part in self.parts(start):
             part.copy_(block[: len(part)])
             block = block[len(part) :]
 
     def project_(self, block: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """One pass of classical Gram-Schmidt: take the components C (p, rows) in the rows off ``block`` (p, n)."""
+        """Subtract the components C (p, rows) in the rows from ``block`` (p, n): one pass of classical Gram-Schmidt."""
         parts = self.parts(start, stop)
         if not parts:
             return block.new_zeros(len(block), 0)
@@ -136,7 +130,7 @@ class Basis:
                 target[:, columns] = new
 
     def release(self, kept: int) -> torch.Tensor:
-        """The first ``kept`` rows as columns (n, kept). All other rows are given up, and the basis with them."""
+        """Return the first ``kept`` rows as columns (n, kept), and free all other rows, and the basis with them."""
         if kept <= len(self._pieces[0]):
             first = self._pieces[0][:kept]
             self._pieces = []
@@ -183,7 +177,7 @@ def orthonormalize_(
         share = basis.project_(block, start, stop)
         C[:, start:stop] += share
     sizes = torch.linalg.vector_norm(block, dim=1)
-    # of what was there before the last pass, by Pythagoras
+    # compared with the norms before the last pass, by Pythagoras
     if bool((3 * sizes**2 < share.square().sum(1)).any()):
         C[:, start:stop] += basis.project_(block, start, stop)
         sizes = torch.linalg.vector_norm(block, dim=1)

@@ -21,10 +21,10 @@ from hesscond.spectra.condition import ConditionNumber
 from hesscond.spectra.factored import EPS, error_factor, factor_condition
 from hesscond.spectra.threads import side_by_side, threads_for
 
-#: Units, and numbers in their stack, that a thread takes at a time: of similar rank, so that little is padded.
+#: Units of similar rank, and numbers in their stack, that a thread takes at a time, so that little is padded.
 CHUNK, CHUNK_SIZE = 32, 2**19
 
-#: The same on any other device, where only the memory counts.
+#: Units and numbers at a time on any other device, where only the memory counts.
 DEVICE_CHUNK, DEVICE_CHUNK_SIZE = 4096, 2**26
 
 #: Powers of two that the norms within one unit may span: the squares and their inverses are still doubles.
@@ -66,9 +66,9 @@ def scaled_gram_conditions(
     rtol
         Relative width of κ's intervals that is good enough.
     rank_bounds
-        For each unit a function that finds an upper bound of the rank; called only where it is needed.
+        Function for each unit that finds an upper bound of the rank; called only where it is needed.
     errors
-        For each unit a bound of the error already in its factor, as in `factor_condition`.
+        Bound of the error already in the factor of each unit, as in `factor_condition`.
 
     Returns
     -------
@@ -96,7 +96,7 @@ def scaled_gram_conditions(
     table = np.empty((units, 9))
     if len(short):
         table[short] = shared_ends(rows, roots if len(tall) == 0 else roots[:, short.tolist()], rtol)
-    # for these the Gram matrices of the columns are smaller, but each unit has its own
+    # for these the Gram matrices of the columns are smaller, but every unit needs a separate one
     size = max(1, STACK_SIZE // (m * n))
     for at in (tall[start : start + size] for start in range(0, len(tall), size)):
         table[at] = stack_ends(rows * roots.T[at.tolist(), :, None], rtol)
@@ -119,7 +119,7 @@ def stacked_conditions(
     rtol, rank_bounds, errors
         As in `scaled_gram_conditions`.
     singly
-        Measures what the batch does not resolve, where more is known of a factor than the norm of its error.
+        Function that measures units that the batch does not resolve, if more than the norm of an error is known.
 
     Returns
     -------
@@ -146,7 +146,7 @@ class Stack(NamedTuple):
 
 
 def shared_ends(rows: torch.Tensor, roots: torch.Tensor, rtol: float) -> np.ndarray:
-    """The table of `ends_of` for units that share their rows: every C is a principal submatrix of one."""
+    """Table of `ends_of` for units that share their rows: every C is a principal submatrix of one."""
     m, n = rows.shape
     exponents = torch.zeros(m, dtype=torch.long, device=rows.device)
     active = roots != 0
@@ -185,7 +185,7 @@ def shared_ends(rows: torch.Tensor, roots: torch.Tensor, rtol: float) -> np.ndar
 
 
 def stack_ends(factors: torch.Tensor, rtol: float) -> np.ndarray:
-    """The table of `ends_of` for different factors (u, m, n), from the rows or columns, whichever are fewer."""
+    """Table of `ends_of` for different factors (u, m, n), from the rows or columns, whichever are fewer."""
     wide = factors.shape[1] < factors.shape[2]
     largest = torch.linalg.vector_norm(factors, ord=math.inf, dim=2 if wide else 1)
     top = largest.amax(1)
@@ -193,7 +193,7 @@ def stack_ends(factors: torch.Tensor, rtol: float) -> np.ndarray:
         raise MatrixError("a factor has NaN or infinite entries: its condition number is not defined")
     active = largest != 0
     exponents = torch.frexp(top).exponent.long()
-    # of what is smaller the squares underflow
+    # the squares of smaller numbers underflow
     spanned = ((torch.frexp(largest).exponent >= exponents[:, None] - SPAN) | ~active).all(1)
     sizes = torch.where(spanned, active.sum(1), 0).tolist()
     scaled = bool((active.any(1) & (exponents.abs() > FACTOR_POWERS)).any())
@@ -214,12 +214,12 @@ def stack_ends(factors: torch.Tensor, rtol: float) -> np.ndarray:
 
 
 def power_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """2**e exactly, for integers −1022 ≤ e ≤ 1023 (`torch.ldexp` goes through float32)."""
+    """Return 2**e exactly, for integers −1022 ≤ e ≤ 1023 (`torch.ldexp` goes through float32)."""
     return ((exponents.long() + 1023) << 52).view(torch.float64)
 
 
 def divided(values: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """``values`` divided by 2**exponents, in two steps since 2**1074 is no double."""
+    """Divide ``values`` by 2**exponents, in two steps since 2**1074 is no double."""
     half = torch.div(exponents, 2, rounding_mode="floor")
     return values * power_of_two(-half) * power_of_two(half - exponents)
 
@@ -227,7 +227,7 @@ def divided(values: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
 def products(
     roots: torch.Tensor, norms: torch.Tensor, exponents: torch.Tensor, active: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """roots·norms·2**exponents (u, N) as ρ·2**peak with ρ ≤ 1, and for which units ρ spans few enough powers of two."""
+    """Write roots·norms·2**exponents (u, N) as ρ·2**peak, ρ ≤ 1; also a mask of units whose ρ span few powers of 2."""
     weights, of_roots = torch.frexp(roots.T.abs())
     mantissas, of_norms = torch.frexp(norms)
     total, on = of_roots + (of_norms + exponents), active.T
@@ -247,23 +247,23 @@ def ends_of(
     rtol: float,
     device: torch.device,
 ) -> np.ndarray:
-    """Both ends of the nonzero spectra of D C D for all units, with bounds that hold.
+    """Table of both ends of the nonzero spectra of D C D for all units, with rigorous bounds.
 
     Parameters
     ----------
     stack
-        Makes the Gram matrices of some units.
+        Function that makes the Gram matrices of some units.
     sizes
-        The number of rows with ρ > 0 for each unit, which its rank is if the smallest eigenvalue is not 0; 0 for the
-        units that are to be left out.
+        Number of rows with ρ > 0 for each unit, which is its rank if the smallest eigenvalue is not 0; 0 for units that
+        are to be left out.
     powers
-        Of two, by which the factors were divided.
+        Exponents of the powers of two by which the factors were divided.
     width
-        Length of the vectors whose products the Gram matrices are.
+        Length of the vectors whose inner products the Gram matrices contain.
     rtol
         Relative width of κ's intervals that is good enough.
     device
-        Of the Gram matrices.
+        Device of the Gram matrices.
 
     Returns
     -------
@@ -289,7 +289,7 @@ def ends_of(
 
 
 def gram_factor(k: int, width: int) -> float:
-    """The constant of the normwise bound of a (k, k) Gram matrix and of its eigenvalues."""
+    """Constant of the normwise bound of a (k, k) Gram matrix and of its eigenvalues."""
     return error_factor(k, width) + error_factor(k, k)
 
 
@@ -330,7 +330,7 @@ def inverse_ends(stack: Stack, width: int) -> torch.Tensor:
 def in_parts(
     task: Callable[[list[int]], torch.Tensor], units: np.ndarray, sizes: np.ndarray, device: torch.device
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``task`` of all units in parts of similar size; the units, and the columns of its results in their order."""
+    """Run ``task`` on all units in parts of similar size; return the units, and the columns of its results."""
     if len(units) == 0:
         return units, np.zeros((2, 0))
     threads, most, numbers = threads_for(device), CHUNK, CHUNK_SIZE
@@ -353,10 +353,10 @@ def concluded(
     errors: Sequence[float | np.ndarray] | None,
     singly: Callable[[int], ConditionNumber] | None = None,
 ) -> list[ConditionNumber]:
-    """The results from the table of `ends_of`; what it does not resolve goes through ``singly``.
+    """Results from the table of `ends_of`; units that it does not resolve are measured by ``singly``.
 
-    That is `factor_condition` if not given. ``order`` is that of the Hessians and ``factor`` gives that of a unit; the
-    rest as in `scaled_gram_conditions`.
+    The default of ``singly`` is `factor_condition`. ``order`` is the order of the Hessians and ``factor`` returns the
+    factor of a unit; the other arguments are as in `scaled_gram_conditions`.
     """
     rank, power, top, top_low, top_high, bottom, low, high, solver = table.T
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):

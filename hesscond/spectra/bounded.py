@@ -1,4 +1,4 @@
-"""λ_max, and κ from below, within a stated number of products: for operators too large for anything else."""
+"""Bounds of λ_max and lower bounds of κ within a given number of products, for the largest operators."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from hesscond.spectra.condition import ConditionNumber, zero_matrix
 from hesscond.spectra.eigen import EigenResult, Interval, quadratic
 from hesscond.spectra.krylov import Krylov, closest
 
-#: Products that measure the rounding of products, and those with the two vectors that are found.
+#: Number of products that measure the rounding of products, and of products with the two vectors that are found.
 MEASURING, FINAL = 3, 2
-#: The fewest products that say anything.
+#: Least number of products.
 LEAST_PRODUCTS = 10
-#: The fewest vectors of length n: three rows, a product before and after its conversion, the next row, two for the
+#: Least number of vectors of length n: three rows, a product before and after its conversion, the next row, two for the
 #: rotation at a restart, and the best vector so far.
 LEAST_VECTORS = 10
 #: Entries that are summed in float64 at a time.
 CHUNK = 2**22
-#: Vectors are chosen with so many times less rounding in mind, if they are measured in float64 in the end.
+#: Factor by which the assumed rounding is reduced in the choice of vectors, if they are finally measured in float64.
 OPTIMISM = 16.0
 #: Residuals up to this share of the norm are called settled.
 SETTLED = 1e-4
-#: What a product shows of a group of entries is taken for rounding up to so many times what rounding is on average.
+#: The product in a group of entries counts as rounding up to this multiple of the average rounding.
 FAINT = 16.0
-#: Groups whose smallest scale is no smaller beside their root mean square are alike.
+#: Groups are alike if their smallest scale is no smaller than this share of their root mean square.
 ALIKE = 0.1
-#: The probability with which an eigenvalue lies beyond the interval of the largest one.
+#: Probability that an eigenvalue lies beyond the interval of the largest one.
 MISSED = 1e-4
-#: Residuals up to this share of half their distance tell two Ritz values apart.
+#: Two Ritz values are separate if their residuals are at most this share of half their distance.
 RATIO = 1e-2
-#: One of so many products goes into the search for directions of little curvature.
+#: One in this number of products is used in the search for directions of little curvature.
 FLAT = 5
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """What was found of an operator.
+    """Bounds of an operator's condition number and norm.
 
     Attributes
     ----------
     condition
-        κ from below: never resolved.
+        Lower bound of κ, which is never resolved.
     top
-        The eigenvalue of the largest |λ|. That ‖A‖₂ is no smaller than the end of its interval that is nearer to zero
-        is certain but for rounding; that it is no larger than the other end, but for a probability of 1e-4 over random
-        starts (`Krylov.excludes`); in float32, two that are closer than the rounding of a product count as one.
+        Eigenvalue of largest |λ|. Up to rounding, ‖A‖₂ is certainly no smaller than the end of its interval that is
+        nearer to zero; it is no larger than the other end except with a probability of 1e-4 over random starts
+        (`Krylov.excludes`). In float32, two eigenvalues that are closer than the rounding of a product count as one.
     """
 
     condition: ConditionNumber
@@ -62,7 +62,7 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Quotients:
-    """What one product tells of an operator: θ = uᵀAu/uᵀu and ‖Au‖/‖u‖, in float64, and what is between them.
+    """Quotients from one product with an operator, in float64: θ = uᵀAu/uᵀu, ‖Au‖/‖u‖, and the residual norm.
 
     Attributes
     ----------
@@ -75,9 +75,9 @@ class Quotients:
     residual: float
 
     def smallest(self, error: float) -> float:
-        """An upper bound of the smallest nonzero |λ|, if the product is known up to ``error``; infinite: none."""
+        """Upper bound of the smallest nonzero |λ|, if the product is known up to ``error``; infinite: none."""
         safe = abs(self.theta) - error
-        # in this order nothing overflows that need not
+        # this order of the operations avoids unnecessary overflow
         return (self.size + error) / safe * (self.size + error) if safe > 0 else math.inf
 
 
@@ -91,7 +91,7 @@ def bounded_condition(
     memory: float | None = None,
     seed: int = 0,
 ) -> Bounded:
-    """λ_max, and a lower bound of κ that needs no convergence, from Lanczos with a given number of products.
+    """Bound λ_max, and κ from below without need of convergence, by Lanczos with a given number of products.
 
     A product with any unit vector u bounds both ends of the spectrum. ‖A‖₂ ≥ ‖Au‖; and with the weights w_i = (uᵀv_i)²
 
@@ -103,11 +103,11 @@ def bounded_condition(
     2), the best of which in all that were seen at restarts is taken. The two vectors chosen are multiplied once more:
     their quotients are what counts, and hold whatever became of orthogonality.
 
-    What u has of the null space leaves its quotient as it is; what it has of large eigenvalues does not. Where entries
-    come in groups of different scales (``level``), as those of a network's weights do, a fifth of the products is for
-    Lanczos with DAD, D_i = 1/r_i, where r_i is the root mean square of Az, with a random z, over the group of i: the
-    size of the rows of A there. The best u = Dv of that space is the start with A itself. Groups of which nothing but
-    rounding is seen are left out of it.
+    Components of u in the null space do not change its quotient, but components of large eigenvalues do. If entries
+    come in groups of different scales (``level``), as those of a network's weights do, a fifth of the products is used
+    for Lanczos with DAD, D_i = 1/r_i, where r_i is the root mean square of Az, with a random z, over the group of i:
+    the size of the rows of A there. The best u = Dv of that space is the start with A itself. Groups that show only
+    rounding are left out of it.
 
     Parameters
     ----------
@@ -116,16 +116,18 @@ def bounded_condition(
     products
         Products with one vector in all: 3 that measure rounding and 2 with what was found are among them.
     exact
-        Makes the same operator in float64, in which the last two products are made; None: there is none.
+        Function that makes the same operator in float64, with which the last two products are made; None: there is
+        none.
     error
-        How far A is from the operator that is meant, in the 2-norm; asked for if there is none in float64.
+        Function that bounds the distance of A from the exact operator, in the 2-norm; called if there is none in
+        float64.
     level
         Replaces entries (n,) by their means over groups of like ones (the rows of a network's weights), in place or
         not; None: there are no such groups, and the start is random.
     memory
-        Bytes for vectors; fewer than the products are restarted.
+        Bytes for vectors; if they hold fewer vectors than there are products, Lanczos is restarted.
     seed
-        Of the random start.
+        Seed of the random start.
 
     Returns
     -------
@@ -156,7 +158,7 @@ def bounded_condition(
 
 
 def refuse_few(products: int) -> None:
-    """Raise a ConfigError for a number of products that says nothing."""
+    """Raise a ConfigError for a number of products that is too small."""
     if not isinstance(products, int) or products < LEAST_PRODUCTS:
         raise ConfigError(f"products={products} is too few for both ends of a spectrum: give {LEAST_PRODUCTS} or more")
 
@@ -164,7 +166,7 @@ def refuse_few(products: int) -> None:
 class Search:
     """One call of `bounded_condition`: a Krylov process that keeps both ends at restarts, and the best vector so far.
 
-    Numbers are those of the process, which has scaled the operator, until `finish`.
+    Until `finish`, numbers are those of the process, which has scaled the operator.
     """
 
     def __init__(
@@ -183,7 +185,7 @@ class Search:
         layout = plan(A.order, 1, block=1, basis=max(steps, 4), memory=rows, dtype=A.dtype)
         self.vectors = layout.vectors + 1
         fresh = torch.Generator(A.device).manual_seed(seed)
-        # beside its rows and the next one it holds the scale, and a product before and after it
+        # besides its rows and the next one, it holds the scale, and a product before and after scaling
         few = min(max(steps // FLAT, 2), self.vectors - LEAST_VECTORS // 2)
         start, self.taken = (None, 0) if level is None else flat_start(A, level, few, fresh)
         storage = Basis(layout, A.order, 2, dtype=A.dtype, device=A.device)
@@ -203,14 +205,14 @@ class Search:
                 return
 
     def ends(self) -> torch.Tensor:
-        """The Ritz vectors of the largest and of the smallest |θ|: what a restart keeps."""
+        """Ritz vectors of the largest and of the smallest |θ|, which a restart keeps."""
         values, Y = torch.linalg.eigh(self.process.T)
         ranked = values.abs().argsort(descending=True, stable=True)
         kept = max(2, self.process.basis.capacity // 2)
         return Y[:, torch.cat([ranked[: kept - kept // 2], ranked[len(ranked) - kept // 2 :]])]
 
     def harmonic(self, optimism: float) -> tuple[float, torch.Tensor]:
-        """The least bound of the smallest nonzero |λ| over the space, and its coefficients (j,)."""
+        """Least bound of the smallest nonzero |λ| over the space, and its coefficients (j,)."""
         process = self.process
         squares = process.T @ process.T + process.B.T @ process.B
         return least_quotient(process.T, squares, process.rounding * process.norm / optimism)
@@ -304,7 +306,7 @@ class Search:
         products: int,
         residual: float = 0.0,
     ) -> EigenResult:
-        """The largest one."""
+        """Result for the eigenvalue of largest |λ|."""
         settled = residual <= SETTLED * norm
         return EigenResult(
             eigenvalues=theta,
@@ -323,14 +325,14 @@ class Search:
 
 
 class Rescaled(SymmetricOperator):
-    """DAD for a diagonal D (n,), whose products are taken to be as exact as those of A."""
+    """Operator DAD for a diagonal D (n,), whose products are assumed to be as exact as those of A."""
 
     def __init__(self, A: SymmetricOperator, d: torch.Tensor) -> None:
         super().__init__(A.order, A.dtype, A.device)
         self.A, self.d, self.operands, self.psd = A, d, (A,), A.psd
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """D(A(DV))."""
+        """Return D(A(DV))."""
         return self.A.multiply(self.d[:, None] * vectors).mul_(self.d[:, None])
 
     @property
@@ -341,7 +343,7 @@ class Rescaled(SymmetricOperator):
 def flat_start(
     A: SymmetricOperator, level: Callable[[torch.Tensor], torch.Tensor], steps: int, fresh: torch.Generator
 ) -> tuple[torch.Tensor | None, int]:
-    """A vector (1, n) rich in directions of little curvature, and how many products it took, ``steps`` at most.
+    """Vector (1, n) rich in directions of little curvature, and the number of products used, at most ``steps``.
 
     The first product, with a random z, tells the groups of entries apart; if they are alike, there is no such vector.
     The others are those of Lanczos with DAD: as DADVᵀ is known on a space, so are the quotients of A in the vectors
@@ -376,7 +378,7 @@ def flat_start(
 
 
 def gram(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """V diag(scale²) Vᵀ (j, j) in float64 on the host, for rows V (j, n)."""
+    """Gram matrix V diag(scale²) Vᵀ (j, j) in float64 on the host, for rows V (j, n)."""
     width, found = CHUNK // len(rows), torch.zeros(len(rows), len(rows), dtype=torch.float64)
     for part, d in zip(rows.split(width, 1), scale.split(width), strict=True):
         wide = part.to(torch.float64) * d.to(torch.float64)
@@ -385,7 +387,7 @@ def gram(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def least_quotient(T: torch.Tensor, squares: torch.Tensor, noise: float) -> tuple[float, torch.Tensor]:
-    """The least yᵀSy/|yᵀTy| for T and S (j, j) of AV, and its y (j,), as far as it can be told from ``noise``."""
+    """Least quotient yᵀSy/|yᵀTy| for T and S (j, j) of AV, and its y (j,), over y that exceed the ``noise``."""
     values, Q = torch.linalg.eigh(squares)
     kept = values > max(noise**2, float(values[-1]) * torch.finfo(torch.float64).eps)
     root = Q[:, kept] / values[kept].sqrt()
@@ -399,7 +401,7 @@ def least_quotient(T: torch.Tensor, squares: torch.Tensor, noise: float) -> tupl
 
 
 def quotients(operator: SymmetricOperator, vector: torch.Tensor) -> Quotients:
-    """One product, measured in float64."""
+    """Quotients from one product, computed in float64."""
     u = vector.to(operator.dtype)
     image = operator @ u
     length = math.sqrt(inner(u, u))
@@ -410,13 +412,13 @@ def quotients(operator: SymmetricOperator, vector: torch.Tensor) -> Quotients:
 
 
 def inner(x: torch.Tensor, y: torch.Tensor) -> float:
-    """xᵀy with float64 sums."""
+    """Inner product xᵀy with float64 sums."""
     parts = zip(x.split(CHUNK), y.split(CHUNK), strict=True)
     return float(sum(torch.dot(a.to(torch.float64), b.to(torch.float64)) for a, b in parts))
 
 
 def separation(ritz: torch.Tensor, errors: torch.Tensor) -> float:
-    """Half the distance of the largest |θ| to the next, if the residuals of both are well below it; 0: they are not."""
+    """Half the distance of the largest |θ| to the next, if the residuals of both are well below it; else 0."""
     sizes, order = ritz.abs().sort(descending=True)
     if len(sizes) < 2:
         return 0.0
@@ -425,6 +427,6 @@ def separation(ritz: torch.Tensor, errors: torch.Tensor) -> float:
 
 
 def told(ritz: torch.Tensor, rounding: float) -> tuple[int, int]:
-    """How many eigenvalues are positive, and negative, at least: as many as Ritz values are (Cauchy)."""
+    """Lower bounds of the numbers of positive and of negative eigenvalues: those of Ritz values (Cauchy)."""
     slack = rounding * len(ritz) ** 0.5
     return int((ritz > slack).sum()), int((ritz < -slack).sum())

@@ -1,4 +1,4 @@
-"""The condition number as a result that carries how it was decided."""
+"""Condition number as a result that includes the evidence for it."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class ConditionNumber:
         κ; ``inf`` if unresolved, and of zero, which has none.
     lower, upper
         An interval that contains κ of the matrix or factor that was given (its own rounding not counted); with a
-        ``"numerical"`` rank, κ of what is left with the values of the size of round-off as zeros. ``upper`` is ``inf``
+        ``"numerical"`` rank, κ with the values of the size of round-off taken as zeros. ``upper`` is ``inf``
         if unresolved.
     lambda_max, lambda_min
         Largest and smallest nonzero |λ| (unresolved: the smallest one that was told from zero, or an upper bound).
     rank, nullity
         Number of eigenvalues told from zero, and of the others.
     negative
-        Number of negative eigenvalues among the nonzero ones; a lower bound of it where they were not all counted.
+        Number of negative eigenvalues among the nonzero ones; a lower bound if they were not all counted.
     cutoff
-        The |λ| that could not be told from zero: the error bound of the solver at the rank decision.
+        Largest |λ| that cannot be distinguished from zero: the error bound of the solver at the rank decision.
     gap
         ``lambda_min`` over the larger of ``cutoff`` and the largest |λ| treated as zero.
     resolved
@@ -57,7 +57,7 @@ class ConditionNumber:
         upper bound and ``negative`` a lower one. ``"zero"``: H is zero, exactly or to the rounding of the terms that it
         is the difference of: rank 0, and no κ. ``"unresolved"``: none of these.
     negative_counted
-        Whether ``negative`` is their number.
+        Whether ``negative`` is the exact number.
     cause
         Why κ is unresolved, or what it means that H is zero, and what to do: `reason` and `advice`.
     """
@@ -106,16 +106,16 @@ class ConditionNumber:
 
     @property
     def reason(self) -> str:
-        """Why κ is unresolved, or what it means that H is zero, in one sentence; empty where κ is resolved."""
+        """Reason why κ is unresolved, or meaning of a zero H, in one sentence; empty if κ is resolved."""
         return self.cause.reason
 
     @property
     def advice(self) -> str:
-        """What to do about an unresolved κ, in one sentence; empty where there is nothing to do."""
+        """Advice on an unresolved κ, in one sentence; empty if there is none."""
         return self.cause.advice
 
     def because(self, cause: Cause) -> ConditionNumber:
-        """The same with a cause, if it is unresolved and there is one."""
+        """Return the result with a cause, if it is unresolved and there is one."""
         return self if self.resolved or self.is_zero or not cause else replace(self, cause=cause)
 
     @property
@@ -125,21 +125,21 @@ class ConditionNumber:
 
     @property
     def inertia(self) -> str:
-        """The number of negative eigenvalues in words, as far as they were counted."""
+        """Number of negative eigenvalues in words, as far as they were counted."""
         if self.negative_counted:
             return f"{self.negative} negative"
         return f"at least {self.negative} negative" if self.negative else "negative ones not counted"
 
     @property
     def counted_negative(self) -> int | None:
-        """``negative``, or None where it is a lower bound only."""
+        """Number of negative eigenvalues, or None if only a lower bound is known."""
         return self.negative if self.negative_counted else None
 
     def widened(self, error: float, cause: Cause = SUMMED) -> ConditionNumber:
-        """The result if the matrix is known, for a cause, up to an error of that 2-norm only.
+        """Return the result if, for a cause, the matrix is known only up to an error of this 2-norm.
 
-        Unresolved if the smallest nonzero eigenvalue could be zero, or one that was taken for zero as large. One that
-        could be zero bounds nothing: the smallest nonzero one may be any other.
+        It is unresolved if the smallest nonzero eigenvalue could be zero, or if one that was taken for zero could be as
+        large. An eigenvalue that could be zero bounds nothing: the smallest nonzero one may be any other.
         """
         if self.is_zero:
             return self
@@ -170,7 +170,7 @@ class ConditionNumber:
 
 
 class Values(NamedTuple):
-    """What a solver found.
+    """Values that a solver found, with bounds of their errors.
 
     ``magnitudes`` (k,) descending: singular values σ (``power`` 2, the eigenvalues are σ²) or |λ| (``power`` 1);
     ``errors`` (k,): absolute bounds, which hold; ``floors`` (k,): the size that round-off alone typically has;
@@ -227,7 +227,7 @@ def resolve(
 
 
 def sharpened(values: Values, earlier: Values) -> Values:
-    """``values`` with the smaller of two error bounds for the k-th largest, where ``earlier`` has another."""
+    """Return ``values`` with the smaller of the error bounds in ``values`` and ``earlier`` for the k-th largest."""
     if (values.power, len(values.magnitudes)) != (earlier.power, len(earlier.magnitudes)):
         return values
     apart = np.abs(values.magnitudes - earlier.magnitudes)
@@ -240,25 +240,25 @@ def sharpened(values: Values, earlier: Values) -> Values:
 
 
 def is_good_enough(result: ConditionNumber, rtol: float) -> bool:
-    """Whether no dearer solver is needed: a structural rank, and an interval no wider than ``rtol``."""
+    """Whether no more expensive solver is needed: a structural rank, and an interval no wider than ``rtol``."""
     return result.rank_decision == "structural" and result.width <= rtol
 
 
 def narrower(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber:
-    """The one with the narrower interval, of two of which the first is structural."""
+    """Return the result with the narrower interval, of two of which the first is structural."""
     return second if second.rank_decision == "structural" and second.width < first.width else first
 
 
 def unresolved(result: ConditionNumber, cause: Cause) -> ConditionNumber:
-    """The same without its upper end, where something speaks against the rank that was decided."""
-    # of a rank of 0 that is not told even the size is unknown
+    """Return the result without its upper end, since ``cause`` contradicts the rank that was decided."""
+    # for an undecided rank of 0, even the size is unknown
     largest = result.lambda_max if result.rank else math.nan
     found = replace(result, value=math.inf, upper=math.inf, lambda_max=largest, resolved=False, cause=cause)
     return replace(found, rank_decision="unresolved")
 
 
 def zero_matrix(order: int) -> ConditionNumber:
-    """The result for the zero matrix, which has no nonzero eigenvalue and so no κ."""
+    """Result for the zero matrix, which has no nonzero eigenvalue and so no κ."""
     return ConditionNumber(
         math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "zero", cause=ZERO
     )
@@ -267,7 +267,7 @@ def zero_matrix(order: int) -> ConditionNumber:
 def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool = False) -> ConditionNumber:
     """Decide the rank from values with error bounds and form κ; the arguments are those of `resolve`.
 
-    ``limit`` bounds the rank; ``exact``: it is the rank, and none of so many values is zero.
+    ``limit`` bounds the rank; ``exact``: it is the rank, and none of this number of values is zero.
     """
     magnitudes, errors, floors, power, solver, negative, _ = values
     above = errors if values.above is None else values.above
@@ -307,7 +307,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
     # the smallest value that is certainly not zero, however small it is (none if it underflowed)
     smallest = (magnitudes + above)[considered - 1 if exact else rank - 1] or magnitudes[rank - 1] + above[rank - 1]
     lower = max(1.0, raised((top - e_top) / float(smallest)) * (1 - rounding))
-    # beyond the largest double it is known from below only
+    # beyond the largest double, only a lower bound is known
     lower = min(lower, sys.float_info.max)
     upper = raised((top + float(above[0])) / (bottom - e_bottom)) * (1 + rounding) if resolved else math.inf
 
@@ -331,7 +331,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
 
 
 def enlarged(magnitude: float, power: int, scale: int) -> float:
-    """magnitude**power · 2**scale, infinite beyond the largest double."""
+    """Return magnitude**power · 2**scale, infinite beyond the largest double."""
     try:
         return math.ldexp(magnitude**power, scale)
     except OverflowError:

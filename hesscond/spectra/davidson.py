@@ -26,9 +26,9 @@ from hesscond.spectra.search_space import (
     random_rows,
 )
 
-#: Estimates of an error from the preconditioned residual are taken so many times.
+#: Factor by which error estimates from the preconditioned residual are enlarged.
 SAFETY = 2.0
-#: Vectors at the start, all or all but one of them random, and random ones in the search for what was missed.
+#: Vectors at the start, all or all but one of them random, and random vectors in the search for missed pairs.
 RANDOM, FRESH = 3, 2
 #: Lanczos steps to the smallest eigenvalue of M, and the share of it that M is shifted by: with 0.9 small layers took
 #: fewer products (41 for 47), but large ones more than without (177 for 132, with this 120).
@@ -45,7 +45,7 @@ CLOSE = 0.1
 #: Random vectors that the search starts from.
 BLOCK = 2
 
-#: So many pairs must be clear: a missed eigenvector hides in pairs that are not resolved yet, seldom behind four.
+#: Number of pairs that must be clear: a missed eigenvector hides in unresolved pairs, seldom behind four.
 PAIRS = 4
 
 #: A clear pair has at most this component in eigenvectors of smaller |λ|.
@@ -61,13 +61,13 @@ class Approximations:
     Y : (m, m') float64
         Coefficients in V.
     indices : list of c ints
-        The columns of Y that all the others are about.
+        Columns of Y that the other attributes refer to.
     values, residuals : (c,) float64
         θ and ‖r‖, r = Au − θu.
     vectors, remainders : (c, n)
         u and r.
     new : list of ints
-        Columns that lie, for the most part, in what joined since the search for missed ones began.
+        Columns that lie, for the most part, in the directions added since the search for missed pairs began.
     """
 
     Y: torch.Tensor
@@ -80,28 +80,28 @@ class Approximations:
 
     @classmethod
     def none(cls, order: int) -> Approximations:
-        """The approximations of an empty space."""
+        """Approximations of an empty space."""
         numbers, vectors = torch.zeros(0, dtype=torch.float64), torch.zeros(0, order)
         return cls(numbers, [], numbers, numbers, vectors, vectors)
 
     def coefficients(self, i: int) -> torch.Tensor:
-        """Those of the i-th, (m, 1)."""
+        """Coefficients (m, 1) of the i-th approximation."""
         return self.Y[:, self.indices[i]][:, None]
 
     def pair(self, i: int, solved: torch.Tensor | None, wanted: torch.Tensor | None = None) -> Pair:
-        """The i-th with M⁻¹r and all vectors that were found up to it, ``wanted`` (k, n) among them."""
+        """Return the i-th pair with M⁻¹r and all vectors found up to it, including ``wanted`` (k, n)."""
         vectors = self.vectors[: i + 1] if wanted is None else torch.cat([wanted, self.vectors[: i + 1]])
         return Pair(float(self.values[i]), self.remainders[i : i + 1], solved, vectors)
 
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """What is known of the errors of approximations.
+    """Estimated errors of approximations.
 
     Attributes
     ----------
     errors
-        Of their values.
+        Errors of the values.
     energies, unscaled : (c,) float64
         Estimates of rᵀA⁻¹r, and the rᵀM⁻¹r that they come from; infinite where unknown.
     solved : (c, n)
@@ -116,7 +116,7 @@ class Estimates:
 
 @dataclass(eq=False)
 class Search(ABC):
-    """A space that grows by one direction after the other, each to improve one pair: the target.
+    """Search space that grows by one direction at a time, each to improve one pair: the target.
 
     Attributes
     ----------
@@ -125,17 +125,17 @@ class Search(ABC):
     fresh
         Random numbers.
     max_products
-        When to give up.
+        Largest number of products.
     target
-        Which pair was improved last.
+        Index of the pair that was improved last.
     before, current : (m, 1)
-        Its coefficients before the last expansions, in the space as it was then.
+        Coefficients of the target before the last expansions, in the space at that time.
     ratio
-        How its value falls.
+        Observed decrease of the target's value.
     way, ways, used
-        The way of expansion, those that are left, and the names of those that were used.
+        Present method of expansion, remaining methods, and names of the methods that were used.
     stopped
-        Why the search ended without an answer; None: it did not.
+        Reason why the search ended without an answer; None: it did not.
     """
 
     products: Products
@@ -158,7 +158,7 @@ class Search(ABC):
 
     @property
     def complete(self) -> bool:
-        """Whether the space is all that is not excluded."""
+        """Whether the space spans everything that is not excluded."""
         return self.space.size >= self.products.order - self.excluded.dimension
 
     @property
@@ -167,28 +167,28 @@ class Search(ABC):
         """How many pairs stay at a restart."""
 
     def begin(self) -> None:
-        """Expand in the first way again."""
+        """Start again with the first method of expansion."""
         self.ways = expansions(self.products, self.excluded, self.inverse)
         self.next_way()
 
     def next_way(self) -> None:
-        """Give up the present way of expansion for the next."""
+        """Replace the present method of expansion by the next."""
         self.way = self.ways.pop(0)
         self.used = list(dict.fromkeys([*self.used, self.way.name]))
 
     def forget(self) -> None:
-        """Nothing is known of how the target was improved."""
+        """Forget the history of the target."""
         self.ratio.history.clear()
         self.before = self.current = self.current[:0]
 
     def follow(self, target: int) -> None:
-        """Improve that pair from now on."""
+        """Make a pair the target."""
         if target != self.target:
             self.target = target
             self.forget()
 
     def progresses(self, reason: str) -> bool:
-        """Whether to go on, in another way if the last one makes no more progress; else ``reason`` stops it."""
+        """Whether to go on, by the next method if the last one stagnates; without one, ``reason`` stops the search."""
         if self.ratio.stagnates(self.way.patience):
             if not self.ways:
                 self.stopped = reason
@@ -198,13 +198,13 @@ class Search(ABC):
         return True
 
     def improve(self, pair: Pair, coefficients: torch.Tensor) -> None:
-        """The space grows by what the way of expansion finds for a pair."""
+        """Expand the space by the direction that the present method finds for a pair."""
         direction = self.way.direction(pair, self.max_products - self.products.count)
         self.before, self.current = self.current, coefficients
         self.join(direction)
 
     def join(self, row: torch.Tensor) -> None:
-        """The space grows by what is new in ``row`` (1, n), or by a random direction if nothing is."""
+        """Expand the space by the new component of ``row`` (1, n), or by a random direction if there is none."""
         if self.complete:
             return
         v = orthonormal(row, self.excluded, self.space.V)
@@ -230,35 +230,35 @@ class Search(ABC):
 
 @dataclass(eq=False)
 class Davidson(Search):
-    """A search for the k eigenvalues of smallest nonzero |λ| of an operator that was scaled to norm about 1.
+    """Search for the k eigenvalues of smallest nonzero |λ| of an operator that was scaled to norm about 1.
 
     Attributes
     ----------
     k, tol
-        How many, and how exact.
+        Number of eigenvalues, and relative accuracy.
     callback
         Called before each expansion; if it returns True the search is stopped.
     found
-        The first approximations.
+        First approximations.
     estimates
-        Of their errors.
+        Estimates of their errors.
     columns
-        How many are formed.
+        Number of approximations that are formed.
     settled : list of bool
-        Which of the wanted ones are as exact as asked for.
+        Whether each of the wanted approximations is as accurate as asked for.
     dubious
-        Vectors left out because their eigenvalues can be told neither from zero nor from round-off.
+        Vectors left out because their eigenvalues can be distinguished neither from zero nor from round-off.
     family : (m, m) or None
-        Projector on what joined since the search for missed ones began.
+        Projector on the directions added since the search for missed pairs began.
     searched
-        Up to where it was searched for missed ones.
+        |λ| up to which missed pairs were searched for.
     missed_beyond
-        What was not found is not below this, as far as `search_beside` has seen.
+        Lower bound of the |λ| that were not found, as far as `search_beside` has seen.
     searching
-        Whether that is running.
+        Whether that search is running.
     shift
-        What M is shifted by, half its smallest eigenvalue as far as that is known: M − shift is nearer to A − θ, and
-        still definite unless the estimate is twice too large. 0 if A is not known to be positive semidefinite.
+        Shift of M, half its smallest eigenvalue as far as that is known: M − shift is nearer to A − θ, and still
+        definite unless the estimate is twice too large. 0 if A is not known to be positive semidefinite.
     """
 
     k: int
@@ -284,7 +284,7 @@ class Davidson(Search):
     # -- the search ---------------------------------------------------------------------------------------------------
 
     def run(self, start: torch.Tensor | None) -> None:
-        """To the end, from ``start`` (j, n) and random vectors."""
+        """Run the search to its end, from ``start`` (j, n) and random vectors."""
         for row in torch.empty(0) if start is None else start:
             self.join(row[None])
         count = max(RANDOM, self.k + 1)
@@ -314,16 +314,16 @@ class Davidson(Search):
 
     @property
     def reach(self) -> float:
-        """The largest |θ| of those wanted."""
+        """Largest |θ| of the wanted approximations."""
         return float(self.found.values[: self.k].abs().max())
 
     @property
     def slack(self) -> float:
-        """Two values closer than this, relative to them, are the same."""
+        """Relative distance below which two values count as equal."""
         return max(10 * self.tol, 1e-6)
 
     def check_symmetry(self) -> None:
-        """Refuse what is not symmetric, as far as the vectors show it."""
+        """Raise an error if the vectors show that the operator is not symmetric."""
         U, images = self.space.vectors(torch.eye(self.space.size, dtype=torch.float64))
         inner = U @ images.T
         asymmetry = float((inner - inner.T).abs().max()) if len(inner) else 0.0
@@ -353,7 +353,7 @@ class Davidson(Search):
             self.columns += 1  # what is found says nothing of what is not
 
     def newest(self, Y: torch.Tensor) -> list[int]:
-        """The first pair that lies, for the most part, in what joined since the search began."""
+        """First pair that lies, for the most part, in the directions added since the search began."""
         if self.family is None:
             return []
         shares = ((self.family @ Y) * Y).sum(0)
@@ -361,7 +361,7 @@ class Davidson(Search):
         return mostly or [int(shares.argmax())]
 
     def exclude_null(self) -> bool:
-        """Leave out a vector that is annihilated, or nearly: whether there was one."""
+        """Exclude a vector that is annihilated, or nearly so; return whether there was one."""
         noise, found = self.products.error, self.found
         for i, (value, residual) in enumerate(zip(found.values.tolist(), found.residuals.tolist(), strict=True)):
             if self.products.psd and value < -4 * noise:
@@ -385,7 +385,7 @@ class Davidson(Search):
     # -- convergence --------------------------------------------------------------------------------------------------
 
     def next_target(self) -> int | None:
-        """Which pair to improve next; None if all that are wanted are settled and nothing smaller is left."""
+        """Index of the pair to improve next; None if all wanted pairs are settled and nothing smaller is left."""
         self.target = min(self.target, len(self.found.values) - 1)
         self.estimates = self.estimated()
         magnitudes, noise = self.found.values.abs().tolist(), self.products.error
@@ -407,7 +407,7 @@ class Davidson(Search):
         return min(range(self.k, len(magnitudes)), key=lambda i: below[i])
 
     def clear(self, i: int) -> bool:
-        """Whether a pair has next to no component in anything below what is wanted, or is one more of the same value.
+        """Whether a pair has almost no component of eigenvalues below the wanted ones, or has the same value as one.
 
         A component c along an eigenvector of λ adds c²(θ − λ)² to ‖r‖², and c²(θ − λ)²/λ to rᵀA⁻¹r.
         """
@@ -416,23 +416,23 @@ class Davidson(Search):
 
     @property
     def beyond(self) -> float:
-        """What all eigenvalues that are not wanted cannot be below, as far as the search has seen."""
+        """Lower bound of the |λ| that are not wanted, as far as the search has seen."""
         return min(self.estimates.errors.below[self.k :], default=math.inf if self.complete else 0.0)
 
     def to_improve(self, i: int, allowed: float) -> int:
-        """What keeps the error of the i-th large: itself, another of its group, or the first beyond."""
+        """Pair that keeps the error of the i-th large, by index: itself, another of its group, or the first beyond."""
         errors, last = self.estimates.errors, len(self.found.values) - 1
         sizes = self.found.values.abs()
         own = torch.minimum(self.found.residuals**2 / sizes, self.estimates.energies)
         j = int(own[: max(errors.group[i], i + 1)].argmax())
         if self.complete or own[j] > allowed / 4:
             return j
-        # a gap is what it seems to be if those beyond are known well enough
+        # a gap is reliable if the values beyond it are known well enough
         uncertain = [m for m in range(j + 1, last + 1) if sizes[m] - errors.below[m] > (sizes[m] - sizes[j]) / 2]
         return next((m for m in uncertain if own[m] > allowed / 4), last if last in uncertain else j)
 
     def estimated(self) -> Estimates:
-        """The errors, with M⁻¹r of the target; of all pairs where few, or where the target may be settled."""
+        """Estimated errors, with M⁻¹r of the target, or of all pairs if they are few or the target may be settled."""
         sizes, residuals, target, noise = (
             self.found.values.abs(),
             self.found.residuals,
@@ -458,7 +458,7 @@ class Davidson(Search):
         return Estimates(errors, scaled, energies, solved)
 
     def solve(self, chosen: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """M⁻¹r (c, n) of the chosen pairs and η = rᵀM⁻¹r, infinite where M is not positive; else 0 and ∞."""
+        """Return M⁻¹r (c, n) and η = rᵀM⁻¹r of the chosen pairs (other pairs: 0 and ∞); ∞ where M is not positive."""
         rows, solved = list(chosen), torch.zeros_like(self.found.remainders)
         solved[rows] = self.solutions(rows)
         energies = (solved * self.found.remainders).sum(1).double().cpu()
@@ -467,7 +467,7 @@ class Davidson(Search):
         return solved, torch.where(known & (energies >= 0) & torch.isfinite(energies), energies, math.inf)
 
     def solutions(self, rows: list[int], shift: float = 0.0) -> torch.Tensor:
-        """(M − shift)⁻¹r (c, n) of the pairs ``rows``."""
+        """Return (M − shift)⁻¹r (c, n) of the pairs ``rows``."""
         assert self.inverse is not None
         # along null vectors the residual is rounding, which M⁻¹ would enlarge
         remainders = self.excluded.remove(self.found.remainders[rows])
@@ -482,7 +482,7 @@ class Davidson(Search):
         return min(max(self.columns + 2, capacity // 4), capacity - 3)
 
     def expand(self, target: int) -> None:
-        """One expansion for a pair, by another way if the last one makes no more progress."""
+        """Expand the space once for a pair, by the next method if the last one stagnates."""
         self.follow(target)
         if not self.progresses("stagnated"):
             return
@@ -494,7 +494,7 @@ class Davidson(Search):
         self.improve(self.found.pair(target, solved), self.found.coefficients(target))
 
     def search(self) -> None:
-        """Put random vectors, and the worst residual as it is, into the space, to see whether anything was missed.
+        """Add random vectors, and the worst residual as it is, to the space, to see whether a pair was missed.
 
         An eigenvector that is missing from the space has a component in each random vector, which M⁻¹ enlarges. It is
         looked for in the *family* of these vectors and of all that join while the search lasts: the first pair that
@@ -516,10 +516,10 @@ class Davidson(Search):
         self.forget()
 
     def search_beside(self) -> None:
-        """The same for an indefinite operator, on the complement of what is wanted (`Missing`).
+        """Search for missed pairs of an indefinite operator, on the complement of the wanted ones (`Missing`).
 
-        There harmonic Ritz values of a family are no bounds of what is missing from it. What is found joins the space,
-        and once that has settled it is searched again.
+        Harmonic Ritz values of a family are no bounds of the eigenvalues that are missing from it. Vectors that are
+        found join the space, and once it has settled, the search is repeated.
         """
         missing = Missing.beside(self)
         self.searching = True
@@ -534,11 +534,11 @@ class Davidson(Search):
         self.forget()
 
     def random(self, count: int) -> torch.Tensor:
-        """Random vectors (count, n), rich in what (M − shift)⁻¹ is rich in."""
+        """Random vectors (count, n), multiplied by (M − shift)⁻¹ so that they are rich in small eigenvalues."""
         return random_rows(count, self.excluded.found, self.inverse, self.fresh, self.shift)
 
     def join(self, row: torch.Tensor) -> None:
-        """The space and the family grow."""
+        """Expand the space and the family."""
         super().join(row)
         if self.family is not None and len(self.family) < self.space.size:
             self.family = torch.block_diag(self.family, torch.ones(1, 1, dtype=torch.float64))
@@ -550,11 +550,11 @@ class Davidson(Search):
         return C
 
     def interrupted(self) -> bool:
-        """Whether the callback, which is called, asks for the end."""
+        """Call the callback, and return whether it asks to stop."""
         return self.callback is not None and bool(self.callback(self.report()))
 
     def report(self) -> Progress:
-        """Where the search stands, in the scale of the operator."""
+        """Progress of the search, in the scale of the operator."""
         scale = 2.0**self.products.exponent
         order = self.found.values[: self.k].argsort(descending=True)
         return Progress(
@@ -568,7 +568,7 @@ class Davidson(Search):
 
 @dataclass(eq=False)
 class Missing(Search):
-    """A search for smaller |λ| on the complement of what was found, from random vectors alone.
+    """Search for smaller |λ| on the complement of the pairs that were found, from random vectors alone.
 
     The approximations are the smallest singular vectors of AV and the Ritz vectors among them. The j-th smallest
     singular value is an upper bound of the j-th smallest |λ| left, and falls with every vector that joins (Courant and
@@ -578,13 +578,13 @@ class Missing(Search):
     Attributes
     ----------
     wanted : (k, n)
-        What was found, up to |λ| = ``reach``; closer than ``slack`` to it is the same.
+        Vectors that were found, up to |λ| = ``reach``; values closer to it than ``slack`` count as equal.
     found
         The first approximations.
     smaller : (s, n)
-        Approximate eigenvectors whose |λ| is less than ``reach`` for certain: |θ| + ‖r‖ is.
+        Approximate eigenvectors whose |λ| is certainly less than ``reach``, since |θ| + ‖r‖ is.
     beyond
-        Once it is through: min |θ| − ‖r‖ over the clear pairs, of what is left.
+        After the search: min |θ| − ‖r‖ over the clear pairs of the complement.
     """
 
     wanted: torch.Tensor
@@ -600,7 +600,7 @@ class Missing(Search):
 
     @classmethod
     def beside(cls, search: Davidson) -> Missing:
-        """On the complement of what ``search`` found."""
+        """Search on the complement of the pairs that ``search`` found."""
         products, wanted = search.products, search.found.vectors[: search.k]
         return cls(
             products,
@@ -620,7 +620,7 @@ class Missing(Search):
         return max(self.space.size // 3, PAIRS)
 
     def run(self, interrupted: Callable[[], object]) -> None:
-        """Until nothing smaller is left, or something is found, or ``interrupted`` says so."""
+        """Run until nothing smaller is left, or a pair is found, or ``interrupted`` returns True."""
         for row in random_rows(BLOCK, self.wanted, self.inverse, self.fresh):
             self.join(row[None])
         while self.stopped is None:
@@ -635,7 +635,7 @@ class Missing(Search):
                 self.expand(target)
 
     def measure(self) -> int | None:
-        """Form the first pairs; which one to improve, or None if there is an answer."""
+        """Form the first pairs, and return the one to improve, or None if there is an answer."""
         self.found = self.rayleigh_ritz(self.space.pairs()[:, : PAIRS + 1])
         sizes, norms, least = self.found.values.abs(), self.found.residuals, self.reach * (1 - self.slack)
         below = sizes + norms < least
@@ -667,7 +667,7 @@ class Missing(Search):
         return Approximations(Y @ Z, list(range(len(values))), values, residuals, vectors, remainders)
 
     def expand(self, target: int) -> None:
-        """One step for a pair, in another way if the last one makes no more progress."""
+        """Make one step for a pair, by the next method if the last one stagnates."""
         found = self.found
         self.follow(target)
         # all the images together: they fall with each step, as |θ| need not
@@ -683,5 +683,5 @@ class Missing(Search):
             self.join(self.solve(self.excluded.remove(self.space.vectors(last)[1])))
 
     def solve(self, row: torch.Tensor) -> torch.Tensor:
-        """M⁻¹ applied to ``row`` (1, n)."""
+        """Apply M⁻¹ to ``row`` (1, n)."""
         return row if self.inverse is None else self.inverse.solve(row.T).T.to(row)

@@ -26,7 +26,7 @@ from hesscond.spectra.quadrature import WORKING, Recurrence, recurrences, unit_v
 
 logger = logging.getLogger("hesscond")
 
-#: Eigenvalues no larger than this times the largest are counted as near zero.
+#: Eigenvalues no larger than this share of the largest count as near zero.
 NEAR_ZERO = 1e-6
 MOMENTS = (1, 2, 3, 4)
 
@@ -47,13 +47,13 @@ SMALLEST = float(np.finfo(float).tiny)
 
 METHODS = ("auto", "lanczos", "dense")
 
-#: The range of the eigenvalues is at most so many times the knee of an axis.
+#: Largest ratio of the range of the eigenvalues to the knee of an axis.
 DEEPEST = 1e6
 
 #: If half of the eigenvalues reach to this share of the largest, an axis needs no knee.
 SHALLOW = 1 / 30
 
-#: A function jumps where it still changes by this share of its size after an interval was halved so many times.
+#: A function jumps where it still changes by this share of its size after this number of halvings of an interval.
 JUMP, HALVINGS = 1e-9, 60
 
 #: Where recurrences do not resolve the spectrum a Gaussian is this share of the distance of the nodes wide, which
@@ -66,22 +66,22 @@ LEAST = 1 / 100
 
 @dataclass(frozen=True)
 class DensityPlan:
-    """What `density` is going to do.
+    """Plan of a computation by `density`.
 
     Attributes
     ----------
     method
         "lanczos", or "dense": all eigenvalues of the formed matrix.
     steps
-        Of Lanczos.
+        Number of Lanczos steps.
     block
-        Probes at a time.
+        Number of probes at a time.
     vectors
-        The most vectors of length n that are held at a time.
+        Largest number of vectors of length n that are held at a time.
     memory
-        Their bytes.
+        Bytes of these vectors.
     products
-        Products with one vector, at most.
+        Largest number of products with one vector.
     """
 
     method: str
@@ -102,7 +102,7 @@ def plan_density(
     memory: float | str | None = None,
     null_space: Subspace | None = None,
 ) -> DensityPlan:
-    """What `density` would do with these arguments, without a product."""
+    """Plan of `density` for these arguments, made without a product."""
     order, null = operator.order, operator.null_space if null_space is None else null_space
     refuse_misfits(order, probes=probes, steps=steps, method=method, null=null)
     memory = bytes_of(memory)
@@ -126,7 +126,7 @@ def plan_density(
 
 
 def refuse_misfits(order: int, *, probes: int, steps: int, method: str, null: Subspace | None) -> None:
-    """Raise the error of arguments that make no sense for an operator of that order."""
+    """Raise an error for arguments that make no sense for an operator of this order."""
     if method not in METHODS:
         raise ConfigError(f"method is one of {', '.join(METHODS)}, not {method!r}")
     if probes < 1 or steps < 1:
@@ -147,7 +147,7 @@ def density(
     null_space: Subspace | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Density:
-    """The spectral density of a symmetric operator.
+    """Spectral density of a symmetric operator.
 
     A null space that is known is not estimated: the probes are drawn from its complement, and its share is
     added at zero. At most ``block``·(``steps`` + 3) vectors are held at a time, on the operator's device; ``block``,
@@ -161,9 +161,9 @@ def density(
     probes
         Random vectors.
     steps
-        Lanczos steps from each: so many nodes.
+        Number of Lanczos steps from each vector, and of nodes.
     seed
-        Of the random vectors.
+        Seed of the random vectors.
     method
         "lanczos"; "dense": form the matrix and compute all eigenvalues, which is exact; "auto": "dense" for n ≤ 2000
         if that takes no more products.
@@ -174,7 +174,7 @@ def density(
     null_space
         A subspace of the null space that is known; None: ``operator.null_space``.
     on_progress
-        Called now and then with the number of products so far and the most there will be.
+        Called repeatedly with the number of products so far and the largest number to come.
 
     Returns
     -------
@@ -215,7 +215,7 @@ def lanczos_density(
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None] | None,
 ) -> Density:
-    """The density by stochastic Lanczos quadrature, in blocks of probes as planned."""
+    """Density by stochastic Lanczos quadrature, in blocks of probes as planned."""
     found: list[Recurrence] = []
     done = 0
     vectors = unit_vectors(A.order, probes, seed, known, A.device)
@@ -246,7 +246,7 @@ def lanczos_density(
 
 
 def dense_density(A: SymmetricOperator, known: Subspace | None) -> Density:
-    """The density of the formed matrix: all eigenvalues off the known null space."""
+    """Density of the formed matrix: all eigenvalues outside the known null space."""
     null = 0 if known is None else known.dimension
     values = np.zeros(0)
     if null < A.order:
@@ -275,12 +275,12 @@ def dense_density(A: SymmetricOperator, known: Subspace | None) -> Density:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of the distribution function at some places, averaged over the probes.
+    """Bounds of the distribution function at some points, averaged over the probes.
 
     Attributes
     ----------
     lower, upper : (m,) float64
-        Between them lies the average of the probes' distribution functions: no assumption, whatever the spectrum.
+        Bounds of the average of the probes' distribution functions, which hold for any spectrum.
     error : (m,) float64
         Standard error of that average, from the spread of both bounds over the probes.
     """
@@ -292,7 +292,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Share:
-    """The share of the eigenvalues in an interval.
+    """Share of the eigenvalues in an interval.
 
     Counting the nodes there would be wrong by far more than its spread over the probes where a node stands for many
     eigenvalues on either side of an end, as around zero: all probes have it on the same side.
@@ -300,9 +300,9 @@ class Share:
     Attributes
     ----------
     lower, upper
-        Between them lies the average of the probes' measures, for certain.
+        Rigorous bounds of the average of the probes' measures.
     value
-        Their middle.
+        Midpoint of the bounds.
     error
         Standard error of that average, from the spread over the probes.
     order
@@ -316,7 +316,7 @@ class Share:
     order: int
 
     def __str__(self) -> str:
-        """In per cent with its standard error, to two digits of that; a range where the quadrature leaves more open.
+        """Share in per cent with its standard error, to two digits of it; a range if the quadrature is less certain.
 
         Examples
         --------
@@ -336,18 +336,18 @@ class Share:
 
     @property
     def count(self) -> float:
-        """The number n·``value`` of eigenvalues in the interval."""
+        """Number n·``value`` of eigenvalues in the interval."""
         return self.order * self.value
 
     @property
     def resolved(self) -> bool:
-        """Whether the quadrature leaves no more open than the sampling: twice the standard error."""
+        """Whether the quadrature is no less certain than the sampling: bounds within twice the standard error."""
         return self.upper - self.lower <= 2 * self.error or self.upper - self.lower <= 1e-12
 
 
 @dataclass(frozen=True, repr=False)
 class Density(Shown):
-    """The distribution of the eigenvalues of a symmetric operator, as `density` found it.
+    """Distribution of the eigenvalues of a symmetric operator, as `density` found it.
 
     Attributes
     ----------
@@ -355,7 +355,7 @@ class Density(Shown):
         Quadrature of each probe, ascending; the weights of a probe add up to 1 − null/n. Where recurrences ended early
         the last node is repeated without weight. From the dense method all eigenvalues, in one row.
     residuals : (p, k) float64
-        An eigenvalue is no further from its node.
+        Bounds of the distance of each node to an eigenvalue.
     order
         n.
     null
@@ -363,15 +363,15 @@ class Density(Shown):
     psd
         Whether the operator is known to be positive semidefinite.
     blur
-        Nodes are known to this distance, for rounding.
+        Bound of the rounding error of the nodes.
     products
         Products with one vector that were made.
     vectors
         The most vectors of length n that were held at a time.
     seed
-        Of the probes; None: there were none, the eigenvalues were computed.
+        Seed of the probes; None: there were none, the eigenvalues were computed.
     recurrences
-        The coefficients that the nodes are of, probe by probe; none from the dense method.
+        Coefficients that the nodes come from, probe by probe; none from the dense method.
     """
 
     nodes: torch.Tensor
@@ -407,7 +407,7 @@ class Density(Shown):
 
     @classmethod
     def of(cls, recurrences: Sequence[Recurrence], *, order: int, null: int, **facts: object) -> Density:
-        """From Lanczos recurrences, one per probe."""
+        """Density from Lanczos recurrences, one per probe."""
         longest = max(len(one.alphas) for one in recurrences)
         nodes, weights, residuals = np.zeros((3, len(recurrences), longest))
         for row, one in enumerate(recurrences):
@@ -427,38 +427,38 @@ class Density(Shown):
 
     @classmethod
     def exact(cls, values: np.ndarray, *, order: int, **facts: object) -> Density:
-        """From all eigenvalues but the known null ones, ascending."""
+        """Density from all eigenvalues except the known null ones, ascending."""
         nodes = torch.from_numpy(values)[None]
         weights = torch.full_like(nodes, 1 / order)
         return cls(nodes, weights, torch.zeros_like(nodes), order=order, seed=None, recurrences=(), **facts)  # type: ignore[arg-type]
 
     @property
     def probes(self) -> int:
-        """Random vectors; 0: the eigenvalues were computed."""
+        """Number of random vectors; 0: the eigenvalues were computed."""
         return len(self.recurrences)
 
     @property
     def steps(self) -> int:
-        """Lanczos steps of the longest recurrence: the number of its nodes."""
+        """Number of Lanczos steps, and of nodes, of the longest recurrence."""
         return self.nodes.shape[1]
 
     @property
     def null_weight(self) -> float:
-        """The share of the null space that was known beforehand."""
+        """Share of the null space that was known beforehand."""
         return self.null / self.order
 
     @cached_property
     def bottom(self) -> float:
-        """The smallest node: the smallest eigenvalue is no larger."""
+        """Smallest node, an upper bound of the smallest eigenvalue."""
         return min([float(self.nodes.min())] if self.nodes.numel() else [], default=0.0)
 
     @cached_property
     def top(self) -> float:
-        """The largest node: the largest eigenvalue is no smaller."""
+        """Largest node, a lower bound of the largest eigenvalue."""
         return max([float(self.nodes.max())] if self.nodes.numel() else [], default=0.0)
 
     def error_of(self, samples: torch.Tensor) -> torch.Tensor:
-        """Standard error of the mean of ``samples`` (p, …) over the probes; infinite from one."""
+        """Standard error of the mean of ``samples`` (p, …) over the probes; infinite for a single probe."""
         if self.probes == 0:
             return torch.zeros_like(samples[0])
         if self.probes == 1:
@@ -466,22 +466,22 @@ class Density(Shown):
         return samples.std(0) / math.sqrt(self.probes)
 
     def expectation(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Estimate[float]:
-        """The mean of a function over the eigenvalues: tr f(A) / n.
+        """Mean of a function over the eigenvalues, tr f(A) / n.
 
-        Exact but for the sampling if f is a polynomial of degree less than twice the steps. What lies within twice
-        ``blur`` of zero is taken for zero. Where f jumps, the quadrature only bounds the share of the eigenvalues
-        beyond (see `bounds`): f is given the middle, and half of what is open is added to the error.
+        It is exact up to sampling if f is a polynomial of degree less than twice the steps. Nodes within twice ``blur``
+        of zero are taken as zero. Where f jumps, the quadrature only bounds the share of the eigenvalues beyond (see
+        `bounds`): the midpoint is used, and half the width of the bounds is added to the error.
 
         Parameters
         ----------
         function
-            Maps float64 values of any shape to as many.
+            Function of float64 values of any shape that returns values of the same shape.
         """
         nodes = self.nodes.where(self.nodes.abs() > 2 * self.blur, 0.0)
         values = function(nodes).to(torch.float64)
         samples, open_ = (self.weights * values).sum(1), 0.0
         for place, height in self._jumps(function, nodes):
-            # what a step has right of it is bounded, not sampled: all probes may have a node on the same side of it
+            # the measure right of a step is bounded, not sampled: all probes may have a node on the same side of it
             lower, upper = self.below(torch.tensor([place], dtype=torch.float64))
             right = (self.weights * (nodes >= place)).sum(1)
             samples = samples + height * (1 - self.null_weight - (lower + upper)[:, 0] / 2 - right)
@@ -495,7 +495,7 @@ class Density(Shown):
     def _jumps(
         self, function: Callable[[torch.Tensor], torch.Tensor], nodes: torch.Tensor
     ) -> Iterator[tuple[float, float]]:
-        """Where a function jumps among the nodes, and by how much; around zero from where nodes count as zero."""
+        """Yield places and heights of a function's jumps among the nodes; near zero, from where nodes count as zero."""
 
         def at(places: torch.Tensor) -> torch.Tensor:
             return function(places).to(torch.float64)
@@ -524,18 +524,19 @@ class Density(Shown):
                 yield place, height
 
     def moment(self, power: int) -> Estimate[float]:
-        """The mean of the eigenvalues to that power."""
+        """Mean of a power of the eigenvalues."""
         return self.expectation(lambda values: values**power)
 
     def trace(self) -> Estimate[float]:
-        """The trace tr A: n times the first moment."""
+        """Trace tr A, n times the first moment."""
         mean = self.moment(1)
         return Estimate(self.order * mean.value, self.order * mean.error, mean.probes, mean.products)
 
     def below(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each probe (p, m): bounds of its measure left of x (m,), and up to and with x, without the null space.
+        """Bounds (p, m) of each probe's measure: lower for (−∞, x), upper for (−∞, x], without the null space.
 
-        Nodes are known to ``blur`` only, so that the lower bound is taken that much further left, and the upper right.
+        ``x`` has shape (m,). Nodes are known only up to ``blur``, so that the lower bound is taken this much further
+        left, and the upper bound this much further right.
         """
         at = x.numpy()
         if self.probes:
@@ -553,7 +554,7 @@ class Density(Shown):
         """Rigorous bounds of the probes' distribution functions at x, by Gauss–Radau quadrature, averaged.
 
         Each probe's spectral measure lies within its bounds whatever the spectrum is (Chebyshev, Markov and Stieltjes);
-        that the probes are few is kept apart, as the standard error.
+        the error of averaging over a few probes is given separately, as the standard error.
 
         Raises
         ------
@@ -567,7 +568,7 @@ class Density(Shown):
         return Bounds(lower.mean(0) + null, (upper.mean(0) + null).clamp_max(1.0), error)
 
     def cumulative(self, x: float | Sequence[float] | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The share of the eigenvalues up to x (m,), and its standard error: the middle of `bounds`.
+        """Share of the eigenvalues up to x (m,), the midpoint of `bounds`, and its standard error.
 
         Raises
         ------
@@ -580,7 +581,7 @@ class Density(Shown):
         return middle.mean(0) + (at >= 0).to(torch.float64) * self.null_weight, self.error_of(middle)
 
     def share(self, low: float, high: float) -> Share:
-        """The share of the eigenvalues in [low, high], give or take twice ``blur``, the known null space included.
+        """Share of the eigenvalues in [low, high], up to twice ``blur`` beyond, with the known null space.
 
         Raises
         ------
@@ -596,7 +597,7 @@ class Density(Shown):
 
     @property
     def negative(self) -> Share:
-        """The share of negative eigenvalues; those within twice ``blur`` of zero are taken for zero.
+        """Share of negative eigenvalues; those within twice ``blur`` of zero are taken as zero.
 
         None if the operator is known to be positive semidefinite. What lies so close to zero that the quadrature
         cannot tell its sign is between ``lower`` and ``upper``: more steps bring them together.
@@ -607,20 +608,20 @@ class Density(Shown):
         return self._share(lower[:, 0], upper[:, 0], 0.0)
 
     def near_zero(self, relative: float = 1e-6) -> Share:
-        """The share of eigenvalues with |λ| no larger than ``relative`` times the largest |node|."""
+        """Share of eigenvalues with |λ| no larger than ``relative`` times the largest |node|."""
         width = relative * max(abs(self.bottom), abs(self.top))
         return self.share(-width, width)
 
     def _share(self, lower: torch.Tensor, upper: torch.Tensor, null: float) -> Share:
-        """From bounds (p,) of each probe, and what is null besides."""
+        """Share from bounds (p,) of each probe, plus the share ``null`` of known null eigenvalues."""
         middle = (lower + upper) / 2
         ends = float(lower.mean()) + null, min(1.0, float(upper.mean()) + null)
         return Share(float(middle.mean()) + null, float(self.error_of(middle)), *ends, self.order)
 
     def knee(self) -> float | None:
-        """Where an axis that shows the bulk and the outliers goes over from linear to logarithmic; None: nowhere.
+        """Point where an axis that shows the bulk and the outliers changes from linear to logarithmic; None: nowhere.
 
-        The median |λ| without the known null space, if the largest is many times that.
+        It is the median |λ| without the known null space, if the largest |λ| is many times that.
         """
         sizes, weights = self.nodes.abs().flatten(), self.weights.flatten()
         if not bool((weights > 0).any()) or float(sizes.max()) == 0:
@@ -632,12 +633,12 @@ class Density(Shown):
         return None if median >= SHALLOW * largest else max(median, largest / DEEPEST)
 
     def curve(self, points: int = 512, *, width: float | None = None, knee: float | None = None) -> Curve:
-        """The density smoothed with Gaussians, without the known null space.
+        """Density smoothed with Gaussians, without the known null space.
 
         Parameters
         ----------
         points
-            How many, evenly spaced on the axis.
+            Number of points, evenly spaced on the axis.
         width
             Standard deviation of all Gaussians, in units of the axis. If not given: a hundredth of the range, and
             more where the recurrences do not resolve the spectrum: there each node takes the width of what it stands
@@ -670,7 +671,7 @@ class Density(Shown):
 
 
 def places(x: float | Sequence[float] | torch.Tensor) -> torch.Tensor:
-    """The places x as a vector (m,) of float64 on the host."""
+    """Return the points x as a vector (m,) of float64 on the host."""
     at = torch.as_tensor(x, dtype=torch.float64, device="cpu").reshape(-1)
     if bool(at.isnan().any()):
         raise ConfigError("the distribution function is not defined at NaN")
@@ -679,7 +680,7 @@ def places(x: float | Sequence[float] | torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Curve:
-    """A density smoothed with Gaussians.
+    """Density smoothed with Gaussians.
 
     Attributes
     ----------
@@ -689,13 +690,13 @@ class Curve:
         Share of the eigenvalues per unit of x, or per unit of arsinh(x/knee) if there is a knee. With the known null
         space, which is left out, the integral is 1.
     error : (m,) float64
-        Its standard error from the spread over the probes.
+        Standard error of the density, from the spread over the probes.
     width
-        The least standard deviation of the Gaussians, in the same unit.
+        Smallest standard deviation of the Gaussians, in the same unit.
     widest
-        The largest: that of an unresolved node.
+        Largest standard deviation, that of an unresolved node.
     knee
-        Where the axis goes over from linear to logarithmic; None: linear everywhere.
+        Point where the axis changes from linear to logarithmic; None: it is linear.
     """
 
     x: torch.Tensor
@@ -712,7 +713,7 @@ def on_axis(values: torch.Tensor, knee: float | None) -> torch.Tensor:
 
 
 def widths(nodes: torch.Tensor, residuals: torch.Tensor, knee: float | None) -> torch.Tensor:
-    """A standard deviation on the axis for each node (p, k), in proportion to what is known of its place.
+    """Standard deviation on the axis for each node (p, k), in proportion to the uncertainty of its place.
 
     A node with the residual r has an eigenvalue within r. Where r is small against the distance of the nodes, the
     node is an eigenvalue and its Gaussian narrow; elsewhere it stands for all eigenvalues up to its neighbours.
@@ -735,7 +736,7 @@ def gaussians(t: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, sigm
 
 
 def with_error(value: float, error: float) -> str:
-    """A number with its standard error, to two digits of the error; without it if it is exact or not known.
+    """Text of a number with its standard error, to two digits of the error; without it if it is zero or unknown.
 
     Examples
     --------
@@ -753,7 +754,7 @@ def with_error(value: float, error: float) -> str:
 
 
 def summary(density: Density) -> list[tuple[str, str, str]]:
-    """Name, value and remark of the numbers of a density."""
+    """Rows of name, value and remark for the numbers of a density."""
     exact = density.seed is None
     negative, near, trace = density.negative, density.near_zero(NEAR_ZERO), density.trace()
     result = [

@@ -1,4 +1,4 @@
-"""Eigenvalues from products alone: which are wanted, and results that say how far they can be trusted."""
+"""Eigenvalues from products alone: the choice of wanted eigenvalues, and results with their evidence."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from hesscond.errors import ConfigError, MatrixError
 
-#: The ends of a spectrum: an eigenvalue is the further out, the larger this is.
+#: Keys by which eigenvalues are ordered at the ends of a spectrum, the outermost with the largest key.
 KEYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "high": lambda values: values,
     "low": torch.neg,
     "size": torch.abs,
 }
 
-#: What can be asked for: k eigenvalues of each of these ends.
+#: Ends of the spectrum for each choice; k eigenvalues are computed at each end.
 ENDS: dict[str, tuple[str, ...]] = {
     "top": ("high",),
     "bottom": ("low",),
@@ -25,13 +25,13 @@ ENDS: dict[str, tuple[str, ...]] = {
     "magnitude": ("size",),
 }
 
-#: Eigenvalues that differ by up to this many times the residuals asked for are not told apart.
+#: Eigenvalues that differ by up to this multiple of the requested residuals are not distinguished.
 TIE = 10
 
 
 @dataclass(frozen=True)
 class Interval:
-    """low ≤ λ ≤ high."""
+    """Interval low ≤ λ ≤ high."""
 
     low: float
     high: float
@@ -39,7 +39,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where an iteration stands at a restart: what a callback sees.
+    """Progress of an iteration at a restart, as passed to a callback.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Progress:
     products
         Products so far.
     phase
-        What it is doing: "iterating" or "searching" for eigenvalues that were missed.
+        Present task: "iterating", or "searching" for eigenvalues that were missed.
     """
 
     eigenvalues: torch.Tensor
@@ -79,20 +79,20 @@ class EigenResult:
         θ ± ‖r‖²/gap where the distance to the rest of the spectrum is known (Kato and Temple). If ``converged``, the
         i-th contains the i-th eigenvalue, but for a probability of 1e-6 (or what was asked for as ``missed``).
     settled : (k,) bool
-        Which residuals are no larger than what was asked for, relative to ``norm``.
+        Whether each residual is no larger than requested, relative to ``norm``.
     converged
-        Whether all are settled and none further out was missed, as far as random vectors show it.
+        Whether all are settled and no eigenvalue further out was missed, as far as random vectors show it.
     products
         Products of the operator with one vector that were needed.
     norm
         The largest |θ| seen: a lower bound of ‖A‖₂.
     null
-        Null directions that were found on the way: eigenvalues that cannot be told from zero (which
+        Number of null directions that were found: eigenvalues that cannot be distinguished from zero (which
         "smallest-nonzero" leaves out).
     vectors
-        The most vectors of length n that were held at a time.
+        Largest number of vectors of length n that were held at a time.
     message
-        What became of it, and what to do if it did not converge.
+        Outcome of the iteration, and advice if it did not converge.
     """
 
     eigenvalues: torch.Tensor
@@ -120,10 +120,10 @@ class EigenResult:
 def intervals(
     values: torch.Tensor, residuals: torch.Tensor, rounding: float, rest: Interval | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the eigenvalues lie that Ritz values θ with orthonormal Ritz vectors U approximate.
+    """Intervals of the eigenvalues that Ritz values θ with orthonormal Ritz vectors U approximate.
 
-    Without ``rest``: θ ± (‖r‖ + rounding), which contains an eigenvalue. Values whose intervals overlap are taken
-    together, with ‖R‖_F of their residuals, so that these intervals contain as many eigenvalues, counted with
+    Without ``rest``, they are θ ± (‖r‖ + rounding), which contains an eigenvalue. Values whose intervals overlap are
+    taken together, with ‖R‖_F of their residuals, so that these intervals contain as many eigenvalues, counted with
     multiplicity, as there are values (Kahan; Parlett 1998, Theorem 11.5.1).
 
     With bounds ``rest`` of the spectrum of A on the complement of U the i-th interval contains the eigenvalue of the
@@ -182,7 +182,7 @@ def intervals(
 
 
 def quadratic(residual: float, gap: float) -> float:
-    """The bound 2ρ² / (g + √(g² + 4ρ²)) of an eigenvalue's error for ρ and g > 0: at most ρ, and at most ρ²/g."""
+    """Bound 2ρ² / (g + √(g² + 4ρ²)) of an eigenvalue's error for ρ and g > 0: at most ρ, and at most ρ²/g."""
     ratio = residual / gap
     return 2 * residual * ratio / (1 + math.sqrt(1 + 4 * ratio * ratio))
 
@@ -203,20 +203,14 @@ def _groups(theta: list[float], norms: list[float], rounding: float) -> list[sli
 
 
 def _reached(value: float, rest: Interval) -> tuple[float, float]:
-    """The interval between ``value`` and the nearer end of a rest that reaches as far out as it."""
+    """Interval between ``value`` and the nearer end of ``rest``, if the rest extends beyond the value."""
     if not rest.low <= value <= rest.high:
         return value, value
     return (value, rest.high) if rest.high - value <= value - rest.low else (rest.low, value)
 
 
 class Wanted:
-    """k eigenvalues of each end of a spectrum of n.
-
-    Attributes
-    ----------
-    count
-        How many these are.
-    """
+    """Choice of k eigenvalues at each end of a spectrum of n; ``count`` is their total number."""
 
     def __init__(self, which: str, k: int, order: int) -> None:
         if which not in ENDS:
@@ -235,20 +229,20 @@ class Wanted:
         return _outermost(values, [side for side in ("high", "low") if side in self.ends or "size" in self.ends])
 
     def last(self, end: str, values: torch.Tensor) -> torch.Tensor:
-        """The k-th of ``values`` from an end."""
+        """Return the k-th of ``values`` from an end."""
         key = KEYS[end](values)
         return key.sort(descending=True).values[min(self.k, len(key)) - 1]
 
     def displaced(self, values: torch.Tensor, others: torch.Tensor, slack: float) -> bool:
-        """Whether one of ``others`` is further out than those of ``values`` that were wanted."""
+        """Whether one of ``others`` is further out than the wanted ``values``."""
         return any(bool((KEYS[end](others) > self.last(end, values) + slack).any()) for end in self.ends)
 
     def limits(self, values: torch.Tensor, slack: float, ritz: Interval | None = None) -> Interval:
-        """Places, on each side that counts, beyond which there should be no others; infinite on a side that does not.
+        """Limits, on each relevant side, beyond which there should be no other eigenvalues; infinite on other sides.
 
-        With ``ritz``, the lowest and the highest Ritz value of others than ``values``, half the way from these to what
-        was wanted, or ``TIE·slack`` beyond them where that is too close to be told apart. Without, ``slack`` beyond
-        what was wanted.
+        If ``ritz`` gives the lowest and the highest Ritz value apart from ``values``, the limits are half the way from
+        these to the wanted values, or ``TIE·slack`` beyond them if they are too close to be distinguished. Without
+        ``ritz`` the limits are ``slack`` beyond the wanted values.
         """
         places = []
         for side, sign in (("low", -1), ("high", 1)):

@@ -1,4 +1,4 @@
-"""What is left of the error of an approximate eigenvalue: from residuals, in the norm of A or of a preconditioner."""
+"""Error estimates of approximate eigenvalues from residuals, in the norm of A or of a preconditioner."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 
 import torch
 
-#: What a residual foretold is compared with what became of θ DELAY to OBSERVED expansions later, while θ falls by less
-#: than ASYMPTOTIC of it. The largest ratio ever seen counts as well, divided by MEMORY: θ may rest for a while.
+#: The prediction from a residual is compared with the decrease of θ DELAY to OBSERVED expansions later, while θ falls
+#: by less than ASYMPTOTIC of it. The largest ratio ever seen, divided by MEMORY, counts too: θ may rest for a while.
 DELAY, OBSERVED, ASYMPTOTIC, MEMORY = 4, 28, 0.1, 8.0
 
 
 @dataclass
 class Ratio:
-    """How far θ falls over the energy η = rᵀM⁻¹r that its residual had, as an iteration shows it.
+    """Observed ratio of the decrease of θ to the energy η = rᵀM⁻¹r of its residual in an iteration.
 
     Attributes
     ----------
     value
-        The largest of late; infinite where nothing was seen.
+        Largest recent ratio; infinite before any was observed.
     history
         |θ| and η after each expansion for the same pair.
     """
@@ -29,7 +29,7 @@ class Ratio:
     history: list[tuple[float, float]] = field(default_factory=list)
 
     def observe(self, size: float, energy: float, noise: float) -> None:
-        """Where the pair stands now; falls of θ up to ``noise`` are rounding."""
+        """Record |θ| and η of the pair; decreases of θ up to ``noise`` are rounding."""
         self.history.append((size, energy))
         earlier = self.history[-OBSERVED:-DELAY]
         recent = max((ratio(before, foretold, size, noise) for before, foretold in earlier), default=0.0)
@@ -37,7 +37,7 @@ class Ratio:
         self.value = max(recent, self.worst / MEMORY) or math.inf
 
     def remember(self, before: float, foretold: float, now: float, noise: float) -> None:
-        """A fall that is to count from now on."""
+        """Record a decrease that is to count permanently."""
         self.worst = max(self.worst, MEMORY * ratio(before, foretold, now, noise))
 
     def stagnates(self, patience: int) -> bool:
@@ -50,7 +50,7 @@ class Ratio:
 
 
 def ratio(before: float, foretold: float, now: float, noise: float) -> float:
-    """How far |θ| fell, over the η that it had; 0 if that says nothing."""
+    """Decrease of |θ| over the η before it; 0 if it is not significant."""
     fall = before - now - noise
     return fall / foretold if 0 < fall < ASYMPTOTIC * now and 0 < foretold < math.inf else 0.0
 
@@ -62,11 +62,11 @@ class Errors:
     Attributes
     ----------
     absolute : list of c floats
-        Of each.
+        Estimated error of each value.
     group : list of c ints
-        How many were taken together for it; 0: it was taken alone, without a gap.
+        Number of values whose group gave the estimate; 0: the value alone, without a gap.
     below : list of c floats
-        |θ| less the error it has by itself: no smaller eigenvalue belongs to it.
+        |θ| minus the error of the value alone, a lower bound of its eigenvalue.
     """
 
     absolute: list[float]
@@ -75,7 +75,7 @@ class Errors:
 
 
 def residual_errors(magnitudes: torch.Tensor, residuals: torch.Tensor, *, complete: bool) -> Errors:
-    """|λ − θ| ≤ ‖r‖, and ‖R‖²/gap for those before a gap (Kato, Temple; of groups: Parlett 1998, section 11.7).
+    """Errors |λ − θ| ≤ ‖r‖, and ‖R‖²/gap before a gap (Kato, Temple; for groups: Parlett 1998, section 11.7).
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def residual_errors(magnitudes: torch.Tensor, residuals: torch.Tensor, *, comple
     residuals : (c,)
         ‖r‖.
     complete
-        There are no others: beyond the last is nothing.
+        Whether there are no further eigenvalues beyond the last.
     """
     theta, norms = magnitudes.tolist(), residuals.tolist()
     below = [value - norm for value, norm in zip(theta, norms, strict=True)]
@@ -92,7 +92,7 @@ def residual_errors(magnitudes: torch.Tensor, residuals: torch.Tensor, *, comple
 
 
 def preconditioned_errors(magnitudes: torch.Tensor, energies: torch.Tensor, *, complete: bool) -> Errors:
-    r"""The same for A ≥ 0 in the norm of A⁻¹, from η ≈ rᵀA⁻¹r.
+    r"""Errors for A ≥ 0 in the norm of A⁻¹, from η ≈ rᵀA⁻¹r.
 
     With u = Σ c_i v_i, r = Σ c_i (λ_i − θ) v_i, some eigenvalue has (λ − θ)²/λ ≤ rᵀA⁻¹r, and the smallest has
 
@@ -115,7 +115,7 @@ def grouped(
     weights: list[float],
     complete: bool,
 ) -> Errors:
-    """The smaller of the error alone and, over all s, Σ_{j≤s} energy_j · weight_{s+1} / (below_{s+1} − θ_s)."""
+    """Smaller of the error alone and, over all s, Σ_{j≤s} energy_j · weight_{s+1} / (below_{s+1} − θ_s)."""
     count = len(theta)
     absolute, group = list(alone), [0] * count
     for s in range(count):
@@ -133,7 +133,7 @@ def grouped(
 
 
 def smaller(first: Errors, second: Errors) -> Errors:
-    """For each the smaller of two estimates."""
+    """Errors with the smaller of two estimates for each value."""
     better = [a <= b for a, b in zip(first.absolute, second.absolute, strict=True)]
     pairs = zip(first.below, second.below, strict=True)
     return Errors(

@@ -1,4 +1,4 @@
-"""What a search space grows by: preconditioned residuals, or solutions of a correction equation."""
+"""Expansion of a search space by preconditioned residuals, or by solutions of a correction equation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Pair(NamedTuple):
-    """An approximate eigenpair: θ, r (1, n), M⁻¹r (1, n) if there is an M, and the vectors (j, n) found up to it."""
+    """Approximate eigenpair: θ, r (1, n), M⁻¹r (1, n) if there is an M, and the vectors (j, n) found up to it."""
 
     value: float
     residual: torch.Tensor
@@ -32,36 +32,28 @@ class Pair(NamedTuple):
 
 
 class Expansion(ABC):
-    """A way to find the next direction.
-
-    Attributes
-    ----------
-    name
-        For the message.
-    patience
-        Expansions without progress after which it is given up.
-    """
+    """Method to find the next direction, given up after ``patience`` expansions without progress."""
 
     name: str
     patience: int
 
     @abstractmethod
     def direction(self, pair: Pair, allowance: int) -> torch.Tensor:
-        """A direction (1, n) that improves the pair, from at most ``allowance`` products."""
+        """Return a direction (1, n) that improves the pair, from at most ``allowance`` products."""
 
 
 class PreconditionedResidual(Expansion):
-    """M⁻¹r: generalized Davidson (Morgan and Scott 1986)."""
+    """Expansion by M⁻¹r: generalized Davidson (Morgan and Scott 1986)."""
 
     name, patience = "generalized Davidson", 60
 
     def direction(self, pair: Pair, allowance: int) -> torch.Tensor:
-        """The direction that the search has already."""
+        """Return the direction that the search has already computed."""
         return pair.residual if pair.solved is None else pair.solved
 
 
 class Correction(Expansion):
-    r"""t of (I − QQᵀ)(A − σ)(I − QQᵀ) t = −r for the vectors Q found so far, by MINRES.
+    r"""Expansion by t with (I − QQᵀ)(A − σ)(I − QQᵀ) t = −r for the vectors Q found so far, by MINRES.
 
     The correction equation of Jacobi and Davidson (Sleijpen and Van der Vorst 1996, SIAM J. Matrix Anal. Appl. 17).
     σ = θ near an eigenvalue and 0 before, so that it begins as inverse iteration. MINRES is preconditioned by
@@ -77,7 +69,7 @@ class Correction(Expansion):
         self._steps, self._rtol = STEPS, REDUCTION
 
     def direction(self, pair: Pair, allowance: int) -> torch.Tensor:
-        """An approximate solution; the residual itself where the preconditioner is not positive."""
+        """Return an approximate solution, or the residual itself if the preconditioner is not positive."""
         near = float(torch.linalg.vector_norm(pair.residual)) <= NEAR * abs(pair.value)
         shift = pair.value if near else 0.0
         Q = torch.linalg.qr(pair.vectors.T).Q.T
@@ -113,7 +105,7 @@ class Correction(Expansion):
 
 
 def expansions(products: Products, excluded: Excluded, inverse: ApproximateInverse | None) -> list[Expansion]:
-    """The ways to be tried, one after the other as each makes no more progress."""
+    """Methods of expansion, to be tried one after the other as each stagnates."""
     plain = Correction(products, excluded, None)
     if inverse is None:
         return [plain]
@@ -121,7 +113,7 @@ def expansions(products: Products, excluded: Excluded, inverse: ApproximateInver
 
 
 class Solved(NamedTuple):
-    """An approximate solution of a symmetric system.
+    """Approximate solution of a symmetric system.
 
     ``solution`` (n,); ``steps``: products made; ``reduction``: the residual norm over that of the right side, in the
     norm of the preconditioner, as the recurrence has it; ``definite``: whether the preconditioner proved positive.
@@ -150,7 +142,7 @@ def minres(multiply: Function, right: torch.Tensor, *, precondition: Function, r
     rtol
         Stop when the residual is reduced by this factor, in the norm of K.
     steps
-        Stop after so many products.
+        Largest number of products.
     """
     solution = torch.zeros_like(right)
     before, current = torch.zeros_like(right), right

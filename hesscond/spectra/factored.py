@@ -1,4 +1,4 @@
-"""Spectra of H = FᵀF from the factor F, never from the squared matrix unless a bound says that suffices."""
+"""Spectra of H = FᵀF from the factor F, and from the squared matrix only if a bound shows that it suffices."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ SHARP = 1e-10
 #: Steps of the equilibration in `graded_errors`; each halves the decades still to go.
 EQUILIBRATION_STEPS = 12
 
-#: Entries that are smaller than this beside the largest may underflow when they are squared.
+#: Entries below this share of the largest may underflow when they are squared.
 LEAST = 2.0**-500
 
 #: The order of matrices in a stack is a multiple of this: LAPACK rounds one that does not begin at a boundary of vector
 #: registers otherwise, and results would depend on the place in the stack.
 ALIGNED = 4
 
-#: How the names of solvers begin that are accurate beyond the norm.
+#: Prefixes of the names of solvers that are accurate beyond normwise bounds.
 FINE = ("Jacobi", "certified")
 
-#: Below this relative width of κ's interval the Gram form is not tried: it would not be reached.
+#: Below this relative width of κ's interval the Gram form is not tried, since it cannot reach it.
 GRAM_RTOL = 1e-7
 
-#: The same for the Gram matrix of a dual, which may be known to some units of round-off of its entries.
+#: Limit for the Gram matrix of a dual, whose entries may be known to a few units of round-off.
 DUAL_RTOL = 1e-9
 
 
 def error_factor(m: int, n: int) -> float:
-    """The constant c of the bounds c·eps·(norm): √(mn), the probabilistic growth of rounding errors.
+    """Constant c of the bounds c·eps·(norm): √(mn), the probabilistic growth of rounding errors.
 
     The worst-case constants of backward error analysis grow like m·n and are never seen; with independent
     rounding errors the growth is their square root (Higham and Mary, SIAM J. Sci. Comput. 41, 2019).
@@ -68,7 +68,7 @@ def error_factor(m: int, n: int) -> float:
 
 
 def within_range(result: ConditionNumber, matrix: np.ndarray, core: np.ndarray) -> ConditionNumber:
-    """``result``, unresolved if a rank below that of the pattern may come from entries that underflow when squared."""
+    """Return ``result``, unresolved if entries that underflow when squared may have lowered its rank."""
     if not result.resolved or result.rank >= min(core.shape):
         return result
     magnitudes = np.abs(matrix)
@@ -78,9 +78,9 @@ def within_range(result: ConditionNumber, matrix: np.ndarray, core: np.ndarray) 
 
 
 def equilibrated_rank(core: np.ndarray) -> int:
-    """How many singular values are told from zero once rows and columns are of one size, which changes no rank.
+    """Number of nonzero singular values after rows and columns are scaled to one size, which changes no rank.
 
-    0 if they are of one size already.
+    It is 0 if they are of one size already.
     """
     rows, columns = (np.abs(core).max(axis) for axis in (1, 0))
     if max(rows.max() / rows.min(), columns.max() / columns.min()) < GAP:
@@ -94,7 +94,7 @@ def equilibrated_rank(core: np.ndarray) -> int:
 
 
 def uniform(magnitudes: np.ndarray, shape: tuple[int, int], unit: float, error: float) -> dict[str, np.ndarray]:
-    """The same error bound c·unit + ``error`` and floor for all values, unit being eps times a norm."""
+    """Return one error bound c·unit + ``error`` and one floor for all values, with unit eps times a norm."""
     bound, floor = error_factor(*shape) * unit + error, NOISE * unit
     return {"errors": np.full(len(magnitudes), bound), "floors": np.full(len(magnitudes), floor)}
 
@@ -113,7 +113,7 @@ def eigenvalues_of(symmetric: np.ndarray) -> np.ndarray:
 
 
 def from_gram_eigenvalues(ascending: np.ndarray, shape: tuple[int, int], error: float = 0.0) -> Values:
-    """The `Values` of a factor of that ``shape`` from the eigenvalues of its Gram matrix."""
+    """Return the `Values` of a factor of this ``shape`` from the eigenvalues of its Gram matrix."""
     values = np.maximum(ascending[::-1], 0.0)
     top = float(values[0])
     carried = error * (2 * top**0.5 + error)
@@ -130,7 +130,7 @@ def svd_values(core: np.ndarray, error: float = 0.0, *, power: int = 2) -> Value
 def svd_routes(
     core: np.ndarray, whole: float, error: float | np.ndarray, *, across_rows: bool = False, power: int = 2
 ) -> list[Callable[[], Values]]:
-    """`svd_values` and, where these do not decide, `finest_values` as routes of `resolve`.
+    """Routes of `resolve`: `svd_values` and, if these do not decide, `finest_values`.
 
     ``whole`` is a bound of all the error in the core, in the 2-norm; the others are the arguments of `jacobi_values`.
     """
@@ -141,17 +141,17 @@ def svd_routes(
 def finest_values(
     normwise: Callable[[], Values], core: np.ndarray, error: float | np.ndarray, *, across_rows: bool
 ) -> Values:
-    """Singular values of ``core``, the smallest one as sharp as its rows and columns, of whatever scale, allow.
+    """Singular values of ``core``, the smallest one to the accuracy of rows and columns of any scale.
 
-    Those of ``normwise``, but for the smallest one, which is that of `smallest_singular_value`: the others decide
-    nothing about κ. Where that is not `SHARP`, or not certified, as if A has not full rank, all are by `jacobi_values`.
+    They are those of ``normwise`` except for the smallest, which comes from `smallest_singular_value`: the others do
+    not affect κ. If that is not `SHARP`, or not certified, as without full rank, all come from `jacobi_values`.
     """
     least = smallest_singular_value(core)
     found = normwise()
     if least is None or max(least.excess, least.upper / least.value - 1) > SHARP:
         return jacobi_values(core, error, across_rows=across_rows, power=found.power, least=least)
     carried = float(felt(error, least.u[:, None], least.v[:, None], across_rows=across_rows)[0])
-    # of those that are not told from zero it is known that they are no smaller than the smallest
+    # values that are not distinguished from zero are no smaller than the smallest
     unknown = found.magnitudes <= found.errors + least.value
     unknown[-1] = True
     values = np.where(unknown, least.value, found.magnitudes)
@@ -179,9 +179,9 @@ def jacobi_values(
         with ``across_rows``), of which σ_k feels what its singular vector weighs them with; or (m, n) of bounds for its
         entries, of whose size a σ_k may then be round-off.
     across_rows
-        What an array of errors belongs to.
+        Whether an array of errors belongs to the rows, not to the columns.
     power
-        As in `Values`.
+        Exponent as in `Values`.
     least
         `smallest_singular_value` of the core; without it, it is not told from zero.
     """
@@ -195,7 +195,7 @@ def jacobi_values(
 
 
 def felt(error: float | np.ndarray, u: np.ndarray, v: np.ndarray, *, across_rows: bool) -> np.ndarray:
-    """What an error as in `jacobi_values` changes σ_k by, to first order, for columns u_k, v_k: (k,)."""
+    """Change (k,) of σ_k by an ``error`` as in `jacobi_values`, to first order, for columns u_k, v_k."""
     if np.ndim(error) == 2:
         return weighted(np.asarray(error), u, v)
     if np.ndim(error) == 1:
@@ -217,7 +217,7 @@ def jacobi_svd(core: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def roundoff_of_entries(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    r"""What a relative change eps of each single entry changes every singular value by: eps·\|u_k\|ᵀ\|A\|\|v_k\|, (n,).
+    r"""Change eps·\|u_k\|ᵀ\|A\|\|v_k\| (n,) of every singular value by a relative change eps of each single entry.
 
     A σ_k of this size is round-off of the entries themselves.
     """
@@ -225,7 +225,7 @@ def roundoff_of_entries(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: 
 
 
 def weighted(entries: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    r"""\|u_k\|ᵀ·entries·\|v_k\| for each k, (n,): what errors of its entries change σ_k by, at most."""
+    r"""Bounds \|u_k\|ᵀ·entries·\|v_k\| (n,) of the change of σ_k by errors of the entries."""
     found: np.ndarray = np.einsum("ik,ik->k", np.abs(u), entries @ np.abs(v))
     return found
 
@@ -248,7 +248,7 @@ def graded_errors(
     σ_k = u_kᵀAv_k feels them as weighted. The constant is measured: the worst of 3·10⁴ graded, sparse and rank
     deficient matrices needed 1233, all but a few less than 32.
 
-    ``least`` is what `smallest_singular_value` says of A, and of ``error`` (m, n), bounds of errors already in the
+    ``least`` is the result of `smallest_singular_value` for A and ``error`` (m, n), bounds of errors already in the
     entries of A; σ_k feels them as weighted by its vectors.
 
     Source of the form: Higham, BIT 40 (2000), 325-339, and Drmač and Veselić, as in `jacobi_svd`.
@@ -270,16 +270,16 @@ def graded_errors(
         below[-1] = max(below[-1], smallest)
     else:
         below[-1] = max(smallest - least.lower, 0.0)
-        # none of the others is smaller than the smallest
+        # no other value is smaller than the smallest
         below = np.minimum(below, np.maximum(values - least.lower, 0.0))
         above[-1] = max(min(above[-1], least.upper - smallest), 0.0)
     return below, above
 
 
 class Smallest(NamedTuple):
-    """The smallest singular value between bounds that hold, and unit vectors u (m,), v (n,) near its own.
+    """Smallest singular value with rigorous bounds, and unit vectors u (m,), v (n,) near its singular vectors.
 
-    ``value`` is ‖Av‖, and ``excess`` an estimate of what the rounding of v adds to it, relative to it.
+    ``value`` is ‖Av‖, and ``excess`` an estimate of the relative increase of it by the rounding of v.
     """
 
     value: float
@@ -291,7 +291,7 @@ class Smallest(NamedTuple):
 
 
 def smallest_singular_value(core: np.ndarray, error: np.ndarray | None = None) -> Smallest | None:
-    r"""σ_n of a tall matrix A of full column rank between bounds; None if that cannot be certified.
+    r"""Bounds of σ_n of a tall matrix A of full column rank; None if they cannot be certified.
 
     Above: ‖Av‖/‖v‖ for any v, here in extended precision where the machine has one. Below: any X with ‖(XA)⁻¹X‖ ≤ β
     gives σ_n ≥ 1/β. X is the left inverse from a row-sorted pivoted QR; with E = XA − I and \|E\| ≤ B (what was
@@ -343,7 +343,7 @@ def smallest_singular_value(core: np.ndarray, error: np.ndarray | None = None) -
 
 
 def left_inverse(core: np.ndarray) -> np.ndarray | None:
-    """R⁻¹Qᵀ (n, m) of a tall matrix, rows sorted by size and columns pivoted; None if R is singular."""
+    """Left inverse R⁻¹Qᵀ (n, m) of a tall matrix, rows sorted by size and columns pivoted; None if R is singular."""
     m, n = core.shape
     order = np.argsort(-np.abs(core).max(1), kind="stable")
     packed, pivots, tau, _, info = lapack.dgeqp3(core[order])
@@ -382,7 +382,7 @@ def factor_condition(
     factor : (m, n) array or tensor
         F. H has order n.
     rank_bound
-        Finds an upper bound of the rank; called only if the smaller side of F is not reached. The pattern of F is
+        Function that finds an upper bound of the rank; called only if F is short of full rank. The pattern of F is
         used too.
     rtol
         Relative width of κ's interval that is good enough.
@@ -419,7 +419,7 @@ def factor_condition(
         exact=partial(affordable_rank, core) if exact else None,
     )
     if found.rank_decision == "numerical":
-        # rows or columns that are small as a whole are no round-off, unless they are so by the errors given
+        # rows or columns that are small as a whole are no round-off, unless the errors given are as large
         bounds = np.asarray(by_part if errors.ndim else 0.0)
         above = np.abs(core) > (bounds[:, None] if bounds.ndim == 1 and transposed else bounds)
         if equilibrated_rank(core[np.ix_(above.any(1), above.any(0))]) > found.rank:
@@ -437,14 +437,14 @@ def factor_conditions(
     """κ of FᵀF for several factors, of one Hessian in several coordinates or of many Hessians.
 
     Where ``rtol`` allows the Gram form, those of factors with no fewer columns than rows are decomposed together, all
-    of one order at a time; what they do not resolve goes through `factor_condition`, as does everything else. A
-    result does not depend on the factors beside it.
+    of one order at a time; factors that they do not resolve are measured by `factor_condition`, as are all others. A
+    result does not depend on the other factors.
 
     Parameters
     ----------
     factors : arrays or tensors (m_i, n_i)
     rank_bounds, errors
-        For each factor, as in `factor_condition`.
+        One for each factor, as in `factor_condition`.
     rtol
         Relative width of κ's intervals that is good enough.
     """
@@ -518,7 +518,7 @@ def dual_condition(
             if found is not None and is_good_enough(found, rtol):
                 return found
     R, errors = triangular()
-    # a Gram matrix once more would be no better
+    # another Gram matrix would be no better
     finer = min(rtol, GRAM_RTOL / 2)
     found = factor_condition(R, rank_bound=lambda: rank_bound() if limit is None else limit, rtol=finer, error=errors)
     return replace(found, nullity=order - found.rank, solver=f"dual {found.solver}")
@@ -534,7 +534,7 @@ def least_refined(K: np.ndarray, found: Values, error: float) -> Values:
     ----------
     K
     found
-        Its eigenvalues, descending, with normwise bounds, which say what β is.
+        Eigenvalues of K, descending, with normwise bounds, which give β.
     error
         Bound, in the 2-norm, of the error already in K.
     """
@@ -567,7 +567,7 @@ def least_refined(K: np.ndarray, found: Values, error: float) -> Values:
 
 
 def gram_condition(K: torch.Tensor, error: float, *, order: int, limit: int, rtol: float) -> ConditionNumber | None:
-    """κ from a dual Gram matrix (m, m) with that error in the 2-norm; None if a glance shows that it will not do."""
+    """κ from a dual Gram matrix (m, m) with this error in the 2-norm; None if it clearly cannot resolve κ."""
     if rtol < GRAM_RTOL and (limit < len(K) or not 2 * error < rtol * above_smallest(K)):
         return None
     with one_thread():
@@ -581,7 +581,7 @@ def gram_condition(K: torch.Tensor, error: float, *, order: int, limit: int, rto
 
 
 def above_smallest(K: torch.Tensor) -> float:
-    """An upper bound of the smallest eigenvalue of K > 0, near it as a rule, from a Cholesky factor; 0 without one."""
+    """Upper bound of the smallest eigenvalue of K > 0, usually near it, from a Cholesky factor; 0 without a factor."""
     L, info = torch.linalg.cholesky_ex(K)
     if int(info):
         return 0.0
@@ -594,14 +594,13 @@ def above_smallest(K: torch.Tensor) -> float:
 
 @few_threads
 def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray:
-    """The nonzero eigenvalues of FᵀF, descending: as many as ``condition`` found.
+    """Nonzero eigenvalues of FᵀF, descending, as many as ``condition`` found.
 
     Parameters
     ----------
     factor : (m, n) array or tensor
     condition
-        What `factor_condition` returned for this factor; its rank is taken over, and Jacobi is used if SVD alone did
-        not decide.
+        Result of `factor_condition` for this factor; its rank is used, and Jacobi's method if SVD alone did not decide.
     """
     core, scale, *_ = scaled_core(as_matrix(factor))
     if condition.rank == 0:
@@ -612,14 +611,13 @@ def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray
 
 @few_threads
 def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
-    """The nonzero eigenvalues (r,) of FᵀF, descending, and orthonormal eigenvectors (n, r).
+    """Nonzero eigenvalues (r,) of FᵀF, descending, and orthonormal eigenvectors (n, r).
 
     Parameters
     ----------
     factor : (m, n) array or tensor
     condition
-        What `factor_condition` returned for this factor; its rank is taken over, and Jacobi is used if SVD alone did
-        not decide.
+        Result of `factor_condition` for this factor; its rank is used, and Jacobi's method if SVD alone did not decide.
     """
     matrix = as_matrix(factor)
     core, scale, columns, transposed = scaled_core(matrix)

@@ -1,4 +1,4 @@
-"""Forms in which a symmetric matrix is known, and its condition number from each of them.
+"""Forms in which a symmetric matrix is known, and its condition number from each form.
 
 A `Form` says what is known of a matrix: a factor, entries that were summed up, or products alone. Which solver suits it
 is decided here and nowhere else. `conditions` measures several forms and decomposes together what it can.
@@ -42,15 +42,15 @@ SURE = 4.0
 
 
 class Form(ABC):
-    """A symmetric matrix H as far as it is known.
+    """Symmetric matrix H as far as it is known.
 
     Attributes
     ----------
     least_rank
-        Finds the rank that H has unless entries were lost to underflow: with a smaller one κ is unresolved. None: no
-        entries can have been lost.
+        Function that finds the rank that H has unless entries were lost to underflow: with a smaller rank, κ is
+        unresolved. None: no entries can have been lost.
     lost
-        What they may have been lost to.
+        Cause of lost entries.
     """
 
     least_rank: RankBound | None = None
@@ -61,11 +61,11 @@ class Form(ABC):
         """κ(H) by the solver that suits the form, with no entry lost."""
 
     def condition(self, *, rtol: float = 1e-8) -> ConditionNumber:
-        """κ(H): its interval is no wider than ``rtol`` where a dearer solver can help it."""
+        """Return κ(H), with an interval no wider than ``rtol`` if a more expensive solver can achieve it."""
         return self.doubted(self._measured(rtol))
 
     def doubted(self, found: ConditionNumber) -> ConditionNumber:
-        """``found``, unresolved if its zeros may be numbers that were lost; zero if all is of the size of rounding."""
+        """Return ``found``; unresolved if its zeros may be lost numbers, zero if all is of the size of rounding."""
         decided = found.resolved or found.rank == 0
         lost = self.least_rank is not None and decided and found.rank < self.least_rank()
         if lost:
@@ -74,7 +74,7 @@ class Form(ABC):
 
 
 def zero_if_rounding(found: ConditionNumber) -> ConditionNumber:
-    """``found``, zero if no eigenvalue was told from the rounding of what the matrix was summed up from."""
+    """Return ``found``, or zero if no eigenvalue exceeds the rounding of the terms that were summed up."""
     if found.rank or SURE * found.lambda_max > found.cutoff > 0:
         return found
     return replace(zero_matrix(found.nullity), cutoff=found.cutoff)
@@ -82,21 +82,21 @@ def zero_if_rounding(found: ConditionNumber) -> ConditionNumber:
 
 @dataclass(frozen=True, eq=False)
 class FactorForm(Form):
-    """H = FᵀF, or Fᵀ diag(signs) F.
+    """Form of H = FᵀF, or Fᵀ diag(signs) F.
 
     Attributes
     ----------
     factor : (m, n) array or tensor
         F.
     signs : (m,) of ±1 or None
-        None: H ≥ 0, and known as well as F is.
+        None: H ≥ 0, and known as accurately as F.
     error
         Bound, in the 2-norm, of the error already in F, or an array (n,) of such bounds for its columns, or (m, n) of
         bounds for its entries.
     rank_bound
-        Finds an upper bound of the rank; called only where it is needed.
+        Function that finds an upper bound of the rank; called only if it is needed.
     spread : (n,) array or None
-        d such that a relative change eps of what H was made from changes entry (k, l) by eps·d_k·d_l. Only with
+        d such that a relative change eps of the terms of H changes entry (k, l) by eps·d_k·d_l. Only with
         ``signs``.
     """
 
@@ -112,7 +112,7 @@ class FactorForm(Form):
         if self.signs is None:
             return factor_conditions([self.factor], rank_bounds=[self.rank_bound], rtol=rtol, errors=[self.error])[0]
         if self.spread is None and (as_array(self.signs) < 0).all():
-            # −H ≥ 0 is known as well as F is
+            # −H ≥ 0 is known as accurately as F
             found = replace(self, signs=None)._measured(rtol)
             return replace(found, negative=found.rank)
         return signed_condition(
@@ -120,13 +120,13 @@ class FactorForm(Form):
         )
 
     def eigenvalues(self, condition: ConditionNumber) -> np.ndarray:
-        """The nonzero eigenvalues (r,), descending: as many as ``condition``, that of this form, has found."""
+        """Nonzero eigenvalues (r,), descending, as many as ``condition`` of this form found."""
         if self.signs is None:
             return factor_eigenvalues(self.factor, condition)
         return signed_eigenvalues(self.factor, self.signs, condition)
 
     def eigenpairs(self, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
-        """The same with orthonormal eigenvectors (n, r)."""
+        """Nonzero eigenvalues (r,), descending, and orthonormal eigenvectors (n, r)."""
         if self.signs is None:
             return factor_eigenpairs(self.factor, condition)
         return signed_eigenpairs(self.factor, self.signs, condition)
@@ -140,13 +140,13 @@ class FactorStack(Sequence[FactorForm]):
     rows : (u, m, n) or (m, n) tensor
         F_i, or rows Ĥ that all share.
     roots : (m, u) tensor or None
-        With them F_i = diag(root_i) Ĥ, and only the one product ĤĤᵀ is formed.
+        Roots such that F_i = diag(root_i) Ĥ; then only the one product ĤĤᵀ is formed.
     errors
-        A bound of the error in each F_i, as in `FactorForm`.
+        Bound of the error in each F_i, as in `FactorForm`.
     rank_bounds
-        For each.
+        Function for each F_i that finds an upper bound of the rank.
     singly
-        Measures one of ``rows`` (u, m, n) that the batch does not resolve, where more is known of it.
+        Function that measures one of ``rows`` (u, m, n) that the batch does not resolve, if more is known of it.
     """
 
     def __init__(
@@ -192,14 +192,14 @@ class FactorStack(Sequence[FactorForm]):
 
 @dataclass(frozen=True, eq=False)
 class DualForm(Form):
-    """H = Fᵀ diag(signs) F for F (m, n), m ≤ n, with too many columns to keep.
+    """Form of H = Fᵀ diag(signs) F for F (m, n), m ≤ n, with too many columns to keep.
 
     Attributes
     ----------
     gram
-        Forms FFᵀ (m, m), with a bound, in the 2-norm, of its error.
+        Function that forms FFᵀ (m, m), with a bound, in the 2-norm, of its error.
     triangular
-        Forms R (m, m) with RᵀR = FFᵀ, and bounds, in the 2-norm, of the error in each of its columns.
+        Function that forms R (m, m) with RᵀR = FFᵀ, and bounds, in the 2-norm, of the error in each of its columns.
     order
         n.
     rank_bound
@@ -207,11 +207,10 @@ class DualForm(Form):
     signs : (m,) of ±1 or None
         None: H ≥ 0.
     noise
-        What a relative change eps of what H was made from changes it by, divided by eps, in the 2-norm. Only with
-        ``signs``.
+        Change of H by a relative change eps of its terms, divided by eps, in the 2-norm. Only with ``signs``.
     factor
-        Forms F itself, for a κ that the dual does not resolve: its errors are bounded column by column, however far
-        the scales of the columns are apart. None: there is no room for it.
+        Function that forms F itself, for a κ that the dual does not resolve: its errors are bounded column by column,
+        however different the scales of the columns are. None: there is no room for it.
     """
 
     gram: Callable[[], tuple[torch.Tensor, float]]
@@ -241,7 +240,7 @@ class DualForm(Form):
 
 @dataclass(frozen=True, eq=False)
 class SummedForm(Form):
-    """H itself, each entry the sum of ``terms`` products.
+    """Form of H itself, with each entry the sum of ``terms`` products.
 
     Attributes
     ----------
@@ -250,7 +249,7 @@ class SummedForm(Form):
     spread : (n,) array or tensor
         d such that a relative change eps of the products changes entry (i, j) by eps·d_i·d_j.
     terms
-        How many.
+        Number of products summed up for an entry.
     graded
         Whether there is memory for Jacobi's method.
     """
@@ -270,13 +269,13 @@ class SummedForm(Form):
 
 @dataclass(frozen=True, eq=False)
 class ProductForm(Form):
-    """An operator, known by its products.
+    """Form of an operator, known by its products.
 
     Attributes
     ----------
     operator : (n, n)
     known
-        Makes what is known of it, if that is needed.
+        Function that returns what is known of the operator, called if needed.
     effort
         Limits of the iteration.
     """
@@ -289,7 +288,7 @@ class ProductForm(Form):
         return operator_condition(self.operator, known=self.known, rtol=rtol, effort=self.effort)
 
     def doubted(self, found: ConditionNumber) -> ConditionNumber:
-        """``found``: the asymmetry of products is no measure of what they are summed up from."""
+        """Return ``found``, unresolved if it has rank 0: the asymmetry of products does not measure their terms."""
         return found if found.rank or found.is_zero else unresolved(found, found.cause)
 
 
@@ -302,12 +301,12 @@ def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNu
         A `FactorStack`, or any forms. Factors without signs and with the same number of rows are decomposed together
         where ``rtol`` allows the Gram matrix.
     rtol
-        Relative width of κ's intervals that is good enough: no dearer solver is tried then.
+        Relative width of κ's intervals that is good enough: no more expensive solver is tried then.
 
     Returns
     -------
     list of results
-        In the order of the forms.
+        Condition numbers in the order of the forms.
 
     Raises
     ------
@@ -353,7 +352,7 @@ def condition_number(
     factor : (m, n) array or tensor
         F; κ is that of FᵀF, computed from F.
     rank_bound
-        An upper bound of the rank that is known from elsewhere.
+        Known upper bound of the rank.
     rtol
         Relative width of κ's interval at which the cheaper solver is accepted; larger is faster. Operators whose
         matrix is not formed are iterated on to 1e-8 at best.

@@ -1,4 +1,4 @@
-"""A block Krylov process of a symmetric operator that can be restarted with any of its Ritz vectors.
+"""Block Krylov process of a symmetric operator that can be restarted with any of its Ritz vectors.
 
 Between two steps A Vᵀ = Vᵀ T + Wᵀ B + (rounding) with orthonormal rows V (j, n) and W (p, n): a Krylov-Schur
 decomposition (Stewart 2001), which for symmetric A is thick-restart Lanczos (Wu and Simon 2000, SIAM J. Matrix Anal.
@@ -20,12 +20,12 @@ from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.spectra.basis import Basis, orthonormalize_
 from hesscond.spectra.eigen import EigenResult, Interval
 
-#: The share of a random vector in a start that is chosen.
+#: Share of a random vector in a given start.
 MIXED = 1e-4
 
 
 class Krylov:
-    """The process on rows V (j, n) and the next block W (p, n).
+    """Krylov process on rows V (j, n) and the next block W (p, n).
 
     All numbers are those of 2^−exponent A, the exponent that of the first product that is not zero. Where the first is
     one with a random unit vector v, ‖A‖₂ exceeds ‖Av‖∞ by a factor of about n at most, and no square over- or
@@ -40,26 +40,26 @@ class Krylov:
     next : (p, n)
         W; no rows when V spans the whole space.
     B : (p, j)
-        WAVᵀ as far as it is known: of rows that came from elsewhere it is zero.
+        WAVᵀ as far as it is known; zero for rows that were given from outside.
     fixed
-        Rows at the front that the last restart left there.
+        Number of rows at the front that the last restart kept.
     rounding
-        That of the operator; as long as `measure` has not found it out, that of products which lose no digits.
+        Relative rounding of the operator's products; before `measure` has estimated it, that of accurate products.
     invariant
         Whether the last product lay in the span of the rows, up to rounding.
     norm
         The largest ‖Av‖ seen.
     exponent
-        The scale.
+        Exponent of the scale.
     products
-        How many products with one vector there were.
+        Number of products with one vector.
     roots, log_norm
         While the process goes on from one random vector v, the Ritz values that restarts discarded and log ‖p(A)v‖ of
         the monic polynomial p whose roots are those and the present Ritz values. None: it does not.
     ended
         Whether p is no longer extended, as the process met an invariant subspace.
     first
-        Rows that were at the front when it started from v, which is random on their complement.
+        Number of rows at the front when the process started from v, which is random on their complement.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Krylov:
 
     @property
     def size(self) -> int:
-        """Rows j of V."""
+        """Number j of rows of V."""
         return self.basis.size
 
     @property
@@ -105,7 +105,7 @@ class Krylov:
         return torch.randn(shape, generator=self.fresh, dtype=self.dtype, device=self.operator.device)
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """The products (p, n) of the operator, scaled, with ``rows`` (p, n)."""
+        """Return the products (p, n) of the scaled operator with ``rows`` (p, n)."""
         self.products += len(rows)
         product = (self.operator @ rows.T).T.to(self.dtype).contiguous()
         if self.exponent is None:
@@ -127,9 +127,10 @@ class Krylov:
         return product
 
     def start(self, given: torch.Tensor | None = None) -> None:
-        """Go on from one random vector, in which every eigenvector has a component: see `excludes`.
+        """Continue from one random vector, in which every eigenvector has a component: see `excludes`.
 
-        Or from ``given`` (1, n) and `MIXED` times a random one, which is as good with so much smaller components.
+        If ``given`` (1, n), continue from its sum with `MIXED` times a random vector, whose components are smaller by
+        this factor.
         """
         vector, share = self.random()[:1], 1.0
         if given is not None:
@@ -139,7 +140,7 @@ class Krylov:
         self.roots, self.log_norm, self.ended, self.first = self.T.diagonal()[:0], -math.log(share), False, self.size
 
     def excludes(self, place: float, ritz: torch.Tensor, errors: torch.Tensor, missed: float) -> bool:
-        """Whether no eigenvalue is at ``place`` or beyond, but for the probability ``missed`` of a bad start.
+        """Whether no eigenvalue is at ``place`` or beyond, except with the probability ``missed`` of a bad start.
 
         Let u be the eigenvector of the outermost eigenvalue λ on one side and v the random start. Since abs(p(λ))
         abs(uᵀv) ≤ ‖p(A)v‖, λ is at no place beyond all roots of p where abs(p) exceeds ‖p(A)v‖/δ, if abs(uᵀv) ≥ δ,
@@ -150,11 +151,11 @@ class Krylov:
         Parameters
         ----------
         place
-            Beyond all Ritz values.
+            Number beyond all Ritz values.
         ritz, errors
-            The Ritz values of the rows behind the ``first``, and their `estimates`.
+            Ritz values of the rows behind the ``first``, and their `estimates`.
         missed
-            The probability, for one side.
+            Probability for one side.
         """
         if self.roots is None:
             return False
@@ -166,7 +167,7 @@ class Krylov:
         return growth > -math.log(least)
 
     def within(self, limits: Interval, ritz: torch.Tensor, errors: torch.Tensor, missed: float) -> bool:
-        """Whether no eigenvalue is beyond the finite ones of ``limits``, but for the probability ``missed``."""
+        """Whether no eigenvalue is beyond the finite ``limits``, except with the probability ``missed``."""
         return all(
             self.excludes(place, ritz, errors, missed / 2)
             for place in (limits.low, limits.high)
@@ -174,7 +175,7 @@ class Krylov:
         )
 
     def seed(self, block: torch.Tensor, pairs: list[int] | None = None) -> None:
-        """Go on from ``block`` (p, n), overwritten, in place of the next block.
+        """Continue from ``block`` (p, n), overwritten, in place of the next block.
 
         ``pairs``: the rows of V whose residuals the rows of the block are.
         """
@@ -187,7 +188,7 @@ class Krylov:
         self.fixed, self.roots = self.size, None
 
     def expand(self) -> None:
-        """One product with the next block, which joins the rows."""
+        """Append the next block to the rows, and multiply it."""
         start, width = self.size, len(self.next)
         self.basis.append(self.next)
         self.next = self.next[:0].clone()  # the rows hold it now
@@ -206,7 +207,7 @@ class Krylov:
         self.B = torch.zeros(len(self.next), self.size, dtype=torch.float64)
         self.B[:, start:] = L.T
         if self.roots is not None and not self.ended:
-            # what is left is known up to rounding
+            # the remainder is known up to rounding
             self.log_norm += math.log(max(float(L.sum()), floor) or 1.0)
             if self.invariant or not len(self.next):
                 self.ended = True
@@ -220,11 +221,11 @@ class Krylov:
         return C, L, W
 
     def estimates(self, Y: torch.Tensor) -> torch.Tensor:
-        """‖B y‖ for the columns of Y (j, c): their residual norms as far as the rows are of one Krylov space."""
+        """Norms ‖B y‖ for the columns of Y (j, c): the residual norms if the rows are of one Krylov space."""
         return torch.linalg.vector_norm(self.B @ Y, dim=0)
 
     def restart(self, Y: torch.Tensor) -> None:
-        """Go on with the rows YᵀV for orthonormal Y (j, kept)."""
+        """Continue with the rows YᵀV for orthonormal Y (j, kept)."""
         T = Y.T @ self.T @ Y
         if self.roots is not None and not self.ended:
             others = torch.linalg.qr(Y, mode="complete").Q[:, Y.shape[1] :]
@@ -239,9 +240,9 @@ class Krylov:
         self.T, self.B = torch.diag(values), self.B[:, : len(values)]
 
     def measure(self, count: int, target: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
-        """Products with the first ``count`` rows u. The next block is given up: `seed` is to follow.
+        """Multiply the first ``count`` rows u, and discard the next block: `seed` must follow.
 
-        The first of them also shows the rounding of products, if that is not known: u = Vᵀy is a combination of vectors
+        The first product also shows the rounding of products, if it is unknown: u = Vᵀy is a combination of vectors
         that were multiplied, so that Au = VᵀTy + WᵀBy without it.
 
         Returns
@@ -253,7 +254,7 @@ class Krylov:
         left : (c, n)
             The first residuals larger than ``target`` and than rounding, at most as many as a block has rows.
         pairs
-            Whose they are.
+            Indices of the rows that these residuals belong to.
         """
         values, norms = torch.empty(2, count, dtype=torch.float64)
         expected = self.B[:, 0].to(self.next) @ self.next if self._measures else None
@@ -279,7 +280,7 @@ class Krylov:
 
 
 def closest(places: Callable[[float], Interval], unit: float, holds: Callable[[Interval], bool]) -> Interval:
-    """The closest of the limits ``places(d)`` that hold, for d a power of √2 times ``unit``."""
+    """Closest of the limits ``places(d)`` that hold, for d a power of √2 times ``unit``."""
     if unit == 0:  # the operator is
         return places(0.0)
     steps = [2.0 ** (n / 2) * unit for n in range(-60, 400)]
@@ -287,7 +288,7 @@ def closest(places: Callable[[float], Interval], unit: float, holds: Callable[[I
 
 
 def given_vectors(start: torch.Tensor | EigenResult, process: Krylov) -> torch.Tensor:
-    """The vectors (n, j) of a start."""
+    """Vectors (n, j) of a start, checked."""
     vectors = start.eigenvectors if isinstance(start, EigenResult) else start
     operator = process.operator
     if vectors.ndim != 2 or len(vectors) != operator.order or not vectors.shape[1] or vectors.device != operator.device:
@@ -303,14 +304,14 @@ def given_vectors(start: torch.Tensor | EigenResult, process: Krylov) -> torch.T
 
 
 def set_scale(process: Krylov) -> float:
-    """A product with a random vector, as given ones may belong to small eigenvalues; a lower bound of the norm."""
+    """Set the scale by a product with a random vector, as given ones may be too small; return a lower norm bound."""
     probe = process.random()[:1]
     process.multiply(probe / torch.linalg.vector_norm(probe))
     return process.norm
 
 
 def summed(vectors: torch.Tensor, process: Krylov) -> torch.Tensor:
-    """The vectors, of unit norm, summed up into a block (p, n); random rows where there are fewer than p."""
+    """Sums of unit vectors as a block (p, n); random rows if there are fewer than p vectors."""
     block = process.random()
     filled = min(len(block), vectors.shape[1])
     block[:filled] = 0
@@ -320,13 +321,13 @@ def summed(vectors: torch.Tensor, process: Krylov) -> torch.Tensor:
 
 
 def project_on(vectors: torch.Tensor, process: Krylov, tol: float) -> bool:
-    """Make the orthonormalized vectors the rows of an empty process, and T what the operator is on their span.
+    """Make the orthonormalized vectors the rows of an empty process, and T the operator on their span.
 
     Returns
     -------
     bool
-        Whether what the products have outside the span is of the size of ``tol``, relative to the norm. At the first
-        that has not, the rest is not computed.
+        Whether the components of the products outside the span are of the size of ``tol``, relative to the norm. After
+        the first larger one, the rest is not computed.
     """
     basis, floor = process.basis, math.sqrt(torch.finfo(process.dtype).eps)
     for column in vectors.T:

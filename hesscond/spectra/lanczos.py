@@ -21,13 +21,13 @@ from hesscond.spectra.smallest import smallest_nonzero
 
 logger = logging.getLogger("hesscond")
 
-#: What is not at an end of the spectrum.
+#: Choice of eigenvalues that are not at an end of the spectrum.
 SMALLEST = "smallest-nonzero"
 
-#: Operators up to this order are formed once the iteration has taken as many products as that does.
+#: Operators up to this order are formed once the iteration has taken as many products as forming takes.
 FORMED = 2000
 
-#: The probability with which an eigenvalue may be missed, unless asked otherwise.
+#: Default probability with which an eigenvalue may be missed.
 MISSED = 1e-6
 
 #: Residuals must halve within this many continuations, or the products are noisier than they claim.
@@ -72,7 +72,7 @@ def lanczos(
     operator
         A, or anything `hesscond.operators.as_operator` takes: a matrix, an operator of scipy or curvlinops.
     k
-        How many eigenvalues, of each end.
+        Number of eigenvalues at each end.
     which
         "top" or "bottom" (the algebraically largest or smallest), "both" (k of each), "magnitude" (largest |λ|).
         "smallest-nonzero" is not for Lanczos: it is done by `smallest_nonzero`, where ``tol`` is the relative error.
@@ -81,7 +81,7 @@ def lanczos(
     block
         Vectors a step: 1 needs the fewest products, the multiplicity of clustered eigenvalues finds all copies at once.
     basis
-        How many vectors of length n may be held, beside 5 more; by default 32, or 2·(wanted) + 7 if that is more.
+        Number of vectors of length n that may be held, plus 5 more; by default 32, or 2·(wanted) + 7 if that is more.
     memory
         Bytes for all of them; a smaller basis is restarted earlier.
     dtype
@@ -92,15 +92,15 @@ def lanczos(
         Ritz vectors are still good enough that is all. Otherwise the process starts from their sums, as many as a
         block has vectors: the Krylov space of a sum of approximate eigenvectors improves all of them at a time.
     seed
-        Of all random vectors.
+        Seed of all random vectors.
     max_products
-        Give up after so many products with one vector; by default 10 n + 1,000, at most 100,000. Up to n = 2,000 the
-        default is to form the matrix after n products, with as many again, if its ends are too clustered by then.
+        Largest number of products with one vector; by default 10 n + 1,000, at most 100,000. Up to n = 2,000 the
+        default is to form the matrix after n products, with n further ones, if its ends are too clustered by then.
     missed
-        The probability with which an eigenvalue further out may be overlooked, by default 1e-6; 1: no search, and no
-        claim that nothing is.
+        Probability with which an eigenvalue further out may be overlooked, by default 1e-6; 1: no search, and no such
+        claim.
     inverse, null_space
-        For "smallest-nonzero" only: see there.
+        Only for "smallest-nonzero": see `smallest_nonzero`.
     callback
         Called with a `Progress` at each restart; if it returns True the run stops with what was found, which can be
         passed on as ``start``.
@@ -122,7 +122,7 @@ def lanczos(
     as many in overlapping ones as there are, and that the i-th eigenvalue from the top is no smaller than the i-th
     value (from the bottom: no larger), as Ritz values are.
 
-    That nothing further out was missed holds but for the probability ``missed``, over random vectors: u of the
+    Nothing further out was missed, except with the probability ``missed`` over random vectors: u of the
     outermost eigenvalue λ has a component in the start v that is not smaller than a known bound, and ‖p(A)v‖, p the
     polynomial of the iteration, would exceed what it is, if λ were further out than a place that the Ritz values and
     the recurrence's coefficients give (`Krylov.excludes`), restarted or not. One eigenvalue of an end without ``start``
@@ -201,7 +201,7 @@ def lanczos(
 def formed_ends(
     A: SymmetricOperator, tried: EigenResult, which: str, k: int, tol: float, dtype: torch.dtype
 ) -> EigenResult:
-    """The same from all eigenvalues of the formed matrix, after an iteration that did not converge, if that does."""
+    """Result from all eigenvalues of the formed matrix if its residuals are small enough, else ``tried``."""
     matrix = A.to_dense().to(torch.float64)
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
     places = torch.arange(A.order - 1, -1, -1, device=values.device)
@@ -214,7 +214,7 @@ def formed_ends(
     U, images = U[:, order], images[:, order]
     residuals = torch.linalg.vector_norm(images - U * theta, dim=0).cpu()
     norm = float(values.abs().max())
-    # rounding of the products, and of the matrix made of them
+    # rounding of the products, and of the matrix formed by them
     rounding = A.rounding * norm * A.order**0.5
     others = torch.ones(A.order, dtype=torch.bool, device=values.device).index_fill_(0, chosen, False)
     rest = values[others]
@@ -241,7 +241,7 @@ def formed_ends(
 
 
 def at_the_bottom(operator: SymmetricOperator, k: int, unfit: Mapping[str, bool], **options: Any) -> EigenResult:
-    """`smallest_nonzero`, unless an option was given that is for Lanczos alone."""
+    """Call `smallest_nonzero`, or raise a ConfigError if an option was given that is for Lanczos alone."""
     for name, given in unfit.items():
         if given:
             raise ConfigError(f"{name} is for the ends of the spectrum, not for which='{SMALLEST}'")
@@ -249,7 +249,7 @@ def at_the_bottom(operator: SymmetricOperator, k: int, unfit: Mapping[str, bool]
 
 
 class Run:
-    """One call of `lanczos`: iterate, measure the residuals, search for what was missed, report.
+    """One call of `lanczos`: iterate, measure the residuals, search for missed eigenvalues, report.
 
     Values are those of the process, which has scaled the operator.
     """
@@ -275,27 +275,27 @@ class Run:
 
     @property
     def rounding(self) -> float:
-        """A bound of the rounding errors of values and residuals, once these were measured."""
+        """Bound of the rounding errors of values and residuals, once these were measured."""
         return self.process.rounding * self.norm
 
     @property
     def target(self) -> float:
-        """Residuals that are iterated for: as small as asked for, or as they get."""
+        """Target of the residuals: as requested, or as small as rounding allows."""
         return max(self.tol * self.norm, self.rounding)
 
     @property
     def own(self) -> bool:
-        """Whether the iteration itself shows that nothing is further out: it looks for one value from random."""
+        """Whether the iteration itself shows that nothing is further out: it seeks one value from a random start."""
         return self.wanted.k == 1 and self.missed < 1 and self.process.roots is not None and self.process.first == 0
 
     def excluded(self, limits: Interval, ritz: torch.Tensor, errors: torch.Tensor) -> bool:
-        """Whether all others are within ``limits``, but for the probability ``missed``."""
+        """Whether all other eigenvalues are within ``limits``, except with the probability ``missed``."""
         return self.process.within(limits, ritz, errors, self.missed)
 
     def reached(
         self, values: torch.Tensor, ritz: torch.Tensor, errors: torch.Tensor, extremes: Interval | None = None
     ) -> Interval:
-        """The closest of the limits that all others are within, up to a factor of √2."""
+        """Closest limits that all other eigenvalues are within, up to a factor of √2."""
         places = partial(self.wanted.limits, values, ritz=extremes)
         return closest(places, self.target, lambda limits: self.excluded(limits, ritz, errors))
 
@@ -377,10 +377,11 @@ class Run:
             process.expand()
 
     def kept(self, chosen: torch.Tensor, errors: torch.Tensor, first: int) -> torch.Tensor:
-        """The Ritz vectors that a restart keeps.
+        """Ritz vectors that a restart keeps.
 
-        Half of those that are not among the ``first``: the next best. At most half of these give way to the last ones,
-        at the far end of the spectrum, if they have converged: the process would only find them again.
+        They include half of the vectors that are not among the ``first``, the next best ones. At most half of these are
+        replaced by the last ones, at the far end of the spectrum, if these have converged: the process would only find
+        them again.
         """
         process, found = self.process, len(chosen)
         if process.complete:
@@ -393,7 +394,7 @@ class Run:
         return torch.cat([chosen[: kept - far], chosen[found - far :]])
 
     def spent(self) -> bool:
-        """Whether no products are left but those that measure the residuals."""
+        """Whether only the products that measure the residuals are left."""
         needed = self.process.width + self.wanted.count
         if self.stopped is None and self.process.products + needed > self.max_products:
             self.stopped = (
@@ -402,7 +403,7 @@ class Run:
         return self.stopped is not None
 
     def report(self, values: torch.Tensor, residuals: torch.Tensor, phase: str) -> None:
-        """Tell the callback, which may stop the run."""
+        """Call the callback, which may stop the run."""
         logger.debug("Lanczos, %s: %d products", phase, self.process.products)
         if self.callback is None:
             return
@@ -418,7 +419,7 @@ class Run:
             self.stopped = "stopped by the callback: go on with this result as start"
 
     def measure(self) -> tuple[torch.Tensor, list[int]]:
-        """The true residuals of the wanted; those that are too large, and whose they are."""
+        """Measure the true residuals of the wanted vectors; return those that are too large, and their indices."""
         count = min(self.wanted.count, self.process.size)
         self.values, self.residuals, left, pairs = self.process.measure(count, self.target)
         self.norm = max(self.norm, float(self.values.abs().max()))
@@ -427,9 +428,9 @@ class Run:
     # -- searching ----------------------------------------------------------------------------------------------------
 
     def search(self) -> Interval | None:
-        """Bounds of all other eigenvalues, from a random vector; None if one turned up that is wanted, or at a stop.
+        """Bound all other eigenvalues, from a random vector; None if a wanted one turned up, or at a stop.
 
-        The rows then hold what is known, and the iteration can go on with them.
+        The iteration can then continue with the rows of the process.
         """
         process, wanted, locked = self.process, self.wanted, len(self.values)
         process.truncate(self.values)
@@ -456,7 +457,7 @@ class Run:
         return None
 
     def others(self) -> Interval:
-        """The eigenvalues that were not wanted, of a basis of the whole space."""
+        """Interval of the eigenvalues that were not wanted, from a basis of the whole space."""
         rest = self.process.T.diagonal()[len(self.values) :]
         if not len(rest):
             return Interval(math.inf, -math.inf)
@@ -465,13 +466,13 @@ class Run:
     # -- reporting ----------------------------------------------------------------------------------------------------
 
     def scaled(self, values: torch.Tensor) -> torch.Tensor:
-        """Numbers of the process as those of the operator."""
+        """Convert numbers of the process to the scale of the operator."""
         exponent = self.process.exponent or 0
         half = exponent // 2  # 2^exponent itself may overflow
         return values * 2.0**half * 2.0 ** (exponent - half)
 
     def result(self, rest: Interval | None) -> EigenResult:
-        """The result in the scale of the operator; the basis is given up."""
+        """Return the result in the scale of the operator; the basis is freed."""
         process = self.process
         order = self.values.argsort(descending=True, stable=True)
         values, residuals = self.values[order], self.residuals[order]
@@ -505,7 +506,7 @@ class Run:
     def outermost(
         self, values: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The intervals ``lower`` to ``upper``, outwards as far as the place beyond which nothing is."""
+        """Extend the intervals ``lower`` to ``upper`` outwards to the limit beyond which there is no eigenvalue."""
         ritz, Y = torch.linalg.eigh(self.process.T)
         limits = self.reached(values, ritz, self.process.estimates(Y))
         low = values < 0 if self.wanted.ends == ("size",) else torch.tensor([end == "low" for end in self.wanted.ends])
@@ -515,7 +516,7 @@ class Run:
         )
 
     def message(self, rest: Interval | None, settled: bool) -> str:
-        """In words how the run ended, and what to do if it did not converge."""
+        """Message on how the run ended, with advice if it did not converge."""
         if self.stopped is not None:
             return self.stopped
         if not settled:
@@ -533,5 +534,5 @@ class Run:
 
 
 def _behind(locked: int, Y: torch.Tensor) -> torch.Tensor:
-    """Coefficients in the rows behind the first ``locked`` as coefficients in all rows."""
+    """Convert coefficients in the rows behind the first ``locked`` to coefficients in all rows."""
     return torch.cat([torch.zeros(locked, Y.shape[1], dtype=Y.dtype), Y])

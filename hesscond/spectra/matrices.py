@@ -1,4 +1,4 @@
-"""Matrices as they are given, made dense arrays of doubles and stripped of what changes no nonzero singular value."""
+"""Conversion of given matrices to dense arrays of doubles, without parts that change no nonzero singular value."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def as_matrix(matrix: object) -> np.ndarray:
 
 
 def are_doubles(given: np.ndarray, array: np.ndarray) -> bool:
-    """Whether numbers are what they became as doubles."""
+    """Whether numbers are unchanged by the conversion to doubles."""
     if given.dtype == object:
         return all(a == b for a, b in zip(given.flat, array.ravel().tolist(), strict=True))
     if given.dtype.kind in "iu" and given.dtype.itemsize == 8:
@@ -77,7 +77,7 @@ def dense(matrix: Any) -> Any:
 
 
 class Core(NamedTuple):
-    """A matrix stripped of what changes no nonzero singular value.
+    """Core of a matrix, without the parts that change no nonzero singular value.
 
     ``matrix`` (m, n), m ≥ n, in Fortran order: the rows and columns that are not zero, divided by 2**``scale`` so
     that the largest entry is near 1 (exactly), transposed if that makes it tall; ``columns``: which columns of the
@@ -91,7 +91,7 @@ class Core(NamedTuple):
 
 
 def scaled_core(matrix: np.ndarray) -> Core:
-    """The core of a finite matrix."""
+    """Core of a finite matrix."""
     largest = max(matrix.max(), -matrix.min())
     nonzero = matrix != 0
     columns = nonzero.any(0)

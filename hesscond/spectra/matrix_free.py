@@ -32,25 +32,25 @@ JACOBI_ORDER = 1000
 MATRICES, JACOBI, EIGENVECTORS = 3, 12, 6
 #: Rows of a matrix that are compared with its columns at a time.
 ROWS = 64
-#: Asymmetry of a formed matrix is rounding; so many times its size is taken as the bound of what is in the matrix.
+#: Asymmetry of a formed matrix is rounding; this multiple of its size bounds the rounding in the matrix.
 SAFETY = 16.0
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much an iteration may take.
+    """Limits of an iteration.
 
     Attributes
     ----------
     products
         Products with the operator for the smallest nonzero eigenvalue.
     memory
-        Bytes for its vectors; None: as many as it likes.
+        Bytes for its vectors; None: no limit.
     dense_order, quick_order
         Operators up to this order are formed, if their matrices fit into the memory; the second where an iteration
         can be expected to be quicker.
     seed
-        Of the random starts.
+        Seed of the random starts.
     """
 
     products: int = 2000
@@ -60,13 +60,13 @@ class Effort:
     seed: int = 0
 
     def holds(self, order: int, matrices: int = MATRICES) -> bool:
-        """Whether the memory holds so many matrices: by default, what a dense decomposition needs."""
+        """Whether the memory holds this number of matrices, by default that of a dense decomposition."""
         return self.memory is None or 8 * matrices * order**2 <= self.memory
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of an operator beforehand.
+    """Facts known of an operator beforehand.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Known:
     inverse
         Preconditioner of the iteration for the smallest eigenvalue.
     coordinates
-        Z (n, k) with orthonormal columns, whose complement is null too: the others are then in the coordinates of Z.
+        Z (n, k) with orthonormal columns, whose complement is null too; the other facts are then in its coordinates.
     """
 
     null_space: Subspace | None = None
@@ -90,14 +90,14 @@ def operator_condition(
     rtol: float = 1e-8,
     effort: Effort | None = None,
 ) -> ConditionNumber:
-    """κ of a symmetric operator from its products.
+    """Condition number of a symmetric operator from its products.
 
     Up to ``effort.dense_order`` the matrix is formed and measured as any other, its asymmetry taken for the rounding
     of the products. Beyond, λ_max comes from `lanczos` and λ_min⁺ from `smallest_nonzero`; the ``rank_decision`` is
-    then ``"iterative"``: that no eigenvalue is larger holds but for a probability of 1e-6, that no nonzero one is
-    smaller rests on random starts, ``rank`` is an upper bound, of what is not known or found to be null, and
-    ``negative`` a lower one. If the iteration does not converge κ is unresolved, with a lower bound from the smallest
-    eigenvalue that was told from zero, and ``rank`` counts those that were.
+    then ``"iterative"``: no eigenvalue is larger except with a probability of 1e-6; that no nonzero one is smaller
+    rests on random starts; ``rank`` is an upper bound, the order without the null directions that are known or found;
+    and ``negative`` is a lower bound. If the iteration does not converge, κ is unresolved, with a lower bound from the
+    smallest eigenvalue that was distinguished from zero, and ``rank`` counts the eigenvalues that were.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def operator_condition(
 
 
 def formed(operator: SymmetricOperator) -> torch.Tensor:
-    """The matrix (n, n) of an operator, not yet symmetric to the last bit."""
+    """Matrix (n, n) of an operator, not yet symmetric to the last bit."""
     return led(operator, operator.to_dense)
 
 
@@ -193,7 +193,7 @@ def dense_condition(
 
 
 def told_in_own_units(H: np.ndarray) -> int:
-    """How many eigenvalues are told from zero once every parameter has its own unit, which changes no rank.
+    """Number of nonzero eigenvalues after every parameter is scaled separately to one size, which changes no rank.
 
     0 if all are of one size already. Parameters of small features have eigenvalues below eps times the norm that are no
     round-off. Rows whose asymmetry is that of rounding alone are left out: a principal submatrix has no larger rank.
@@ -245,7 +245,7 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
     apart = resolved and max(reached, default=math.inf) < low
     seen_negative = sum(counts) if apart else max(counts)
     uncertain = max(1.0, low / most)
-    # what was told from zero, where not all was
+    # the eigenvalues that were distinguished from zero, if not all were
     nonzeros = [sum(r is found for _, r, _ in nonzero) for found in (ends, bottom)]
     distinct = max(reached, default=math.inf) < low
     rank = order - nullity if resolved else sum(nonzeros) if distinct else max(nonzeros)

@@ -1,4 +1,4 @@
-"""The numerical rank of a matrix that is itself rounded: decided with its evidence, or unresolved."""
+"""Numerical rank of a matrix with rounded entries: decided with its evidence, or unresolved."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from hesscond.spectra.threads import one_thread
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The numerical rank of a matrix, with its evidence. ``int(rank)`` is ``rank.value``.
+    """Numerical rank of a matrix, with its evidence. ``int(rank)`` is ``rank.value``.
 
     Attributes
     ----------
     value
-        How many singular values are told from zero.
+        Number of singular values that are distinguished from zero.
     lower, upper
-        The interval that the rank lies in: of every matrix within the error bound it is ``lower`` at least. Resolved,
+        Interval of the rank: every matrix within the error bound has at least rank ``lower``. If resolved,
         both are ``value``; else ``upper`` is what the zero pattern and repeated rows and columns allow.
     shape
-        Of the matrix.
+        Shape of the matrix.
     cutoff
         The bound of the error of a singular value: those above count, and an optimizer that inverts may keep them.
     sigma_max, sigma_min
@@ -80,9 +80,9 @@ def rank(matrix: object, *, error: float | None = None) -> Rank:
     """The rank of a matrix up to its rounding: how many singular values are certainly not zero, and whether others may.
 
     The singular values of an array of doubles are known to c·eps·σ_max, c = max(16, √(mn)); what exceeds that counts.
-    The rest are zeros if they are no more than 16 eps·σ_max, and 1e3 smaller than those that count. What lies between
-    is unresolved: any cutoff would guess there. With eps that of the matrix's own type, the rounding of its entries is
-    covered as well, as of a sum of products of that precision.
+    The rest are zeros if they are no more than 16 eps·σ_max, and 1e3 smaller than those that count. Values between
+    leave the rank unresolved: any cutoff would be a guess. With the eps of the matrix's type, the rounding of its
+    entries is covered as well, as in a sum of products of that precision.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def rank(matrix: object, *, error: float | None = None) -> Rank:
 
 
 def singular_values(core: np.ndarray) -> np.ndarray:
-    """Descending; of a symmetric matrix |λ|, which are cheaper."""
+    """Singular values, descending; for a symmetric matrix |λ|, which are cheaper."""
     if core.shape[0] == core.shape[1] and np.array_equal(core, core.T):
         return eigenvalue_values(core, 0.0).magnitudes
     with one_thread():
@@ -153,7 +153,7 @@ def singular_values(core: np.ndarray) -> np.ndarray:
 
 
 def precision(matrix: object) -> float:
-    """The eps of the type of the entries, at least that of doubles."""
+    """Machine epsilon of the type of the entries, at least that of doubles."""
     dtype = getattr(matrix, "dtype", None)
     if isinstance(dtype, torch.dtype):
         return max(EPS, torch.finfo(dtype).eps) if dtype.is_floating_point else EPS

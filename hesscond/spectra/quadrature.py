@@ -25,13 +25,13 @@ LARGEST_ENTRY = 1e15
 #: Jacobi matrices that are decomposed at a time.
 CHUNK = 256
 
-#: Vectors beside each basis: the product, its copy in the layout of the basis, and what Gram-Schmidt takes off it.
+#: Vectors besides each basis: the product, its copy in the layout of the basis, and the part removed from it.
 WORKING = 3
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """The coefficients of Lanczos recurrences from one vector.
+    """Coefficients of Lanczos recurrences from one vector.
 
     Attributes
     ----------
@@ -46,11 +46,11 @@ class Recurrence:
 
     @property
     def invariant(self) -> bool:
-        """Whether the recurrences came to their end."""
+        """Whether the Krylov space is invariant, so that the recurrences ended."""
         return self.betas[-1] == 0
 
     def gauss(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of k-point Gauss quadrature the nodes θ, ascending, the weights, which add up to 1, and the residuals.
+        """Nodes θ of k-point Gauss quadrature, ascending, weights, which add up to 1, and residuals.
 
         The residual of a node is ‖Ay − θy‖ of its Ritz vector, β_k times the last component of J's eigenvector: an
         eigenvalue is no further away.
@@ -81,10 +81,10 @@ class Recurrence:
         return lower, upper
 
     def radau(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the Gauss–Radau rules with nodes prescribed at x (m,): the weights left of x, and with that of x.
+        """Weights left of x, without and with that of x, of the Gauss–Radau rules with a node prescribed at x (m,).
 
         The rule is that of J bordered by β_k and by the entry x + β_k²/d, with d the last pivot of J − x (Golub, SIAM
-        Review 15, 1973). As x nears a Gauss node d vanishes and the rule becomes that of J itself, beside a node far
+        Review 15, 1973). As x nears a Gauss node d vanishes and the rule becomes that of J itself, with a node far
         away without weight.
         """
         k, size = len(self.alphas), float(np.abs(self.alphas).max() + 2 * self.betas.max())
@@ -114,7 +114,7 @@ def unit_vectors(
 ) -> Iterator[torch.Tensor]:
     """Random vectors (n,) in float64 on a device, uniform on the unit sphere of the null space's complement.
 
-    So E vᵀf(A)v is the mean of f over the eigenvalues that are not known to be null. The host draws them, one after
+    Then E vᵀf(A)v is the mean of f over the eigenvalues that are not known to be null. The host draws them, one after
     the other, so that neither the device nor the size of blocks changes them.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -146,15 +146,15 @@ def recurrences(
     operator
         A, of order n.
     starts
-        Gives unit vectors (n,), of any precision on any device.
+        Iterator of unit vectors (n,), of any precision on any device.
     count
-        How many are taken.
+        Number of vectors that are taken.
     steps
-        At most n less the dimension of the null space.
+        Number of steps, at most n minus the dimension of the null space.
     dtype
         Precision of the recurrences.
     null_space
-        Is kept out of the vectors.
+        Null space that the vectors are kept orthogonal to.
     on_step
         Called after each product.
 
@@ -202,7 +202,7 @@ def recurrences(
         on_step()
         if k + 1 == steps or not bool(active.any()):
             break
-        # those that ended go on as zero vectors
+        # recurrences that ended continue as zero vectors
         basis[:, k + 1] = residual / torch.where(active, norms, math.inf)[:, None]
     return [
         Recurrence(np.ldexp(alpha[:length], exponent or 0), np.ldexp(beta[:length], exponent or 0))

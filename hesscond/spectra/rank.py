@@ -1,4 +1,4 @@
-"""The rank of a matrix: exactly, by elimination modulo primes, or bounded by its zeros and repetitions."""
+"""Rank of a matrix: exactly, by elimination modulo primes, or bounded by its zeros and repetitions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FAILURE = 1e-15
 
 @dataclass(frozen=True, slots=True)
 class ExactRank:
-    """The rank of a matrix, by exact arithmetic, with its evidence. ``int(rank)`` is ``rank.value``.
+    """Rank of a matrix, by exact arithmetic, with its evidence. ``int(rank)`` is ``rank.value``.
 
     Attributes
     ----------
     value
         The rank: it is certainly no smaller.
     shape
-        Of the matrix.
+        Shape of the matrix.
     primes
         The primes modulo which it was eliminated.
     failure
@@ -56,7 +56,7 @@ class ExactRank:
 
 
 def exact_rank(matrix: object, *, seed: int = 0) -> ExactRank:
-    """The rank of the very matrix that is given, every double being the rational number that it is.
+    """Rank of a matrix in exact arithmetic, with every double taken as the rational number that it represents.
 
     Modulo a prime the rank is never larger, and smaller only if the prime divides every minor of full rank. By
     Hadamard's inequality such a minor has few divisors among the 268,216 primes of 23 bits; as many of these are drawn
@@ -67,7 +67,7 @@ def exact_rank(matrix: object, *, seed: int = 0) -> ExactRank:
     ----------
     matrix : (m, n) array, tensor or sparse matrix
     seed
-        Of the generator of the primes.
+        Seed of the generator of the primes.
 
     Returns
     -------
@@ -108,7 +108,7 @@ def exact_rank(matrix: object, *, seed: int = 0) -> ExactRank:
 
 
 def affordable_rank(core: np.ndarray) -> int | None:
-    """The rank of a core by exact arithmetic; None if that takes longer than some seconds."""
+    """Rank of a core by exact arithmetic; None if that takes longer than some seconds."""
     return exact_rank(core).value if core.size * min(core.shape) <= EXACT_WORK else None
 
 
@@ -120,7 +120,7 @@ def structural_rank_bound(matrix: np.ndarray) -> int:
 
 
 def distinct_rows(matrix: np.ndarray) -> np.ndarray:
-    """Each row once, in the order in which they come first."""
+    """Distinct rows, in the order of their first occurrence."""
     # of the two zeros one
     rows = np.add(matrix, 0.0, order="C")
     # all bytes of a large matrix would be another one
@@ -139,7 +139,7 @@ def dyadic(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def minor_bits(mantissas: np.ndarray, exponents: np.ndarray) -> float:
-    """A bound of the bits of a minor of full row rank, its rows and columns made integers by powers of two."""
+    """Bound of the bits of a minor of full row rank, its rows and columns made integers by powers of two."""
     present = mantissas != 0
     # no power of two divides a prime: take out what whole columns and rows have in common
     e = exponents - np.where(present, exponents, np.iinfo(np.int64).max).min(0)
@@ -191,7 +191,7 @@ def reduced(x: np.ndarray, p: int) -> np.ndarray:
 
 
 def random_prime(generator: np.random.Generator) -> int:
-    """A prime of 23 bits, each as likely."""
+    """Random prime of 23 bits, all equally likely."""
     while True:
         candidate = int(generator.integers(LOW, HIGH)) | 1
         if is_prime(candidate):

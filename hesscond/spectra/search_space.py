@@ -1,4 +1,4 @@
-"""Subspaces in which eigenvectors of the smallest |λ| are looked for: V, its image AV, and approximations from both.
+"""Search spaces for eigenvectors of the smallest |λ|: V, its image AV, and approximations from both.
 
 Vectors are rows of length n on the operator's device; the projected problems are small, on the host, in float64.
 """
@@ -15,7 +15,7 @@ from hesscond.spectra.basis import Basis, Plan
 
 
 class Products(SymmetricOperator):
-    """2⁻ᵉ A with its products counted and checked; e makes the norm about 1, whatever the precision.
+    """Operator 2⁻ᵉ A with its products counted and checked; e makes the norm about 1, whatever the precision.
 
     Attributes
     ----------
@@ -44,14 +44,14 @@ class Products(SymmetricOperator):
         return product
 
     def rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """2⁻ᵉ A applied to ``rows`` (p, n), in their precision."""
+        """Apply 2⁻ᵉ A to ``rows`` (p, n), in their precision."""
         product = self.multiply(rows.T.to(self.dtype)).T.to(rows.dtype).contiguous()
         # in two steps, as 2⁻ᵉ itself may lie outside float32
         half = -self.exponent // 2
         return product.mul_(2.0**half).mul_(2.0 ** (-self.exponent - half))
 
     def images(self, rows: torch.Tensor) -> torch.Tensor:
-        """The same for unit rows, whose images are lower bounds of the norm."""
+        """Apply 2⁻ᵉ A to unit rows, whose images give lower bounds of the norm."""
         product = self.rows(rows)
         self.norm = max(self.norm, float(torch.linalg.vector_norm(product, dim=1).max()))
         return product
@@ -68,14 +68,14 @@ class Products(SymmetricOperator):
 
 
 class Excluded:
-    """What the search leaves out: a subspace known to be null, and null vectors found on the way.
+    """Subspace that a search leaves out: a known null space, and null vectors found during the search.
 
     Attributes
     ----------
     found : (d, n)
         Orthonormal rows.
     residuals : list of d floats
-        ‖Av‖ of each.
+        ‖Av‖ of each row.
     """
 
     def __init__(self, known: Subspace | None, order: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -84,11 +84,11 @@ class Excluded:
 
     @property
     def dimension(self) -> int:
-        """Dimension of all that is left out."""
+        """Dimension of the excluded subspace."""
         return len(self.found) + (0 if self.known is None else self.known.dimension)
 
     def remove(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (p, n) without their components in it."""
+        """Return ``rows`` (p, n) without their components in the excluded subspace."""
         if self.known is not None:
             rows = self.known.remove(rows.T).T
         if len(self.found):
@@ -96,7 +96,7 @@ class Excluded:
         return rows
 
     def beside(self, rows: torch.Tensor) -> Excluded:
-        """The same with the span of ``rows`` (p, n) as well, which are no null vectors."""
+        """Return the subspace extended by the span of ``rows`` (p, n), which are no null vectors."""
         more = Excluded(self.known, rows.shape[1], rows.dtype, rows.device)
         more.found = torch.cat([self.found, torch.linalg.qr(self.remove(rows).T).Q.T])
         return more
@@ -108,7 +108,7 @@ class Excluded:
 
 
 class RitzSpace:
-    """V orthonormal, W = AV and H = VᵀAV: Ritz values from the smallest |θ| up.
+    """Space of orthonormal V with W = AV and H = VᵀAV: Ritz values from the smallest |θ| up.
 
     For A ≥ 0 the j-th smallest Ritz value is an upper bound of the j-th smallest eigenvalue, and falls with every
     vector that joins (Courant, Fischer).
@@ -127,13 +127,13 @@ class RitzSpace:
         return self.V.size
 
     def append(self, v: torch.Tensor, w: torch.Tensor) -> None:
-        """``v`` (1, n), a unit vector orthogonal to V, joins with ``w`` = Av."""
+        """Append ``v`` (1, n), a unit vector orthogonal to V, with ``w`` = Av."""
         self.V.append(v)
         self.W.append(w)
         self.H = bordered(self.H, inner(self.V, w), inner(self.V, w)[:-1])
 
     def pairs(self, noise: float = 0.0) -> torch.Tensor:
-        """Coefficients Y (m, m) in V of the approximate eigenvectors, unit columns, smallest |θ| first.
+        """Return coefficients Y (m, m) in V of the approximate eigenvectors, unit columns, smallest |θ| first.
 
         Where several |θ| are at most ``noise``, smallest ‖Au‖ first.
         """
@@ -147,11 +147,11 @@ class RitzSpace:
         return Y
 
     def vectors(self, Y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """U = YᵀV and AU, rows."""
+        """Return U = YᵀV and AU as rows."""
         return combined(Y, self.V), combined(Y, self.W)
 
     def restart(self, Y: torch.Tensor) -> torch.Tensor:
-        """Go on with V C for an orthonormal basis C (m, kept) of the span of the columns of Y, and return C."""
+        """Continue with V C for an orthonormal basis C (m, kept) of the span of the columns of Y, and return C."""
         C = torch.linalg.qr(Y).Q
         self.V.rotate_(C)
         self.W.rotate_(C)
@@ -160,7 +160,7 @@ class RitzSpace:
 
 
 class HarmonicSpace(RitzSpace):
-    """V orthonormal and AV = QR: harmonic Ritz values with respect to zero, from the smallest up.
+    """Space of orthonormal V with AV = QR: harmonic Ritz values with respect to zero, from the smallest up.
 
     They are the reciprocals of the Ritz values of A⁻¹ on the span of Q, eigenvalues of QᵀA⁻¹Q = (QᵀV) R⁻¹. So for an
     indefinite A, too, the smallest positive and the smallest negative one approach eigenvalues monotonically from
@@ -173,7 +173,7 @@ class HarmonicSpace(RitzSpace):
         self.R = torch.zeros(0, 0, dtype=torch.float64)
 
     def append(self, v: torch.Tensor, w: torch.Tensor) -> None:
-        """``v`` joins V; ``w`` = Av is orthonormalized against Q."""
+        """Append ``v`` to V, and ``w`` = Av, orthonormalized against Q."""
         self.V.append(v)
         q, size = w.clone(), float(torch.linalg.vector_norm(w))
         column = self.W.project_(q) + self.W.project_(q)
@@ -199,7 +199,7 @@ class HarmonicSpace(RitzSpace):
         return q
 
     def pairs(self, noise: float = 0.0) -> torch.Tensor:
-        """Coefficients of the harmonic Ritz vectors, and before them what has a much smaller ‖Au‖.
+        """Return coefficients of the harmonic Ritz vectors, after those of vectors with a much smaller ‖Au‖.
 
         Harmonic values belong to images, and say nothing of null vectors, which have none. But some |λ| ≤ ‖Au‖.
         """
@@ -218,11 +218,11 @@ class HarmonicSpace(RitzSpace):
         return torch.cat([right.flip(0)[:smaller].T, Y[:, : len(Y) - smaller]], 1)
 
     def vectors(self, Y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """U = YᵀV and AU = (RY)ᵀQ, rows."""
+        """Return U = YᵀV and AU = (RY)ᵀQ as rows."""
         return combined(Y, self.V), combined(self.R @ Y, self.W)
 
     def restart(self, Y: torch.Tensor) -> torch.Tensor:
-        """Go on with V C."""
+        """Continue with V C."""
         C = torch.linalg.qr(Y).Q
         rotation, self.R = torch.linalg.qr(self.R @ C)
         self.V.rotate_(C)
@@ -232,7 +232,7 @@ class HarmonicSpace(RitzSpace):
 
 
 class SingularSpace(HarmonicSpace):
-    """V orthonormal and AV = QR: the singular vectors of R, smallest first.
+    """Space of orthonormal V with AV = QR: the singular vectors of R, smallest first.
 
     For any symmetric A the j-th smallest singular value of AV is an upper bound of the j-th smallest |λ|, and falls
     with every vector that joins. The vectors mix λ and −λ.
@@ -244,7 +244,7 @@ class SingularSpace(HarmonicSpace):
 
 
 def orthonormal(row: torch.Tensor, excluded: Excluded, basis: Basis) -> torch.Tensor | None:
-    """``row`` (1, n), orthonormalized against what is excluded and a basis; None if nothing is left of it."""
+    """Orthonormalize ``row`` (1, n) against the excluded subspace and a basis; None if nothing is left of it."""
     size = float(torch.linalg.vector_norm(row))
     if not (math.isfinite(size) and size > 0):
         return None
@@ -265,7 +265,7 @@ def orthonormal(row: torch.Tensor, excluded: Excluded, basis: Basis) -> torch.Te
 def random_rows(
     count: int, like: torch.Tensor, inverse: ApproximateInverse | None, fresh: torch.Generator, shift: float = 0.0
 ) -> torch.Tensor:
-    """Random vectors (count, n) of the kind of ``like`` (j, n), rich in what (M − shift)⁻¹ is rich in."""
+    """Random vectors (count, n) of the type of ``like`` (j, n), multiplied by (M − shift)⁻¹ if M is given."""
     rows = torch.randn(count, like.shape[1], generator=fresh, dtype=like.dtype, device=like.device)
     if inverse is None:
         return rows
@@ -276,16 +276,10 @@ def random_rows(
 def lowest(
     inverse: ApproximateInverse, row: torch.Tensor, excluded: Excluded, steps: int
 ) -> tuple[torch.Tensor, float]:
-    """An approximate eigenvector (1, n) of M's smallest eigenvalue, and that from above, by Lanczos with M⁻¹.
+    """Approximate eigenvector (1, n) of M's smallest eigenvalue, and an upper bound of it, by Lanczos with M⁻¹.
 
-    ``row`` and 0 where none is positive.
-
-    Parameters
-    ----------
-    row : (1, n)
-        Where it starts.
-    steps
-        How many solutions with M it takes.
+    Lanczos starts from ``row`` (1, n) and takes ``steps`` solutions with M. If no eigenvalue is positive, ``row`` and 0
+    are returned.
     """
     basis = Basis(Plan(steps, steps), row.shape[1], steps, dtype=row.dtype, device=row.device)
     T = torch.zeros(0, 0, dtype=torch.float64)
@@ -325,5 +319,5 @@ def padded(Y: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def complement(y: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """What is orthogonal to ``y`` (m, 1), in the span of it and ``others`` (m, m − 1)."""
+    """Orthonormal basis of the complement of ``y`` (m, 1) in the span of ``y`` and ``others`` (m, m − 1)."""
     return torch.linalg.qr(torch.cat([y, others], 1)).Q[:, 1:]

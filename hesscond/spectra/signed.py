@@ -21,7 +21,7 @@ from hesscond.spectra.threads import few_threads
 
 
 class SmallForm(NamedTuple):
-    """A symmetric matrix (k, k) with the nonzero eigenvalues of FᵀJF, k the smaller of F's two orders.
+    """Symmetric matrix (k, k) with the nonzero eigenvalues of FᵀJF, k the smaller dimension of F.
 
     ``matrix`` is FᵀJF, or RJRᵀ where F is wide, with Fᵀ = QR and ``basis`` Q (n, m); ``size`` (k, k): what a relative
     change of 1 in every product and in every entry of F changes its entries by, at most.
@@ -51,7 +51,7 @@ def small_form(factor: np.ndarray, signs: np.ndarray) -> SmallForm:
 
 
 def carried(basis: np.ndarray | None, bounds: np.ndarray) -> np.ndarray:
-    """Bounds of the entries of E, (n, n), as bounds of those of QᵀEQ."""
+    """Convert bounds (n, n) of the entries of E to bounds of the entries of QᵀEQ."""
     return bounds if basis is None else np.abs(basis).T @ bounds @ np.abs(basis)
 
 
@@ -86,16 +86,16 @@ def signed_condition(
     factor : (m, n) array or tensor
     signs : (m,) array or tensor of ±1
     rank_bound
-        Finds an upper bound of the rank, as in `factor_condition`.
+        Function that finds an upper bound of the rank, as in `factor_condition`.
     rtol
         Relative width of κ's interval that is good enough.
     error
         Bound, in the 2-norm, of the error already in F, or an array (n,) of such bounds for its columns, or (m, n) of
         bounds for its entries.
     noise
-        What a relative change eps of what H was made from changes it by, divided by eps, in the 2-norm.
+        Change of H by a relative change eps of its terms, divided by eps, in the 2-norm.
     spread : (n,) array or None
-        d such that it changes entry (k, l) by eps·d_k·d_l; for where that is known.
+        d such that this changes entry (k, l) by eps·d_k·d_l, if it is known.
     """
     order = as_matrix(factor).shape[1]
     core, sign, scale, rows, columns = prepared(factor, signs)
@@ -166,7 +166,7 @@ def column_errors(
 
 @few_threads
 def signed_eigenvalues(factor: object, signs: object, condition: ConditionNumber) -> np.ndarray:
-    """The nonzero eigenvalues of Fᵀ diag(signs) F, descending: as many as `signed_condition` found."""
+    """Nonzero eigenvalues of Fᵀ diag(signs) F, descending, as many as `signed_condition` found."""
     core, sign, scale, *_ = prepared(factor, signs)
     values = signed_pairs(core, sign, condition)[0]
     return np.ldexp(values, 2 * scale)
@@ -196,7 +196,7 @@ def signed_eigenpairs(factor: object, signs: object, condition: ConditionNumber)
     factor : (m, n) array or tensor
     signs : (m,) array or tensor of ±1
     condition
-        What `signed_condition` returned for them; its rank is taken over, and Jacobi is used if it was.
+        Result of `signed_condition` for them; its rank is used, and Jacobi's method if that result used it.
     """
     core, sign, scale, _, columns = prepared(factor, signs)
     vectors = np.zeros((len(columns), condition.rank))

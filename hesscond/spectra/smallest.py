@@ -24,7 +24,7 @@ logger = logging.getLogger("hesscond")
 #: Operators up to these orders are formed, since an iteration would need as many products: positive semidefinite ones
 #: and others with an approximate inverse, and all without one.
 DENSE_ORDER, DENSE_ORDER_INDEFINITE, DENSE_ORDER_ALONE = 300, 1000, 2000
-#: Vectors in the basis, unless asked otherwise.
+#: Default number of vectors in the basis.
 BASIS = 50
 #: Lanczos steps for the norm.
 NORM_STEPS = 5
@@ -63,19 +63,19 @@ def smallest_nonzero(
     operator
         A. Its ``psd``, ``null_space`` and ``rounding`` are used.
     k
-        How many.
+        Number of eigenvalues.
     inverse
         M⁻¹ for some M ≈ A, or |A|; a multiple of it does as well. It is to be definite except where A is null: an
         eigenvector that M⁻¹ annihilates can hardly be found.
     null_space
         A subspace that A annihilates, which every vector is projected from; by default ``operator.null_space``.
     tol
-        Relative error of the eigenvalues that is asked for.
+        Requested relative error of the eigenvalues.
     norm
         ‖A‖₂ if it is known; by default from 5 Lanczos steps, whose products count.
     basis
         Vectors in the basis, by default 50, or 2k + 30 if that is more. As many images are held, and 3k + 17 others,
-        beside one for each null direction that is found; if A is not known to be positive semidefinite, a second basis
+        plus one for each null direction that is found; if A is not known to be positive semidefinite, a second basis
         with its images and 2k + 20 others. The number is logged before the first product.
     memory
         Bytes for all of them; a smaller basis is restarted earlier.
@@ -84,9 +84,9 @@ def smallest_nonzero(
     start : (n, j) tensor or EigenResult
         Approximate eigenvectors, those of a previous training iteration, say.
     seed
-        Of all random vectors.
+        Seed of all random vectors.
     max_products
-        Give up after so many products with one vector; by default 10 n + 1,000, at most 100,000.
+        Largest number of products with one vector; by default 10 n + 1,000, at most 100,000.
     dense_order
         Operators up to this order are formed; by default 300 if A is known to be positive semidefinite, else 1,000, and
         2,000 without ``inverse``: an iteration would need as many products.
@@ -96,7 +96,7 @@ def smallest_nonzero(
     Returns
     -------
     EigenResult
-        ``null`` counts the null directions found beside the known ones. Fewer than k eigenvalues: there are no more.
+        ``null`` counts the null directions found besides the known ones. Fewer than k eigenvalues: there are no more.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def check(
     dtype: torch.dtype,
     max_products: int,
 ) -> None:
-    """Refuse what does not fit together."""
+    """Raise an error for arguments that do not fit together."""
     order = operator.order
     if not isinstance(k, int) or not 1 <= k <= order:
         raise MatrixError(f"an operator of order {order} has no {k} eigenvalues: k is 1 to {order}")
@@ -223,10 +223,10 @@ def start_rows(
 
 
 def counts(k: int, *, psd: bool) -> tuple[int, int, int]:
-    """Numbers of vectors: the least in a basis, those beside the bases, and how many bases there are."""
+    """Numbers of vectors: the least number in a basis, that outside of the bases, and the number of bases."""
     if psd:
         return 2 * k + RANDOM + 7, 3 * k + 17, 2
-    # the search for what was missed has a space of its own, and holds some pairs
+    # the search for missed pairs has a separate space, and holds some pairs
     return 2 * k + RANDOM + 7, 5 * k + 17 + 4 * (PAIRS + 1), 4
 
 
@@ -371,7 +371,7 @@ def bounds(
 
 
 def advice(search: Davidson) -> str:
-    """What to change after a search that did not converge."""
+    """Advice after a search that did not converge."""
     if search.dubious or search.excluded.dimension:
         return "give the exact null space, or products in a wider precision"
     if search.inverse is None:
@@ -380,7 +380,7 @@ def advice(search: Davidson) -> str:
 
 
 def nothing(products: Products, excluded: Excluded, vectors: int, stopped: str | None = None) -> EigenResult:
-    """The result where no eigenvalue is nonzero, or none was found."""
+    """Result if no eigenvalue is nonzero, or none was found."""
     none = torch.zeros(0, dtype=torch.float64)
     known = 0 if excluded.known is None else excluded.known.dimension
     zero = products.norm == 0
@@ -401,7 +401,7 @@ def nothing(products: Products, excluded: Excluded, vectors: int, stopped: str |
 
 
 def scaled(result: EigenResult, exponent: int) -> EigenResult:
-    """The result for the operator before it was divided by 2ᵉ."""
+    """Result for the operator before it was divided by 2ᵉ."""
     scale = 2.0**exponent
     return replace(
         result,
@@ -428,7 +428,7 @@ def formed(products: Products) -> torch.Tensor:
 
 
 def eigenpairs(A: torch.Tensor, known: Subspace | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eigenvalues (m,) and eigenvectors (n, m) on the complement of what is known to be null."""
+    """Eigenvalues (m,) and eigenvectors (n, m) on the complement of the known null space."""
     if known is None or not known.dimension:
         return tuple(torch.linalg.eigh(A))
     projector = known.project(torch.eye(len(A), dtype=A.dtype, device=A.device))
@@ -442,7 +442,7 @@ def eigenpairs(A: torch.Tensor, known: Subspace | None) -> tuple[torch.Tensor, t
 
 
 def smallest_dense(products: Products, k: int, excluded: Excluded, *, tol: float) -> EigenResult:
-    """The same as by iteration, from all eigenvalues."""
+    """Result as by iteration, from all eigenvalues of the formed matrix."""
     A = formed(products)
     values, vectors = eigenpairs(A, excluded.known)
     sizes = values.abs()

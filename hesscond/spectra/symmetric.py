@@ -1,4 +1,4 @@
-"""Condition numbers of matrices given as they are: symmetric (of |λ|) or not (of σ)."""
+"""Condition numbers of given matrices: symmetric (by |λ|) or not (by σ)."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def signed_jacobi_values(core: np.ndarray, error: float, floor: float = 0.0) -> 
 
 
 class Rounding(NamedTuple):
-    """What rounding has left of a symmetric matrix (k, k) that was summed up.
+    """Rounding of a symmetric matrix (k, k) that was summed up.
 
     ``size`` (k, k): a relative change eps of the terms changes entry (i, j) by eps·size_ij (None: only the norm is
     used); ``norm``: and the whole, in the 2-norm, by eps·norm; ``growth`` and ``norm_growth``: the constants by which
@@ -173,8 +173,8 @@ def uncertain_condition(
 ) -> ConditionNumber:
     """κ of a symmetric matrix (k, k) that is known up to rounding of its entries.
 
-    By eigenvalues if the normwise bound resolves κ; by one-sided Jacobi where the rounding of some rows is much smaller
-    than that of others, so that the small eigenvalues that live there are known better.
+    It is computed from eigenvalues if the normwise bound resolves κ, and by one-sided Jacobi if the rounding of some
+    rows is much smaller than that of others, so that the small eigenvalues of these rows are known better.
     """
     unit = EPS * rounding.norm
     routes = [partial(eigenvalue_values, matrix, rounding.norm_growth * unit + given_norm, NOISE * unit)]

@@ -1,4 +1,4 @@
-"""The same task for many parts of the data, by threads that each use one processor."""
+"""Parallel tasks for many parts of the data, by threads that each use one processor."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
-#: Decompositions of fewer rows and columns take no longer on one thread, and a tenth of the time beside other threads.
+#: Decompositions of fewer rows and columns take no longer on one thread, and a tenth of the time among others.
 ORDER = 500
 
 
 def threads_for(device: torch.device) -> int:
-    """How many parts run at a time: as many as torch uses processors, and one on any other device."""
+    """Number of parts that run at a time: on a CPU the number of torch's threads, on any other device one."""
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 
 def side_by_side(task: Callable[[Part], Result], parts: Sequence[Part], threads: int) -> list[Result]:
-    """``task`` of every part, in their order.
+    """Run ``task`` on every part, and return the results in order.
 
     Small decompositions gain nothing from threads within; torch's functions release the interpreter while they work.
     Meanwhile linear algebra is set to one thread, for the whole process, since the libraries know no other way.
@@ -44,7 +44,10 @@ def side_by_side(task: Callable[[Part], Result], parts: Sequence[Part], threads:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Decompositions of some hundred rows on one thread: several gain a third, and lose tenfold beside other work."""
+    """Context with one thread for decompositions of some hundred rows.
+
+    Several threads gain a third there, and lose tenfold when other work runs at the same time.
+    """
     libraries = [(torch.get_num_threads, torch.set_num_threads), *openblas()]
     before = [(count, put) for get, put in libraries if (count := get()) > 1]
     for _, put in before:
@@ -58,7 +61,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """So many threads for torch, for the whole process."""
+    """Context with ``count`` threads for torch, for the whole process."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -68,7 +71,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def few_threads(solver: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concatenate[Any, Arguments], Result]:
-    """The solver, on one thread if the smaller side of the matrix that it is given first is below `ORDER`."""
+    """Make a solver run on one thread if the smaller side of its first argument, a matrix, is below `ORDER`."""
 
     @wraps(solver)
     def run(matrix: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -80,9 +83,9 @@ def few_threads(solver: Callable[Concatenate[Any, Arguments], Result]) -> Callab
 
 @cache
 def openblas() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
-    """What gets and sets the number of threads of the OpenBLAS that numpy and scipy bring along, unknown to torch.
+    """Functions that get and set the number of threads of numpy's and scipy's OpenBLAS, which torch does not control.
 
-    Empty where they were built with another library, or where one does not show those that it depends on.
+    The list is empty if they were built with another library, or if its functions are not accessible.
     """
     found = []
     for module in (_umath_linalg, _flapack):
@@ -96,7 +99,7 @@ def openblas() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
 
 @cache
 def workers(threads: int) -> ThreadPoolExecutor:
-    """Threads that stay; each takes over the number of threads that is set when it first uses torch."""
+    """Pool of permanent threads; each takes over the number of threads that is set when it first uses torch."""
     return ThreadPoolExecutor(threads, thread_name_prefix="hesscond")
 
 
