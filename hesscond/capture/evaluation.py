@@ -36,7 +36,7 @@ FLAT = (
 #: Functions that round to their argument where it is small.
 IDENTITY_AT_ZERO = frozenset(
     {"sin", "tan", "asin", "arcsin", "atan", "arctan", "sinh", "tanh", "asinh", "arcsinh", "atanh", "arctanh"}
-    | {"expm1", "log1p", "softsign", "elu", "celu"}
+    | {"expm1", "log1p", "softsign"}
 )
 #: Keys of the targets in a batch that is a mapping.
 LABELS = ("labels", "label")
