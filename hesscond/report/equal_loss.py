@@ -30,7 +30,14 @@ from hesscond.report.palette import MethodLook
 from hesscond.report.registry import PROBED, UNIT, FigureKind
 from hesscond.report.selection import looks_of, select
 from hesscond.report.series import loss_of, quantile, window_of
-from hesscond.report.verdict import PER_DECADE, QUARTILES, Probes, compared_groups, verdict_frame, verdict_sentences
+from hesscond.report.verdict import (
+    QUARTILES,
+    Probes,
+    compared_groups,
+    intervals_per_decade,
+    verdict_frame,
+    verdict_sentences,
+)
 
 if TYPE_CHECKING:
     from hesscond.study.store import StoredRun
@@ -67,11 +74,14 @@ def equal_loss_figure(
         left.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
         logarithmic(left)
         shown = ["kappa_own", "kappa"] if len(groups) <= TOGETHER else ["kappa_own"]
+        probes = {group.label: Probes.of(selection, members) for group, members in groups}
+        losses = np.concatenate([one.loss[one.loss > 0] for one in probes.values()] or [np.zeros(0)])
+        width = 1 / intervals_per_decade(losses.min(), losses.max()) if len(losses) else 1.0
         drawn = [
             quantity
-            for group, members in groups
+            for label, own in probes.items()
             for quantity in shown
-            if draw_against_loss(right, Probes.of(selection, members), quantity, looks[group.label], group.label)
+            if draw_against_loss(right, own, quantity, looks[label], label, width)
         ]
         right.set(xlabel="training loss (falls to the right)", ylabel="condition number")
         finish(right, bool(drawn))
@@ -93,12 +103,12 @@ def equal_loss_figure(
     return figure
 
 
-def draw_against_loss(ax: Axes, probes: Probes, quantity: str, look: MethodLook, name: str) -> bool:
-    """Draw median and quartiles of a κ by interval of loss; False if there are none, or κ(H) is κ own."""
+def draw_against_loss(ax: Axes, probes: Probes, quantity: str, look: MethodLook, name: str, width: float) -> bool:
+    """Draw quartiles of a κ in intervals of loss, ``width`` decades each; False if there are none, or κ(H) is κ own."""
     mask = probes.measured(quantity)
     if quantity == "kappa" and np.array_equal(probes.lower["kappa"], probes.lower["kappa_own"], equal_nan=True):
         return False
-    bins = probes.bins()
+    bins = probes.bins(1 / width)
     places = np.unique(bins[mask])
     if not len(places):
         return False
@@ -106,7 +116,7 @@ def draw_against_loss(ax: Axes, probes: Probes, quantity: str, look: MethodLook,
     ends = [
         [quantile(probes.lower[quantity][own], probes.upper[quantity][own], q) for q in QUARTILES] for own in inside
     ]
-    loss = 10 ** ((places + 0.5) / PER_DECADE)
+    loss = 10 ** ((places + 0.5) * width)
     low, median, high = np.array([[end[0] for end in one] for one in ends]).T
     known = np.array([one[1][0] == one[1][1] for one in ends])
     plain = quantity == "kappa"

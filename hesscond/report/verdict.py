@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from hesscond.report.selection import Group
     from hesscond.study.store import StoredRun
 
-#: Intervals of loss per decade in which probes of two methods are compared, and number of quantiles that represent the
-#: probes of one method in one interval.
-PER_DECADE, POINTS = 10, 40
+#: Intervals of loss in which probes are compared: per decade, and in all where the losses span less than two decades.
+PER_DECADE, INTERVALS = 10, 16
+#: Number of quantiles that represent the probes of one method in one interval.
+POINTS = 40
 QUARTILES = (0.25, 0.5, 0.75)
 SPREAD = ("ratio_q25", "ratio_q75")
 
@@ -66,9 +67,15 @@ class Probes:
         """Boolean mask of the probes with a value of a quantity, at a loss from ``low`` to ``high``."""
         return (self.loss > 0) & (self.loss >= low) & (self.loss <= high) & ~np.isnan(self.lower[quantity])
 
-    def bins(self) -> np.ndarray:
+    def bins(self, per_decade: float) -> np.ndarray:
         """Index of the interval of loss that each probe is in."""
-        return np.floor(PER_DECADE * np.log10(np.where(self.loss > 0, self.loss, np.nan)))
+        return np.floor(per_decade * np.log10(np.where(self.loss > 0, self.loss, np.nan)))
+
+
+def intervals_per_decade(low: float, high: float) -> float:
+    """Number of intervals of loss per decade, where losses reach from ``low`` to ``high``."""
+    span = math.log10(high / low)
+    return max(PER_DECADE, INTERVALS / span) if span > 0 else PER_DECADE
 
 
 def at_equal_loss(base: Probes, other: Probes, quantity: str = "kappa_own") -> dict[str, Any]:
@@ -90,7 +97,8 @@ def at_equal_loss(base: Probes, other: Probes, quantity: str = "kappa_own") -> d
         return found
     low, high = max(loss.min() for loss in every), min(loss.max() for loss in every)
     there = [one.measured(quantity, low, high) for one in (base, other)]
-    shared = np.intersect1d(*(one.bins()[mask] for one, mask in zip((base, other), there, strict=True)))
+    bins = [one.bins(intervals_per_decade(low, high)) for one in (base, other)]
+    shared = np.intersect1d(*(own[mask] for own, mask in zip(bins, there, strict=True)))
     if not len(shared):
         return found
     found |= {"loss_low": float(low), "loss_high": float(high)}
@@ -101,7 +109,7 @@ def at_equal_loss(base: Probes, other: Probes, quantity: str = "kappa_own") -> d
         }
     ends: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for place in shared:
-        inside = [mask & (one.bins() == place) for one, mask in zip((base, other), there, strict=True)]
+        inside = [mask & (own == place) for own, mask in zip(bins, there, strict=True)]
         for side, one_end, other_end in ((0, base.lower, other.upper), (1, base.upper, other.lower)):
             over, under = spread_out(one_end[quantity][inside[0]]), spread_out(other_end[quantity][inside[1]])
             ends[side].append(spread_out(np.subtract.outer(np.log(over), np.log(under)).ravel()))
