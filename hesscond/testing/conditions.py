@@ -62,10 +62,10 @@ def assert_condition_number(
     **options
         Further options of `hesscond.probe`: dtype, rtol, memory, reduction.
 
-        rns
-        ---
-        rtion
-        Assertion with the finding for every Hessian.
+    Returns
+    -------
+    Assertion
+        With the finding for every Hessian.
 
     Raises
     ------
@@ -140,10 +140,10 @@ def assert_preconditioner_improves(
     layer, unit, share, unresolved, **options
         As for `assert_condition_number`.
 
-        rns
-        ---
-        rtion
-        Assertion with the finding for every Hessian.
+    Returns
+    -------
+    Assertion
+        With the finding for every Hessian.
 
     Raises
     ------
