@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -193,12 +194,12 @@ class Sheet:
         return f"{above}{html_table(titles, rows)}\n{under}"
 
 
-class Shown:
+class Shown(ABC):
     """Result whose text and HTML are those of a sheet."""
 
+    @abstractmethod
     def sheet(self) -> Sheet:
         """Return the table with the lines around it."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return self.sheet().text

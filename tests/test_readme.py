@@ -30,3 +30,11 @@ def test_its_make_targets_exist(target):
 
 def test_its_version_is_this_one():
     assert f"version = {{{hesscond.__version__}}}" in README
+
+
+def test_its_verdict_is_that_of_the_run_of_the_quick_start():
+    """The commands of the quick start are run, and what they print is compared with the page."""
+    (said,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    assert "hesscond study fc-digits --method vanilla --method bnp --out" in page
+    assert said in page

@@ -182,6 +182,7 @@ def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     unresolved = any(frame[f"{data}_{name}_unresolved"].any() for name in shown)
     accurate = bool(frame["test_accuracy"].notna().any())
     probed = "medians over the probed mini-batches" if data == "batch" else "last probe of the training set"
+    probed = probed if frame[f"{data}_probes"].any() else "nothing was probed"
     caption = f"κ own: κ in the coordinates in which the method takes plain gradient steps; {probed}"
     caption += "; unres.: how many κ own are unresolved" * unresolved
     titles = ["method", ">loss", *[">acc. %"] * accurate, ">κ(H)", ">κ own", *[">unres."] * unresolved]

@@ -102,7 +102,7 @@ class ConditionNumber:
         names = ("lower", "upper", "lambda_max", "lambda_min", "rank", "nullity", "negative", "cutoff", "gap")
         numbers = [(name, f"{getattr(self, name):.6g}") for name in names]
         words = [(name, getattr(self, name)) for name in ("rank_decision", "solver", "reason", "advice")]
-        return html_table([], [("κ", self._said("")), *numbers, *words])
+        return html_table([], [("κ", self._said("")), *numbers, *(pair for pair in words if pair[1])])
 
     @property
     def reason(self) -> str:

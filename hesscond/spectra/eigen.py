@@ -64,7 +64,7 @@ class Progress:
 
 @dataclass(frozen=True, repr=False)
 class EigenResult:
-    """Some eigenvalues of a symmetric operator with their evidence.
+    """Wanted eigenvalues of a symmetric operator with their evidence.
 
     Attributes
     ----------

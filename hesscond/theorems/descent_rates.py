@@ -183,7 +183,7 @@ def random_orthogonal(rng: np.random.Generator, size: int) -> Tensor:
 
 
 def random_coordinates(rng: np.random.Generator, H: Tensor) -> Tensor:
-    """Some P, as rough as preconditioners are: a power of H between −0.4 and −0.5, skewed and turned at random."""
+    """Rough preconditioner P, as methods have it: a power of H between −0.4 and −0.5, skewed and turned at random."""
     values, vectors = torch.linalg.eigh(H)
     values = torch.where(values > ROUND_OFF * values[-1], values, values[-1])
     skew = torch.from_numpy(10.0 ** rng.uniform(-0.3, 0.3, len(H)))

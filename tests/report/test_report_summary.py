@@ -135,6 +135,7 @@ def test_runs_without_probes_or_evaluations(make_run: MakeRun) -> None:
     assert text.count("not probed") == 2
     assert "nan" not in text
     assert "nan" not in printed(summary_table([run]))
+    assert "nothing was probed" in printed(summary_table([run]))
 
 
 def test_another_unit_and_runs_of_different_studies(make_run: MakeRun) -> None:
