@@ -6,6 +6,7 @@ import ast
 import inspect
 import logging
 import os
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 import hesscond
 from hesscond.commands.exits import BAD_USE, INTERRUPTED
 from hesscond.commands.printing import complain, stderr, write_everywhere
-from hesscond.errors import HesscondError
+from hesscond.errors import GONE, HesscondError
 
 HELP = """Exact per-layer Hessian condition numbers of neural networks, and studies of the methods that claim to improve
 them.
@@ -141,7 +142,8 @@ def main() -> None:
         if message.startswith("Usage:"):  # a command without arguments: the message is its help
             typer.echo(message, err=True)
             sys.exit(BAD_USE)
-        fail(message)
+        gone = [f"{name!r} is gone: {GONE[name]}" for name in re.findall(r"[\w-]+", message) if name in GONE]
+        fail(gone[0] if gone else message)
     except (KeyboardInterrupt, typer.Abort):  # before a command runs, or at the end of input
         stderr.print("interrupted")
         sys.exit(INTERRUPTED)

@@ -11,6 +11,9 @@ from numbers import Real
 #: Bytes in the units of memory sizes.
 BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
+#: What the last version had and this one has not, with what serves instead. Entries stay for one version.
+GONE: dict[str, str] = {}
+
 
 class HesscondError(Exception):
     """Bad use or bad input. The command line prints the sentence and exits with code 2."""
@@ -73,11 +76,15 @@ def bytes_of(memory: object) -> float | None:
 def did_you_mean(given: str, known: Iterable[str], *, otherwise: str | None = None) -> str:
     """Suggestion for a misspelt name; without a close name, ``otherwise``, or all names if that is None.
 
+    For a name in `GONE`, what serves instead.
+
     Examples
     --------
     >>> did_you_mean("vanila", ["bnp", "vanilla"]), did_you_mean("x", ["bnp", "vanilla"])
     ('did you mean vanilla?', 'choose from bnp, vanilla')
     """
+    if given in GONE:
+        return f"it is gone: {GONE[given]}"
     names = list(known)
     close = get_close_matches(given, names, 1, 0.65) or [name for name in names if name.lower() == given.lower()]
     if close:

@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from hesscond.errors import GONE
+
 
 def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package that has its imports below ``if TYPE_CHECKING``.
@@ -36,7 +38,8 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
         except ModuleNotFoundError as error:
             if error.name != f"{package}.{name}":
                 raise
-            raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
+            gone = f": it is gone, {GONE[name]}" if name in GONE else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{gone}") from None
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes()})

@@ -13,8 +13,8 @@ import hesscond
 
 PACKAGE = Path(hesscond.__file__).parent
 ORDER = [
-    "lazy",
     "errors",
+    "lazy",
     "causes",
     "sheets",
     "papers",

@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 import torch
 
+import hesscond
 import hesscond.commands.study as study_command
+from hesscond import errors
 from hesscond.data import load
 from hesscond.data.files import DownloadError
 from hesscond.methods import registered
@@ -590,3 +592,13 @@ def test_config_toml_of_a_run_repeats_it_without_options(run_cli, folder):
     other = run_cli("study", "first/config.toml", "--method", "vanilla", "--out", "other")
     assert other.code == 0
     assert open_run(folder / "other").config["run"]["learning_rate"] != 0.07
+
+
+def test_what_is_gone_names_what_serves_instead(refused, monkeypatch):
+    monkeypatch.setitem(errors.GONE, "--worst", "sort the table")
+    monkeypatch.setitem(errors.GONE, "newton", "use kfac")
+    monkeypatch.setitem(errors.GONE, "Newton", "use probe")
+    refused(["probe", "model.py:make", "--worst", "3"], "'--worst' is gone: sort the table")
+    refused(["study", "fc-digits", "-m", "newton"], "is gone: use kfac")
+    with pytest.raises(AttributeError, match="it is gone, use probe"):
+        getattr(hesscond, "Newton")  # noqa: B009
