@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from hesscond.data import Dataset, load
+from hesscond.runs import RunLog
 from hesscond.study import RunPlan, StudyConfig, load_study, resolve_device
-from hesscond.study.log import RunLog
 from hesscond.study.runner import Training, build_model
 
 #: Iterations in a block: a study makes the rows of 32 probes together.

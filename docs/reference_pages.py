@@ -28,10 +28,10 @@ from hesscond.expectations import parser
 from hesscond.models import MODELS
 from hesscond.report import FIGURES
 from hesscond.report import TABLES as TABLE_KINDS
+from hesscond.runs.store import KEYS as ROW_KEYS
+from hesscond.runs.store import LACKING, PROBE_MEANING, SCHEMA_VERSION, TABLES
 from hesscond.study.config import StudyConfig
 from hesscond.study.grid import SweepConfig
-from hesscond.study.store import KEYS as ROW_KEYS
-from hesscond.study.store import LACKING, PROBE_MEANING, SCHEMA_VERSION, TABLES
 
 GALLERY = Path(__file__).parents[1] / "figures" / "gallery"
 #: Base classes from elsewhere, whose members are not listed.

@@ -4,8 +4,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from hesscond.study.log import RunLog
-from hesscond.study.store import open_run
+from hesscond.runs import RunLog, open_run
 
 
 class Page(HTMLParser):

@@ -17,6 +17,7 @@ ORDER = [
     "lazy",
     "causes",
     "sheets",
+    "runs",
     "papers",
     "roles",
     "operators",
@@ -47,6 +48,7 @@ ORDER = [
 ORDER += ["export", "schedules", "watching", "integrations", "progress", "commands", "cli"]
 #: spectra is numbers only, models and data know nothing of Hessians, targets only what a batch is
 FORBIDDEN = {
+    "runs": set(ORDER) - {"errors", "lazy", "runs"},
     "operators": set(ORDER) - {"errors", "operators"},
     "spectra": {"capture"},
     "scaling": {"capture"},

@@ -16,10 +16,9 @@ from hesscond.data import load
 from hesscond.data.files import DownloadError
 from hesscond.methods import registered
 from hesscond.methods.sphere import Sphere
+from hesscond.runs import TABLES, RunLog
 from hesscond.study import RunPlan, load_study, open_run, run
 from hesscond.study.grid import Overrides
-from hesscond.study.log import RunLog
-from hesscond.study.store import TABLES
 
 STUDY = """
 name = "tiny"

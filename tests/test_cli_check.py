@@ -8,7 +8,7 @@ import pytest
 
 from hesscond.commands.check import escaped, escaped_property
 from hesscond.commands.junit import Case, junit_report
-from hesscond.study.log import RunLog
+from hesscond.runs import RunLog
 from tests.expectations.expectation_runs import probe_row
 
 MET, FAILED, OPEN = "kappa < 200", "kappa_preconditioned > 50", "kappa_preconditioned < 12"

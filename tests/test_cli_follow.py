@@ -15,11 +15,10 @@ from rich.live import Live
 
 from hesscond.commands.follow import Screen
 from hesscond.commands.live_view import SweepView, line, sparkline
+from hesscond.runs import RunLog, WatchedRun
 from hesscond.study import open_run
-from hesscond.study.log import RunLog
 from hesscond.study.sweep import Outcome
-from hesscond.study.watching import WatchedRun
-from tests.study.run_logs import CONFIG, row, written_run
+from tests.runs.run_logs import CONFIG, row, written_run
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -140,8 +139,8 @@ def drawn(runs, *, width=80, height=24):
 def watched(tmp_path, monkeypatch):
     """A run that goes on, 200 iterations in 100 seconds so far, of 400."""
     clock = [1e9]
-    monkeypatch.setattr("hesscond.study.log.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("hesscond.study.log.time.time", lambda: clock[0])
+    monkeypatch.setattr("hesscond.runs.log.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("hesscond.runs.log.time.time", lambda: clock[0])
     log = RunLog(tmp_path / "run", CONFIG | {"training": {"batch_size": 60, "iterations": 400}})
     for k in range(200):
         clock[0] += 0.5

@@ -13,8 +13,8 @@ import pytest
 
 from hesscond.commands.sweep import parse_ranges
 from hesscond.errors import RunError
+from hesscond.runs import TABLES
 from hesscond.study import find_runs, open_run
-from hesscond.study.store import TABLES
 
 STUDY = """
 name = "tiny"

@@ -9,8 +9,8 @@ from torch import nn
 
 import hesscond
 from hesscond.data import load
+from hesscond.runs import RunLog
 from hesscond.study import RunPlan, StudyConfig, load_study
-from hesscond.study.log import RunLog
 from hesscond.study.runner import Training
 
 READS = ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__", "__int__", "__index__")

@@ -23,7 +23,7 @@ from hesscond.commands.options import check_file, choice, collect
 from hesscond.commands.printing import print_table, stdout
 from hesscond.errors import ConfigError
 from hesscond.expectations import Decision, Expectation, decisions
-from hesscond.study import StoredRun
+from hesscond.runs import StoredRun
 
 POLICIES = ("fail", "pass")
 STYLES = {"met": "green", "failed": "red", "unresolved": "yellow"}

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from hesscond.runs import LOG
 from hesscond.study.listing import studies_folder
-from hesscond.study.store import LOG
 
 
 def among(names: Iterable[str]) -> Callable[[str], list[str]]:

@@ -16,7 +16,7 @@ from hesscond.commands.options import choice, collect
 from hesscond.commands.printing import stdout
 from hesscond.errors import ConfigError
 from hesscond.export import FORMATS, MLflowStore, Sink, TensorBoardFiles, joint_table, transfer, write_table
-from hesscond.study.store import TABLES, StoredRun
+from hesscond.runs import TABLES, StoredRun
 
 #: Formats that take whole runs.
 CURVES = ("tensorboard", "mlflow")

@@ -16,8 +16,7 @@ from hesscond.commands.exits import DIVERGED, INTERRUPTED
 from hesscond.commands.live_view import blocks, line, rows
 from hesscond.commands.printing import stdout
 from hesscond.errors import ConfigError
-from hesscond.study.store import LOG, OVER, run_folders
-from hesscond.study.watching import WatchedRun
+from hesscond.runs import LOG, OVER, WatchedRun, run_folders
 
 
 def follow(

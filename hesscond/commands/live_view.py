@@ -17,8 +17,7 @@ from rich.text import Text
 
 from hesscond.commands.runs import clock_time
 from hesscond.errors import RunError
-from hesscond.study.store import LOG, open_run, place_name, printable
-from hesscond.study.watching import UnitCurves, WatchedRun
+from hesscond.runs import LOG, UnitCurves, WatchedRun, open_run, place_name, printable
 
 if TYPE_CHECKING:
     from hesscond.study.sweep import Outcome

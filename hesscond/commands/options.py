@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hesscond.errors import ConfigError, bytes_of
-from hesscond.study import StoredRun, find_runs, open_run
+from hesscond.runs import StoredRun, find_runs, open_run
 
 if TYPE_CHECKING:
     import torch

@@ -21,8 +21,8 @@ from rich.text import Text
 
 from hesscond.papers import citations
 from hesscond.report.tables import duration
+from hesscond.runs import printable
 from hesscond.sheets import TextTable, plain_text
-from hesscond.study.store import printable
 
 # no markup: a path or a name from a file may contain square brackets
 stdout = Console(markup=False, highlight=False)

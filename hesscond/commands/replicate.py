@@ -18,7 +18,8 @@ from hesscond.report import conditioning_figure, save_figure
 from hesscond.report.page import Page
 from hesscond.report.replication import caption, replication_columns, replication_figure, replication_frame
 from hesscond.report.tables import TextTable, text_table, write_table
-from hesscond.study import RunPlan, StoredRun, open_run
+from hesscond.runs import StoredRun, open_run
+from hesscond.study import RunPlan
 from hesscond.study.grid import Overrides
 from hesscond.study.replication import Replication, estimate, plan_replication, replication, replications
 from hesscond.study.sweep import data_key, prepare

@@ -13,8 +13,7 @@ from hesscond.commands import completion
 from hesscond.commands.exits import BAD_USE
 from hesscond.commands.printing import AsJson, complain, listing, stdout
 from hesscond.errors import RunError
-from hesscond.study import StoredRun, open_run
-from hesscond.study.store import run_folders
+from hesscond.runs import StoredRun, open_run, run_folders
 
 
 def runs(

@@ -29,16 +29,8 @@ from hesscond.report import (
     summary_table,
     verdict_sentences,
 )
-from hesscond.study import (
-    RunPlan,
-    StoredRun,
-    check_plan,
-    load_data,
-    load_study,
-    open_run,
-    resolve_device,
-    run,
-)
+from hesscond.runs import StoredRun, open_run
+from hesscond.study import RunPlan, check_plan, load_data, load_study, resolve_device, run
 from hesscond.study.grid import Overrides, plan_runs
 from hesscond.study.listing import aliases
 from hesscond.study.sections import LARGEST

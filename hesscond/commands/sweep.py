@@ -23,7 +23,8 @@ from hesscond.data import Dataset
 from hesscond.errors import ConfigError
 from hesscond.progress import loading_bar
 from hesscond.report.sweeps import best_frame, best_table, sweep_frame
-from hesscond.study import RunPlan, load_data, load_study, open_run, resolve_device
+from hesscond.runs import open_run
+from hesscond.study import RunPlan, load_data, load_study, resolve_device
 from hesscond.study.grid import FILE, Overrides, SweepConfig, check_config, parse_settings, plan_sweep, read_sweep
 from hesscond.study.sections import LARGEST
 from hesscond.study.sweep import DataKey, Outcome, Prepared, data_key, prepare_sweep, shared_files

@@ -13,7 +13,7 @@ from hesscond.errors import ConfigError, did_you_mean
 from hesscond.expectations.evaluation import Evaluation, Log, RowValues, keys
 from hesscond.expectations.intervals import Interval, Truth, shown
 from hesscond.expectations.parser import Call, Node, Operation, methods_of, parse_expectation
-from hesscond.study.store import OVER, StoredRun
+from hesscond.runs import OVER, StoredRun
 
 Status = Literal["met", "failed", "unresolved"]
 

@@ -22,12 +22,12 @@ from hesscond.expectations.parser import (
     Operation,
     did_you_mean,
 )
-from hesscond.study.store import TABLES
+from hesscond.runs import TABLES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow}
 #: Columns that identify a row in another table, or in another run.

@@ -27,7 +27,7 @@ from typing import NoReturn
 
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.expectations.intervals import COMPARISONS
-from hesscond.study.store import TABLES
+from hesscond.runs import TABLES
 
 #: Tables that expectations read; the others repeat their column names.
 READ = ("probe", "evaluation", "training")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hesscond.study.store import FROM_THE_START, TABLES, open_run, place_name
+from hesscond.runs import FROM_THE_START, TABLES, open_run, place_name
 
 if TYPE_CHECKING:
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 #: The columns that say where a row was measured.
 PLACE = ("iteration", "epoch", "data", "layer", "unit")

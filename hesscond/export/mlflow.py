@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hesscond.errors import ConfigError
 from hesscond.export.curves import Scalar, flat
-from hesscond.study.store import LOG, StoredRun, moment, reading
+from hesscond.runs import LOG, StoredRun, moment, reading
 
 #: Most entries that MLflow takes in one request, and most characters of a parameter's value.
 LARGEST_BATCH, LONGEST_VALUE = 1000, 500

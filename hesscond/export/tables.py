@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hesscond.errors import ConfigError
-from hesscond.study.store import printable
+from hesscond.runs import printable
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 FORMATS = ("csv", "json", "parquet")
 

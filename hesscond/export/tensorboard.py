@@ -12,7 +12,7 @@ from hesscond.errors import ConfigError
 from hesscond.export.curves import Scalar, flat
 
 if TYPE_CHECKING:
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 
 class TensorBoardFiles:

@@ -301,7 +301,7 @@ class Method:
         return None
 
     def diagnostics(self, layer: str) -> dict[str, float]:
-        """Further columns of the study's probe table that only this method knows (see ``study/store.py``)."""
+        """Further columns of the study's probe table that only this method knows (see ``runs/store.py``)."""
         return {}
 
     def snapshots(self, layer: str) -> Snapshots | None:

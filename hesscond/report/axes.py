@@ -27,7 +27,7 @@ from hesscond.report.series import across_seeds, running_median, thinned, thinne
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 #: Colour of legend handles that stand for every method, and of remarks.
 NEUTRAL = "0.25"

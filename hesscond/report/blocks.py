@@ -40,7 +40,7 @@ from hesscond.roles import KINDS, role_of
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 
 def in_order(kinds: pd.DataFrame) -> list[tuple[str, int | None]]:

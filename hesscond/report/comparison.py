@@ -32,7 +32,7 @@ from hesscond.report.summary import training_summary
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 
 def comparison_figure(

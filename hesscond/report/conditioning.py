@@ -32,7 +32,7 @@ from hesscond.report.series import RESOLVED, expected, finite, loss_of, lower_bo
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 #: Largest spread, in points, of the markers of all methods at one iteration.
 DODGE = 12.0

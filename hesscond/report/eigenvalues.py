@@ -32,7 +32,7 @@ from hesscond.report.series import across_seeds, finite, running_median, thinned
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 MARKS = 6
 ENDS = {"lambda_max": "-", "lambda_min": DASHED}

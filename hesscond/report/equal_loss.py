@@ -40,7 +40,7 @@ from hesscond.report.verdict import (
 )
 
 if TYPE_CHECKING:
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 #: Panels side by side; at the 300 dots an inch of a PNG twice the 800 pixels that a web page shows.
 TWO_PANELS = Page(5.35)

@@ -19,7 +19,7 @@ from hesscond.report.selection import Selection, first_start, select
 from hesscond.report.series import finite, gain
 
 if TYPE_CHECKING:
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 #: Marker, size and opacity of a mini-batch, of which there are many, and of the training set.
 LOOKS = {"batch": (".", 3.0, 0.35), "train": ("D", 4.0, 0.95)}

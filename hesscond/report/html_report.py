@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hesscond.report.registry import FigureKind
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 #: Allowed endings of the file's name.
 SUFFIXES = (".html", ".htm")

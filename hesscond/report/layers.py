@@ -34,12 +34,12 @@ from hesscond.report.registry import PROBED, FigureKind, TableKind
 from hesscond.report.selection import Group, looks_of, of_units, probed_groups, title_of
 from hesscond.report.series import intervals, located, quantile
 from hesscond.report.tables import Column, Number, Words, interval, words
-from hesscond.study.store import place_name
+from hesscond.runs import place_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 #: Most violins in a panel, most stretches of iterations, and most panels in a figure.
 VIOLINS, STRETCHES, PANELS = 36, 8, 12

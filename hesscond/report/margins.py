@@ -21,7 +21,7 @@ from hesscond.report.registry import RATED, FigureKind
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
     from hesscond.theorems import Tally, Verdict
 
 #: Colours of claims that are known to be true, and of those known to be false.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 UNIT = ("layer", "unit")
 STUDY = "runs of one study"

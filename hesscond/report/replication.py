@@ -34,9 +34,9 @@ from hesscond.report.training import accuracies_of, draw_seeds, finish, losses_o
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hesscond.runs import StoredRun
     from hesscond.study.layout import Claim, Comparison, Published
     from hesscond.study.replication import Panel, Replication
-    from hesscond.study.store import StoredRun
 
 REPLICATED, NOT_REPLICATED, UNDECIDED = "replicated", "not replicated", "undecided"
 #: Confidence of the intervals that decide.

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from hesscond.errors import ConfigError
 from hesscond.report.palette import MethodLook, method_looks, varied
 from hesscond.report.series import is_collapsed
-from hesscond.study.store import place_name
+from hesscond.runs import place_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 #: Column that says whether a κ is resolved.
 RESOLVED = {"kappa": "resolved", "kappa_preconditioned": "resolved_preconditioned", "kappa_own": "resolved_own"}

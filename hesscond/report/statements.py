@@ -13,7 +13,7 @@ from hesscond.report.tables import Column, Number, TextTable, Words, words
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 
 def statement_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:

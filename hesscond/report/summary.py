@@ -29,7 +29,7 @@ from hesscond.report.tables import Cell, Column, Number, TextTable, Words, bound
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 #: Quantiles of κ in the method's own coordinates.
 QUANTILES = {"kappa_own_q10": 0.1, "kappa_own_median": 0.5, "kappa_own_q90": 0.9}

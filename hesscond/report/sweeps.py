@@ -16,8 +16,8 @@ from hesscond.roles import NETWORK
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hesscond.runs import StoredRun
     from hesscond.study.comparison import Compared
-    from hesscond.study.store import StoredRun
 
 #: Columns of `sweep_frame` that are averaged over seeds, and whether the mean is geometric (κ spans decades).
 QUANTITIES = {"loss": False, "accuracy": False, "kappa": True, "kappa_own": True, "seconds": False}

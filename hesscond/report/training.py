@@ -31,7 +31,7 @@ from hesscond.report.series import finite, mean_over_seeds, means_of_stretches, 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 #: Most points of a curve of mini-batch losses: means over stretches of iterations.
 STRETCHES = 50

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hesscond.report.selection import Group
-    from hesscond.study.store import StoredRun
+    from hesscond.runs import StoredRun
 
 #: Intervals of loss in which probes are compared: per decade, and in all where the losses span less than two decades.
 PER_DECADE, INTERVALS = 10, 16

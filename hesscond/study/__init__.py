@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
+    from hesscond.runs import StoredRun, find_runs, open_run
     from hesscond.study.config import StudyConfig, resolve_device
     from hesscond.study.datasets import load_data
     from hesscond.study.files import built_in, load_study
     from hesscond.study.runner import Progress, RunPlan, check_plan, run
-    from hesscond.study.store import StoredRun, find_runs, open_run
 else:
     __getattr__, __dir__ = attach(__name__)
 

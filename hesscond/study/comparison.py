@@ -16,10 +16,9 @@ import torch
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError, RunError
 from hesscond.methods import parse
+from hesscond.runs import RunLog, StoredRun, open_run
 from hesscond.study.config import StudyConfig
-from hesscond.study.log import RunLog
 from hesscond.study.runner import RunPlan, Training, check_plan, run
-from hesscond.study.store import StoredRun, open_run
 
 #: The learning rates that are tried unless others are given.
 GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)

@@ -21,8 +21,8 @@ from pydantic import Field, ValidationError, field_validator
 
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
+from hesscond.runs import check_free, check_no_run
 from hesscond.study.config import StudyConfig, Variant
-from hesscond.study.log import check_free, check_no_run
 from hesscond.study.runner import RunPlan
 from hesscond.study.sections import LARGEST_RATE, PositiveInt, Rate, Section, sentence
 

@@ -12,12 +12,12 @@ import torch
 
 from hesscond.data import Dataset, part
 from hesscond.errors import ConfigError
+from hesscond.runs import RunLog
 from hesscond.study.config import StudyConfig
 from hesscond.study.files import StudyFile, split_name
 from hesscond.study.grid import Overrides, folder_name, plain
 from hesscond.study.layout import Claim, Cost, Published
 from hesscond.study.listing import contents
-from hesscond.study.log import RunLog
 from hesscond.study.runner import RunPlan, Training
 
 #: The time of a run is estimated from this number of iterations, or those done in this number of seconds, and from an

@@ -24,16 +24,14 @@ from hesscond.data.preparation import chosen
 from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, NotFiniteError, RunError
 from hesscond.methods import Method, parse
 from hesscond.models import build
+from hesscond.runs import OVER, Checkpoints, RunLog, can_be_resumed, check_free, open_run
 from hesscond.spectra.threads import torch_threads
 from hesscond.study import metrics
-from hesscond.study.checkpoint import Checkpoints
-from hesscond.study.config import StudyConfig
+from hesscond.study.config import StudyConfig, completed
 from hesscond.study.datasets import Augmentation, check_data
-from hesscond.study.log import RunLog, can_be_resumed, check_free
 from hesscond.study.probing import Probe, Prober, ProbeRow, multiplications, placed
 from hesscond.study.schedule import scheduler
 from hesscond.study.sections import ModelConfig
-from hesscond.study.store import OVER, open_run
 from hesscond.study.structure import check_structure, probed_blocks, probed_layers
 from hesscond.theorems import LayerStatement, statement
 
@@ -266,7 +264,7 @@ def standing(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal[
 
     "longer": it is over, or broken off, with fewer iterations than the plan has.
     """
-    there = can_be_resumed(plan.folder, config) if resume else "no"
+    there = can_be_resumed(plan.folder, config, completed) if resume else "no"
     if there == "longer":
         # what diverged cannot go on
         return "over" if open_run(plan.folder).status == "diverged" else "longer"

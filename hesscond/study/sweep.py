@@ -20,12 +20,11 @@ from threadpoolctl import threadpool_limits
 
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError, HesscondError, RunError
-from hesscond.study.checkpoint import BusyError
+from hesscond.runs import BusyError, open_run
 from hesscond.study.datasets import load_data
 from hesscond.study.grid import SweepConfig, check_same_sweep, write_sweep
 from hesscond.study.runner import RunPlan, check_plan, run, standing
 from hesscond.study.sections import DataConfig
-from hesscond.study.store import open_run
 from hesscond.study.workers import sigterm_interrupts
 
 #: Seconds between two looks at what the workers do.

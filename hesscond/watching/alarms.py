@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hesscond.errors import ConfigError
-from hesscond.study.store import place_name
+from hesscond.runs import place_name
 
 Row = Mapping[str, Any]
 

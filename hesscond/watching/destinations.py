@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from hesscond.errors import ConfigError
-from hesscond.study.log import RunLog, can_be_resumed, check_free
+from hesscond.runs import RunLog, can_be_resumed, check_free
 
 Metrics = dict[str, Any]
 

@@ -19,8 +19,8 @@ from hesscond.capture import Batch, LossFunction
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.methods.optimizers import held
 from hesscond.probing import check_group
+from hesscond.runs import place_name
 from hesscond.schedules import Schedule, schedule_of
-from hesscond.study.store import place_name
 from hesscond.target import one_line
 from hesscond.watching.alarms import Alarm, Rule, rule_of
 from hesscond.watching.destinations import Destination, destinations, run_config

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from hesscond.study.store import TABLES
+from hesscond.runs import TABLES
 
 
 @dataclass

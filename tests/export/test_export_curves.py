@@ -10,9 +10,9 @@ import pytest
 import tomli_w
 
 from hesscond.export import ScalarReader, TensorBoardFiles, transfer
+from hesscond.runs import RunLog
 from hesscond.study import open_run
-from hesscond.study.log import RunLog
-from tests.study.run_logs import CONFIG, row, written_run
+from tests.runs.run_logs import CONFIG, row, written_run
 
 # packages of others warn about each other
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -8,10 +8,9 @@ import sys
 import pandas as pd
 import pytest
 
+from hesscond.runs import TABLES, RunLog
 from hesscond.study import open_run
-from hesscond.study.log import RunLog
-from hesscond.study.store import TABLES
-from tests.study.run_logs import CONFIG, row, written_run
+from tests.runs.run_logs import CONFIG, row, written_run
 
 ODD = [1 / 3, math.inf, None, 5e-324, 1.7976931348623157e308, 0.1 + 0.2, 1e22, 4.0]
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from hesscond.methods import registered
-from hesscond.study.log import RunLog
-from hesscond.study.store import StoredRun, open_run
+from hesscond.runs import RunLog, StoredRun, open_run
 from tests.report_page import logged, probe
 
 

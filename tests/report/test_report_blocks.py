@@ -20,8 +20,7 @@ from hesscond.report import FIGURES, TABLES, block_frame
 from hesscond.report.blocks import QUANTITIES, moments_of, pictures_of
 from hesscond.report.registry import QUANTITIES as NAMES
 from hesscond.roles import role_of
-from hesscond.study.log import RunLog
-from hesscond.study.store import StoredRun, open_run
+from hesscond.runs import RunLog, StoredRun, open_run
 
 LAYERS = ["patches", *(f"block{i}.{part}" for i in (1, 2) for part in ("attention.q", "attention.out", "fc1")), "fc"]
 KIND = {"patches": "embedding", "attention.q": "query", "attention.out": "attention output", "fc1": "mlp in"}

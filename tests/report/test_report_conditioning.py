@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from hesscond.errors import ConfigError
 from hesscond.report import conditioning_figure, method_colors, venue_page
-from hesscond.study.store import StoredRun
+from hesscond.runs import StoredRun
 
 MakeRun = Callable[..., StoredRun]
 

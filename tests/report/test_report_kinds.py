@@ -23,7 +23,7 @@ from hesscond.report.palette import method_look, method_looks
 from hesscond.report.selection import groups_of
 from hesscond.report.series import quantile
 from hesscond.report.training import training_figure
-from hesscond.study.store import StoredRun
+from hesscond.runs import StoredRun
 
 MakeRun = Callable[..., StoredRun]
 DRAWN = [name for name in FIGURES if name not in ("margins", "spectra")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hesscond.report import TABLES
-from hesscond.study.store import StoredRun
+from hesscond.runs import StoredRun
 
 pytestmark = [
     pytest.mark.slow,

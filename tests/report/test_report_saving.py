@@ -12,7 +12,7 @@ import pytest
 import hesscond
 from hesscond.errors import ConfigError
 from hesscond.report import conditioning_figure, save_figure
-from hesscond.study.store import StoredRun
+from hesscond.runs import StoredRun
 
 MakeRun = Callable[..., StoredRun]
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from hesscond.errors import ConfigError
 from hesscond.report import summary_frame, summary_table, whole_summary_table
 from hesscond.report.tables import TextTable
-from hesscond.study.store import StoredRun
+from hesscond.runs import StoredRun
 
 MakeRun = Callable[..., StoredRun]
 

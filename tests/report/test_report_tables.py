@@ -33,8 +33,8 @@ from hesscond.report.tables import (
     text_table,
     write_table,
 )
+from hesscond.runs import StoredRun
 from hesscond.study.comparison import Compared
-from hesscond.study.store import StoredRun
 
 MakeRun = Callable[..., StoredRun]
 WRITTEN = ("md", "latex", "html", "csv")

@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from hesscond.report import equal_loss_figure, summary_table, verdict_frame, verdict_sentences
-from hesscond.study.log import RunLog
-from hesscond.study.store import StoredRun, open_run
+from hesscond.runs import RunLog, StoredRun, open_run
 
 SAMPLES = 400
 

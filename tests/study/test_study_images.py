@@ -13,8 +13,8 @@ import torch
 from hesscond.data import Dataset, Form, Pictures, standardized
 from hesscond.data.dataset import images_from_bytes
 from hesscond.errors import ConfigError
+from hesscond.runs import Checkpoints
 from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
-from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.sweep import dataset
 from tests import image_folders
 

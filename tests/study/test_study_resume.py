@@ -17,9 +17,8 @@ import torch
 
 from hesscond.data import load
 from hesscond.errors import ConfigError, RunError
+from hesscond.runs import TABLES, Checkpoints
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
-from hesscond.study.checkpoint import Checkpoints
-from hesscond.study.store import TABLES
 
 ITERATIONS = 60
 
@@ -185,7 +184,7 @@ def test_a_start_that_came_to_nothing_is_no_obstacle(tmp_path, digits):
 def another_process_on(folder):
     """It has the lock of the run, as one has that begins it or goes on with it."""
     code = (
-        "from pathlib import Path\nfrom hesscond.study.checkpoint import Checkpoints\n"
+        "from pathlib import Path\nfrom hesscond.runs import Checkpoints\n"
         f"owner = Checkpoints(Path({str(folder)!r}))\nprint('in', flush=True)\ninput()"
     )
     with subprocess.Popen(

@@ -10,8 +10,8 @@ from torch.optim import lr_scheduler
 
 from hesscond.data import load
 from hesscond.errors import ConfigError
+from hesscond.runs import RunLog
 from hesscond.study import RunPlan, load_study, open_run, run
-from hesscond.study.log import RunLog
 from hesscond.study.runner import Training, check_plan
 from hesscond.study.schedule import factors
 from hesscond.study.sections import ScheduleConfig, sentence

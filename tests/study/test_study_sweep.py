@@ -16,8 +16,8 @@ from threadpoolctl import threadpool_limits
 from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.report.sweeps import best_frame
+from hesscond.runs import TABLES, Checkpoints
 from hesscond.study import load_study, open_run, run
-from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.grid import (
     Overrides,
     check_config,
@@ -27,7 +27,6 @@ from hesscond.study.grid import (
     with_settings,
     write_sweep,
 )
-from hesscond.study.store import TABLES
 from hesscond.study.sweep import ATTEMPTS, Outcome, prepare_sweep, shared_files, sweep, work
 from hesscond.study.workers import WorkerProcesses
 

@@ -16,9 +16,9 @@ from threadpoolctl import threadpool_limits
 
 from hesscond.data import load
 from hesscond.errors import ConfigError, DivergedError, RunError
+from hesscond.runs import TABLES
 from hesscond.study import load_study, open_run, run
 from hesscond.study.grid import Overrides, check_config, plan_sweep, with_settings
-from hesscond.study.store import TABLES
 from hesscond.study.sweep import prepare, sweep
 from hesscond.study.workers import dask_workers
 

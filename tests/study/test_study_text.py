@@ -8,8 +8,8 @@ import torch
 
 from hesscond.data import text as texts
 from hesscond.errors import ConfigError, CorruptDataError
+from hesscond.runs import Checkpoints
 from hesscond.study import RunPlan, load_data, load_study, open_run, run
-from hesscond.study.checkpoint import Checkpoints
 from hesscond.study.structure import probed_layers
 
 pytestmark = pytest.mark.slow

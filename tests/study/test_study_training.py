@@ -19,11 +19,10 @@ from hesscond.data import load
 from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, RunError
 from hesscond.hessians import Scaling
 from hesscond.methods import BNP, registered
+from hesscond.runs import Checkpoints, RunLog
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 from hesscond.study import probing as probing_module
 from hesscond.study import runner as runner_module
-from hesscond.study.checkpoint import Checkpoints
-from hesscond.study.log import RunLog
 from hesscond.study.runner import Training, build_model
 
 PER_EPOCH = 1437 // 60
@@ -504,7 +503,7 @@ def test_probes_wait_for_each_other(tmp_path, digits, monkeypatch):
         return rows(self, probes)
 
     monkeypatch.setattr(probing_module.Prober, "rows", counted)
-    monkeypatch.setattr("hesscond.study.log.COMMIT_INTERVAL", 1e9)
+    monkeypatch.setattr("hesscond.runs.log.COMMIT_INTERVAL", 1e9)
     run(plan_for(tmp_path / "run", "bnp", iterations=100, training={"batch_size": 10}), digits)
     # the first of an epoch is compared with the model at once
     assert sorted(size for size in sizes if size)[-3:] == [runner_module.WAITING] * 3

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hesscond.study.store import FROM_THE_START, StoredRun, open_run
+from hesscond.runs.store import FROM_THE_START, StoredRun, open_run
 
 #: Seconds back over which the speed is taken.
 RECENT = 60.0

@@ -2,7 +2,7 @@
 
 import shutil
 
-from hesscond.study.log import RunLog
+from hesscond.runs import RunLog
 
 CONFIG = {
     "name": "made-up",

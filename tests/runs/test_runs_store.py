@@ -12,8 +12,8 @@ import tomli_w
 
 from hesscond.errors import ConfigError, HesscondError, RunError
 from hesscond.study import find_runs, open_run
-from hesscond.study.log import RunLog, check_free
-from hesscond.study.store import TABLES
+from hesscond.runs import RunLog, check_free
+from hesscond.runs import TABLES
 
 CONFIG = {
     "name": "made-up",
@@ -72,7 +72,7 @@ def test_infinite_and_missing_numbers(log):
 
 def test_rows_between_probes_are_committed_within_a_second(log, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("hesscond.study.log.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("hesscond.runs.log.time.monotonic", lambda: clock[0])
     log.commit()
     for iteration in range(3):
         log.training(iteration, 0, 1.0)

@@ -6,7 +6,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +14,8 @@ from typing import Any, Literal
 import tomli_w
 
 from hesscond.errors import ConfigError, RunError
-from hesscond.study.checkpoint import LOCK
-from hesscond.study.config import completed
-from hesscond.study.store import (
+from hesscond.runs.checkpoint import LOCK
+from hesscond.runs.store import (
     APPLICATION_ID,
     BESIDE,
     KEYS,
@@ -246,8 +245,13 @@ def check_no_run(folder: Path) -> None:
         raise ConfigError(f"{folder} is a file: give a folder for the run")
 
 
-def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> Literal["no", "same", "longer"]:
-    """Whether the folder holds a run of this configuration ("same"), one to make "longer", or "no" run."""
+def can_be_resumed(
+    folder: Path, config: Mapping[str, Any], completed: Callable[[dict[str, Any]], dict[str, Any]] = dict
+) -> Literal["no", "same", "longer"]:
+    """Whether the folder holds a run of this configuration ("same"), one to make "longer", or "no" run.
+
+    ``completed`` returns a configuration with the defaults of the keys that an earlier version did not write.
+    """
     if not os.path.lexists(folder / LOG):
         return "no"
     there, wanted = completed(open_run(folder).config), completed({**config})

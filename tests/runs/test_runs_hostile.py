@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hesscond.errors import HesscondError, RunError
 from hesscond.report import summary_frame
 from hesscond.study import open_run
-from hesscond.study.log import RunLog, can_be_resumed
-from hesscond.study.store import TABLES
-from hesscond.study.watching import WatchedRun
-from tests.study.run_logs import CONFIG, written_run
+from hesscond.runs import RunLog, can_be_resumed
+from hesscond.runs import TABLES
+from hesscond.runs import WatchedRun
+from tests.runs.run_logs import CONFIG, written_run
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
@@ -222,7 +222,7 @@ def test_a_file_that_nobody_may_write(folder, monkeypatch):
     """As root, to whom permissions are nothing, SQLite is told so."""
     connect = sqlite3.connect
     monkeypatch.setattr(
-        "hesscond.study.log.sqlite3.connect", lambda address, **o: connect(address.replace("mode=rw", "mode=ro"), **o)
+        "hesscond.runs.log.sqlite3.connect", lambda address, **o: connect(address.replace("mode=rw", "mode=ro"), **o)
     )
     with pytest.raises(HesscondError, match=r"cannot be written: attempt to write a readonly database"):
         RunLog.reopened(folder)

@@ -9,9 +9,10 @@ import pytest
 
 from hesscond.errors import ConfigError, RunError
 from hesscond.study import find_runs, open_run
-from hesscond.study.log import RunLog, can_be_resumed
-from hesscond.study.store import LACKING, SCHEMA_VERSION, TABLES, reading
-from tests.study.run_logs import CONFIG, row, written_run
+from hesscond.runs import RunLog, can_be_resumed
+from hesscond.runs import TABLES, reading
+from hesscond.runs.store import LACKING, SCHEMA_VERSION
+from tests.runs.run_logs import CONFIG, row, written_run
 
 
 def content(folder):
@@ -117,7 +118,7 @@ def test_a_killed_run_on_a_medium_that_takes_nothing(tmp_path, monkeypatch):
     folder = killed(tmp_path / "run")
     (folder / "run.sqlite-shm").unlink()
     before = content(folder)
-    monkeypatch.setattr("hesscond.study.store.os.access", lambda path, mode: False)
+    monkeypatch.setattr("hesscond.runs.store.os.access", lambda path, mode: False)
     stored = open_run(folder)
     assert (stored.status, stored.iterations, len(stored.table("readings"))) == ("killed", 20, 20)
     assert content(folder) == before
@@ -148,8 +149,8 @@ def test_a_copy_is_of_one_moment(tmp_path, monkeypatch):
                 connection.execute("INSERT INTO training (iteration, epoch, loss) VALUES (20, 0, 0.5)")
         return result
 
-    monkeypatch.setattr("hesscond.study.store.os.access", lambda path, mode: False)
-    monkeypatch.setattr("hesscond.study.store.shutil.copyfile", copy)
+    monkeypatch.setattr("hesscond.runs.store.os.access", lambda path, mode: False)
+    monkeypatch.setattr("hesscond.runs.store.shutil.copyfile", copy)
     assert open_run(folder).iterations == 21
     assert copied.count("run.sqlite") == 2
 
@@ -161,7 +162,7 @@ def test_a_run_on_another_machine(tmp_path, monkeypatch):
     log.commit()
     assert open_run(log.folder).status == "running"
     (then,) = log._connection.execute("SELECT MAX(time) FROM clock").fetchone()
-    monkeypatch.setattr("hesscond.study.store.time.time", lambda: then + 3600)
+    monkeypatch.setattr("hesscond.runs.store.time.time", lambda: then + 3600)
     assert open_run(log.folder).status == "silent"
     log.close("finished")
     assert open_run(log.folder).status == "finished"
@@ -169,8 +170,8 @@ def test_a_run_on_another_machine(tmp_path, monkeypatch):
 
 def test_the_clock_leaves_breaks_out(tmp_path, monkeypatch):
     clock = [1000.0]
-    monkeypatch.setattr("hesscond.study.log.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("hesscond.study.log.time.time", lambda: clock[0])
+    monkeypatch.setattr("hesscond.runs.log.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("hesscond.runs.log.time.time", lambda: clock[0])
 
     def some(log, first):
         for k in range(first, first + 10):
@@ -211,7 +212,7 @@ def test_a_start_that_was_killed_is_begun_again(tmp_path, monkeypatch):
         raise SystemExit(9)
 
     with monkeypatch.context() as patched:
-        patched.setattr("hesscond.study.log.create", die)
+        patched.setattr("hesscond.runs.log.create", die)
         with pytest.raises(SystemExit):
             RunLog(folder, CONFIG)
     assert not (folder / "run.sqlite").exists()
