@@ -79,8 +79,6 @@ precision = "float64"
 train_every_epochs = 0
 """
 TWO = ("--method", "vanilla", "--method", "bnp")
-FIVE = (*TWO, "--method", "batchnorm", "--method", "layernorm", "--method", "sphere")
-COMPARED = ("compare", *FIVE, "--rates", "0.1,0.5", "--iterations", "60")
 
 
 @dataclass(frozen=True)
@@ -140,16 +138,6 @@ ENTRIES = {
         "How much of what BNP's Theorem 4 allows is used on the activations of a network in training.",
         "hesscond study fc-digits --method vanilla --method bnp --statement bnp-theorem-4 --out runs",
         ("study", *TWO, "--statement", "bnp-theorem-4"),
-    ),
-    "comparison": Entry(
-        "Methods side by side, each at its best learning rate: the final loss and accuracy against the median κ.",
-        "hesscond compare fc-digits --out runs",
-        COMPARED,
-    ),
-    "timing": Entry(
-        "What an iteration of each method costs, relative to plain SGD.",
-        "hesscond compare fc-digits --out runs",
-        COMPARED,
     ),
 }
 HEAD = """# Gallery

@@ -12,7 +12,10 @@ from numbers import Real
 BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 #: What the last version had and this one has not, with what serves instead. Entries stay for one version.
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {
+    "comparison": "figure equal-loss compares κ of methods at equal training loss, comparison.csv has their losses",
+    "timing": "the column time of comparison.csv has the time of an iteration, table summary that of a run",
+}
 
 
 class HesscondError(Exception):

@@ -16,7 +16,6 @@ _HOMES = {
     ".result_tables": ("layer_frame", "layer_table", "network_table", "notes", "unit_table"),
     "axes": ("method_legend",),
     "blocks": ("bands_figure", "block_frame", "blocks_figure"),
-    "comparison": ("comparison_figure", "timing_figure"),
     "conditioning": ("conditioning_figure",),
     "density": ("density_figure",),
     "eigenvalues": ("eigenvalue_figure",),

@@ -172,8 +172,6 @@ FIGURES: Kinds[FigureKind] = Kinds(
         "block-bands": "blocks:BANDS_FIGURE",
         "gain": "gain:GAIN_FIGURE",
         "spectra": "eigenvalues:EIGENVALUES_FIGURE",
-        "comparison": "comparison:COMPARISON_FIGURE",
-        "timing": "comparison:TIMING_FIGURE",
         "margins": "margins:MARGINS_FIGURE",
     }
 )

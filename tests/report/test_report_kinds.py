@@ -135,7 +135,6 @@ def test_a_study_without_accuracy_has_one_panel(make_run: MakeRun) -> None:
     figure = training_figure([run])
     assert [ax.get_ylabel() for ax in figure.axes] == ["loss"]
     assert "bnp-test-loss-mean" in artists(figure)
-    assert len(FIGURES["comparison"].draw([run]).axes) == 1
 
 
 @pytest.mark.slow
@@ -172,18 +171,6 @@ def test_heatmap_cells_are_medians_and_hatched_where_they_are_open(make_run: Mak
     np.testing.assert_allclose(mesh[row][known], np.log10(rows["kappa_own"].to_numpy()[known]))
     hatched = [a for a in figure.findobj() if a.get_gid() == "bnp-unresolved"]
     assert len(hatched) == np.isnan(mesh).sum()
-
-
-def test_comparison_is_at_the_medians_and_open_where_these_are(make_run: MakeRun) -> None:
-    run, lost = make_run("bnp", iterations=60), make_run("sphere", iterations=60, unresolved=3.0)
-    found = artists(FIGURES["comparison"].draw([run, lost]))
-    point = found["bnp-loss"]
-    values = np.sort(unit_rows(run)["kappa_own"])
-    assert point.get_xdata()[0] == values[(len(values) - 1) // 2]
-    assert "sphere-loss" not in found
-    assert found["sphere-loss-unresolved"].get_markerfacecolor() == "none"
-    lower = np.sort(unit_rows(lost)["kappa_own_lower"])
-    assert found["sphere-loss-unresolved"].get_xdata()[0] == lower[(len(lower) - 1) // 2]
 
 
 def test_quantiles_of_intervals_hold_those_of_every_choice_within_them() -> None:
@@ -227,7 +214,7 @@ def test_every_method_has_a_look_of_its_own_that_does_not_depend_on_the_others()
 
 
 def test_methods_have_the_same_colour_in_every_figure(runs: list[StoredRun]) -> None:
-    for kind in (FIGURES["training"], FIGURES["comparison"], FIGURES["timing"], FIGURES["layers"]):
+    for kind in (FIGURES["training"], FIGURES["layers"]):
         for name, artist in artists(kind.draw(runs)).items():
             if hasattr(artist, "get_xdata") and name.split("-")[0] in ("vanilla", "bnp"):
                 assert to_hex(artist.get_color()).upper() == method_colors(["bnp", "vanilla"])[name.split("-")[0]]

@@ -19,7 +19,6 @@ from rich.console import Console
 
 from hesscond.errors import ConfigError
 from hesscond.report import TABLES
-from hesscond.report.comparison import comparison_figure, comparison_points
 from hesscond.report.statements import CAPTION, statement_columns
 from hesscond.report.sweeps import best_frame, best_table, comparison_frame, comparison_table, sweep_frame
 from hesscond.report.tables import (
@@ -172,10 +171,6 @@ def test_a_method_none_of_whose_seeds_finished_has_no_mean(make_run: MakeRun) ->
     frame = TABLES["seeds"].frame(runs).set_index("method")
     assert frame.loc["vanilla", ["loss_mean", "loss_min", "accuracy_mean", "kappa_own_mean"]].isna().all()
     assert frame.loc["bnp", ["loss_mean", "kappa_own_mean"]].notna().all()
-    points = comparison_points(runs)
-    assert points["label"].tolist() == ["bnp"]
-    said = comparison_figure(runs).get_supxlabel()
-    assert "unfinished and left out: 1" in " ".join(said.split())
 
 
 def test_the_grid_of_learning_rates_marks_the_best_and_says_what_diverged(make_run: MakeRun) -> None:
