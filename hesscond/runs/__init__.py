@@ -1,0 +1,52 @@
+"""The run folder: ``config.toml``, the log ``run.sqlite`` and checkpoints; how it is written, read and followed.
+
+The only door to it for studies, watches, reports, expectations, exports and commands; nothing here knows the engine.
+"""
+
+from typing import TYPE_CHECKING
+
+from hesscond.lazy import attach
+
+if TYPE_CHECKING:
+    from hesscond.runs.checkpoint import BusyError, Checkpoints
+    from hesscond.runs.following import UnitCurves, WatchedRun
+    from hesscond.runs.log import RunLog, can_be_resumed, check_free, check_no_run
+    from hesscond.runs.schema import TABLES
+    from hesscond.runs.store import (
+        FROM_THE_START,
+        LOG,
+        OVER,
+        StoredRun,
+        find_runs,
+        moment,
+        open_run,
+        place_name,
+        printable,
+        reading,
+        run_folders,
+    )
+else:
+    __getattr__, __dir__ = attach(__name__)
+
+__all__ = [
+    "FROM_THE_START",
+    "LOG",
+    "OVER",
+    "TABLES",
+    "BusyError",
+    "Checkpoints",
+    "RunLog",
+    "StoredRun",
+    "UnitCurves",
+    "WatchedRun",
+    "can_be_resumed",
+    "check_free",
+    "check_no_run",
+    "find_runs",
+    "moment",
+    "open_run",
+    "place_name",
+    "printable",
+    "reading",
+    "run_folders",
+]
