@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 
 from hesscond.errors import HesscondError, RunError
 from hesscond.report import summary_frame
+from hesscond.runs import TABLES, RunLog, WatchedRun, can_be_resumed
 from hesscond.study import open_run
-from hesscond.runs import RunLog, can_be_resumed
-from hesscond.runs import TABLES
-from hesscond.runs import WatchedRun
 from tests.runs.run_logs import CONFIG, written_run
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"

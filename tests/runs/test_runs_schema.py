@@ -8,10 +8,9 @@ from contextlib import closing
 import pytest
 
 from hesscond.errors import ConfigError, RunError
-from hesscond.study import find_runs, open_run
-from hesscond.runs import RunLog, can_be_resumed
-from hesscond.runs import TABLES, reading
+from hesscond.runs import TABLES, RunLog, can_be_resumed, reading
 from hesscond.runs.store import LACKING, SCHEMA_VERSION
+from hesscond.study import find_runs, open_run
 from tests.runs.run_logs import CONFIG, row, written_run
 
 

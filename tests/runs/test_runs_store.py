@@ -11,9 +11,8 @@ import pytest
 import tomli_w
 
 from hesscond.errors import ConfigError, HesscondError, RunError
+from hesscond.runs import TABLES, RunLog, check_free
 from hesscond.study import find_runs, open_run
-from hesscond.runs import RunLog, check_free
-from hesscond.runs import TABLES
 
 CONFIG = {
     "name": "made-up",
