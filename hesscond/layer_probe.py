@@ -368,7 +368,7 @@ class LayerProbe(Measurement):
             # a direction in a whole layer covers all its units
             slopes=self.check and self.level == "unit",
             lift_casts=self.lift_casts,
-            pace=self.pace,
+            progress=self.progress,
         )
 
     def block(self, own: LayerCapture, unit: int | None) -> BlockHessian:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hesscond.applied import Measured
-from hesscond.capture import Batch, LossFunction, Pace
+from hesscond.capture import Batch, LossFunction, ProgressRecord
 from hesscond.capture.backward import readable
 from hesscond.capture.weighting import BatchWeight
 from hesscond.errors import ConfigError
@@ -37,7 +37,7 @@ class Measurement(ABC):
         Processes that measure together; None: this process alone.
     products
         Largest number of products with a whole network; None: no limit.
-    pace
+    progress
         Receives what is planned and done.
     skipped
         Layers and parameters that are not measured, with the reason.
@@ -59,7 +59,7 @@ class Measurement(ABC):
     lift_casts: bool
     team: Team | None
     products: int | None
-    pace: Pace = field(default_factory=Pace)
+    progress: ProgressRecord = field(default_factory=ProgressRecord)
     skipped: dict[str, str] = field(default_factory=dict)
 
     @abstractmethod

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hesscond.applied import ProbeMethod, applied
-from hesscond.capture import MEMORY, Batch, LossFunction, Pace, Progress
+from hesscond.capture import MEMORY, Batch, LossFunction, Progress, ProgressRecord
 from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.capture.wrappers import check_problem, measurable
 from hesscond.errors import ConfigError, bytes_of
@@ -221,7 +221,7 @@ def probe(
         lift_casts,
         team,
         products,
-        Pace(progress),
+        ProgressRecord(progress),
     )
     return work.renamed(asked.result())
 

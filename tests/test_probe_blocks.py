@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hesscond
-from hesscond.capture import cuts
+from hesscond.capture import separators
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Catalogue, Jacobi, role
 from hesscond.hessians import OptimalDiagonal as Optimal
@@ -171,8 +171,8 @@ def test_every_unit_and_layer_of_every_block_is_that_of_the_dense_hessian(other_
     ],
 )
 def test_every_unit_behind_a_cut_is_that_of_the_dense_hessian(name, streamed, monkeypatch):
-    monkeypatch.setattr(cuts, "WORTHWHILE", 0.0)
-    monkeypatch.setattr(cuts, "GAIN", 0.0)
+    monkeypatch.setattr(separators, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(separators, "GAIN", 0.0)
     model, loss_fn, batch = made(name)
     truth, place = whole_truth(name), places(model)
     data = split(batch, [2, len(batch[1]) - 2]) if streamed else batch
@@ -192,11 +192,11 @@ def test_every_unit_behind_a_cut_is_that_of_the_dense_hessian(name, streamed, mo
 
 
 def test_what_a_product_does_not_confirm_is_measured_by_products(monkeypatch):
-    monkeypatch.setattr(cuts, "WORTHWHILE", 0.0)
-    monkeypatch.setattr(cuts, "GAIN", 0.0)
-    between, times = cuts.Cut.between, cuts.Cut.times
-    monkeypatch.setattr(cuts.Cut, "between", lambda self, *own: 1.001 * between(self, *own))
-    monkeypatch.setattr(cuts.Cut, "times", lambda self, images: 1.001 * times(self, images))
+    monkeypatch.setattr(separators, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(separators, "GAIN", 0.0)
+    between, times = separators.Separator.between, separators.Separator.times
+    monkeypatch.setattr(separators.Separator, "between", lambda self, *own: 1.001 * between(self, *own))
+    monkeypatch.setattr(separators.Separator, "times", lambda self, images: 1.001 * times(self, images))
     model, loss_fn, batch = made("embedding-padded")
     truth, place = whole_truth("embedding-padded"), places(model)
     result = hesscond.probe(model, loss_fn, batch, ["first"])["first"]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import hesscond
-from hesscond.capture import cuts
+from hesscond.capture import separators
 from hesscond.errors import CaptureError, ConfigError, bytes_of
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.methods import WeightNormalization
@@ -128,7 +128,7 @@ def splines(n_in=5, n_out=4, samples=9):
 @pytest.mark.parametrize("units", [None, [2], [1, 3]])
 @pytest.mark.parametrize("layer", ["0.spline", "1.spline", "0"])
 def test_units_by_products_whatever_the_memory(monkeypatch, layer, units, memory):
-    monkeypatch.setattr(cuts, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(separators, "WORTHWHILE", 0.0)
     if layer == "1.spline" and units == [1, 3]:
         units = [0, 1]
     model, loss_fn, (x, y) = splines()
@@ -153,13 +153,13 @@ def test_units_by_products_whatever_the_memory(monkeypatch, layer, units, memory
 
 
 def test_curvature_behind_parameters_in_small_pieces(monkeypatch):
-    monkeypatch.setattr(cuts, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(separators, "WORTHWHILE", 0.0)
     model, loss_fn, batch = splines(samples=7)
     routes = set()
     for layer in ("0.spline", "1.spline"):
-        monkeypatch.setattr(cuts, "TOGETHER", 2**22)
+        monkeypatch.setattr(separators, "TOGETHER", 2**22)
         whole = hesscond.probe(model, loss_fn, batch, [layer])[layer]
-        monkeypatch.setattr(cuts, "TOGETHER", 100)
+        monkeypatch.setattr(separators, "TOGETHER", 100)
         pieces = hesscond.probe(model, loss_fn, batch, [layer])[layer]
         routes.add(pieces.route)
         for unit in whole.units:

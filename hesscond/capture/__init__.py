@@ -8,7 +8,7 @@ from hesscond.capture.captured import Diagonal, EntryBounds, Factor, Formed, Lay
 from hesscond.capture.capturing import MEMORY, Captures, capture
 from hesscond.capture.evaluation import Batch, LossFunction, checked_batch, converted
 from hesscond.capture.layers import Geometry, Layer, checked_units, chosen_layers, dense_layers, eligible_layers
-from hesscond.capture.pace import STOPPED, Pace, Progress
+from hesscond.capture.progress import STOPPED, Progress, ProgressRecord
 from hesscond.capture.recorder import Recorded, Recorder
 from hesscond.capture.statistics import (
     FeatureStatistics,
@@ -35,8 +35,8 @@ __all__ = [
     "LayerCapture",
     "LayerInputs",
     "LossFunction",
-    "Pace",
     "Progress",
+    "ProgressRecord",
     "Recorded",
     "Recorder",
     "RowFactor",

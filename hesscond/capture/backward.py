@@ -91,13 +91,13 @@ class Derivatives:
     """
 
     def __init__(self, outputs: Sequence[Any], variables: Sequence[Any]) -> None:
-        self.live = [k for k, o in enumerate(outputs) if o is not None and getattr(o, "requires_grad", True)]
-        self.outputs, self.variables = [outputs[k] for k in self.live], list(variables)
+        self.nonconstant = [k for k, o in enumerate(outputs) if o is not None and getattr(o, "requires_grad", True)]
+        self.outputs, self.variables = [outputs[k] for k in self.nonconstant], list(variables)
         self.vectorized: bool | None = None
 
     def __call__(self, seeds: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
         """Derivatives (k, *shape) in each variable, seeds (k, *shape) for each output; None: zero."""
-        seeds = [seeds[k] for k in self.live]
+        seeds = [seeds[k] for k in self.nonconstant]
         if not seeds:
             return [None] * len(self.variables)
         if len(seeds[0]) == 1 or (self.vectorized is None and len(seeds[0]) < WORTH_COMPARING):

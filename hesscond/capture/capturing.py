@@ -17,7 +17,7 @@ from hesscond.capture.evaluation import Batch, LossFunction
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
 from hesscond.capture.nonfinite import reasons
-from hesscond.capture.pace import TIED, Pace
+from hesscond.capture.progress import TIED, ProgressRecord
 from hesscond.capture.request import NOT_FINITE
 from hesscond.capture.weighting import Weights, refuse_nothing
 from hesscond.capture.wrappers import measurable
@@ -82,7 +82,7 @@ def capture(
     in_parameters: Set[str] = frozenset(),
     slopes: bool = False,
     lift_casts: bool = True,
-    pace: Pace | None = None,
+    progress: ProgressRecord | None = None,
 ) -> Captures:
     """Capture Ĥ and S of layers on a batch. The model is left as it was: mode, grads, buffers, RNG state.
 
@@ -121,7 +121,7 @@ def capture(
         Whether to give the gradients that go with what was captured.
     lift_casts
         Whether what the model casts to float32 stays in float64, if that is ``dtype``.
-    pace
+    progress
         Receives what is planned and done.
 
     Raises
@@ -159,9 +159,9 @@ def capture(
     ]
     if slopes:
         result.slopes = slopes_of(forward, [request for request in requests if request.parameters is None])
-    differentiator = Differentiator(forward, requests, memory, pace or Pace())
-    if pace is not None and pace.tell is not None and differentiator.is_tied(model):
-        pace.reason = TIED
+    differentiator = Differentiator(forward, requests, memory, progress or ProgressRecord())
+    if progress is not None and progress.callback is not None and differentiator.is_tied(model):
+        progress.reason = TIED
     found = differentiator.capture()
     result.failed = dict(differentiator.failed)
     unbounded = [name for name, error in result.failed.items() if isinstance(error, NotFiniteError)]

@@ -32,7 +32,7 @@ from hesscond.capture.double_backward import Plan, SecondDerivatives
 from hesscond.capture.forward import ForwardPass
 from hesscond.capture.graph import BATCH_NORM, consumers, dependent, is_piecewise_linear, keeps_rows, nodes, shape_of
 from hesscond.capture.layers import Geometry, by_position
-from hesscond.capture.pace import Pace, Stopped
+from hesscond.capture.progress import ProgressRecord, Stopped
 from hesscond.capture.request import Request
 from hesscond.capture.second_derivatives import saturates, underflows
 from hesscond.causes import DIFFERENCES, NOTHING, UNDERFLOW
@@ -60,8 +60,10 @@ class Differentiator:
         Error that says why a layer has no finite second derivatives, by layer name.
     """
 
-    def __init__(self, forward: ForwardPass, requests: Sequence[Request], memory: int, pace: Pace) -> None:
-        self.loss, self.samples, self.pace = forward.loss, forward.samples, pace
+    def __init__(
+        self, forward: ForwardPass, requests: Sequence[Request], memory: int, progress: ProgressRecord
+    ) -> None:
+        self.loss, self.samples, self.progress = forward.loss, forward.samples, progress
         self.requests = requests
         self.failed: dict[str, CaptureError] = {}
         self.curved = curved_nodes(self.loss)
@@ -92,7 +94,7 @@ class Differentiator:
             captured = {name: replace(own, vanishing=UNDERFLOW) for name, own in captured.items()}
         if curved:
             vanishing = saturates(nodes([self.loss.grad_fn]))
-            twice = SecondDerivatives(self.loss, curved, self.samples, self.budget, self.proved_apart, self.pace)
+            twice = SecondDerivatives(self.loss, curved, self.samples, self.budget, self.proved_apart, self.progress)
             # layers that are complete when a stop is requested are kept
             with suppress(Stopped):
                 plans = self.planned(twice, curved)
@@ -103,7 +105,7 @@ class Differentiator:
                             unclear = request.name in twice.blurred | twice.hidden
                             lost = vanishing or (DIFFERENCES if unclear else NOTHING)
                             captured[request.name] = replace(found, vanishing=lost)
-                        self.pace.finish(request.name)
+                        self.progress.finish(request.name)
         return captured
 
     @contextmanager
@@ -120,12 +122,12 @@ class Differentiator:
         for request in requests:
             with self.noting(request):
                 plans[request.name] = twice.planned(request)
-        if self.pace.tell is not None:
+        if self.progress.callback is not None:
             for request in requests:
                 if request.name in plans:
                     with self.noting(request):
-                        twice.told(request, plans[request.name])
-            self.pace.begin()
+                        twice.report_plan(request, plans[request.name])
+            self.progress.begin()
         return plans
 
     # properties of the graph

@@ -28,14 +28,14 @@ from hesscond.capture.backward import (
 from hesscond.capture.captured import EPS, TINY, Curvature, Diagonal, Factor, Formed, LayerCapture
 from hesscond.capture.curved import CANCELLED as SATURATED
 from hesscond.capture.curved import without_cancellation
-from hesscond.capture.cuts import Cuts, symmetric
 from hesscond.capture.evaluation import is_finite
 from hesscond.capture.graph import nodes, refuse_dead_ends, refuse_wrong_derivatives
 from hesscond.capture.layers import Geometry, from_unit_weights, unit_weights
-from hesscond.capture.pace import Pace
 from hesscond.capture.precision import Perturbed
+from hesscond.capture.progress import ProgressRecord
 from hesscond.capture.request import NOT_FINITE, Request
 from hesscond.capture.second_derivatives import BENT, SOFTMAXES, may_cancel
+from hesscond.capture.separators import Separators, symmetric
 from hesscond.errors import NoDerivativeError, NotFiniteError
 
 DOUBLE_ROUTE = "double backward"
@@ -73,13 +73,19 @@ class SecondDerivatives:
         samples: int,
         budget: Budget,
         proved_apart: Callable[[Request], bool],
-        pace: Pace,
+        progress: ProgressRecord,
     ) -> None:
-        self.loss, self.samples, self.budget, self.proved_apart, self.pace = loss, samples, budget, proved_apart, pace
+        self.loss, self.samples, self.budget, self.proved_apart, self.progress = (
+            loss,
+            samples,
+            budget,
+            proved_apart,
+            progress,
+        )
         self.requests = requests
-        self.cuts = Cuts(loss, requests, samples, budget)
+        self.separators = Separators(loss, requests, samples, budget)
         self.variables = {request.name: variables(request) for request in requests}
-        self.lost = self.cancellation(loss)
+        self.cancellation_error = self.cancellation_errors(loss)
         #: rounding errors of the second derivatives in each variable, by layer, where they were measured
         self.errors: dict[str, list[torch.Tensor]] = {}
         #: layers where rounding dominates some second derivatives, or may hide all of them
@@ -118,12 +124,14 @@ class SecondDerivatives:
         alone = torch.tensor(any(bool((node._saved_result == 1).any()) for node in softmaxes), device=loss.device)
         for name, errors in self.errors.items():
             for x, error in zip(exact[name] or (), errors, strict=True):
-                self.lost[name] = max(self.lost[name], float(error.max()) / torch.finfo(error.dtype).eps)
+                self.cancellation_error[name] = max(
+                    self.cancellation_error[name], float(error.max()) / torch.finfo(error.dtype).eps
+                )
                 # a single score, as behind a causal mask, has no derivative, and softmax tells where one is lost
                 if x is not None and ((error > BLURRED * x.abs()) & ((x != 0) | ~alone)).any():
                     self.blurred.add(name)
 
-    def cancellation(self, loss: torch.Tensor) -> dict[str, float]:
+    def cancellation_errors(self, loss: torch.Tensor) -> dict[str, float]:
         """Size of an entry of S without cancellation, by layer, from the nodes where nearly everything cancels."""
         every = [variable for own in self.variables.values() for variable in own]
         sizes = [0.0] * len(every)
@@ -139,7 +147,7 @@ class SecondDerivatives:
 
     def derivatives(self, request: Request, seeds: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None] | None:
         """Return second derivatives in all variables of a layer along k directions; None: all are zero."""
-        if not self.along[request.name].live:
+        if not self.along[request.name].nonconstant:
             return None
         try:
             return self.along[request.name](seeds)
@@ -183,15 +191,15 @@ class SecondDerivatives:
             return Plan(blocks, positions, True, len(request.units) * n)
         return Plan(blocks, positions, False, units * positions)
 
-    def told(self, request: Request, plan: Plan) -> None:
-        """Report the expected cost of a plan, from the time of one derivative and the savings of a cut."""
+    def report_plan(self, request: Request, plan: Plan) -> None:
+        """Report the expected cost of a plan, from the time of one derivative and the savings of a separator."""
         seeds = [torch.ones_like(variable)[None] for variable in self.variables[request.name]]
         began = time.perf_counter()
         self.derivatives(request, seeds)
         each, steps = time.perf_counter() - began, float(plan.directions)
         if not plan.in_parameters and plan.blocks in (self.samples, request.positions_apart()):
-            steps *= self.cuts.share(request, plan.directions, plan.directions // plan.positions)
-        self.pace.plan(request.name, steps, each)
+            steps *= self.separators.share(request, plan.directions, plan.directions // plan.positions)
+        self.progress.plan(request.name, steps, each)
 
     def capture(self, request: Request, plan: Plan) -> LayerCapture:
         """Capture the curvature of a layer by the route of its plan."""
@@ -200,7 +208,7 @@ class SecondDerivatives:
             return request.finished(self.in_weights(request), WEIGHT_ROUTE, self.samples)
         if plan.in_parameters:
             return request.finished(self.in_parameters(request, blocks), PARAMETER_ROUTE, self.samples)
-        curvature = self.behind_cut(request, blocks, positions)
+        curvature = self.behind_separator(request, blocks, positions)
         if curvature is not None:
             return request.finished(curvature, DOUBLE_ROUTE, self.samples, blocks)
         if request.whole:
@@ -235,7 +243,7 @@ class SecondDerivatives:
             rows = slice(start, min(start + size, count))
             shape = (rows.stop - start, blocks, units, positions)
             yield rows, torch.zeros(shape, dtype=torch.float64, device=like.device)
-            self.pace.did(request.name, len(range(count)[rows]))
+            self.progress.advance(request.name, len(range(count)[rows]))
 
     def sizes(self, request: Request, found: torch.Tensor, blocks: int, positions: int) -> torch.Tensor:
         """Sizes (u,) of the terms that an entry of S in each unit is the sum of, or (1,) for the whole layer.
@@ -244,7 +252,7 @@ class SecondDerivatives:
         units together, only the terms of the unit count.
         """
         geometry, eps = Geometry.of(request.layer), torch.finfo(self.variables[request.name][0].dtype).eps
-        lost = positions * (geometry.units if request.whole else 1) * self.lost[request.name]
+        lost = positions * (geometry.units if request.whole else 1) * self.cancellation_error[request.name]
         sizes = self.by_unit(
             request, self.terms(request, list(map(torch.ones_like, self.variables[request.name]))), blocks
         )
@@ -358,22 +366,22 @@ class SecondDerivatives:
             S[rows] = self.product(request, values).flatten(2)
         return self.with_sizes(request, layer_factor(S.transpose(0, 1), units), blocks, positions)
 
-    def behind_cut(self, request: Request, blocks: int, positions: int) -> Curvature | None:
+    def behind_separator(self, request: Request, blocks: int, positions: int) -> Curvature | None:
         """Return S from the curvature in a tensor behind the layer, checked by a product; None: not available."""
         if blocks not in (self.samples, request.positions_apart()):
             return None
         units = Geometry.of(request.layer).units
         entries = units if request.whole else len(request.units)
         try:
-            way = self.cuts.way(request, entries * positions, entries)
-            found = None if way is None else self.cuts.curvature(way, request, blocks)
+            segment = self.separators.segment(request, entries * positions, entries)
+            found = None if segment is None else self.separators.curvature(segment, request, blocks)
         except RuntimeError as error:
             if "derivative" not in str(error):
                 raise
-            # without cuts it fails too, and the error is raised there
+            # without separators it fails too, and the error is raised there
             found = None
         finally:
-            self.cuts.release(request)
+            self.separators.release(request)
         if found is None or not self.confirms(request, *found):
             return None
         S, sizes = found
@@ -467,7 +475,7 @@ class SecondDerivatives:
                 matrices[0, index] = products.flatten(1).to(torch.float64)
             else:
                 matrices[number, parameter] = products[torch.arange(len(index)), own].to(torch.float64)
-            self.pace.did(request.name, len(index))
+            self.progress.advance(request.name, len(index))
         largest = torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2)))
         sizes = torch.maximum(largest, self.sizes(request, largest, 1, n))
         spread = sizes.sqrt()[:, None].expand(count, order)

@@ -14,7 +14,7 @@ from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.evaluation import LossFunction
 from hesscond.capture.layers import Layer
 from hesscond.capture.losses import loss_curvature
-from hesscond.capture.together import stacked
+from hesscond.capture.stacking import stacked
 from hesscond.errors import NotFiniteError
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from hesscond.capture.captured import KEPT, LayerInputs
 from hesscond.capture.layers import Layer
-from hesscond.capture.together import alike, stacked
+from hesscond.capture.stacking import by_shape, stacked
 from hesscond.errors import CaptureError
 
 
@@ -170,7 +170,7 @@ def channel_statistics_of_each(inputs: Sequence[LayerInputs]) -> list[FeatureSta
     whole = [k for k, own in enumerate(inputs) if isinstance(own.layer, nn.Linear) and len(own.steps(KEPT)) == 1]
     rows = [next(rows_of(inputs[k])).flatten(1) for k in whole]
     found: dict[int, FeatureStatistics] = {}
-    for members in alike(rows):
+    for members in by_shape(rows):
         together = FeatureStatistics.of(stacked([rows[k] for k in members]))
         found |= zip((whole[k] for k in members), together.unbind(), strict=True)
     return [found[k] if k in found else channel_statistics(own) for k, own in enumerate(inputs)]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hesscond.capture import EntryBounds
-from hesscond.capture.together import alike, stacked
+from hesscond.capture.stacking import by_shape, stacked
 from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.hessians.preconditioner import CentringScaling
@@ -211,7 +211,7 @@ def factors_of(
     """The factors of Hessians, each in its coordinates; those with rows of one shape are formed together."""
     found: list[list[torch.Tensor]] = [[] for _ in hessians]
     kinds = [(own.root is None, own.units, *map(type, at)) for own, at in zip(hessians, coordinates, strict=True)]
-    for members in alike([own.rows for own in hessians], kinds):
+    for members in by_shape([own.rows for own in hessians], kinds):
         rows, units = stacked([hessians[k].rows for k in members]), hessians[members[0]].units
         roots = [root for k in members if (root := hessians[k].root) is not None]
         root = stacked(roots)[..., None] if roots else None
@@ -251,7 +251,7 @@ def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
     """The traces of Hessians; those of one shape are summed up together."""
     found = [0.0] * len(hessians)
     factors = [factor for (factor,) in factors_of(hessians, [[None]] * len(hessians))]
-    for members in alike(factors, [own.sign is None for own in hessians]):
+    for members in by_shape(factors, [own.sign is None for own in hessians]):
         squares = stacked([factors[k] for k in members]).square()
         signs = [sign for k in members if (sign := hessians[k].sign) is not None]
         if signs:

@@ -18,7 +18,6 @@ from hesscond.capture.backward import Budget, scattered_signs
 from hesscond.capture.batches import Drawn
 from hesscond.capture.captured import EPS
 from hesscond.capture.capturing import MEMORY
-from hesscond.capture.cuts import Cuts, Rows
 from hesscond.capture.evaluation import Batch, LossFunction, is_finite
 from hesscond.capture.forward import variables_of
 from hesscond.capture.graph import nodes, refuse_dead_ends
@@ -26,6 +25,7 @@ from hesscond.capture.nonfinite import NonFinite
 from hesscond.capture.precision import named
 from hesscond.capture.problem import Problem, WatchedEvaluation
 from hesscond.capture.second_derivatives import saturates
+from hesscond.capture.separators import Rows, Separators
 from hesscond.capture.uses import Uses
 from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
@@ -430,9 +430,9 @@ class HessianOperator(NetworkOperator):
     ) -> dict[str, UnitMatrices]:
         """Hessians of units of `restricted` operators where the curvature in tensors behind them makes these cheaper.
 
-        Every matrix comes from that curvature, formed once for all blocks (see `hesscond.capture.cuts`), and the
-        largest of a block is compared with a product of its operator: blocks without a cut, or with another product,
-        are left out.
+        Every matrix comes from that curvature, formed once for all blocks (see `hesscond.capture.separators`), and the
+        largest of a block is compared with a product of its operator. Blocks without a separator, or with another
+        product, are left out.
 
         Parameters
         ----------
@@ -450,18 +450,18 @@ class HessianOperator(NetworkOperator):
             wanted = [own._rows(name, linearization, index) for name, (own, index) in left.items()]
             budget = Budget(memory, 1, linearization.largest, self.device)
             with differentiable():
-                cuts = Cuts(loss, wanted, linearization.evaluation.samples, budget)
+                separators = Separators(loss, wanted, linearization.evaluation.samples, budget)
                 for rows in wanted:
                     budget.taken = 8 * sum(own.H.numel() for own in found.values())
-                    way = cuts.way(rows, rows.index.numel(), rows.index.shape[1])
-                    if way is None or not cuts.room_for_rows(way, rows.index, matrices):
+                    segment = separators.segment(rows, rows.index.numel(), rows.index.shape[1])
+                    if segment is None or not separators.room_for_rows(segment, rows.index, matrices):
                         found.pop(rows.name, None)
                         del left[rows.name]
                     else:
-                        own = UnitMatrices(*cuts.rows(way, rows.index)).times(weight)
+                        own = UnitMatrices(*separators.rows(segment, rows.index)).times(weight)
                         found[rows.name] = found[rows.name].plus(own) if rows.name in found else own
-                    del way
-                    cuts.release(rows)
+                    del segment
+                    separators.release(rows)
             del linearization
         confirmed = {name: own.confirmed(*blocks[name]) for name, own in found.items()}
         return {name: own for name, own in confirmed.items() if own is not None}

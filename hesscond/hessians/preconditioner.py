@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from hesscond.capture.together import stacked
+from hesscond.capture.stacking import stacked
 from hesscond.errors import NotFiniteError
 from hesscond.hessians.coordinates import LinearCoordinates, Preconditioner, UnitPreconditioner
 

@@ -29,7 +29,7 @@ from hesscond.capture import (
 from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.layers import ELIGIBLE
 from hesscond.capture.randomness import gpus_of, untouched_randomness
-from hesscond.capture.together import alike, stacked
+from hesscond.capture.stacking import by_shape, stacked
 from hesscond.check import (
     TOLERANCE,
     Direction,
@@ -294,7 +294,7 @@ class Prober:
         found = [{} if isinstance(own, Recorded) else own for own in seen]
         passes = {k: own for k, own in enumerate(seen) if isinstance(own, Recorded)}
         at = list(passes)
-        for members in alike([own.output for own in passes.values()], [own.form for own in passes.values()]):
+        for members in by_shape([own.output for own in passes.values()], [own.form for own in passes.values()]):
             made = Recorded.captures([passes[at[k]] for k in members], self.loss_fn, self.units)
             assert made is not None
             for k, captures in zip(members, made, strict=True):
@@ -727,7 +727,7 @@ def own_columns(kappa: ConditionNumber, plain: ConditionNumber) -> dict[str, Any
 def scaling_columns(raws: Sequence[CentringScaling]) -> list[dict[str, Any]]:
     """The columns of D from raw statistics."""
     found: list[dict[str, Any]] = [{} for _ in raws]
-    for members in alike([P.sigma for P in raws], [P.bias for P in raws]):
+    for members in by_shape([P.sigma for P in raws], [P.bias for P in raws]):
         sigma, bias = stacked([raws[k].sigma for k in members]), raws[members[0]].bias
         raw = scaling_conditions(sigma, bias=bias)
         with_epsilons = scaling_conditions(regularized(sigma.square()).sqrt_(), bias=bias)

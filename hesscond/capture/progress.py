@@ -1,4 +1,4 @@
-"""Progress of a capture: derivatives planned and done, and requests to stop."""
+"""Progress of a capture: derivatives planned and taken, and requests to stop."""
 
 from __future__ import annotations
 
@@ -21,28 +21,13 @@ class Stopped(Exception):
 
 
 @dataclass
-class Work:
-    """Second derivatives of one layer, planned and done.
-
-    Attributes
-    ----------
-    steps, done
-        Derivatives planned and taken.
-    rate
-        Seconds per derivative, from those taken before the work began.
-    spent
-        Seconds so far.
-    """
+class LayerProgress:
+    """Number of derivatives of one layer, planned and taken, and seconds per derivative before and since."""
 
     steps: float
-    rate: float
+    rate: float  # seconds per derivative, from those taken before the layer was begun
     done: float = 0.0
-    spent: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Estimated seconds in total."""
-        return self.spent + self.left
+    spent: float = 0.0  # seconds
 
     @property
     def left(self) -> float:
@@ -85,40 +70,28 @@ class Progress:
 
 
 @dataclass
-class Pace:
-    """Record of the derivatives that a capture has planned and done for each layer.
+class ProgressRecord:
+    """Record of the derivatives of each layer; ``callback`` receives the `Progress` after every step."""
 
-    Attributes
-    ----------
-    tell
-        Function that is called with the `Progress` after every step.
-    """
-
-    tell: Callable[[Progress], None] | None = None
+    callback: Callable[[Progress], None] | None = None
     reason: str = ""  # that of `Progress`
-    _work: dict[str, Work] = field(default_factory=dict)
+    _layers: dict[str, LayerProgress] = field(default_factory=dict)
     _began: float = 0.0
     _last: float = 0.0
     _stopped: bool = False
 
     def plan(self, layer: str, steps: float, rate: float) -> None:
-        """Plan a number of derivatives (``steps``) of about ``rate`` seconds each."""
-        self._work[layer] = Work(steps, rate)
+        """Plan ``steps`` derivatives of about ``rate`` seconds each."""
+        self._layers[layer] = LayerProgress(steps, rate)
 
     def begin(self) -> None:
         """Start the clock, once everything is planned."""
         self._began = self._last = time.perf_counter()
         self._report("")
 
-    def did(self, layer: str, steps: float) -> None:
-        """Record that ``steps`` derivatives of a layer are done.
-
-        Raises
-        ------
-        Stopped
-            `Progress.stop` was called.
-        """
-        own = self._work.get(layer)
+    def advance(self, layer: str, steps: float) -> None:
+        """Record that ``steps`` derivatives of a layer were taken; raise `Stopped` after a request to stop."""
+        own = self._layers.get(layer)
         if own is None:
             return
         now = time.perf_counter()
@@ -126,17 +99,17 @@ class Pace:
         self._report(layer)
 
     def finish(self, layer: str) -> None:
-        """Record that a layer is done, perhaps with fewer derivatives than planned."""
-        own = self._work.get(layer)
+        """Record that a layer is complete, perhaps with fewer derivatives than planned."""
+        own = self._layers.get(layer)
         if own is not None:
             own.steps = own.done = max(own.done, 1.0)
-            self.did(layer, 0)
+            self.advance(layer, 0)
 
     def _report(self, layer: str) -> None:
-        if self.tell is not None:
-            seconds = {name: own.seconds for name, own in self._work.items()}
-            left = sum(own.left for own in self._work.values())
-            self.tell(Progress(layer, self._last - self._began, left, seconds, self._stop, self.reason))
+        if self.callback is not None:
+            seconds = {name: own.spent + own.left for name, own in self._layers.items()}
+            left = sum(own.left for own in self._layers.values())
+            self.callback(Progress(layer, self._last - self._began, left, seconds, self._stop, self.reason))
         if self._stopped:
             raise Stopped
 

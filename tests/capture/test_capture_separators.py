@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hesscond
-from hesscond.capture import backward, cuts
+from hesscond.capture import backward, separators
 from tests.capture.test_capture_double_backward import assert_true, by_sample, by_token
 
 TOKENS, WIDTH, CLASSES, SAMPLES = 4, 4, 3, 2
@@ -156,13 +156,13 @@ def problem(make, samples=SAMPLES):
 
 @pytest.fixture
 def used(monkeypatch):
-    """Cuts wherever there are any, however small the gain; how many were formed, and used for which layers."""
-    monkeypatch.setattr(cuts, "WORTHWHILE", 0.0)
-    monkeypatch.setattr(cuts, "GAIN", 0.0)
-    found = {"layers": [], "from loss": 0, "from cut": 0}
+    """Separators wherever there are any, however small the gain; how many were formed, and used for which layers."""
+    monkeypatch.setattr(separators, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(separators, "GAIN", 0.0)
+    found = {"layers": [], "from loss": 0, "from separator": 0}
 
     def counting(name, key):
-        original = getattr(cuts.Cuts, name)
+        original = getattr(separators.Separators, name)
 
         def call(self, *args):
             result = original(self, *args)
@@ -170,19 +170,19 @@ def used(monkeypatch):
                 found[key] += 1
             return result
 
-        monkeypatch.setattr(cuts.Cuts, name, call)
+        monkeypatch.setattr(separators.Separators, name, call)
 
     counting("from_loss", "from loss")
-    counting("from_cut", "from cut")
-    original = cuts.Cuts.curvature
+    counting("from_separator", "from separator")
+    original = separators.Separators.curvature
 
-    def curvature(self, way, request, blocks):
-        result = original(self, way, request, blocks)
+    def curvature(self, segment, request, blocks):
+        result = original(self, segment, request, blocks)
         if result is not None:
             found["layers"].append(request.name)
         return result
 
-    monkeypatch.setattr(cuts.Cuts, "curvature", curvature)
+    monkeypatch.setattr(separators.Separators, "curvature", curvature)
     return found
 
 
@@ -208,14 +208,14 @@ def test_every_layer_of_any_model_is_the_truth(name, loss, level, used):
 def test_one_sample(level, used):
     model, batch = problem(MODELS["gpt"], 1)
     result = hesscond.probe(model, by_token, batch, level=level)
-    assert used["from cut"]
+    assert used["from separator"]
     assert_true(result, model, by_token, batch)
 
 
 def test_a_stream_of_ragged_batches(used):
     model, (x, y) = problem(MODELS["gpt"], 5)
     result = hesscond.probe(model, by_token, [(x[:2], y[:2]), (x[2:], y[2:])])
-    assert used["from cut"]
+    assert used["from separator"]
     assert_true(result, model, by_token, (x, y))
 
 
@@ -235,7 +235,7 @@ def test_a_transformer_takes_a_fraction_of_the_directions(monkeypatch):
     layers = ["0.attention.o", "0.mlp.0", "0.mlp.2"]
     found = []
     for worthwhile in (math.inf, 0.0):
-        monkeypatch.setattr(cuts, "WORTHWHILE", worthwhile)
+        monkeypatch.setattr(separators, "WORTHWHILE", worthwhile)
         counted[0] = 0
         hesscond.probe(model, by_token, batch, layers)
         found.append(counted[0])
@@ -248,8 +248,8 @@ def test_a_transformer_takes_a_fraction_of_the_directions(monkeypatch):
 
 def test_what_a_direct_product_does_not_confirm_is_not_taken(used, monkeypatch):
     model, batch = problem(MODELS["gpt"])
-    original = cuts.Cut.times
-    monkeypatch.setattr(cuts.Cut, "times", lambda self, images: 1.001 * original(self, images))
+    original = separators.Separator.times
+    monkeypatch.setattr(separators.Separator, "times", lambda self, images: 1.001 * original(self, images))
     result = hesscond.probe(model, by_token, batch)
     assert used["layers"]
     assert_true(result, model, by_token, batch)

@@ -10,7 +10,7 @@ import torch
 TOGETHER = 2**22
 
 
-def alike(tensors: Sequence[torch.Tensor], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
+def by_shape(tensors: Sequence[torch.Tensor], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
     """Groups of positions of tensors of one shape and kind, in order, with at most `TOGETHER` numbers or one tensor."""
     found: list[list[int]] = []
     last: dict[Hashable, list[int]] = {}

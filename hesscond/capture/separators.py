@@ -1,13 +1,11 @@
-"""Curvature of a loss in tensors that all paths from layers go through, formed once for many layers.
+"""Curvature of a loss in separators: tensors that all paths from a layer to the loss go through.
 
-Every path from the pre-activations δ of a layer in a residual network to the loss goes through the residual stream z
-behind it, a dominator of δ in the autograd graph. With L = φ(z(δ)), J = ∂z/∂δ and g = ∇φ,
+With a separator z behind the pre-activations δ of a layer, L = φ(z(δ)), J = ∂z/∂δ and g = ∇φ,
 
-    ∇²_δ L = Jᵀ H J + Σ_k g_k ∇²_δ z_k,        H = ∇²φ,
+    ∇²_δ L = Jᵀ H J + Σ_k g_k ∇²_δ z_k,        H = ∇²φ.
 
-so that H, formed once, leaves to every layer in front of it the short way from δ to z: J v and the second term are the
-derivatives of q(u, δ) = (∂z/∂δ)ᵀu, at u = g, in u and in δ. H itself may come from a cut behind it in the same way.
-Where the way from δ to z keeps positions apart, J is block diagonal, and one direction does for all positions.
+H is formed once for all layers in front of z, from the loss or from the next separator. The rest needs only the segment
+of the graph from δ to z: J v and the second term are the derivatives of q(u, δ) = (∂z/∂δ)ᵀu, at u = g, in u and in δ.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from hesscond.capture.graph import dependent, dominators, dtype_of, shape_of
 from hesscond.capture.layers import Geometry
 from hesscond.capture.request import Request
 
-#: Least cost of a layer's derivatives (numbers that they go through) for cuts to be considered, and the least gain.
+#: Least cost of a layer's derivatives (numbers that they go through) for which separators are tried, and least gain.
 WORTHWHILE, GAIN = 1e8, 1.25
 
 #: Cost of a multiplication within a matrix product, if a number that a derivative goes through costs 1.
@@ -57,7 +55,7 @@ VIEWS = {
     "Alias",
 }
 
-#: Largest distance of the next cut, in candidates, and number of plans tried if cuts could not be formed.
+#: Largest distance of the next separator, in candidates, and number of plans tried if separators could not be formed.
 REACH, ATTEMPTS = 16, 3
 
 #: Steps of the power iterations that estimate norms, and the factor by which an estimate may be too small.
@@ -68,7 +66,7 @@ TOGETHER = 2**22
 
 
 @dataclass(frozen=True)
-class Site:
+class Target:
     """Variables in which second derivatives are wanted, as entries (k, J, w): w for each of J blocks.
 
     A block is a group of samples or positions.
@@ -95,8 +93,8 @@ class Site:
     splits: Callable[[int], bool]
 
     @classmethod
-    def of_edge(cls, edge: GradientEdge, device: torch.device) -> Site:
-        """Site of a tensor within the graph, whose blocks are consecutive."""
+    def of_edge(cls, edge: GradientEdge, device: torch.device) -> Target:
+        """Target of a tensor within the graph, whose blocks are consecutive."""
         shape = shape_of(edge.node, edge.output_nr)
         numel = shape.numel()
 
@@ -112,8 +110,8 @@ class Site:
         return cls([edge], numel, seeds, entries, lambda blocks: numel % blocks == 0)
 
     @classmethod
-    def of_request(cls, request: Request) -> Site:
-        """Site of the pre-activations of a layer, ordered unit by unit within a block."""
+    def of_request(cls, request: Request) -> Target:
+        """Target of the pre-activations of a layer, ordered unit by unit within a block."""
         units, numel = Geometry.of(request.layer).units, sum(delta.numel() for delta in request.deltas)
 
         def entries(found: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
@@ -160,8 +158,8 @@ class Rows:
         """Nodes of the variables in the graph."""
         return {get_gradient_edge(variable).node for variable in self.variables}
 
-    def site(self) -> Site:
-        """Site of the parameters in one block, since all samples share them."""
+    def target(self) -> Target:
+        """Target of the parameters in one block, since all samples share them."""
 
         def seeds(values: torch.Tensor) -> list[torch.Tensor]:
             return [torch.stack(own) for own in zip(*map(self.tensors_of, values[:, 0]), strict=True)]
@@ -173,20 +171,20 @@ class Rows:
             ]
             return torch.stack([self.vector_of(own) for own in zip(*parts, strict=True)])[:, None]
 
-        return Site(self.variables, self.order, seeds, entries, lambda blocks: blocks == 1)
+        return Target(self.variables, self.order, seeds, entries, lambda blocks: blocks == 1)
 
 
-#: Variables in front of a cut: the pre-activations of a layer, or parameters.
-Target = Request | Rows
+#: Variables in front of a separator: the pre-activations of a layer, or parameters.
+Requested = Request | Rows
 
 
-def site_of(target: Target) -> Site:
-    """Site of the second derivatives of a target."""
-    return target.site() if isinstance(target, Rows) else Site.of_request(target)
+def target_of(target: Requested) -> Target:
+    """Target of the second derivatives of a target."""
+    return target.target() if isinstance(target, Rows) else Target.of_request(target)
 
 
 @dataclass(frozen=True)
-class Cut:
+class Separator:
     """Curvature of the loss in a tensor z.
 
     Attributes
@@ -230,37 +228,37 @@ class Cut:
         return found
 
 
-class Way:
-    """Map from a site to a cut z behind it, with its first and second derivatives."""
+class Segment:
+    """Map from a target to a separator z behind it, with its first and second derivatives."""
 
-    def __init__(self, site: Site, cut: Cut, budget: Budget) -> None:
-        self.site, self.cut, self.budget = site, cut, budget
-        u = cut.gradient.clone().requires_grad_()
-        pulled = torch.autograd.grad([cut.edge], site.variables, [u], create_graph=True, allow_unused=True)
-        self.twice = Derivatives(pulled, [u, *site.variables])
-        self.back = Derivatives([cut.edge], site.variables)
-        between = dependent([cut.edge.node], {edge_node(v) for v in site.variables})
+    def __init__(self, target: Target, separator: Separator, budget: Budget) -> None:
+        self.target, self.separator, self.budget = target, separator, budget
+        u = separator.gradient.clone().requires_grad_()
+        pulled = torch.autograd.grad([separator.edge], target.variables, [u], create_graph=True, allow_unused=True)
+        self.twice = Derivatives(pulled, [u, *target.variables])
+        self.back = Derivatives([separator.edge], target.variables)
+        between = dependent([separator.edge.node], {edge_node(v) for v in target.variables})
         self.largest = max(shape_of(node).numel() for node in between)
 
     def derivatives(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return J v (k, J, s) and Σ_k g_k ∇² z_k v (k, J, w) for each v of ``values`` (k, J, w)."""
         count, blocks = values.shape[:2]
-        image, *second = self.twice(self.site.seeds(values))
+        image, *second = self.twice(self.target.seeds(values))
         if image is None:
-            image = torch.zeros(count, *self.cut.gradient.shape, dtype=values.dtype, device=values.device)
-        return image.reshape(count, blocks, -1), self.site.entries(second, count, blocks)
+            image = torch.zeros(count, *self.separator.gradient.shape, dtype=values.dtype, device=values.device)
+        return image.reshape(count, blocks, -1), self.target.entries(second, count, blocks)
 
     def pulled(self, images: torch.Tensor) -> torch.Tensor:
         """Return Jᵀ w (k, J, w) for each w of ``images`` (k, J, s)."""
         count, blocks = images.shape[:2]
-        return self.site.entries(self.back([images.reshape(count, *self.cut.gradient.shape)]), count, blocks)
+        return self.target.entries(self.back([images.reshape(count, *self.separator.gradient.shape)]), count, blocks)
 
     def keeps_apart(self, blocks: int) -> bool:
         """Whether both derivatives are exactly zero between different blocks."""
-        if not self.site.splits(blocks) or self.cut.gradient.numel() % blocks:
+        if not self.target.splits(blocks) or self.separator.gradient.numel() % blocks:
             return False
-        subsets = separating_subsets(blocks, self.cut.gradient.device)
-        shape = torch.Size((blocks, self.site.numel // blocks))
+        subsets = separating_subsets(blocks, self.separator.gradient.device)
+        shape = torch.Size((blocks, self.target.numel // blocks))
         for subset in subsets:
             values = on_samples(subset, shape, torch.float64, blocks)[None]
             if any(reaches(found[0], ~subset, blocks) for found in self.derivatives(values)):
@@ -269,7 +267,7 @@ class Way:
 
     def chunks(self, blocks: int, directions: Sequence[int] | range) -> Iterator[tuple[range, torch.Tensor]]:
         """Yield directions (k, J, w) that are 1 at one entry of every block, a few at a time, with their numbers."""
-        width, size, device = self.site.numel // blocks, self.chunk(len(directions)), self.cut.gradient.device
+        width, size, device = self.target.numel // blocks, self.chunk(len(directions)), self.separator.gradient.device
         for start in range(0, len(directions), size):
             own = range(start, min(start + size, len(directions)))
             values = torch.zeros(len(own), blocks, width, dtype=torch.float64, device=device)
@@ -292,12 +290,12 @@ class Way:
 
     def chunk(self, directions: int) -> int:
         """Number of directions to take at a time."""
-        return self.budget.cached(directions, 3 * (self.site.numel + self.cut.gradient.numel()), self.largest)
+        return self.budget.cached(directions, 3 * (self.target.numel + self.separator.gradient.numel()), self.largest)
 
     def norms(self, blocks: int) -> torch.Tensor:
         """Bounds (J,) of ‖J‖ for each block, by power iteration on JᵀJ, enlarged by the factor `TOO_SMALL`."""
-        shape = (1, blocks, self.site.numel // blocks)
-        vectors = scattered_signs(torch.zeros(shape, dtype=torch.float64, device=self.cut.gradient.device))
+        shape = (1, blocks, self.target.numel // blocks)
+        vectors = scattered_signs(torch.zeros(shape, dtype=torch.float64, device=self.separator.gradient.device))
         found = torch.zeros(blocks, dtype=torch.float64, device=vectors.device)
         for _ in range(STEPS):
             images = self.derivatives(normalized(vectors))[0]
@@ -308,12 +306,12 @@ class Way:
 
 @dataclass(frozen=True)
 class Chain:
-    """Tensors that may be cuts for a site, ordered from the loss to the site, which is the last.
+    """Tensors that may be separators for a target, ordered from the loss to the target, which is the last.
 
     Attributes
     ----------
     nodes
-        Nodes of the tensors, without the site.
+        Nodes of the tensors, without the target.
     numel
         Number of entries of each tensor.
     numbers
@@ -341,43 +339,43 @@ class Chain:
         )
 
 
-class Cuts:
-    """Cuts of the graph of a loss, found and formed where they make derivatives of layers cheaper."""
+class Separators:
+    """Separators of the graph of a loss, found and formed where they make derivatives of layers cheaper."""
 
-    def __init__(self, loss: torch.Tensor, requests: Sequence[Target], samples: int, budget: Budget) -> None:
+    def __init__(self, loss: torch.Tensor, requests: Sequence[Requested], samples: int, budget: Budget) -> None:
         self.loss, self.samples, self.budget = loss, samples, budget
         self.requests = [r for r in requests if isinstance(r, Rows) or r.parameters is None]
-        #: by node of a cut that is planned, the node of the one behind it (None: the loss)
+        #: by node of a separator that is planned, the node of the one behind it (None: the loss)
         self.behind: dict[Any, Any] = {}
         #: how many blocks each is planned to have
         self.blocks: dict[Any, int] = {}
-        self.formed: dict[Any, Cut | None] = {}
+        self.formed: dict[Any, Separator | None] = {}
         self._mixes: dict[tuple[Any, Any, int], bool] = {}
 
-    def way(self, request: Target, directions: int, per_block: int) -> Way | None:
-        """Return the way from a layer to its cut; None: a cut does not pay, or cannot be formed."""
+    def segment(self, request: Requested, directions: int, per_block: int) -> Segment | None:
+        """Return the segment from a layer to its separator; None: a separator does not pay, or cannot be formed."""
         chain = self.worth(request, directions)
         if chain is None:
             return None
         for _ in range(ATTEMPTS):
             if request.name not in self.behind and self.plan(request, chain, directions, per_block) is None:
                 return None
-            cut = self.cut(self.behind[request.name])
-            if cut is not None:
-                return Way(site_of(request), cut, self.budget)
-            # a cut that could not be formed is not planned again
+            separator = self.separator(self.behind[request.name])
+            if separator is not None:
+                return Segment(target_of(request), separator, self.budget)
+            # a separator that could not be formed is not planned again
             del self.behind[request.name]
         return None
 
-    def worth(self, request: Target, directions: int) -> Chain | None:
-        """Candidates for cuts of a layer; None: the layer is cheap without a cut."""
+    def worth(self, request: Requested, directions: int) -> Chain | None:
+        """Candidates for separators of a layer; None: the layer is cheap without a separator."""
         between = dependent([self.loss.grad_fn], request.leaves) - request.leaves
         if 2.0 * directions * sum(map(numbers_of, between)) < WORTHWHILE:
             return None
-        return self.chain(request, site_of(request), self.dominators(request), between)
+        return self.chain(request, target_of(request), self.dominators(request), between)
 
-    def share(self, request: Target, directions: int, per_block: int) -> float:
-        """Cost of a layer with its cut, relative to its cost without; the plan is left unchanged."""
+    def share(self, request: Requested, directions: int, per_block: int) -> float:
+        """Cost of a layer with its separator, relative to its cost without; the plan is left unchanged."""
         chain, plans = self.worth(request, directions), (dict(self.behind), dict(self.blocks))
         try:
             found = None if chain is None else self.plan(request, chain, directions, per_block)
@@ -385,8 +383,8 @@ class Cuts:
             self.behind, self.blocks = plans
         return 1.0 if found is None else found
 
-    def release(self, request: Target) -> None:
-        """Forget the cuts that no later layer uses."""
+    def release(self, request: Requested) -> None:
+        """Forget the separators that no later layer uses."""
         place = self.requests.index(request)
         for node in [node for node in self.formed if self.uses[node][-1] <= place]:
             del self.formed[node], self.behind[node]
@@ -400,14 +398,14 @@ class Cuts:
                 found.setdefault(node, []).append(place)
         return found
 
-    def sharing(self, node: Any, request: Target) -> int:
-        """Number of blocks of parameters that may still use a cut at a node, at least 1 for the layer itself."""
+    def sharing(self, node: Any, request: Requested) -> int:
+        """Number of blocks of parameters that may still use a separator at a node, at least 1 for the layer itself."""
         place = self.requests.index(request)
         return sum(isinstance(self.requests[p], Rows) for p in self.uses[node] if p >= place) or 1
 
     def has_room(self, numbers: int) -> bool:
-        """Whether there is room for ``numbers`` float64 numbers in addition to the cuts that are held."""
-        held = sum(cut.H.numel() for cut in self.formed.values() if cut is not None)
+        """Whether there is room for ``numbers`` float64 numbers in addition to the separators that are held."""
+        held = sum(separator.H.numel() for separator in self.formed.values() if separator is not None)
         return self.budget.fits(held + numbers)
 
     # the graph
@@ -417,7 +415,7 @@ class Cuts:
         """Numbers of blocks above the number of samples that may stay apart: positions of layers and of tensors."""
         found = {request.positions_apart() for request in self.requests if isinstance(request, Request)}
         for rows in self.requests:
-            shapes = [shape_of(node) for node in self.dominators(rows) if self.may_be_cut(node)]
+            shapes = [shape_of(node) for node in self.dominators(rows) if self.may_separate(node)]
             sequences = [shape for shape in shapes if len(shape) == 3 and shape[0] == self.samples]
             found |= {math.prod(shape[:2]) for shape in sequences if isinstance(rows, Rows)}
         return sorted(level for level in found if level > self.samples)
@@ -444,53 +442,53 @@ class Cuts:
             found.append(node)
         return found[::-1]
 
-    def dominators(self, request: Target) -> list[Any]:
+    def dominators(self, request: Requested) -> list[Any]:
         """Common dominators of all leaves of a target, ordered from the loss to the target."""
         first, *others = [self.above(leaf) for leaf in request.leaves]
         return [node for node in first if all(node in other for other in others)]
 
-    def chain(self, request: Target, site: Site, path: Sequence[Any], between: set[Any]) -> Chain:
-        """Tensors that may be cuts for a layer, from its dominators ``path`` and all nodes between it and the loss."""
+    def chain(self, request: Requested, target: Target, path: Sequence[Any], between: set[Any]) -> Chain:
+        """Candidates for separators of a layer, from its dominators ``path`` and all nodes between it and the loss."""
         own = dict.fromkeys(path, 0.0)
         for node in between:
             place = node
             while place not in own:
                 place = self.nearest[place]
             own[place] += numbers_of(node)
-        fit = [node for node in path if self.may_be_cut(node)]
+        fit = [node for node in path if self.may_separate(node)]
         numbers, total = [], 0.0
         for node in path:
             if node in fit:
                 numbers.append(total)
             total += own[node]
-        sites = [*(Site.of_edge(GradientEdge(node, 0), self.loss.device) for node in fit), site]
+        targets = [*(Target.of_edge(GradientEdge(node, 0), self.loss.device) for node in fit), target]
         levels = self.levels
         mixed: dict[int, list[int]] = {}
         for blocks in levels:
             count = [0]
             for number, upper in enumerate(fit):
                 key = fit[number + 1] if number + 1 < len(fit) else request.name
-                count.append(count[-1] + self.mixes(upper, sites[number + 1], key, blocks))
+                count.append(count[-1] + self.mixes(upper, targets[number + 1], key, blocks))
             mixed[blocks] = count
-        chain = Chain(fit, [s.numel for s in sites], [*numbers, total], mixed)
+        chain = Chain(fit, [s.numel for s in targets], [*numbers, total], mixed)
         return chain.only([*self.kept(chain), len(fit)])
 
-    def may_be_cut(self, node: Any) -> bool:
+    def may_separate(self, node: Any) -> bool:
         """Whether a node gives one float64 tensor of more than one number that splits into samples."""
         if len(node._input_metadata) != 1 or dtype_of(node) != torch.float64:
             return False
         numel = shape_of(node).numel()
         return numel > 1 and numel % self.samples == 0
 
-    def mixes(self, upper: Any, site: Site, key: Any, blocks: int) -> bool:
+    def mixes(self, upper: Any, target: Target, key: Any, blocks: int) -> bool:
         """Whether a derivative of a tensor in one closer to the layers is not exactly zero between different blocks."""
         if (upper, key, blocks) not in self._mixes:
             shape = shape_of(upper)
-            mixed = shape.numel() % blocks > 0 or not site.splits(blocks)
-            back = Derivatives([GradientEdge(upper, 0)], site.variables)
+            mixed = shape.numel() % blocks > 0 or not target.splits(blocks)
+            back = Derivatives([GradientEdge(upper, 0)], target.variables)
             for subset in separating_subsets(blocks, self.loss.device) if not mixed else ():
                 seed = on_samples(subset, shape, torch.float64, blocks)[None]
-                if reaches(site.entries(back([seed]), 1, blocks)[0], ~subset, blocks):
+                if reaches(target.entries(back([seed]), 1, blocks)[0], ~subset, blocks):
                     mixed = True
                     break
             self._mixes[upper, key, blocks] = mixed
@@ -518,8 +516,8 @@ class Cuts:
 
     # the plan
 
-    def plan(self, request: Target, chain: Chain, directions: int, per_block: int) -> float | None:
-        """Choose the cuts for a layer and return its relative cost with them; None: no cut pays."""
+    def plan(self, request: Requested, chain: Chain, directions: int, per_block: int) -> float | None:
+        """Choose the separators for a layer and return its relative cost with them; None: no separator pays."""
         end = len(chain.nodes)
         direct = 2.0 * directions * chain.numbers[end]
         if not end:
@@ -567,74 +565,76 @@ class Cuts:
         per_position: int,
         per_sample: int,
         passes: int,
-        request: Target | None = None,
+        request: Requested | None = None,
     ) -> float:
         """Cost of forming the curvature in a tensor of the chain from that in another one.
 
         It takes ``per_position`` directions where positions stay apart, and ``per_sample`` where samples do. With
         ``request``, it is formed in this layer, unit by unit, and each unit may reach only a part of the upper tensor.
         """
-        way = chain.numbers[lower] - chain.numbers[upper]
+        segment = chain.numbers[lower] - chain.numbers[upper]
         blocks, apart = self.planned_blocks(chain, upper), chain.finest(upper, lower)
         multiplications = MULTIPLICATION * chain.numel[upper] ** 2 / blocks
         if apart is not None and apart % blocks == 0:
-            return per_position * (2 * way + multiplications)
+            return per_position * (2 * segment + multiplications)
         if isinstance(request, Rows):
             # units that reach different parts share a direction
             share, (units, width) = self.reached(chain.nodes[upper], request), request.index.shape
-            return width * max(1.0, units * share) * passes * way + units * width * multiplications * share**2
+            return width * max(1.0, units * share) * passes * segment + units * width * multiplications * share**2
         if request is not None and not request.whole:
             multiplications *= self.reached(chain.nodes[upper], request) ** 2
-        return per_sample * (passes * way + multiplications)
+        return per_sample * (passes * segment + multiplications)
 
-    def reached(self, node: Any, request: Target) -> float:
+    def reached(self, node: Any, request: Requested) -> float:
         """Share of a tensor's entries that depend on one unit, estimated from the first unit."""
-        edge, site = GradientEdge(node, 0), site_of(request)
+        edge, target = GradientEdge(node, 0), target_of(request)
         u = torch.ones(shape_of(node), dtype=torch.float64, device=self.loss.device, requires_grad=True)
-        pulled = torch.autograd.grad([edge], site.variables, [u], create_graph=True, allow_unused=True)
+        pulled = torch.autograd.grad([edge], target.variables, [u], create_graph=True, allow_unused=True)
         blocks = 1 if isinstance(request, Rows) else self.samples
-        first = torch.zeros(1, blocks, site.numel // blocks, dtype=torch.float64, device=u.device)
+        first = torch.zeros(1, blocks, target.numel // blocks, dtype=torch.float64, device=u.device)
         if isinstance(request, Rows):
             first[:, :, request.index[0]] = 1
         else:
             first.unflatten(2, (Geometry.of(request.layer).units, -1))[:, :, request.units[0]] = 1
-        (image,) = Derivatives(pulled, [u])(site.seeds(first))
+        (image,) = Derivatives(pulled, [u])(target.seeds(first))
         return 0.0 if image is None else float((image != 0).to(torch.float64).mean())
 
     # the curvatures
 
-    def cut(self, node: Any) -> Cut | None:
-        """Return a planned cut, formed when first asked for; None: the assumptions of the plan do not hold."""
+    def separator(self, node: Any) -> Separator | None:
+        """Return a planned separator, formed when first asked for; None: the assumptions of the plan do not hold."""
         if node not in self.formed:
             behind = self.behind[node]
             edge = GradientEdge(node, 0)
-            site = Site.of_edge(edge, self.loss.device)
+            target = Target.of_edge(edge, self.loss.device)
             if behind is None:
-                self.formed[node] = self.from_loss(edge, site, self.blocks[node])
+                self.formed[node] = self.from_loss(edge, target, self.blocks[node])
             else:
-                upper = self.cut(behind)
-                self.formed[node] = None if upper is None else self.from_cut(edge, site, upper, self.blocks[node])
+                upper = self.separator(behind)
+                self.formed[node] = (
+                    None if upper is None else self.from_separator(edge, target, upper, self.blocks[node])
+                )
         return self.formed[node]
 
-    def from_loss(self, edge: GradientEdge, site: Site, blocks: int) -> Cut | None:
-        """Form a cut by two backward passes through the graph behind it; None: samples are coupled, or no room."""
+    def from_loss(self, edge: GradientEdge, target: Target, blocks: int) -> Separator | None:
+        """Form a separator by two backward passes from the loss; None: samples are coupled, or it does not fit."""
         (gradient,) = torch.autograd.grad(self.loss, [edge], create_graph=True)
         derivatives = Derivatives([gradient], [edge])
 
         def product(values: torch.Tensor) -> torch.Tensor:
-            return site.entries(derivatives(site.seeds(values)), len(values), values.shape[1])
+            return target.entries(derivatives(target.seeds(values)), len(values), values.shape[1])
 
         for number in dict.fromkeys((blocks, self.samples)):
-            if self.is_apart(product, site.numel, number):
+            if self.is_apart(product, target.numel, number):
                 blocks = number
                 break
         else:
             return None
-        order = site.numel // blocks
+        order = target.numel // blocks
         if not self.has_room(3 * blocks * order**2):
             return None
         largest = max(shape_of(node).numel() for node in dependent([self.loss.grad_fn], {edge.node}))
-        size = self.budget.cached(order, 3 * site.numel, largest)
+        size = self.budget.cached(order, 3 * target.numel, largest)
         H = torch.empty(blocks, order, order, dtype=torch.float64, device=self.loss.device)
         for start in range(0, order, size):
             stop = min(start + size, order)
@@ -643,7 +643,7 @@ class Cuts:
             H[:, start:stop] = product(values).transpose(0, 1)
         signs = scattered_signs(torch.zeros(1, blocks, order, dtype=torch.float64, device=self.loss.device))
         rounding = product(signs)[0].abs().amax()
-        return Cut(edge, gradient.detach(), symmetric(H), torch.maximum(norms(H), rounding))
+        return Separator(edge, gradient.detach(), symmetric(H), torch.maximum(norms(H), rounding))
 
     def is_apart(self, product: Callable[[torch.Tensor], torch.Tensor], numel: int, blocks: int) -> bool:
         """Whether a symmetric matrix is exactly zero between different blocks."""
@@ -653,49 +653,49 @@ class Cuts:
                 return False
         return True
 
-    def from_cut(self, edge: GradientEdge, site: Site, upper: Cut, blocks: int) -> Cut | None:
-        """Form a cut from the one behind it; None: blocks are coupled, or it does not fit."""
-        found = self.whole(Way(site, upper, self.budget), min(blocks, len(upper.H)))
+    def from_separator(self, edge: GradientEdge, target: Target, upper: Separator, blocks: int) -> Separator | None:
+        """Form a separator from the one behind it; None: blocks are coupled, or it does not fit."""
+        found = self.whole(Segment(target, upper, self.budget), min(blocks, len(upper.H)))
         if found is None:
             return None
         H, size = found
         (gradient,) = torch.autograd.grad([upper.edge], [edge], [upper.gradient], retain_graph=True)
-        return Cut(edge, gradient, symmetric(H), torch.maximum(norms(H), size))
+        return Separator(edge, gradient, symmetric(H), torch.maximum(norms(H), size))
 
-    def curvature(self, way: Way, request: Request, blocks: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def curvature(self, segment: Segment, request: Request, blocks: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return S (u, J, q, q) of every unit, or (1, J, m q, m q) of the layer, and sizes (u, J) of its round-off."""
         if request.whole:
-            found = self.whole(way, blocks)
+            found = self.whole(segment, blocks)
             return None if found is None or len(found[0]) != blocks else (symmetric(found[0])[None], found[1][None])
-        by_unit = list(self.units(way, request, blocks))
+        by_unit = list(self.units(segment, request, blocks))
         if not by_unit:
             return None
         return torch.stack([S for S, _ in by_unit]), torch.stack([size for _, size in by_unit])
 
-    def whole(self, way: Way, blocks: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return ∇²L (J, w, w) in a site, and the size (J,) of its round-off; None: it cannot be formed."""
-        upper, numel = way.cut, way.site.numel
+    def whole(self, segment: Segment, blocks: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return ∇²L (J, w, w) in a target, and the size (J,) of its round-off; None: it cannot be formed."""
+        upper, numel = segment.separator, segment.target.numel
         outer = len(upper.H)
         if not self.has_room(3 * numel * (numel // min(outer, blocks))):
             return None
         for apart in [level for level in reversed(self.levels) if level % outer == 0]:
-            if way.keeps_apart(apart):
-                return self.positionwise(way, apart)
-        if outer % blocks or not way.keeps_apart(blocks):
+            if segment.keeps_apart(apart):
+                return self.positionwise(segment, apart)
+        if outer % blocks or not segment.keeps_apart(blocks):
             return None
         order = numel // blocks
         H = torch.empty(blocks, order, order, dtype=torch.float64, device=self.loss.device)
-        for rows, values in way.chunks(blocks, range(order)):
-            images, second = way.derivatives(values)
-            H[:, rows.start : rows.stop] = (way.pulled(upper.times(images)) + second).transpose(0, 1)
-        return H, way.norms(blocks).square() * upper.size.view(blocks, -1).amax(1)
+        for rows, values in segment.chunks(blocks, range(order)):
+            images, second = segment.derivatives(values)
+            H[:, rows.start : rows.stop] = (segment.pulled(upper.times(images)) + second).transpose(0, 1)
+        return H, segment.norms(blocks).square() * upper.size.view(blocks, -1).amax(1)
 
-    def positionwise(self, way: Way, apart: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ∇²L in a site where J is block diagonal over positions: one direction serves all positions."""
-        upper = way.cut
-        outer, width = len(upper.H), way.site.numel // apart
+    def positionwise(self, segment: Segment, apart: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ∇²L in a target where J is block diagonal over positions: one direction serves all positions."""
+        upper = segment.separator
+        outer, width = len(upper.H), segment.target.numel // apart
         inner = apart // outer
-        parts = [way.derivatives(values) for _, values in way.chunks(apart, range(width))]
+        parts = [segment.derivatives(values) for _, values in segment.chunks(apart, range(width))]
         # (J, P, w, s) and (J, P, w, w)
         J = torch.cat([image for image, _ in parts]).permute(1, 0, 2).unflatten(0, (outer, inner))
         second = torch.cat([own for _, own in parts]).permute(1, 0, 2).unflatten(0, (outer, inner))
@@ -708,25 +708,27 @@ class Cuts:
         lengths = torch.linalg.matrix_norm(J, ord=2).amax(1)
         return H, lengths.square() * upper.size
 
-    def units(self, way: Way, request: Request, blocks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def units(self, segment: Segment, request: Request, blocks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield S (J, q, q) of every unit and the size (J,) of its round-off; nothing if it cannot be formed."""
-        upper, m = way.cut, Geometry.of(request.layer).units
+        upper, m = segment.separator, Geometry.of(request.layer).units
         outer, apart = len(upper.H), request.positions_apart()
-        if apart > 0 and apart % outer == 0 and way.site.numel == apart * m and way.keeps_apart(apart):
+        if apart > 0 and apart % outer == 0 and segment.target.numel == apart * m and segment.keeps_apart(apart):
             if blocks == outer:
-                yield from self.positionwise_units(way, request, apart)
+                yield from self.positionwise_units(segment, request, apart)
             return
-        if outer % blocks == 0 and blocks != apart and way.keeps_apart(blocks):
-            yield from self.samplewise_units(way, request, blocks)
+        if outer % blocks == 0 and blocks != apart and segment.keeps_apart(blocks):
+            yield from self.samplewise_units(segment, request, blocks)
 
-    def samplewise_units(self, way: Way, request: Request, blocks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def samplewise_units(
+        self, segment: Segment, request: Request, blocks: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield S of every unit, one direction per position of a sample for all units with disjoint parts of z."""
-        upper, m = way.cut, Geometry.of(request.layer).units
-        index = torch.arange(way.site.numel // blocks).view(m, -1)[list(request.units)]
+        upper, m = segment.separator, Geometry.of(request.layer).units
+        index = torch.arange(segment.target.numel // blocks).view(m, -1)[list(request.units)]
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         parts: dict[bytes, torch.Tensor] = {}
-        for group, reached in disjoint(way, index, blocks):
-            image, second = way.along(index[group], blocks)
+        for group, reached in disjoint(segment, index, blocks):
+            image, second = segment.along(index[group], blocks)
             for unit, S, entries in zip(group, second, reached, strict=True):
                 if len(upper.H) == blocks:
                     key = entries.cpu().numpy().tobytes()
@@ -745,17 +747,17 @@ class Cuts:
                 found[unit] = (S + S.mT) / 2, lengths * upper.size.view(blocks, -1).amax(1)
         yield from (found[unit] for unit in range(len(request.units)))
 
-    def room_for_rows(self, way: Way, index: torch.Tensor, matrices: int) -> bool:
+    def room_for_rows(self, segment: Segment, index: torch.Tensor, matrices: int) -> bool:
         """Whether `rows` fits into the memory together with ``matrices`` further matrices of a unit's order."""
         units, width = index.shape
-        return self.has_room(width * (3 * way.cut.gradient.numel() + (units + max(3, matrices)) * width))
+        return self.has_room(width * (3 * segment.separator.gradient.numel() + (units + max(3, matrices)) * width))
 
-    def rows(self, way: Way, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    def rows(self, segment: Segment, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
         """Return ∇²L (u, w, w) in the parameters of every unit, d (u, w), and the number of products summed per entry.
 
         Round-off in the terms of an entry (k, l) changes it by eps·d_k·d_l, times the growth of errors in sums.
         """
-        upper, (units, width) = way.cut, index.shape
+        upper, (units, width) = segment.separator, index.shape
         H, spread = upper.H.new_empty(units, width, width), upper.H.new_empty(units, width)
         terms = [0] * units
 
@@ -768,14 +770,14 @@ class Cuts:
             products += second
             torch.add(products, products.T, out=second).div_(2)
 
-        groups = disjoint(way, index, 1)
+        groups = disjoint(segment, index, 1)
         if len(groups) < units:
             for members, reached in groups:
                 images = H.new_empty(width, upper.gradient.numel())
-                for at, values in way.chunks(1, range(width)):
+                for at, values in segment.chunks(1, range(width)):
                     rows = slice(at.start, at.stop)
                     values.zero_()[torch.arange(len(values))[:, None], :, index[members][:, rows].T] = 1
-                    image, second = way.derivatives(values)
+                    image, second = segment.derivatives(values)
                     images[rows] = image[:, 0]
                     for unit in members:
                         H[unit, rows] = second[:, 0, index[unit]]
@@ -790,8 +792,8 @@ class Cuts:
                 own = index[start : start + step]
                 J, second = H.new_empty(*own.shape, numel), H[start : start + len(own)]
                 places = own.repeat_interleave(width, 0)
-                for at, values in way.chunks(1, own.flatten().tolist()):
-                    image, all_of_it = way.derivatives(values)
+                for at, values in segment.chunks(1, own.flatten().tolist()):
+                    image, all_of_it = segment.derivatives(values)
                     J.view(-1, numel)[at.start : at.stop] = image[:, 0]
                     second.view(-1, width)[at.start : at.stop] = all_of_it[:, 0].gather(1, places[at.start : at.stop])
                 products = torch.empty_like(second)
@@ -803,14 +805,16 @@ class Cuts:
                     keep(unit, rows_of_J, found)
         return H, spread, terms
 
-    def positionwise_units(self, way: Way, request: Request, apart: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def positionwise_units(
+        self, segment: Segment, request: Request, apart: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield S of every unit where J is block diagonal over positions: one direction per unit."""
-        upper = way.cut
+        upper = segment.separator
         outer, inner = len(upper.H), apart // len(upper.H)
         s = upper.gradient.numel() // apart
         parts = []
-        for rows, values in way.chunks(apart, request.units):
-            image, second = way.derivatives(values)
+        for rows, values in segment.chunks(apart, request.units):
+            image, second = segment.derivatives(values)
             own = torch.tensor(request.units[rows.start : rows.stop])
             parts.append((image, second[torch.arange(len(own)), :, own]))
         # (J, P, u, s) and (u, J P)
@@ -828,27 +832,29 @@ class Cuts:
             yield from zip(S, sizes, strict=True)
 
 
-def disjoint(way: Way, index: torch.Tensor, blocks: int) -> list[tuple[list[int], list[torch.Tensor]]]:
+def disjoint(segment: Segment, index: torch.Tensor, blocks: int) -> list[tuple[list[int], list[torch.Tensor]]]:
     """Groups of units that share no entries of z and no second derivatives, as attention heads or rows of a table.
 
     ``index`` (u, w) are the entries of the units in a block. Each unit comes with a mask (s,) of the entries of z in a
     block that depend on it: their derivatives along a direction without a pattern are not exactly zero.
     """
     units = range(len(index))
-    every = torch.ones(way.cut.gradient.numel() // blocks, dtype=torch.bool, device=way.cut.gradient.device)
-    shape = torch.Size((blocks, way.site.numel // blocks))
+    every = torch.ones(
+        segment.separator.gradient.numel() // blocks, dtype=torch.bool, device=segment.separator.gradient.device
+    )
+    shape = torch.Size((blocks, segment.target.numel // blocks))
     pattern = on_samples(torch.ones(blocks, dtype=torch.bool, device=every.device), shape, torch.float64, blocks)
 
     def probed(own: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         values = torch.zeros(len(own), *shape, dtype=torch.float64, device=every.device)
         for value, entries in zip(values, index[list(own)], strict=True):
             value[:, entries] = pattern[:, entries]
-        image, second = way.derivatives(values)
+        image, second = segment.derivatives(values)
         return (image != 0).any(1), (second[:, :, index] != 0).any(3).any(1)
 
     if 2 * probed(units[:1])[0].sum() > len(every):
         return [([unit], [every]) for unit in units]
-    size = way.chunk(len(units))
+    size = segment.chunk(len(units))
     parts = [probed(units[start : start + size]) for start in range(0, len(units), size)]
     reached, touched = (torch.cat(own) for own in zip(*parts, strict=True))
     groups: list[tuple[list[int], list[torch.Tensor]]] = []
