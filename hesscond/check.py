@@ -31,7 +31,7 @@ from hesscond.errors import CaptureError, HesscondError
 from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, UnitCoordinates
 from hesscond.hessians.linearization import differentiable, gradients
 from hesscond.hessians.parameters import Layout, parameters_of
-from hesscond.spectra import Effort, Known
+from hesscond.spectra import SolverHints, SolverLimits
 
 #: Relative differences that need no explanation, in float64; in ordinary networks rounding is far smaller.
 TOLERANCE = 1e-8
@@ -116,7 +116,7 @@ class Check:
 
 
 @dataclass
-class Direction:
+class CheckDirection:
     """Direction in the parameters of one block, with the model's derivatives along it.
 
     Attributes
@@ -151,7 +151,7 @@ class Direction:
     whole: Layout
     own_slope: torch.Tensor | None = None
     squares: tuple[torch.Tensor, torch.Tensor] | None = None
-    lost: float = 0.0
+    cancellation_error: float = 0.0
 
     def add_slopes(self, slopes: Slopes, weight: float = 1.0) -> None:
         """Add the gradient of a batch from its capture."""
@@ -177,7 +177,7 @@ class Direction:
         unit: int | None = None,
         *,
         dtype: torch.dtype | None = None,
-    ) -> Direction:
+    ) -> CheckDirection:
         """Random direction scaled to the block, in the range of ``dtype``; None: that of the parameters."""
         scales = block.scales()
         # a zero block has no scales
@@ -193,8 +193,8 @@ class Direction:
 
 
 @dataclass
-class Witness:
-    """Derivatives of the model itself along `Direction`s, over one batch or a stream, without hooks and assumptions.
+class ReferenceProducts:
+    """Derivatives of the unmodified model along `CheckDirection`s, over one batch or a stream.
 
     Each batch is evaluated once, with all parameters concerned replaced by differentiable copies; a block takes one
     derivative of its gradient.
@@ -206,7 +206,7 @@ class Witness:
     by_products
         Whether the Hessians are known by products, which contain the rounding of the loss.
     keeps_products
-        Whether the products of the first batch are kept, for `noise` and `shaken`.
+        Whether the products of the first batch are kept, for `noise` and `perturbed`.
     parameters
         Parameters by name: all that the directions are in, and others for which `reached` is wanted.
     differentiates
@@ -241,7 +241,7 @@ class Witness:
         self._functions: set[str] = set()
         self._wrong: Batch | None = None
 
-    def add(self, batch: Batch, directions: Sequence[Direction], weight: float = 1.0) -> None:
+    def add(self, batch: Batch, directions: Sequence[CheckDirection], weight: float = 1.0) -> None:
         """Add the derivatives of a batch to the directions."""
         used = sorted({i for direction in directions for i in self._indices(direction.whole)})
         random = RandomState.now(self._snapshot.gpus)
@@ -256,7 +256,7 @@ class Witness:
         variables = variables_of(evaluation.loss)
         leaves = self._snapshot.leaves
         if self.by_products and self.leaf_dtype == torch.float64:
-            self._add_lost(evaluation, directions, weight)
+            self._add_cancellation_error(evaluation, directions, weight)
         self.reached |= {name for name, p in self.parameters.items() if id(leaves[self._place[id(p)]]) in variables}
         first = self._gradient(evaluation, used)
         for direction, product, slope in self._derivatives(first, directions):
@@ -330,15 +330,17 @@ class Witness:
             return self._snapshot.evaluate(self.loss_fn, batch)
 
     def _again(
-        self, directions: Sequence[Direction], *, enlarged: bool = False
-    ) -> Iterator[tuple[Direction, torch.Tensor, torch.Tensor]]:
+        self, directions: Sequence[CheckDirection], *, enlarged: bool = False
+    ) -> Iterator[tuple[CheckDirection, torch.Tensor, torch.Tensor]]:
         """Return `_derivatives` on the first batch."""
         used = sorted({i for direction in directions for i in self._indices(direction.whole)})
         first = self._gradient(self._first_again(), used, enlarged=enlarged)
         return self._derivatives(first, directions, enlarged=enlarged)
 
-    def _add_lost(self, evaluation: Evaluation, directions: Sequence[Direction], weight: float) -> None:
-        """Add to ``lost`` of the directions the rounding of cancelled terms in the loss of a batch, and of products."""
+    def _add_cancellation_error(
+        self, evaluation: Evaluation, directions: Sequence[CheckDirection], weight: float
+    ) -> None:
+        """Add the rounding of cancelled terms in the loss of a batch to the directions' ``cancellation_error``."""
         if may_cancel(nodes([evaluation.loss.grad_fn])):
             trials, used = [], sorted({i for direction in directions for i in self._indices(direction.whole)})
             for trial in range(2):
@@ -346,12 +348,14 @@ class Witness:
                     first = self._gradient(evaluation, used)
                     trials.append([product for _, product, _ in self._derivatives(first, directions)])
             for direction, one, other in zip(directions, *trials, strict=True):
-                direction.lost += weight * ratio(4 * norm(one - other), norm(direction.v) / len(direction.v) ** 0.5)
+                direction.cancellation_error += weight * ratio(
+                    4 * norm(one - other), norm(direction.v) / len(direction.v) ** 0.5
+                )
         for direction in directions:
             own = [self._snapshot.leaves[i] for i in self._indices(direction.layout)]
             for parts in without_cancellation(evaluation.loss, own, below=CANCELLED):
                 size = norm(direction.layout.vector_of(parts).to(torch.float64))
-                direction.lost += 4 * weight * float(torch.finfo(torch.float64).eps) * size**2
+                direction.cancellation_error += 4 * weight * float(torch.finfo(torch.float64).eps) * size**2
 
     def _gradient(
         self, evaluation: Evaluation, chosen: Sequence[int], snapshot: Snapshot | None = None, *, enlarged: bool = False
@@ -365,8 +369,8 @@ class Witness:
         return dict(zip(chosen, found, strict=True))
 
     def _derivatives(
-        self, first: Mapping[int, torch.Tensor], directions: Sequence[Direction], *, enlarged: bool = False
-    ) -> Iterator[tuple[Direction, torch.Tensor, torch.Tensor]]:
+        self, first: Mapping[int, torch.Tensor], directions: Sequence[CheckDirection], *, enlarged: bool = False
+    ) -> Iterator[tuple[CheckDirection, torch.Tensor, torch.Tensor]]:
         """Yield H v and ∇L of each direction on one batch, from the gradient with its graph."""
         leaves = self._snapshot.leaves
         with differentiable():
@@ -382,7 +386,7 @@ class Witness:
     def _indices(self, layout: Layout) -> list[int]:
         return [self._place[id(p)] for p in layout.tensors]
 
-    def verdict(self, direction: Direction, block: BlockHessian, total: float = 1.0) -> Check:
+    def verdict(self, direction: CheckDirection, block: BlockHessian, total: float = 1.0) -> Check:
         """Check a block, in plain coordinates and in the block's coordinates, over all batches that were added.
 
         ``direction`` is one that was given to `add`; ``total`` is the divisor of the weights.
@@ -402,7 +406,9 @@ class Witness:
             rounding, natural = self.rounding(direction)
             bound = max(bound, ratio(MARGIN * (rounding + natural), scaled))
             zero = (
-                ROUNDED * rounding >= scaled and not self.hides([direction]) and not self._is_nonzero(direction, None)
+                ROUNDED * rounding >= scaled
+                and not self.may_hide_curvature([direction])
+                and not self._is_nonzero(direction, None)
             )
         forms = (float(built @ direction.v), float(own @ direction.v))
         central = worst(self._central[i] for i in self._indices(direction.layout) if i in self._central)
@@ -420,7 +426,7 @@ class Witness:
         """Dtype of the leaves that the loss is differentiated in."""
         return self._snapshot.leaves[0].dtype if self._snapshot.leaves else torch.float64
 
-    def rounding(self, direction: Direction) -> tuple[float, float]:
+    def rounding(self, direction: CheckDirection) -> tuple[float, float]:
         """Rounding of the model's product on the first batch, in the direction's units, by two estimates.
 
         The first comes from the product at parameters that differ in their last digits, and from its terms. The second
@@ -430,15 +436,15 @@ class Witness:
         evaluation = self._first_again()
         natural = eps * uncancelled(evaluation, leaves, self._indices(direction.layout), direction)
         (terms,) = self.terms([direction])
-        return self.shaken(direction, 4 * eps) + eps * norm(terms / direction.scales), natural
+        return self.perturbed(direction, 4 * eps) + eps * norm(terms / direction.scales), natural
 
-    def terms(self, directions: Sequence[Direction]) -> list[torch.Tensor]:
+    def terms(self, directions: Sequence[CheckDirection]) -> list[torch.Tensor]:
         """Sizes of the terms (`size_of_terms`) of each direction's product on the first batch."""
         plain = [product for _, product, _ in self._again(directions)]
         changed = self._again(directions, enlarged=True)
         return [size_of_terms(product, own, own) for own, (_, product, _) in zip(plain, changed, strict=True)]
 
-    def _is_nonzero(self, direction: Direction, rows: torch.Tensor | None) -> bool:
+    def _is_nonzero(self, direction: CheckDirection, rows: torch.Tensor | None) -> bool:
         """Whether central differences of the gradient are more than rounding in some rows (None: in any)."""
         found: list[torch.Tensor] = []
         for i, shape in zip(self._indices(direction.layout), direction.layout.shapes, strict=True):
@@ -448,7 +454,7 @@ class Witness:
         seen = direction.layout.vector_of(found)
         return bool((seen if rows is None else seen[rows]).any())
 
-    def hides(self, directions: Sequence[Direction]) -> bool:
+    def may_hide_curvature(self, directions: Sequence[CheckDirection]) -> bool:
         """Whether functions are saturated on the first batch, so that second derivatives may be lost in rounding."""
         loss = self._first_again().loss
         indices = {i for direction in directions for i in self._indices(direction.layout)}
@@ -456,7 +462,7 @@ class Witness:
         lost = saturates(nodes([loss.grad_fn]))
         return bool(lost) or any(True for _ in without_cancellation(loss, own, below=CANCELLED))
 
-    def shaken(self, direction: Direction, size: float) -> float:
+    def perturbed(self, direction: CheckDirection, size: float) -> float:
         """Change of the product on the first batch, in the direction's units, by perturbed parameters and direction.
 
         They are changed by random relative amounts up to ``size``, the size of the rounding in the computation.
@@ -469,7 +475,7 @@ class Witness:
             ((_, product, _),) = self._again([aside])
         return norm((product - before) / direction.scales)
 
-    def noise(self, directions: Sequence[Direction], draws: int = 1) -> list[torch.Tensor]:
+    def noise(self, directions: Sequence[CheckDirection], draws: int = 1) -> list[torch.Tensor]:
         """Change of the entries of each direction's product if parameters and direction are perturbed by rounding.
 
         It is the largest of some draws on the first batch. With several draws, the terms of the product count too,
@@ -479,17 +485,17 @@ class Witness:
         before = [self._products[id(direction)] for direction in directions]
         found = [torch.zeros_like(own) for own in before]
         for draw in range(draws):
-            shaken = [replace(own, v=own.v * nudges(own.v, eps, 4 + 1000 * draw)) for own in directions]
+            moved = [replace(own, v=own.v * nudges(own.v, eps, 4 + 1000 * draw)) for own in directions]
             with self._nudged(eps, draw):
-                for most, own, (_, product, _) in zip(found, before, self._again(shaken), strict=True):
+                for most, own, (_, product, _) in zip(found, before, self._again(moved), strict=True):
                     torch.maximum(most, (product - own).abs(), out=most)
         if draws > 1:
             for most, terms in zip(found, self.terms(directions), strict=True):
                 torch.maximum(most, eps * terms, out=most)
         return found
 
-    def rounded(
-        self, directions: Sequence[Direction], noise: Sequence[torch.Tensor], total: float
+    def zero_tests(
+        self, directions: Sequence[CheckDirection], noise: Sequence[torch.Tensor], total: float
     ) -> list[Callable[[torch.Tensor | None], bool | None]]:
         """Functions, one for each direction, that say whether the Hessian in some rows of its block is zero.
 
@@ -506,9 +512,11 @@ class Witness:
             for direction, product, own, at in zip(directions, products, noise, point, strict=True)
         ):
             noise = self.noise(directions, DRAWS)
-        hidden = cache(partial(self.hides, directions))
+        hidden = cache(partial(self.may_hide_curvature, directions))
 
-        def told(direction: Direction, product: torch.Tensor, noise: torch.Tensor, rows: torch.Tensor | None) -> Any:
+        def is_zero(
+            direction: CheckDirection, product: torch.Tensor, noise: torch.Tensor, rows: torch.Tensor | None
+        ) -> Any:
             at: Any = slice(None) if rows is None else rows
             # a parameter with large terms must not hide the curvature in another one
             shapes = enumerate(direction.layout.shapes)
@@ -518,9 +526,9 @@ class Witness:
                     return None
             return not hidden() and not self._is_nonzero(direction, rows)
 
-        return [partial(told, *own) for own in zip(directions, products, noise, strict=True)]
+        return [partial(is_zero, *own) for own in zip(directions, products, noise, strict=True)]
 
-    def uncertainty(self, direction: Direction) -> float:
+    def uncertainty(self, direction: CheckDirection) -> float:
         """Uncertainty ε from operations below float64: entry (i, j) of H is known to ε d_i d_j, with block scales d.
 
         It is 4 times an estimate of the Frobenius norm from one direction; 0: there are no such operations.
@@ -531,7 +539,7 @@ class Witness:
         if narrowest is torch.float64:
             return 0.0
         length = norm(direction.v * direction.scales) / len(direction.v) ** 0.5
-        return ratio(4 * self.shaken(direction, float(torch.finfo(narrowest).eps)), length)
+        return ratio(4 * self.perturbed(direction, float(torch.finfo(narrowest).eps)), length)
 
     @contextmanager
     def _nudged(self, size: float, draw: int = 0) -> Iterator[None]:
@@ -551,9 +559,11 @@ def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check
 
     The check comes with the uncertainty, if wanted (in float32 it takes two more gradients; else 0), and the precision.
     """
-    witness, (direction,) = witnessed(H, [H], keeps_products=uncertain and H.dtype != torch.float64)
-    uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass) if uncertain else 0.0
-    return witness.verdict(direction, as_block(H), H.total_mass), uncertainty, witness.precision
+    reference, (direction,) = reference_of(H, [H], keeps_products=uncertain and H.dtype != torch.float64)
+    uncertainty = (
+        max(reference.uncertainty(direction), direction.cancellation_error / H.total_mass) if uncertain else 0.0
+    )
+    return reference.verdict(direction, as_block(H), H.total_mass), uncertainty, reference.precision
 
 
 def uncertain(precision: Precision | None) -> Cause:
@@ -564,12 +574,12 @@ def uncertain(precision: Precision | None) -> Cause:
 
 
 def rounding_of(H: HessianOperator) -> bool | None:
-    """Whether the Hessian of an operator is zero, as by `Witness.rounded`; None, without work, if it clearly is not."""
-    v = Direction.of(as_block(H), H.layout, dtype=H.dtype).v.to(H.point)
+    """Whether the Hessian of an operator is zero by `ReferenceProducts.zero_tests`; None if it clearly is not."""
+    v = CheckDirection.of(as_block(H), H.layout, dtype=H.dtype).v.to(H.point)
     if is_far(H @ v, v, H.point, H.loss, H.gradient):
         return None
-    witness, directions = witnessed(H, [H], keeps_products=True)
-    return witness.rounded(directions, witness.noise(directions), H.total_mass)[0](None)
+    reference, directions = reference_of(H, [H], keeps_products=True)
+    return reference.zero_tests(directions, reference.noise(directions), H.total_mass)[0](None)
 
 
 def is_flat(H: HessianOperator) -> bool:
@@ -577,23 +587,25 @@ def is_flat(H: HessianOperator) -> bool:
     return norm(H.gradient) * norm(H.point) <= ROUNDED * float(torch.finfo(H.dtype).eps) * abs(H.loss)
 
 
-def witnessed(
+def reference_of(
     H: HessianOperator, parts: Sequence[HessianOperator], *, keeps_products: bool = False
-) -> tuple[Witness, list[Direction]]:
-    """Witness of fresh evaluations of an operator's model over its data, with one direction in each of its parts."""
+) -> tuple[ReferenceProducts, list[CheckDirection]]:
+    """Reference products of an operator's model over its data, and one direction for each of its parts."""
     problem = H.problem
     named = dict(zip(H.names, H.layout.tensors, strict=True))
-    witness = Witness(problem.model, problem.loss_fn, named, problem.dtype, problem.lift_casts, True, keeps_products)
-    directions = [Direction.of(as_block(part), part.layout, dtype=part.dtype) for part in parts]
+    reference = ReferenceProducts(
+        problem.model, problem.loss_fn, named, problem.dtype, problem.lift_casts, True, keeps_products
+    )
+    directions = [CheckDirection.of(as_block(part), part.layout, dtype=part.dtype) for part in parts]
     for drawn, weight in problem.counted():
         with drawn.state.again():
-            witness.add(drawn.batch, directions, weight)
-    return witness, directions
+            reference.add(drawn.batch, directions, weight)
+    return reference, directions
 
 
 def as_block(H: HessianOperator) -> NetworkHessian:
     """Block of an operator, with nothing else known of its spectrum."""
-    return NetworkHessian(H, lambda: ((), Known()), Effort(memory=H.problem.memory))
+    return NetworkHessian(H, lambda: ((), SolverHints()), SolverLimits(memory=H.problem.memory))
 
 
 def most_curved(own: LayerCapture) -> int:
@@ -677,7 +689,7 @@ def nudges(like: torch.Tensor, size: float, seed: int) -> torch.Tensor:
 
 
 def uncancelled(
-    evaluation: Evaluation, leaves: Sequence[torch.Tensor], indices: Sequence[int], direction: Direction
+    evaluation: Evaluation, leaves: Sequence[torch.Tensor], indices: Sequence[int], direction: CheckDirection
 ) -> float:
     """Size of H v, in the direction's units, if nothing in the loss's curvature cancelled."""
     own = [leaves[i] for i in indices]
@@ -698,7 +710,7 @@ def is_far(product: torch.Tensor, v: torch.Tensor, point: torch.Tensor, loss: fl
     return norm(product) * scale**2 > FAR * norm(v) * max(abs(loss), norm(gradient) * scale)
 
 
-def slopes_differ(direction: Direction) -> float:
+def slopes_differ(direction: CheckDirection) -> float:
     """Largest difference of the two gradients, each entry relative to the terms that it is the sum of."""
     if direction.own_slope is None or direction.squares is None:
         return 0.0
@@ -711,7 +723,7 @@ def slopes_differ(direction: Direction) -> float:
     return float(by_group.div_(units.view(len(inputs), -1, 1)).div_(inputs[:, None]).max())
 
 
-def in_coordinates(block: BlockHessian, direction: Direction) -> float:
+def in_coordinates(block: BlockHessian, direction: CheckDirection) -> float:
     """Relative difference of the block's PᵀHP z and Pᵀ(H(P z)) for a random z; 0 if rounding explains it."""
     P = block.P
     if P is None:

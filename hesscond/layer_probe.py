@@ -34,17 +34,17 @@ from hesscond.capture.weighting import Rule, Weights, mass_of
 from hesscond.check import (
     MARGIN,
     Check,
-    Direction,
-    Witness,
+    CheckDirection,
+    ReferenceProducts,
     as_block,
     check_operator,
     in_coordinates,
     is_flat,
     most_curved,
+    reference_of,
     refuse_failed,
     rounding_of,
     uncertain,
-    witnessed,
 )
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
@@ -57,10 +57,10 @@ from hesscond.hessians import (
     Coordinates,
     FactoredHessian,
     HessianOperator,
-    Padded,
+    HessianScaling,
     ParameterCoordinates,
     Preconditioner,
-    Yardstick,
+    ZeroPaddedHessian,
     layer_hessian,
     stream,
     stream_layers,
@@ -171,7 +171,7 @@ class LayerProbe(Measurement):
             own: Coordinates | OfInputs | None = self.method.of_parameters(name, block.parameters)
         else:
             own = coordinates_at(self.method, name)
-        if own is not None and not isinstance(own, (Chart, Yardstick, ParameterCoordinates)):
+        if own is not None and not isinstance(own, (Chart, HessianScaling, ParameterCoordinates)):
             what = "computed from other parameters" if computed else "no weight matrix"
             raise ConfigError(
                 f"layer {name!r} cannot be probed: the coordinates of {own.name} are those of a plain weight, and its "
@@ -249,16 +249,16 @@ class LayerProbe(Measurement):
                 self.skipped[name] = str(error)
         if not work:
             return {}
-        witness, directions = witnessed(H, [own.operator for own in work.values()], keeps_products=True)
-        noise = witness.noise(directions)
-        self.precision = witness.precision if self.precision is None and self.check else self.precision
-        told = witness.rounded(directions, noise, H.total_mass)
+        reference, directions = reference_of(H, [own.operator for own in work.values()], keeps_products=True)
+        noise = reference.noise(directions)
+        self.precision = reference.precision if self.precision is None and self.check else self.precision
+        zero_tests = reference.zero_tests(directions, noise, H.total_mass)
         matrices = CHANGED if any(self.systems[name] is not None for name in work) else EIGENVALUES
         parts = {name: (own.operator, own.index()) for name, own in work.items() if own.units}
         formed = H.by_units(parts, self.memory - H.held, matrices)
         spare = self.memory - H.held - 8 * sum(own.H.numel() for own in formed.values())
         found = {}
-        for (name, own), direction, errors, zero in zip(work.items(), directions, noise, told, strict=True):
+        for (name, own), direction, errors, zero in zip(work.items(), directions, noise, zero_tests, strict=True):
             units = formed.get(name)
             result = found[name] = own.result(
                 source, self.systems[name], errors / direction.v.square().mean().sqrt(), units, spare
@@ -268,7 +268,7 @@ class LayerProbe(Measurement):
             if not self.check:
                 continue
             try:
-                result.check = witness.verdict(direction, as_block(own.operator), H.total_mass)
+                result.check = reference.verdict(direction, as_block(own.operator), H.total_mass)
                 if units is not None:
                     result.check = replace(result.check, difference=max(result.check.difference, units.difference))
                 refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
@@ -277,8 +277,8 @@ class LayerProbe(Measurement):
                     raise
                 self.skipped[name] = str(found.pop(name) and error)
                 continue
-            result.uncertainty = max(witness.uncertainty(direction), direction.lost / H.total_mass)
-            result.uncertain = uncertain(witness.precision)
+            result.uncertainty = max(reference.uncertainty(direction), direction.cancellation_error / H.total_mass)
+            result.uncertain = uncertain(reference.precision)
         return found
 
     def _apart(self, blocks: Mapping[str, Block]) -> dict[str, LayerResult]:
@@ -380,8 +380,8 @@ class LayerProbe(Measurement):
             checked_units(name, layer, self.units)
         if self.units is not None and not self.units:
             raise ConfigError("no unit was named: leave units= out for all of them")
-        witness = self._witness(layers) if self.check else None
-        run = Capturing(self, layers, witness)
+        reference = self._reference(layers) if self.check else None
+        run = Capturing(self, layers, reference)
         if is_batch(self.data) and self.team is None:
             sums = run.kept(self.data)
         else:
@@ -396,22 +396,22 @@ class LayerProbe(Measurement):
                 if self._named(name):
                     raise
                 self.skipped[name] = str(error)
-        self.precision = None if witness is None else witness.precision
-        self.reached = None if witness is None else witness.reached
+        self.precision = None if reference is None else reference.precision
+        self.reached = None if reference is None else reference.reached
         return found
 
     def _reached(self) -> set[str]:
         """Names of the parameters that the loss depends on, if no layer was captured."""
-        witness = self._witness({})
+        reference = self._reference({})
         for batch in [self.data] if is_batch(self.data) else self.data:
-            witness.add(batch, [])
-        return witness.reached
+            reference.add(batch, [])
+        return reference.reached
 
-    def _witness(self, layers: Mapping[str, Layer]) -> Witness:
-        """Witness of the parameters of the layers, which also records the other parameters that the loss depends on."""
+    def _reference(self, layers: Mapping[str, Layer]) -> ReferenceProducts:
+        """Reference products in the layers' parameters, which also record what else the loss depends on."""
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad and p.is_floating_point()}
         named |= dict(pair for name, layer in layers.items() for pair in parameters_of(self.model, name, layer))
-        return Witness(self.model, self.loss_fn, named, self.dtype, self.lift_casts)
+        return ReferenceProducts(self.model, self.loss_fn, named, self.dtype, self.lift_casts)
 
     def collect(self, layer: str, inputs: LayerInputs) -> Any:
         """Statistics of a layer's inputs that its coordinates are computed from; None: there are none."""
@@ -498,14 +498,14 @@ class ByProducts:
         def measured(plain: BlockHessian, layout: Layout) -> BlockHessian:
             if isinstance(own, ParameterCoordinates):
                 return plain.in_coordinates(own.of(layout))
-            return plain.in_coordinates(own.at(plain)) if isinstance(own, Yardstick) else plain
+            return plain.in_coordinates(own.at(plain)) if isinstance(own, HessianScaling) else plain
 
         def unit_block(unit: int | None) -> BlockHessian:
             if unit is None:
                 whole = measured(source.products(H, error=rounding(H.order, noise)), H.layout)
                 if self.live is self.block:
                     return whole
-                return Padded(whole, self.block.order, self._places().to(H.device), source.memory)
+                return ZeroPaddedHessian(whole, self.block.order, self._places().to(H.device), source.memory)
             layout, error = self._layout(unit), rounding(self.live.width, noise[rows[unit]])
             if formed is None:
                 return measured(source.products(H.restricted(layout), error=error), layout)
@@ -584,8 +584,8 @@ class Capturing:
 
     probe: LayerProbe
     layers: Mapping[str, Layer]
-    witness: Witness | None
-    directions: dict[str, Direction] = field(default_factory=dict)
+    reference: ReferenceProducts | None
+    directions: dict[str, CheckDirection] = field(default_factory=dict)
     verdicts: dict[str, Check] = field(default_factory=dict)
     in_parameters: frozenset[str] = frozenset()
     failed: set[str] = field(default_factory=set)
@@ -631,17 +631,17 @@ class Capturing:
             rtol=probe.rtol,
             conditions=together,
         )
-        if self.witness is not None and probe.team is None:
+        if self.reference is not None and probe.team is None:
             direction = self.directions[name]
             known = self.verdicts.get(name) if name in sums.captures else None
             result.check = self._verdict(direction, result.block(direction.unit), sums.total, known)
-            result.uncertainty = self.witness.uncertainty(direction)
+            result.uncertainty = self.reference.uncertainty(direction)
             refuse_failed(name, result.check, DIFFERENT_SUM)
-        elif self.witness is not None:
+        elif self.reference is not None:
             # each process has checked its share of the data
             result.check, result.uncertainty = sums.checks[name], sums.uncertainties[name]
-        if self.witness is not None:
-            result.uncertain = uncertain(self.witness.precision)
+        if self.reference is not None:
+            result.uncertain = uncertain(self.reference.precision)
         return result
 
     def _sums(self, batches: Iterable[Batch]) -> Sums:
@@ -671,11 +671,11 @@ class Capturing:
             blocks.pop(name, None)
         # refuses a stream that is empty, or in which nothing counts
         found = Sums(blocks, statistics, routes, weights.totals(), weights.total)
-        if probe.team is not None and self.witness is not None:
+        if probe.team is not None and self.reference is not None:
             for name, own in blocks.items():
                 direction = self.directions[name]
                 found.checks[name] = self._verdict(direction, own[direction.unit], found.total)
-                found.uncertainties[name] = self.witness.uncertainty(direction)
+                found.uncertainties[name] = self.reference.uncertainty(direction)
                 refuse_failed(name, found.checks[name], DIFFERENT_SUM)
         return found
 
@@ -686,12 +686,12 @@ class Capturing:
         """
         captures = self._captures(batch, weights)
         weight = 1.0 if captures.mass is None else captures.mass
-        if self.witness is None or captures.mass == 0:
+        if self.reference is None or captures.mass == 0:
             self._left_out(captures)
             return captures, weight
         if self.directions or captures.skipped:
-            self.witness.add(batch, list(self.directions.values()), weight)
-        unseen = {name for name in captures.skipped if self.witness.reached & set(self._parameters(name))}
+            self.reference.add(batch, list(self.directions.values()), weight)
+        unseen = {name for name in captures.skipped if self.reference.reached & set(self._parameters(name))}
         if unseen - self.in_parameters:
             # the loss depends on them, though not through their outputs
             self.in_parameters |= unseen
@@ -765,16 +765,16 @@ class Capturing:
 
     def _failed(self, batch: Batch, captures: Captures, chosen: Mapping[str, LayerCapture]) -> dict[str, Check]:
         """Checks of the ``chosen`` captures of one batch that do not agree with the model, by layer name."""
-        assert self.witness is not None
+        assert self.reference is not None
         self.directions |= self._new_directions(chosen)
-        self.witness.add(batch, [self.directions[name] for name in chosen])
+        self.reference.add(batch, [self.directions[name] for name in chosen])
         failed = {}
         for name, own in chosen.items():
             direction = self.directions[name]
             trial = replace(direction)
             if name in captures.slopes:
                 trial.add_slopes(captures.slopes[name])
-            verdict = self.verdicts[name] = self.witness.verdict(trial, self.probe.block(own, direction.unit))
+            verdict = self.verdicts[name] = self.reference.verdict(trial, self.probe.block(own, direction.unit))
             if not verdict.passed:
                 failed[name] = verdict
         return failed
@@ -803,7 +803,7 @@ class Capturing:
                 "at level='unit' fewer units",
             )
 
-    def _new_directions(self, captures: Mapping[str, LayerCapture]) -> dict[str, Direction]:
+    def _new_directions(self, captures: Mapping[str, LayerCapture]) -> dict[str, CheckDirection]:
         found = {}
         for name, own in captures.items():
             unit = None if self.probe.level == "layer" else most_curved(own)
@@ -811,23 +811,25 @@ class Capturing:
             whole = UnitLayout(self.probe.model, layers, None)
             layout = whole if unit is None else UnitLayout(self.probe.model, layers, unit)
             block = self.probe.block(own, unit)
-            found[name] = Direction.of(block, layout, whole, unit, dtype=self.probe.dtype)
+            found[name] = CheckDirection.of(block, layout, whole, unit, dtype=self.probe.dtype)
         return found
 
-    def _verdict(self, direction: Direction, block: BlockHessian, total: float, known: Check | None = None) -> Check:
+    def _verdict(
+        self, direction: CheckDirection, block: BlockHessian, total: float, known: Check | None = None
+    ) -> Check:
         """Check a block; a check that is ``known`` in plain coordinates is extended to the block's coordinates."""
-        assert self.witness is not None
+        assert self.reference is not None
         if known is None:
-            return self.witness.verdict(direction, block, total)
+            return self.reference.verdict(direction, block, total)
         return replace(known, difference=max(known.difference, in_coordinates(block, direction)))
 
     def _reason(self, captures: Captures, verdict: Check) -> str:
         """Likely reason for a difference from the model, in words."""
-        assert self.witness is not None
-        if not math.isclose(captures.loss, self.witness.loss, rel_tol=1e-6, abs_tol=1e-300):
+        assert self.reference is not None
+        if not math.isclose(captures.loss, self.reference.loss, rel_tol=1e-6, abs_tol=1e-300):
             return (
-                f"the model gives another loss every time it is run ({captures.loss:.6g}, {self.witness.loss:.6g}): it "
-                "keeps a state, or draws random numbers that torch does not know of"
+                f"the model gives another loss every time it is run ({captures.loss:.6g}, {self.reference.loss:.6g}): "
+                "it keeps a state, or draws random numbers that torch does not know of"
             )
         if verdict.slopes > verdict.bound:
             return (

@@ -39,7 +39,7 @@ from hesscond.hessians import (
     remaining,
 )
 from hesscond.hessians.blocks import trained
-from hesscond.hessians.coordinates import Together
+from hesscond.hessians.coordinates import LayerPreconditioner
 from hesscond.hessians.source import nothing_known
 from hesscond.measurement import Measurement
 from hesscond.methods.by_parameter import ByParameter
@@ -48,7 +48,7 @@ from hesscond.operators import Congruence, Gram, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
 from hesscond.results import Memory, NetworkResult, ProbeResult, gigabytes
 from hesscond.roles import NETWORK
-from hesscond.spectra import Known, bounded_condition
+from hesscond.spectra import SolverHints, bounded_condition
 from hesscond.spectra.bounded import FINAL, LEAST_VECTORS, MEASURING
 
 #: Vectors of all parameters that an operator holds: copies, the point, the gradient, and the gradient with its graph.
@@ -104,7 +104,7 @@ class NetworkProbe(Measurement):
         if isinstance(H.layout, BlockLayout) and not H.layout.whole:
             return self._checked(source.products(whole, nothing_known), H, parts, route, whole, again)
         # null directions for the data of one process need not be null for the data of another
-        known = partial(all_known, H) if self.team is None else lambda: ((), Known(None, network_inverse(H)))
+        known = partial(all_known, H) if self.team is None else lambda: ((), SolverHints(None, network_inverse(H)))
         return self._checked(source.products(whole, known), H, parts, route, whole, again)
 
     def _moved(self) -> dict[str, Block]:
@@ -299,15 +299,15 @@ def in_coordinates(error: float, operator: SymmetricOperator) -> float:
     return error * Gram(operator.P).norm_bound if error > 0 and isinstance(operator, Congruence) else error
 
 
-def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], Known]:
+def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], SolverHints]:
     """Null directions of a Hessian, and an approximate inverse on their complement."""
     found = network_null_directions(H)
     everything = combined(found)
     if everything is not None and everything.dimension == H.order:
-        return found, Known(everything)
+        return found, SolverHints(everything)
     inverse = network_inverse(H, null_space=everything)
     Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
-    return found, Known(null, PulledInverse(inverse, Z), Z)
+    return found, SolverHints(null, PulledInverse(inverse, Z), Z)
 
 
 def network_chart(method: Measured, layers: Sequence[str] | None, model: nn.Module) -> Coordinates | None:
@@ -337,7 +337,7 @@ def of_trained(name: str, P: LinearCoordinates | None, layer: Layer) -> LinearCo
     rows = Scaling(kept, "trained")
     if P is None:
         return rows
-    if P.left is not None or isinstance(P, Together):
+    if P.left is not None or isinstance(P, LayerPreconditioner):
         raise ConfigError(
             f"layer {name!r} has frozen parameters, and {P.name} acts across them: name the layers to measure (layers=)"
         )

@@ -327,13 +327,13 @@ class NetworkResult(LayerResult):
         if self.bounded is not None:
             return self.bounded.top
         which = "top" if self.operator.psd else "magnitude"
-        found = lanczos(self.operator, 1, which, tol=self._rtol**0.5, memory=self._block.effort.memory)
+        found = lanczos(self.operator, 1, which, tol=self._rtol**0.5, memory=self._block.limits.memory)
         return replace(found, lower=found.lower - self.uncertainty, upper=found.upper + self.uncertainty)
 
     def seconds(self) -> float | None:
         """Estimated seconds for κ if the matrix is formed; None: κ is found by an iteration of unknown length."""
-        order, effort = self.operator.order, self._block.effort
-        if self.bounded is not None or order > effort.dense_order or not effort.holds(order):
+        order, limits = self.operator.order, self._block.limits
+        if self.bounded is not None or order > limits.dense_order or not limits.holds(order):
             return None
         few = torch.ones(order, TRIED, dtype=self.operator.dtype, device=self.operator.device)
         began = time.perf_counter()

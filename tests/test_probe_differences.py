@@ -265,8 +265,8 @@ def test_it_takes_two_evaluations_more(level, monkeypatch):
     most = len(evaluations)
     from hesscond import check
 
-    monkeypatch.setattr(check.Witness, "differentiates", False)
-    monkeypatch.setattr(check.Witness, "_compare", lambda *_: None)
+    monkeypatch.setattr(check.ReferenceProducts, "differentiates", False)
+    monkeypatch.setattr(check.ReferenceProducts, "_compare", lambda *_: None)
     evaluations.clear()
     probe(network(torch.relu), level)
     assert most - len(evaluations) == 2

@@ -18,7 +18,7 @@ from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import HessianOperator, NetworkHessian, combined, network_null_directions, remaining
 from hesscond.methods import parse
 from hesscond.results import NETWORK
-from hesscond.spectra import Effort, Known
+from hesscond.spectra import SolverHints, SolverLimits
 from tests.cases import CASES, case, split
 from tests.hessians.test_hessians_network import network_truth
 from tests.methods.stepping import dense_hessian, kappa
@@ -245,7 +245,7 @@ def test_iterations_agree_with_the_dense_route(make):
     result = hesscond.probe(*make(), level="network")[NETWORK]
     block = result.block(None)
     found, known = block.known
-    iterative = NetworkHessian(block.operator, lambda: (found, known), Effort(dense_order=0, quick_order=0))
+    iterative = NetworkHessian(block.operator, lambda: (found, known), SolverLimits(dense_order=0, quick_order=0))
     kappa, truth = iterative.condition_number(), result.kappa
     assert kappa.lambda_max == pytest.approx(truth.lambda_max, rel=1e-6)
     assert kappa.lower <= truth.value * (1 + 1e-9)
@@ -260,7 +260,9 @@ def test_iterations_agree_with_the_dense_route(make):
 def test_too_few_products_are_unresolved():
     block = hesscond.probe(*convex(features=200), level="network")[NETWORK].block(None)
     # without an inverse a few products do not reach the bottom
-    poor = NetworkHessian(block.operator, lambda: ((), Known()), Effort(products=6, dense_order=0, quick_order=0))
+    poor = NetworkHessian(
+        block.operator, lambda: ((), SolverHints()), SolverLimits(products=6, dense_order=0, quick_order=0)
+    )
     kappa = poor.condition_number()
     assert not kappa.resolved
     assert kappa.upper == float("inf")
@@ -269,7 +271,7 @@ def test_too_few_products_are_unresolved():
 
 def test_a_dense_matrix_that_does_not_fit_is_refused():
     block = hesscond.probe(*convex(), level="network")[NETWORK].block(None)
-    small = NetworkHessian(block.operator, lambda: ((), Known()), dataclasses.replace(block.effort, memory=1000))
+    small = NetworkHessian(block.operator, lambda: ((), SolverHints()), dataclasses.replace(block.limits, memory=1000))
     with pytest.raises(CaptureError, match=r"48 parameters takes .* GB"):
         small.matrix()
 
@@ -443,7 +445,7 @@ def test_graphs_and_solvers_share_the_memory():
     assert "4 of 4" not in result.route
     held = HessianOperator(model, loss_fn, data, memory=memory / 2).held
     assert held <= memory / 2
-    assert result._block.effort.memory == memory - held
+    assert result._block.limits.memory == memory - held
     # with nothing left over the solvers still have half
     result = hesscond.probe(model, loss_fn, data, level="network", memory=1000)[NETWORK]
-    assert result._block.effort.memory == 500
+    assert result._block.limits.memory == 500

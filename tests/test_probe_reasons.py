@@ -16,7 +16,7 @@ import hesscond
 from hesscond.hessians import FactoredHessian, FormedHessian
 from hesscond.operators import Diagonal
 from hesscond.spectra.forms import FactorForm
-from hesscond.spectra.matrix_free import Effort, operator_condition
+from hesscond.spectra.matrix_free import SolverLimits, operator_condition
 from tests.support.constructions import KINDS
 
 CE = nn.CrossEntropyLoss()
@@ -159,14 +159,14 @@ def test_a_number_of_products():
 
 def test_an_iteration_that_ended():
     values = torch.linspace(1e-9, 1, 3000, dtype=torch.float64)
-    few = Effort(products=40, dense_order=10, quick_order=10)
-    kappa = operator_condition(Diagonal(values), effort=few)
+    few = SolverLimits(products=40, dense_order=10, quick_order=10)
+    kappa = operator_condition(Diagonal(values), limits=few)
     assert not kappa.resolved
     assert re.search(r"iteration for the smallest nonzero eigenvalue of 3,000 parameters .*40 products", kappa.reason)
     assert "raise rtol" in kappa.advice
     # a memory that holds no matrix is what can be raised
-    small = Effort(products=40, memory=8 * 3 * 3000 * 30)
-    kappa = operator_condition(Diagonal(values), effort=small)
+    small = SolverLimits(products=40, memory=8 * 3 * 3000 * 30)
+    kappa = operator_condition(Diagonal(values), limits=small)
     (size,) = re.search(r"raise memory to ([\d.]+) GB", kappa.advice).groups()
     assert float(size) * 1e9 >= 8 * 3 * 3000**2
 

@@ -12,6 +12,7 @@ from hesscond.hessians.coordinates import (
     Coordinates,
     DensePreconditioner,
     HessianMaker,
+    HessianScaling,
     Kronecker,
     LayerCoordinates,
     LinearCoordinates,
@@ -22,15 +23,15 @@ from hesscond.hessians.coordinates import (
     UnitCoordinates,
     UnitPreconditioner,
     UnitScaling,
-    Yardstick,
     coordinates_of,
     unit_layout,
 )
 from hesscond.hessians.factored import FactoredHessian, conditions_of, forms_of, traces_of
 from hesscond.hessians.formed import FormedHessian
+from hesscond.hessians.hessian_scalings import Jacobi, OptimalDiagonal, OptimalKronecker
 from hesscond.hessians.kronecker import KroneckerInverse
 from hesscond.hessians.layer import LayerHessian
-from hesscond.hessians.network_hessian import NetworkHessian, Padded
+from hesscond.hessians.network_hessian import NetworkHessian, ZeroPaddedHessian
 from hesscond.hessians.network_inverse import BlockInverse, network_inverse
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.null_directions import NullDirections, combined, network_null_directions
@@ -47,7 +48,6 @@ from hesscond.hessians.reparametrized import Reparametrized
 from hesscond.hessians.source import BlockSource
 from hesscond.hessians.streaming import stream, stream_layers
 from hesscond.hessians.tangent import SphereTangentOperator
-from hesscond.hessians.yardsticks import Jacobi, OptimalDiagonal, OptimalKronecker
 
 __all__ = [
     "Block",
@@ -67,6 +67,7 @@ __all__ = [
     "GroupedPreconditioner",
     "HessianMaker",
     "HessianOperator",
+    "HessianScaling",
     "Jacobi",
     "Kronecker",
     "KroneckerInverse",
@@ -77,7 +78,6 @@ __all__ = [
     "NullDirections",
     "OptimalDiagonal",
     "OptimalKronecker",
-    "Padded",
     "ParameterCoordinates",
     "ParameterMap",
     "Preconditioner",
@@ -90,7 +90,7 @@ __all__ = [
     "UnitCoordinates",
     "UnitPreconditioner",
     "UnitScaling",
-    "Yardstick",
+    "ZeroPaddedHessian",
     "by_group",
     "combined",
     "conditions_of",

@@ -178,9 +178,8 @@ class Source(Protocol):
 class Coordinates(ABC):
     """Coordinates in which the Hessians of units, of layers and of the network are measured.
 
-    There are four kinds: a P that is known beforehand (`LinearCoordinates`), a P that the Hessian at hand defines
-    (`Yardstick`), Hessians known by products (`Chart`), and None, the plain coordinates, wherever coordinates are asked
-    for.
+    There are four kinds: a P that is known beforehand (`LinearCoordinates`), a P computed from the Hessian that is
+    measured (`HessianScaling`), Hessians known by products (`Chart`), and None, the plain coordinates.
 
     Attributes
     ----------
@@ -246,8 +245,8 @@ class Chart(Coordinates):
         """
 
 
-class Yardstick(Coordinates):
-    """Coordinates ŵ = P z that the Hessian at hand defines, a unit's or a layer's."""
+class HessianScaling(Coordinates):
+    """Coordinates ŵ = P z with a P computed from the Hessian of the unit or layer that is measured."""
 
     def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
         """PᵀHP with the P of this H."""
@@ -267,7 +266,7 @@ class LinearCoordinates(Coordinates):
     """
 
     #: Whether L = I and all P_i are the same.
-    alike: ClassVar[bool] = False
+    same_for_units: ClassVar[bool] = False
     #: L (m, m'); None: the identity.
     left: torch.Tensor | None = None
     #: Whether sums with the entries of a matrix may cancel, so that rounding is large compared with small results.
@@ -347,7 +346,7 @@ class LinearCoordinates(Coordinates):
 
     def __matmul__(self, other: LinearCoordinates) -> LinearCoordinates:
         """θ = P Q z."""
-        if other.left is not None or isinstance(self, Together) or isinstance(other, Together):
+        if other.left is not None or isinstance(self, LayerPreconditioner) or isinstance(other, LayerPreconditioner):
             raise ConfigError(f"{other.name} acts across units, and {self.name} comes before it: multiply them out")
         return UnitProduct(self, other)
 
@@ -371,7 +370,7 @@ class Preconditioner(LinearCoordinates):
     ``Q @ P`` is the change of variables ŵ = Q P z. One that is another for every unit is a `UnitPreconditioner`.
     """
 
-    alike = True
+    same_for_units = True
 
     @abstractmethod
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
@@ -420,7 +419,7 @@ class Preconditioner(LinearCoordinates):
 
     def __matmul__(self, other: Any) -> Any:
         """ŵ = P Q z."""
-        return Product(self, other) if other.alike else super().__matmul__(other)
+        return Product(self, other) if other.same_for_units else super().__matmul__(other)
 
 
 class UnitPreconditioner(LinearCoordinates):
@@ -559,7 +558,7 @@ class Kronecker(LinearCoordinates):
         return self.right.by_unit(units)
 
 
-class Together(LinearCoordinates):
+class LayerPreconditioner(LinearCoordinates):
     """A P of all parameters of a layer together, without any structure over its units. Subclasses write `of_unit`.
 
     Attributes
@@ -614,7 +613,7 @@ class UnitCoordinates(LinearOperator):
             super().__init__((len(units) * n_params, columns), dtype, device)
             return
         self._left = P.left
-        inner: Sequence[int] = [0] if isinstance(P, Together) else units
+        inner: Sequence[int] = [0] if isinstance(P, LayerPreconditioner) else units
         inner = inner if self._left is None else range(self._left.shape[1])
         # one product for all units, or one for each
         self._parts = P.by_unit(inner)
@@ -665,7 +664,7 @@ class UnitCoordinates(LinearOperator):
         return (left.to(vectors) @ by_unit.flatten(1)).view(-1, *by_unit.shape[1:]).flatten(0, 1)
 
 
-class Unchanged(LinearOperator):
+class Identity(LinearOperator):
     """The identity (n, n)."""
 
     def __init__(self, order: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
@@ -726,7 +725,7 @@ def coordinates_of(
         P, n_params = preconditioners.get(name), layout.geometries[name].n_params
         size = where.stop - where.start
         blocks.append(
-            Unchanged(size, dtype=operator.dtype, device=operator.device)
+            Identity(size, dtype=operator.dtype, device=operator.device)
             if P is None
             else UnitCoordinates(P, layout.units[name], n_params, dtype=operator.dtype, device=operator.device)
         )

@@ -206,7 +206,7 @@ class LayerHessian(BlockHessian):
         """
         B = self._factor.B
         carried = float(self._rounding(P).norm())
-        if self._one_position and (P is None or (P.alike and not P.cancels)):
+        if self._one_position and (P is None or (P.same_for_units and not P.cancels)):
             ((rows, _),) = self._rows(P)
             passes, flat = B.shape[0], B.flatten(0, 1)[:, :, 0]
             (outer, of_outer), (inner, of_inner) = accurate_gram(flat), accurate_gram(rows)
@@ -361,7 +361,7 @@ def accurate_gram(rows: torch.Tensor) -> tuple[torch.Tensor, float]:
 
 def has_dual(P: LinearCoordinates | None) -> bool:
     """Whether the rows of FP are known as accurately as those of F: one P_i for all units, or one for each unit."""
-    return P is None or P.alike or (P.left is None and not P.cancels)
+    return P is None or P.same_for_units or (P.left is None and not P.cancels)
 
 
 def sums_to_zero(captured: LayerCapture) -> bool:

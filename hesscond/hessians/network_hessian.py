@@ -18,7 +18,7 @@ from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.spectra import ConditionNumber, ProductForm
 from hesscond.spectra.condition import unresolved
 from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.matrix_free import EIGENVECTORS, MATRICES, ROWS, Effort, Known, formed
+from hesscond.spectra.matrix_free import EIGENVECTORS, MATRICES, ROWS, SolverHints, SolverLimits, formed
 from hesscond.spectra.smallest import least_bytes
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class NetworkHessian(BlockHessian):
     known
         Makes what is known of it beforehand, when it is first needed: null directions with their reasons, and the same
         as a solver wants it.
-    effort
+    limits
         Limits of what is computed.
     error
         Bound of the rounding in H, in the 2-norm, where it is known: intervals are wider by it.
@@ -49,16 +49,16 @@ class NetworkHessian(BlockHessian):
     def __init__(
         self,
         operator: SymmetricOperator,
-        known: Callable[[], tuple[Sequence[NullDirections], Known]],
-        effort: Effort,
+        known: Callable[[], tuple[Sequence[NullDirections], SolverHints]],
+        limits: SolverLimits,
         error: float = 0.0,
         saturated: Callable[[], Cause] = lambda: NOTHING,
     ) -> None:
-        self.operator, self._known, self.effort, self.error = operator, known, effort, error
+        self.operator, self._known, self.limits, self.error = operator, known, limits, error
         self._saturated = saturated
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: vars(self)[name] for name in ("effort", "error", "extremes") if name in vars(self)}
+        kept = {name: vars(self)[name] for name in ("limits", "error", "extremes") if name in vars(self)}
         gone = {"operator": LeftBehind(self.operator), "_known": refuse_products, "_saturated": refuse_products}
         return kept | gone
 
@@ -70,7 +70,7 @@ class NetworkHessian(BlockHessian):
         return self.operator.order
 
     @cached_property
-    def known(self) -> tuple[Sequence[NullDirections], Known]:
+    def known(self) -> tuple[Sequence[NullDirections], SolverHints]:
         """Null directions and other facts that are known beforehand."""
         return self._known()
 
@@ -94,7 +94,7 @@ class NetworkHessian(BlockHessian):
 
     @cached_property
     def _formed(self) -> torch.Tensor:
-        refuse_large(self.order, self.effort.memory)
+        refuse_large(self.order, self.limits.memory)
         H = formed(self.operator).to(torch.float64)
         for rows, columns in zip(H.split(ROWS), H.split(ROWS, 1), strict=True):
             own = (rows + columns.T) / 2
@@ -115,16 +115,16 @@ class NetworkHessian(BlockHessian):
         return [self._changed(P)._condition(rtol) for P in coordinates]
 
     def _condition(self, rtol: float) -> ConditionNumber:
-        memory, iterated = self.effort.memory, least_bytes(self.order, psd=self.operator.psd)
-        dense = self.order <= self.effort.dense_order
-        if memory is not None and iterated > memory and not (dense and self.effort.holds(self.order)):
+        memory, iterated = self.limits.memory, least_bytes(self.order, psd=self.operator.psd)
+        dense = self.order <= self.limits.dense_order
+        if memory is not None and iterated > memory and not (dense and self.limits.holds(self.order)):
             least = min(iterated, 8 * MATRICES * self.order**2) if dense else iterated
             raise CaptureError(
                 f"both ends of the spectrum of {self.order:,} parameters do not fit into the memory: κ takes "
                 f"{readable(least)}, and {readable(memory)} are left for it: raise memory to {readable(2 * least)}; at "
                 "level='network' products=60 asks for λ_max and a lower bound of κ"
             )
-        kappa = ProductForm(self.operator, lambda: self.known[1], self.effort).condition(rtol=rtol)
+        kappa = ProductForm(self.operator, lambda: self.known[1], self.limits).condition(rtol=rtol)
         if kappa.resolved and kappa.nullity > sum(own.dimension for own in self.known[0]) and self._saturated():
             kappa = unresolved(kappa, self._saturated())
         kappa = kappa.because(kappa.cause.joined(self._saturated()))
@@ -137,12 +137,12 @@ class NetworkHessian(BlockHessian):
         change = UnitCoordinates(P, range(1), self.order, dtype=self.operator.dtype, device=self.operator.device)
         error = self.error * P.scaled_norm(self.scales(), 1) if self.error else 0.0
         return NetworkHessian(
-            Congruence(self.operator, change), lambda: ((), Known()), self.effort, error, self._saturated
+            Congruence(self.operator, change), lambda: ((), SolverHints()), self.limits, error, self._saturated
         )
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues, descending, and their eigenvectors."""
-        refuse_large(self.order, self.effort.memory, EIGENVECTORS, "eigenvectors")
+        refuse_large(self.order, self.limits.memory, EIGENVECTORS, "eigenvectors")
         rank = self.condition_number(P).rank
         values, vectors = torch.linalg.eigh(self.matrix(P))
         largest = values.abs().argsort(descending=True)[:rank]
@@ -158,7 +158,7 @@ class NetworkHessian(BlockHessian):
         if self.order <= SMALL:
             return torch.linalg.eigh(self.matrix()).eigenvectors[:, [-1, 0]]
         found = lanczos(
-            self.operator, 1, "both", tol=1e-4, missed=1.0, memory=self.effort.memory, seed=self.effort.seed
+            self.operator, 1, "both", tol=1e-4, missed=1.0, memory=self.limits.memory, seed=self.limits.seed
         )
         return found.eigenvectors[:, [0, -1]]
 
@@ -182,7 +182,7 @@ class LeftBehind(SymmetricOperator):
         refuse_products()
 
 
-class Padded(BlockHessian):
+class ZeroPaddedHessian(BlockHessian):
     """A Hessian with rows and columns that are known to be exactly zero: those of tokens that do not occur.
 
     Parameters

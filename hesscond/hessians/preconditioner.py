@@ -131,7 +131,7 @@ class GroupedPreconditioner(UnitPreconditioner):
     ) -> None:
         row = torch.zeros(1, order, dtype=torch.float64, device=device)
         widths = [P.right_multiply(row).shape[1] for P in parts]
-        self.parts = [P if k == max(widths) else Padded(P, max(widths)) for P, k in zip(parts, widths, strict=True)]
+        self.parts = [P if k == max(widths) else ZeroPadded(P, max(widths)) for P, k in zip(parts, widths, strict=True)]
         self.units, self.name = units, parts[0].name
 
     def of_unit(self, unit: int) -> Preconditioner:
@@ -139,7 +139,7 @@ class GroupedPreconditioner(UnitPreconditioner):
         return self.parts[unit * len(self.parts) // self.units]
 
 
-class Padded(Preconditioner):
+class ZeroPadded(Preconditioner):
     """[P, 0] (n̂, k): columns of zeros behind those of P."""
 
     def __init__(self, P: Preconditioner, columns: int) -> None:

@@ -10,15 +10,15 @@ from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.hessians.null_directions import NullDirections
 from hesscond.operators import SymmetricOperator
-from hesscond.spectra import Effort, Known
+from hesscond.spectra import SolverHints, SolverLimits
 
 #: Null directions of a Hessian and the same as a solver wants it, when they are first needed.
-Facts = Callable[[], tuple[Sequence[NullDirections], Known]]
+Facts = Callable[[], tuple[Sequence[NullDirections], SolverHints]]
 
 
-def nothing_known() -> tuple[Sequence[NullDirections], Known]:
+def nothing_known() -> tuple[Sequence[NullDirections], SolverHints]:
     """The facts of a Hessian in coordinates other than the plain ones."""
-    return (), Known()
+    return (), SolverHints()
 
 
 class BlockSource:
@@ -77,4 +77,4 @@ class BlockSource:
         """Block of an operator that is derived from the `latest` one; ``error``: bound of its rounding, if known."""
         left = max(self.memory - self.latest.held, self.memory // 2)
         H = self.latest
-        return NetworkHessian(operator, known, Effort(memory=left), error, lambda: H.saturated)
+        return NetworkHessian(operator, known, SolverLimits(memory=left), error, lambda: H.saturated)

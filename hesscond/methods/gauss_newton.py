@@ -20,7 +20,7 @@ from hesscond.capture import Layer
 from hesscond.capture.statistics import triangular
 from hesscond.errors import ConfigError
 from hesscond.hessians import DensePreconditioner, LinearCoordinates, Preconditioner
-from hesscond.hessians.coordinates import Together
+from hesscond.hessians.coordinates import LayerPreconditioner
 from hesscond.methods.base import not_shown
 from hesscond.methods.inputs import LayerMethod, WholeState
 from hesscond.methods.learned import refuse_unless
@@ -287,7 +287,7 @@ class ResolventRoot(Preconditioner):
         return self.right_multiply(vectors.to(torch.float64).T).T
 
 
-class GaussNewtonRoot(Together):
+class GaussNewtonRoot(LayerPreconditioner):
     """P = (G + γI)^−½ of a layer; of a unit the root of its own block of M."""
 
     cancels = True

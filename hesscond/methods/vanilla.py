@@ -8,7 +8,7 @@ from hesscond.methods.registry import register
 
 @register
 class Vanilla(Method):
-    """The gradient as it is; the yardstick for every other method."""
+    """The plain gradient, with which every other method is compared."""
 
     name = "vanilla"
     summary = "plain gradient, nothing transformed"

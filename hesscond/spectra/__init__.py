@@ -19,7 +19,7 @@ from hesscond.spectra.forms import (
     conditions,
 )
 from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.matrix_free import Effort, Known
+from hesscond.spectra.matrix_free import SolverHints, SolverLimits
 from hesscond.spectra.numerical_rank import Rank, rank
 from hesscond.spectra.rank import ExactRank, exact_rank
 from hesscond.spectra.smallest import smallest_nonzero
@@ -29,15 +29,15 @@ __all__ = [
     "ConditionNumber",
     "Density",
     "DualForm",
-    "Effort",
     "EigenResult",
     "ExactRank",
     "FactorForm",
     "FactorStack",
     "Form",
-    "Known",
     "ProductForm",
     "Rank",
+    "SolverHints",
+    "SolverLimits",
     "SummedForm",
     "bounded_condition",
     "condition_number",

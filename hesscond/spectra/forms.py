@@ -31,7 +31,7 @@ from hesscond.spectra.factored import (
     factor_eigenvalues,
 )
 from hesscond.spectra.matrices import as_array, as_matrix, dense
-from hesscond.spectra.matrix_free import Effort, Known, operator_condition
+from hesscond.spectra.matrix_free import SolverHints, SolverLimits, operator_condition
 from hesscond.spectra.signed import dual_signed_condition, signed_condition, signed_eigenpairs, signed_eigenvalues
 from hesscond.spectra.symmetric import general_condition, rounded_condition, symmetric_condition
 
@@ -276,16 +276,16 @@ class ProductForm(Form):
     operator : (n, n)
     known
         Function that returns what is known of the operator, called if needed.
-    effort
+    limits
         Limits of the iteration.
     """
 
     operator: SymmetricOperator
-    known: Callable[[], Known] = field(default_factory=lambda: Known)
-    effort: Effort | None = None
+    known: Callable[[], SolverHints] = field(default_factory=lambda: SolverHints)
+    limits: SolverLimits | None = None
 
     def _measured(self, rtol: float) -> ConditionNumber:
-        return operator_condition(self.operator, known=self.known, rtol=rtol, effort=self.effort)
+        return operator_condition(self.operator, known=self.known, rtol=rtol, limits=self.limits)
 
     def doubted(self, found: ConditionNumber) -> ConditionNumber:
         """Return ``found``, unresolved if it has rank 0: the asymmetry of products does not measure their terms."""

@@ -37,7 +37,7 @@ SAFETY = 16.0
 
 
 @dataclass(frozen=True)
-class Effort:
+class SolverLimits:
     """Limits of an iteration.
 
     Attributes
@@ -65,7 +65,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Known:
+class SolverHints:
     """Facts known of an operator beforehand.
 
     Attributes
@@ -86,13 +86,13 @@ class Known:
 def operator_condition(
     operator: SymmetricOperator,
     *,
-    known: Callable[[], Known] = Known,
+    known: Callable[[], SolverHints] = SolverHints,
     rtol: float = 1e-8,
-    effort: Effort | None = None,
+    limits: SolverLimits | None = None,
 ) -> ConditionNumber:
     """Condition number of a symmetric operator from its products.
 
-    Up to ``effort.dense_order`` the matrix is formed and measured as any other, its asymmetry taken for the rounding
+    Up to ``limits.dense_order`` the matrix is formed and measured as any other, its asymmetry taken for the rounding
     of the products. Beyond, λ_max comes from `lanczos` and λ_min⁺ from `smallest_nonzero`; the ``rank_decision`` is
     then ``"iterative"``: no eigenvalue is larger except with a probability of 1e-6; that no nonzero one is smaller
     rests on random starts; ``rank`` is an upper bound, the order without the null directions that are known or found;
@@ -107,10 +107,10 @@ def operator_condition(
         Makes what is known of it, if that is needed.
     rtol
         Relative accuracy of the eigenvalues.
-    effort
+    limits
         Limits of the iteration.
     """
-    limits = effort or Effort()
+    limits = limits or SolverLimits()
     facts = known()
     A = operator if facts.coordinates is None else Congruence(operator, facts.coordinates)
     null_space = A.null_space if facts.null_space is None else facts.null_space
@@ -187,12 +187,12 @@ def dense_condition(
     del H
     if found.cause in (BELOW_BOUND, NONE_TOLD):
         return found.because(SUMMED)
-    if found.rank_decision == "numerical" and told_in_own_units(given) > found.rank:
+    if found.rank_decision == "numerical" and equilibrated_rank(given) > found.rank:
         return unresolved(found, SCALES)
     return found
 
 
-def told_in_own_units(H: np.ndarray) -> int:
+def equilibrated_rank(H: np.ndarray) -> int:
     """Number of nonzero eigenvalues after every parameter is scaled separately to one size, which changes no rank.
 
     0 if all are of one size already. Parameters of small features have eigenvalues below eps times the norm that are no

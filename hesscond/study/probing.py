@@ -32,8 +32,8 @@ from hesscond.capture.randomness import gpus_of, untouched_randomness
 from hesscond.capture.stacking import by_shape, stacked
 from hesscond.check import (
     TOLERANCE,
-    Direction,
-    Witness,
+    CheckDirection,
+    ReferenceProducts,
     in_coordinates,
     most_curved,
     refuse_failed,
@@ -61,9 +61,9 @@ from hesscond.hessians import (
     traces_of,
     unit_hessian,
 )
+from hesscond.hessians.hessian_scalings import semidefinite
 from hesscond.hessians.parameter_maps import ParameterMap
 from hesscond.hessians.parameters import UnitLayout
-from hesscond.hessians.yardsticks import semidefinite
 from hesscond.layer_probe import LayerProbe
 from hesscond.methods import Method
 from hesscond.methods.bnp import from_statistics, regularized
@@ -116,7 +116,7 @@ class Measured(NamedTuple):
     name: str
     pairs: Batch | Iterable[Batch]
     hessian: HessianMaker
-    checks: Mapping[str, Direction]
+    checks: Mapping[str, CheckDirection]
     again: Again = nullcontext
 
 
@@ -270,7 +270,7 @@ class Prober:
         elif self.units:
             with again():
                 seen = self._capture(*pair)
-        checks: dict[str, Direction] = {}
+        checks: dict[str, CheckDirection] = {}
         if check:
             with again():
                 checks = self._compared(self._captures([seen])[0], pair)
@@ -342,7 +342,7 @@ class Prober:
         chunk = min(CHUNK, max(1, ROOM // activations(self.model, inputs[:1])))
         parts = [slice(start, start + chunk) for start in range(0, samples, chunk)]
 
-        checks: dict[str, Direction] = {}
+        checks: dict[str, CheckDirection] = {}
 
         def chunks() -> Iterator[tuple[dict[str, LayerCapture], float]]:
             for part in parts:
@@ -530,7 +530,7 @@ class Prober:
         dtype = torch.float64 if self.config.precision == "float64" else None
         return capture(self.model, self.loss_fn, (inputs, targets), list(self.units), units=self.units, dtype=dtype)
 
-    def _compared(self, captures: Mapping[str, LayerCapture], batch: Batch) -> dict[str, Direction]:
+    def _compared(self, captures: Mapping[str, LayerCapture], batch: Batch) -> dict[str, CheckDirection]:
         """Compare each layer's most curved unit with the model; return the directions of the comparison."""
         dtype = torch.float64 if self.config.precision == "float64" else None
         found = {}
@@ -539,13 +539,13 @@ class Prober:
             block = unit_hessian(own, unit, MEMORY)
             with weight_as_parameter(self.model, place, layer) as named:
                 layout, whole = (UnitLayout(self.model, {place: layer}, of, named) for of in (unit, None))
-                direction = Direction.of(block, layout, whole, unit, dtype=dtype)
-                witness = Witness(self.model, self.loss_fn, dict(named), dtype, lift_casts=True)
+                direction = CheckDirection.of(block, layout, whole, unit, dtype=dtype)
+                reference = ReferenceProducts(self.model, self.loss_fn, dict(named), dtype, lift_casts=True)
                 # whether the model's second derivatives are those of its gradient is a question of its code
-                witness.differentiates = place not in self._differentiated
+                reference.differentiates = place not in self._differentiated
                 self._differentiated.add(place)
-                witness.add(batch, [direction])
-                verdict = witness.verdict(direction, block)
+                reference.add(batch, [direction])
+                verdict = reference.verdict(direction, block)
             refuse_failed(self.names[place], verdict, "the capture does not hold for this layer")
             found[place] = direction
         return found
@@ -649,7 +649,7 @@ class Prober:
                 checked = [at | outcome for statement in wanted for outcome in outcomes(statement, seen)]
         return ProbeRow(row | dict(one.systems.diagnostics), readings, checked)
 
-    def _refuse_differing(self, block: BlockHessian, direction: Direction, place: str, name: str) -> None:
+    def _refuse_differing(self, block: BlockHessian, direction: CheckDirection, place: str, name: str) -> None:
         """Raise a CaptureError where PᵀHP is not what P and H give."""
         if in_coordinates(block, direction) > TOLERANCE:
             raise CaptureError(f"layer {self.names[place]!r}: the Hessian in the coordinates {name!r} is not PᵀHP")

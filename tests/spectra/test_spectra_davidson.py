@@ -12,7 +12,7 @@ import torch
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import ApproximateInverse, Dense, Diagonal, DiagonalInverse, Span, SymmetricOperator
-from hesscond.spectra.matrix_free import Effort, operator_condition
+from hesscond.spectra.matrix_free import SolverLimits, operator_condition
 from hesscond.spectra.search_space import Excluded, lowest
 from hesscond.spectra.smallest import smallest_nonzero
 from hesscond.spectra.threads import one_thread
@@ -587,20 +587,20 @@ def test_layer_of_100_000_parameters():
 def test_negative_eigenvalues_that_were_not_counted_are_not_printed():
     """One of each end is found, of an operator with 176 negative ones."""
     values = torch.cat([-torch.linspace(0.5, 1, 176), torch.linspace(0.1, 3, 424)]).double()
-    kappa = operator_condition(Diagonal(values), effort=Effort(dense_order=0))
+    kappa = operator_condition(Diagonal(values), limits=SolverLimits(dense_order=0))
     assert kappa.resolved
     assert kappa.negative <= 176
     assert not kappa.negative_counted
     assert kappa.counted_negative is None
     assert "0 negative" not in str(kappa)
-    turned = operator_condition(Diagonal(-values), effort=Effort(dense_order=0))
+    turned = operator_condition(Diagonal(-values), limits=SolverLimits(dense_order=0))
     assert 1 <= turned.negative <= 424
     assert f"at least {turned.negative} negative" in str(turned)
     dense = operator_condition(Diagonal(values))
     assert (dense.negative, dense.counted_negative) == (176, 176)
     assert "176 negative" in str(dense)
     # nothing is below zero where that is known
-    positive = operator_condition(Diagonal(values.abs()), effort=Effort(dense_order=0, quick_order=0))
+    positive = operator_condition(Diagonal(values.abs()), limits=SolverLimits(dense_order=0, quick_order=0))
     assert (positive.negative, positive.negative_counted) == (0, True)
 
 
@@ -619,7 +619,7 @@ def test_words_count_what_was_told_from_zero(psd):
     values = torch.cat([torch.zeros(2170), torch.linspace(1, 2, 30)]).double()
     operator = Diagonal(values)
     operator.psd = psd
-    kappa = operator_condition(operator, effort=Effort(dense_order=0, quick_order=0, products=60))
+    kappa = operator_condition(operator, limits=SolverLimits(dense_order=0, quick_order=0, products=60))
     assert kappa.rank + kappa.nullity == 2200
     if kappa.resolved:
         assert kappa.lower <= 2 <= kappa.upper
@@ -633,5 +633,5 @@ def test_words_count_what_was_told_from_zero(psd):
 def test_the_largest_eigenvalue_of_an_iteration_is_in_its_interval():
     for seed in range(6):
         values = 1 + torch.rand(600, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        kappa = operator_condition(Diagonal(values), effort=Effort(dense_order=0, seed=seed))
+        kappa = operator_condition(Diagonal(values), limits=SolverLimits(dense_order=0, seed=seed))
         assert kappa.lower <= float(values.max() / values.min()) <= kappa.upper

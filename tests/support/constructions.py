@@ -1767,13 +1767,13 @@ def iterated(spectrum, seeds=3):
 
     def judge(one, level, first=0):
         from hesscond.operators import as_operator
-        from hesscond.spectra.matrix_free import Effort, operator_condition
+        from hesscond.spectra.matrix_free import SolverLimits, operator_condition
 
         found = []
         for seed in range(first, first + seeds):
             values = spectrum(np.random.default_rng(seed))
-            effort = Effort(dense_order=50, quick_order=50, seed=seed)
-            kappa = operator_condition(as_operator(diagonal(values)), effort=effort)
+            limits = SolverLimits(dense_order=50, quick_order=50, seed=seed)
+            kappa = operator_condition(as_operator(diagonal(values)), limits=limits)
             true = Spectrum(sorted(values.tolist(), key=abs, reverse=True))
             verdict = verdict_of(kappa, true)
             told = kappa.rank + kappa.nullity

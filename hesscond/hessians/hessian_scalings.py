@@ -1,4 +1,4 @@
-"""Yardsticks, coordinates that a Hessian itself defines: Jacobi's, and optimal ones of their kind."""
+"""Preconditioners computed from the Hessian that is measured: Jacobi scaling, and the optimal ones of their kind."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hesscond.hessians.coordinates import (
     BlockHessian,
     DensePreconditioner,
     HessianMaker,
+    HessianScaling,
     Kronecker,
     Scaling,
     UnitScaling,
-    Yardstick,
 )
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.operators import Congruence, Diagonal, SymmetricOperator
@@ -24,7 +24,7 @@ from hesscond.scaling import optimal_diagonal_scaling, optimal_kronecker_scaling
 CHUNK = 256
 
 
-class Jacobi(Yardstick):
+class Jacobi(HessianScaling):
     """ŵ = D z with D = diag(|H|)^−½, and 1 where H has a zero on its diagonal, as it has for dead features.
 
     For positive definite H (n, n), κ(DHD) ≤ n · min over all diagonal D: Van der Sluis, Numer. Math. 14 (1969),
@@ -43,8 +43,8 @@ class Jacobi(Yardstick):
         return scaled(H), H.parts
 
 
-class OptimalDiagonal(Yardstick):
-    """ŵ = D z with the diagonal D > 0 for which κ(DHD) is smallest, to a certified gap: a yardstick for every other D.
+class OptimalDiagonal(HessianScaling):
+    """ŵ = D z with the diagonal D > 0 for which κ(DHD) is smallest, to a certified gap.
 
     D is found from the factor of H = FᵀF, whose columns it scales: κ(DHD) = κ(FD)². H must be positive semidefinite, as
     behind piecewise linear layers and a convex loss; `hesscond.optimal_diagonal_scaling` gives the bounds.
@@ -68,8 +68,8 @@ class OptimalDiagonal(Yardstick):
         return diagonal(torch.from_numpy(best.column).to(factored.rows.device), factored.units, self.name)
 
 
-class OptimalKronecker(Yardstick):
-    """W = L Z Rᵀ with the pair L, R for which κ((L ⊗ R)ᵀ H (L ⊗ R)) is smallest: a yardstick for K-FAC and Shampoo.
+class OptimalKronecker(HessianScaling):
+    """W = L Z Rᵀ with the pair L, R for which κ((L ⊗ R)ᵀ H (L ⊗ R)) is smallest.
 
     The Hessian of the layer must be positive semidefinite; `hesscond.optimal_kronecker_scaling` gives the bounds, and
     says when the optimum is proved.
