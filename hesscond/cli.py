@@ -23,8 +23,8 @@ from hesscond.errors import GONE, HesscondError
 HELP = """Exact per-layer Hessian condition numbers of neural networks, and studies of the methods that claim to improve
 them.
 
-Every command explains itself with examples: hesscond COMMAND --help. The shell completes commands, options, studies,
-methods, statements and run folders after hesscond --install-completion.
+Every command explains itself with examples: hesscond COMMAND --help. The shell completes commands and options after
+hesscond --install-completion.
 
 Example: hesscond probe mymodel.py:make
 

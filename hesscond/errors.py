@@ -15,6 +15,8 @@ BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "M
 GONE: dict[str, str] = {
     "comparison": "figure equal-loss compares κ of methods at equal training loss, comparison.csv has their losses",
     "timing": "the column time of comparison.csv has the time of an iteration, table summary that of a run",
+    "--worst": "the counterexamples that verify prints say by how much a false claim is exceeded",
+    "Extreme": "counterexamples that hesscond.verify returns have the factor",
 }
 
 

@@ -16,7 +16,6 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hesscond.commands import completion
 from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
 from hesscond.commands.options import check_file, choice, collect
@@ -43,9 +42,7 @@ Unresolved = Annotated[
 
 
 def check(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run folders, or folders that hold some.", autocompletion=completion.runs)
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
     expect: Expect = None,
     unresolved: Unresolved = "fail",
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit report to this file.")] = None,

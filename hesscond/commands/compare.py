@@ -9,7 +9,6 @@ from typing import Annotated, get_args
 
 import typer
 
-from hesscond.commands import completion
 from hesscond.commands.options import Scale, names_of
 from hesscond.commands.printing import print_table, sign_of_life, stderr, stdout
 from hesscond.commands.sweep import absolute, do, parse_ranges, place_of, usual_threads
@@ -32,13 +31,11 @@ RATES = ",".join(f"{rate:g}" for rate in GRID)
 def compare_methods(
     name: Annotated[
         str,
-        typer.Argument(help="A built-in study (hesscond studies) or a .toml file.", autocompletion=completion.studies),
+        typer.Argument(help="A built-in study (hesscond studies) or a .toml file."),
     ],
     method: Annotated[
         list[str] | None,
-        typer.Option(
-            "--method", "-m", help="As for study; all registered ones if not given.", autocompletion=completion.methods
-        ),
+        typer.Option("--method", "-m", help="As for study; all registered ones if not given."),
     ] = None,
     scale: Scale = None,
     rates: Annotated[

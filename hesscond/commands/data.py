@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from hesscond.commands import completion
 from hesscond.commands.printing import sign_of_life, stdout
-from hesscond.data import fetch, names
+from hesscond.data import fetch
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -24,9 +23,7 @@ def data() -> None:
 
 @app.command("fetch")
 def fetch_data(
-    name: Annotated[
-        str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100", autocompletion=completion.among(names()))
-    ],
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100")],
     data_dir: Annotated[Path | None, typer.Option(help="Where to put it; the cache if absent.")] = None,
 ) -> None:
     """Download a data set and check it.

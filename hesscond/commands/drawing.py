@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hesscond.commands import completion
 from hesscond.commands.options import check_file, collect
 from hesscond.commands.printing import print_table, sign_of_life, stdout
 from hesscond.errors import ConfigError, did_you_mean
@@ -24,19 +23,18 @@ Layer = Annotated[str | None, typer.Option(help="Layer; the first one probed if 
 Unit = Annotated[int | None, typer.Option(help="Output unit; the first one probed if not given.")]
 Quantity = Annotated[
     str | None,
-    typer.Option(help=f"Of blocks: {' | '.join(QUANTITIES)}.", autocompletion=completion.among(QUANTITIES)),
+    typer.Option(help=f"Of blocks: {' | '.join(QUANTITIES)}."),
 ]
 
 
 def figure(
-    kind: Annotated[str, typer.Argument(help=" | ".join(KINDS), autocompletion=completion.among(KINDS))],
+    kind: Annotated[str, typer.Argument(help=" | ".join(KINDS))],
     output: Annotated[Path, typer.Option("--output", "-o", help=f"A {', '.join(METADATA)} file.")],
     runs: Annotated[
         list[str] | None,
         typer.Argument(
             help="Run folders, or folders that hold some; for probe the file that hesscond probe -o wrote; for rate a "
             f"statement ({', '.join(RATED)}).",
-            autocompletion=completion.runs,
         ),
     ] = None,
     layer: Layer = None,
@@ -92,10 +90,8 @@ def one_of(names: list[str], sentence: str) -> str:
 
 
 def table(
-    kind: Annotated[str, typer.Argument(help=" | ".join(TABLES), autocompletion=completion.among(TABLES))],
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run folders, or folders that hold some.", autocompletion=completion.runs)
-    ],
+    kind: Annotated[str, typer.Argument(help=" | ".join(TABLES))],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
     format: Annotated[str, typer.Option(help=" | ".join(FORMATS))] = "text",
     layer: Layer = None,
     unit: Unit = None,

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from hesscond.commands import completion
 from hesscond.commands.options import choice, collect
 from hesscond.commands.printing import stdout
 from hesscond.errors import ConfigError
@@ -23,12 +22,10 @@ CURVES = ("tensorboard", "mlflow")
 
 
 def export(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run folders, or folders that hold some.", autocompletion=completion.runs)
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
     table: Annotated[
         str | None,
-        typer.Option(help=f"{' | '.join(TABLES)}; probe if not given.", autocompletion=completion.among(TABLES)),
+        typer.Option(help=f"{' | '.join(TABLES)}; probe if not given."),
     ] = None,
     format: Annotated[str, typer.Option(help=" | ".join(FORMATS + CURVES))] = "csv",
     output: Annotated[

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.live import Live
 
-from hesscond.commands import completion
 from hesscond.commands.exits import DIVERGED, INTERRUPTED
 from hesscond.commands.live_view import blocks, line, rows
 from hesscond.commands.printing import stdout
@@ -22,7 +21,7 @@ from hesscond.runs import LOG, OVER, WatchedRun, run_folders
 def follow(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, or folders in which runs are or will be.", autocompletion=completion.runs),
+        typer.Argument(help="Run folders, or folders in which runs are or will be."),
     ],
     interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
     wait: Annotated[

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from hesscond.commands import completion
 from hesscond.commands.printing import AsJson, listing, print_docstring, print_prose, print_source, stdout
 from hesscond.errors import ConfigError
 from hesscond.study.listing import described, panels_of
@@ -18,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def studies(
-    name: Annotated[
-        str | None, typer.Argument(help="Show the panels and methods of this one.", autocompletion=completion.studies)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the panels and methods of this one.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the built-in studies, or the panels of one.
@@ -34,9 +31,7 @@ def studies(
 
 
 def methods(
-    name: Annotated[
-        str | None, typer.Argument(help="Show all about this one.", autocompletion=completion.methods)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Show all about this one.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or show one; --method NAME:option=value sets an option, --method NAME+NAME joins two.

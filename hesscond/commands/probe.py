@@ -21,7 +21,6 @@ from rich.text import Text
 import hesscond
 from hesscond.capture import STOPPED, Progress
 from hesscond.capture.wrappers import measurable
-from hesscond.commands import completion
 from hesscond.commands.exits import INTERRUPTED
 from hesscond.commands.options import (
     check_file,
@@ -83,7 +82,6 @@ def probe(
             "--method",
             "-m",
             help="Measure what a method makes of it (hesscond methods).",
-            autocompletion=completion.methods,
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Precision of the forward pass: float64 | as-is.")] = "float64",

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from hesscond.commands import completion
 from hesscond.commands.options import Scale
 from hesscond.commands.printing import AsJson, listing, print_table, sign_of_life, stderr, stdout
 from hesscond.commands.sweep import complain_of, data_of, do, place_of, usual_threads
@@ -31,7 +30,7 @@ WIDTH = 6.9
 def replicate(
     name: Annotated[
         str | None,
-        typer.Argument(help="A figure or table of a paper, NAME or NAME/PANEL.", autocompletion=completion.studies),
+        typer.Argument(help="A figure or table of a paper, NAME or NAME/PANEL."),
     ] = None,
     scale: Scale = None,
     seeds: Annotated[int, typer.Option(help="Runs of every method, with the seeds 0, 1, …")] = 5,

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from hesscond.commands import completion
 from hesscond.commands.options import check_file, collect
 from hesscond.commands.printing import stdout
 from hesscond.report.html_report import SUFFIXES, write_report
@@ -16,7 +15,7 @@ from hesscond.report.html_report import SUFFIXES, write_report
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, or folders that hold some; of one study.", autocompletion=completion.runs),
+        typer.Argument(help="Run folders, or folders that hold some; of one study."),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="An .html file; one that is there is replaced.")

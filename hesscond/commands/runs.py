@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hesscond.commands import completion
 from hesscond.commands.exits import BAD_USE
 from hesscond.commands.printing import AsJson, complain, listing, stdout
 from hesscond.errors import RunError
@@ -17,7 +16,7 @@ from hesscond.runs import StoredRun, open_run, run_folders
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Where to look.", autocompletion=completion.runs)] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """List the runs at or below a folder, with their status, iterations and last training loss.

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from hesscond.commands import completion
 from hesscond.commands.check import POLICIES, Expect, Unresolved, meet
 from hesscond.commands.exits import DIVERGED, INTERRUPTED
 from hesscond.commands.options import Scale, choice
@@ -39,7 +38,7 @@ from hesscond.study.sections import LARGEST
 def study(
     name: Annotated[
         str,
-        typer.Argument(help="A built-in study (hesscond studies) or a .toml file.", autocompletion=completion.studies),
+        typer.Argument(help="A built-in study (hesscond studies) or a .toml file."),
     ],
     method: Annotated[
         list[str] | None,
@@ -47,7 +46,6 @@ def study(
             "--method",
             "-m",
             help="NAME, NAME:option=value or NAME+NAME (hesscond methods); repeat for several.",
-            autocompletion=completion.methods,
         ),
     ] = None,
     scale: Scale = None,

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from hesscond.commands import completion
 from hesscond.commands.exits import DIVERGED, INTERRUPTED
 from hesscond.commands.live_view import sweep_view
 from hesscond.commands.options import Scale
@@ -46,12 +45,11 @@ def sweep(
         str,
         typer.Argument(
             help="A built-in study (hesscond studies), a .toml file, or the folder of a sweep to go on with.",
-            autocompletion=completion.studies,
         ),
     ],
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", "-m", help="As for study; repeat for several.", autocompletion=completion.methods),
+        typer.Option("--method", "-m", help="As for study; repeat for several."),
     ] = None,
     scale: Scale = None,
     seed: Annotated[str | None, typer.Option(help="0,1,2 or 0:5 (0 to 4); 0 if not given.")] = None,

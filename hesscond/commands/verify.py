@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from hesscond.commands import completion
 from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
 from hesscond.commands.options import check_file
@@ -24,7 +22,6 @@ from hesscond.commands.printing import (
     print_prose,
     print_source,
     print_table,
-    sign_of_life,
     stderr,
     stdout,
 )
@@ -35,21 +32,15 @@ from hesscond.study.sections import LARGEST
 from hesscond.theorems import Claim, Statement, Verdict, statement, statements, verify
 from hesscond.theorems.base import verdict_table
 
-#: Sizes of the matrices of ``--worst``.
-SIZES = (3, 4, 6, 8, 12)
-
 
 def verify_statements(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(help="Statements (hesscond statements).", autocompletion=completion.statement_ids),
+        typer.Argument(help="Statements (hesscond statements)."),
     ] = None,
     all_of_them: Annotated[bool, typer.Option("--all", help="All statements.")] = False,
     trials: Annotated[int | None, typer.Option(help="Random cases of each; what it says itself if not given.")] = None,
     seed: Annotated[int, typer.Option(help="Of the random cases.")] = 0,
-    worst: Annotated[
-        bool, typer.Option("--worst", help="Search for the largest factor by which a false claim is exceeded, by size.")
-    ] = False,
     as_json: AsJson = False,
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit report to this file.")] = None,
     figure: Annotated[
@@ -75,20 +66,13 @@ def verify_statements(
     if figure is not None and len(chosen) != 1:
         raise ConfigError("--figure draws one statement: name that one only")
     verdicts = run_all(chosen, trials, seed)
-    extremes = {one.id: largest(one, seed) for one in chosen} if worst else {}
     if as_json:
-        rows = [as_dict(v) | ({"worst_by_size": extremes[v.id]} if worst else {}) for v in verdicts]
-        typer.echo(json.dumps(rows, indent=1))
+        typer.echo(json.dumps([as_dict(verdict) for verdict in verdicts], indent=1))
     else:
         print_table(verdict_table(verdicts))
         for verdict in verdicts:
             for line in verdict.remarks():
                 stdout.print(line, soft_wrap=True)
-            for row in extremes.get(verdict.id, ()):
-                stdout.print(
-                    f"{verdict.id}, {row['claim']}, size {row['size']}: exceeded by {row['factor']:.4f}, "
-                    f"which can be at most {row['ceiling']:.4f}"
-                )
     if figure is not None:
         save_figure(margin_figure(verdicts[0]), figure)
     if junit is not None:
@@ -110,24 +94,8 @@ def run_all(chosen: list[Statement], trials: int | None, seed: int) -> list[Verd
     return verdicts
 
 
-def largest(one: Statement, seed: int) -> list[dict[str, Any]]:
-    """The worst case of each size that ascent finds, if the statement has any."""
-    found = []
-    for size in SIZES:
-        with sign_of_life(f"{one.id}, size {size}"):
-            extreme = one.worst(size, np.random.default_rng([seed, size]))
-        if extreme is None:
-            return []
-        matrix = extreme.matrix.tolist()
-        row = {"claim": extreme.claim, "size": size, "factor": extreme.factor, "ceiling": extreme.ceiling}
-        found.append(row | {"matrix": matrix})
-    return found
-
-
 def list_statements(
-    name: Annotated[
-        str | None, typer.Argument(help="Show all about this one.", autocompletion=completion.statement_ids)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Show all about this one.")] = None,
     as_json: AsJson = False,
     long: Annotated[bool, typer.Option("--long", help="With the whole text of each.")] = False,
 ) -> None:

@@ -18,7 +18,6 @@ from hesscond.theorems import (
 from hesscond.theorems.base import (
     Claim,
     Counterexample,
-    Extreme,
     LayerStatement,
     Observation,
     Outcome,
@@ -38,7 +37,6 @@ from hesscond.theorems.networks import LayerNetwork
 __all__ = [
     "Claim",
     "Counterexample",
-    "Extreme",
     "LayerNetwork",
     "LayerStatement",
     "Observation",

@@ -147,28 +147,6 @@ class Counterexample:
     factor: float
 
 
-@dataclass(frozen=True)
-class Extreme:
-    """The worst case that a search found.
-
-    Attributes
-    ----------
-    claim
-        Name of the claim.
-    factor
-        A certified lower bound of how far the claim is exceeded there.
-    ceiling
-        Upper bound of the factor in all cases.
-    matrix
-        The case.
-    """
-
-    claim: str
-    factor: float
-    ceiling: float
-    matrix: np.ndarray
-
-
 @dataclass
 class Tally:
     """Counts of the outcomes of one claim in all trials."""
@@ -365,10 +343,6 @@ class Statement(ABC):
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """Certified counterexamples of the false claims, searched for from a seed."""
         return iter(())
-
-    def worst(self, size: int, rng: np.random.Generator) -> Extreme | None:
-        """The largest factor by which a false claim is exceeded that ascent finds at a size; None: there is no such."""
-        return None
 
 
 _REGISTRY: dict[str, type[Statement]] = {}

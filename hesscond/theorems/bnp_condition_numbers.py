@@ -14,7 +14,6 @@ from hesscond.theorems import exact
 from hesscond.theorems.base import (
     Claim,
     Counterexample,
-    Extreme,
     LayerStatement,
     Observation,
     Outcome,
@@ -23,7 +22,7 @@ from hesscond.theorems.base import (
     equal,
     register,
 )
-from hesscond.theorems.matrices import CLEAR, STEPS, Kappa, ascend, integer_matrices, kappa, random_matrix, random_size
+from hesscond.theorems.matrices import CLEAR, Kappa, integer_matrices, kappa, random_matrix, random_size
 from hesscond.theorems.van_der_sluis import nearly_optimal
 
 #: Relative, of the share by which κ must fall.
@@ -158,18 +157,6 @@ class BNPTheorem4(NormalizedInputs):
         if gains[1] <= ROUND_OFF:
             whole = Outcome("not-applicable", reason="μ is zero, to round-off")
         return along, whole
-
-    def worst(self, size: int, rng: np.random.Generator) -> Extreme:
-        """Inputs of mean zero, [H, −H], of ``size`` features."""
-
-        def factor(half: np.ndarray) -> float:
-            H = np.vstack([half, -half])
-            return float(np.linalg.cond(normalized(H)) / np.linalg.cond(extended(H)))
-
-        _, half = ascend(factor, (size + 1, size), rng, STEPS)
-        H = np.vstack([half, -half])
-        found = (kappa(normalized(H)) / kappa(extended(H)))[0]
-        return Extreme("scaling alone", found, (size + 1) ** 0.5, H)
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """Inputs of small integers for each of what is not claimed."""

@@ -21,7 +21,6 @@ from hesscond.theorems.base import (
     ALLOWED,
     Claim,
     Counterexample,
-    Extreme,
     LayerStatement,
     Observation,
     Outcome,
@@ -33,8 +32,6 @@ from hesscond.theorems.base import (
 )
 from hesscond.theorems.matrices import (
     CLEAR,
-    STEPS,
-    ascend,
     equilibrated,
     integer_matrices,
     kappa,
@@ -146,16 +143,6 @@ class WeightConditioningTheorem1(LayerStatement):
         best = optimal_diagonal_scaling(A, side="both")
         return decided(*(kappa(row_column_equilibrated(A)) / kappa(best.row[:, None] * A * best.column)))
 
-    def worst(self, size: int, rng: np.random.Generator) -> Extreme:
-        """Square matrices, from Gaussian starts."""
-
-        def factor(A: np.ndarray) -> float:
-            return float(np.linalg.cond(equilibrated(A)) / optimal_diagonal_scaling(A, side="row").kappa)
-
-        _, A = ascend(factor, (size, size), rng, STEPS // 40)
-        best = optimal_diagonal_scaling(A, side="row").row[:, None] * A
-        return Extreme("three rows or more", (kappa(equilibrated(A)) / kappa(best))[0], size**0.5, A)
-
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """3×3 matrices of small integers, and integer weights p_i², q_j² that beat equilibration."""
         yield from self.by_row(seed)
@@ -258,15 +245,6 @@ class WeightConditioningProposition1(LayerStatement):
             decided(*both),
             decided(*both, W.size**0.5),
         ]
-
-    def worst(self, size: int, rng: np.random.Generator) -> Extreme:
-        """Square matrices, from Gaussian starts."""
-
-        def factor(W: np.ndarray) -> float:
-            return float(np.linalg.cond(equilibrated(W)) / np.linalg.cond(W))
-
-        _, W = ascend(factor, (size, size), rng, STEPS)
-        return Extreme("improves", (kappa(equilibrated(W)) / kappa(W))[0], size**0.5, W)
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """The first 3×3 matrices of small integers, and for columns its transpose."""
