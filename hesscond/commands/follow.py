@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ import typer
 from rich.live import Live
 
 from hesscond.commands.exits import DIVERGED, INTERRUPTED
-from hesscond.commands.live_view import blocks, line, rows
+from hesscond.commands.live_view import line, rows
 from hesscond.commands.printing import stdout
 from hesscond.errors import ConfigError
 from hesscond.runs import LOG, OVER, WatchedRun, run_folders
@@ -23,16 +23,16 @@ def follow(
         list[Path],
         typer.Argument(help="Run folders, or folders in which runs are or will be."),
     ],
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(help="Seconds between two readings of the logs.")] = 1.0,
     wait: Annotated[
         float, typer.Option(help="Seconds to wait for the first run of a folder, and for another after the last.")
     ] = 5.0,
 ) -> None:
-    """Watch runs while they are trained: loss, accuracy, κ with their curves so far, speed and time left.
+    """Watch runs in training: iteration, loss, accuracy, κ, speed and time left.
 
-    Reads only; any number of runs that other processes write, on this machine or a shared file system. In a pipe: a
-    line for each run whenever it has moved. Ends with the runs: exit code 0 if all finished, 1 if one diverged, failed,
-    was killed or interrupted. Ctrl-C ends the watching, not the runs.
+    The runs may be written by other processes, on this machine or on a shared file system; nothing is written to them.
+    A pipe gets a line for each run whenever it has moved. follow ends when all runs have ended: exit code 0 if all
+    finished, 1 if one diverged, failed, was killed or interrupted. Ctrl-C ends follow, not the runs.
 
     Example: hesscond follow runs/fc-digits-1
     """
@@ -84,39 +84,20 @@ def found(folders: list[Path]) -> Iterator[Path]:
             yield from run_folders(folder)
 
 
-class Screen:
-    """View of runs in a terminal: everything where it fits, else a row for each run."""
+@contextmanager
+def screen() -> Iterator[Callable[[list[WatchedRun]], None]]:
+    """Function that shows the runs: as a table in a terminal, elsewhere a line for each run that has moved."""
+    if stdout.is_terminal:
+        with Live(console=stdout, auto_refresh=False, vertical_overflow="ellipsis") as live:
+            yield lambda runs: live.update(rows(runs), refresh=True)
+        return
+    printed: dict[Path, tuple[int, str]] = {}
 
-    def __init__(self, live: Live) -> None:
-        self.live = live
-
-    def __call__(self, runs: list[WatchedRun]) -> None:
-        """Draw the runs anew."""
-        lines = sum(3 + len(run.units) for run in runs)
-        fits = lines < self.live.console.height
-        self.live.update(blocks(runs, self.live.console.width) if fits else rows(runs), refresh=True)
-
-
-class Lines:
-    """View of runs as lines of text: one for each run that has moved."""
-
-    def __init__(self) -> None:
-        self.printed: dict[Path, tuple[int, str]] = {}
-
-    def __call__(self, runs: list[WatchedRun]) -> None:
-        """Print a line for each run that has moved since the last call."""
+    def print_lines(runs: list[WatchedRun]) -> None:
         for watched in runs:
             state = (watched.iterations, watched.run.status)
-            if self.printed.get(watched.run.folder) != state:
-                self.printed[watched.run.folder] = state
+            if printed.get(watched.run.folder) != state:
+                printed[watched.run.folder] = state
                 stdout.out(line(watched))
 
-
-@contextmanager
-def screen() -> Iterator[Screen | Lines]:
-    """View of the runs: a live display in a terminal, lines elsewhere."""
-    if not stdout.is_terminal:
-        yield Lines()
-        return
-    with Live(console=stdout, auto_refresh=False, vertical_overflow="ellipsis") as live:
-        yield Screen(live)
+    yield print_lines
