@@ -28,8 +28,8 @@ from hesscond.expectations import parser
 from hesscond.models import MODELS
 from hesscond.report import FIGURES
 from hesscond.report import TABLES as TABLE_KINDS
-from hesscond.runs.store import KEYS as ROW_KEYS
-from hesscond.runs.store import LACKING, PROBE_MEANING, SCHEMA_VERSION, TABLES
+from hesscond.runs.schema import KEYS as ROW_KEYS
+from hesscond.runs.schema import PROBE_MEANING, SCHEMA_VERSION, TABLES
 from hesscond.study.config import StudyConfig
 from hesscond.study.grid import SweepConfig
 
@@ -281,8 +281,7 @@ COLUMNS = {
 def tables() -> str:
     """The tables of a run's log, column by column."""
     kinds = {"INTEGER": "integer", "REAL": "number", "TEXT": "text"}
-    older = " and ".join(str(version) for version in LACKING if version != SCHEMA_VERSION)
-    parts = [f"This is version {SCHEMA_VERSION} of the log; {older} are read too, other versions are refused.\n"]
+    parts = [f"This is version {SCHEMA_VERSION} of the log; other versions are refused.\n"]
     for table, columns in TABLES.items():
         key = ", ".join(f"`{name}`" for name in ROW_KEYS.get(table, ("iteration",)))
         parts.append(f"## `{table}`\n\nOne row for each {key}.\n\n| column | | meaning |\n|---|---|---|")

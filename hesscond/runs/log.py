@@ -15,17 +15,8 @@ import tomli_w
 
 from hesscond.errors import ConfigError, RunError
 from hesscond.runs.checkpoint import LOCK
-from hesscond.runs.store import (
-    APPLICATION_ID,
-    BESIDE,
-    KEYS,
-    LOG,
-    SCHEMA_VERSION,
-    TABLES,
-    check_regular,
-    check_schema,
-    open_run,
-)
+from hesscond.runs.schema import APPLICATION_ID, BESIDE, KEYS, SCHEMA_VERSION, TABLES, check_schema
+from hesscond.runs.store import LOG, check_regular, open_run
 
 #: Seconds between commits of training rows between probed iterations, and between two entries of the clock.
 COMMIT_INTERVAL = 1.0
@@ -105,7 +96,7 @@ class RunLog:
             self._connection = sqlite3.connect(f"{folder.absolute().as_uri()}/{LOG}?mode=rw", uri=True)
             self._connection.isolation_level = None
             self._connection.execute("PRAGMA trusted_schema=OFF")
-            self._bring_up()
+            check_schema(self._connection)
             # a killed process loses nothing that was committed; no fsync for every iteration
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=NORMAL")
@@ -113,6 +104,9 @@ class RunLog:
             (iteration,) = self._connection.execute("SELECT MAX(iteration) FROM training").fetchone()
         except sqlite3.Error as error:
             raise ConfigError(f"the run folder {folder} cannot be written: {error}") from None
+        except RunError as error:
+            self._connection.close()
+            raise RunError(f"the log {folder / LOG} cannot be written: {error}") from None
         # OR IGNORE: a resumed run comes to the same rows again, and so does `close` after a Ctrl-C
         self._inserts = {
             table: f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
@@ -123,23 +117,6 @@ class RunLog:
         self._clocked = -COMMIT_INTERVAL
         self._pending: list[tuple[int, int, float, float | None]] = []
         self._committed = time.monotonic()
-
-    def _bring_up(self) -> None:
-        """Check that the log can be read, and bring it to this version."""
-        try:
-            lacking = check_schema(self._connection)
-        except RunError as error:
-            self._connection.close()
-            raise RunError(f"the log {self.folder / LOG} cannot be written: {error}") from None
-        if not lacking:
-            return
-        with self._connection as connection:
-            connection.execute("BEGIN")
-            for table, columns in lacking.items():
-                for column in columns:
-                    connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {TABLES[table][column]}")
-            index(connection)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def training(self, iteration: int, epoch: int, loss: float, lr: float | None = None) -> None:
         """Add a training row; it is committed with the next probes, or within a second."""
@@ -208,18 +185,12 @@ def create(connection: sqlite3.Connection) -> None:
     for table, columns in (TABLES | BESIDE).items():
         spec = ", ".join(f"{name} {kind}" for name, kind in columns.items())
         connection.execute(f"CREATE TABLE {table} ({spec})")
-    index(connection)
+    for table, key in KEYS.items():
+        # a row is logged once; to an index one NULL is not the same as another
+        once = ", ".join("ifnull(unit, -1)" if column == "unit" else column for column in key)
+        connection.execute(f"CREATE UNIQUE INDEX one_{table} ON {table} ({once})")
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
-def index(connection: sqlite3.Connection) -> None:
-    """Create the unique indices that keep the log from taking a row twice."""
-    for table, key in KEYS.items():
-        # to an index one NULL is not the same as another
-        columns = ", ".join("ifnull(unit, -1)" if column == "unit" else column for column in key)
-        connection.execute(f"DROP INDEX IF EXISTS one_{table}")
-        connection.execute(f"CREATE UNIQUE INDEX one_{table} ON {table} ({columns})")
 
 
 def running() -> dict[str, Any]:

@@ -1,14 +1,12 @@
-"""The run folder: ``config.toml`` and the append-only log ``run.sqlite``, its tables, and how they are read."""
+"""Reader of run folders: ``config.toml`` and the append-only log ``run.sqlite``."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-import shutil
 import socket
 import sqlite3
-import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -17,11 +15,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import TYPE_CHECKING, Any
 
 from hesscond.errors import ConfigError, RunError
+from hesscond.runs.schema import BESIDE, PYTHON, TABLES, check_schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,201 +32,33 @@ OVER = ("finished", "diverged")
 FROM_THE_START = -(2**63)
 #: Seconds after which a run on another machine, of which nothing was heard since, is no longer called running.
 SILENCE = 900.0
-#: Attempts at a copy between two of the writer's checkpoints.
-ATTEMPTS = 20
 #: Characters that steer a terminal or turn the direction of text, and bytes of a path that are no UTF-8.
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-#: Version of `TABLES` and of all other tables below; it goes up when they change.
-SCHEMA_VERSION = 9
-#: Columns of the probe table that came with version 9.
-LATER = (
-    "lambda_max_own",
-    "kappa_diagonal_lower",
-    "kappa_diagonal_upper",
-    "kappa_kronecker_lower",
-    "kappa_kronecker_upper",
-)
-#: The versions that can be read, and what their logs lack: columns by table. They are empty, and there as soon as a run
-#: goes on.
-LACKING: dict[int, dict[str, tuple[str, ...]]] = {
-    5: {
-        "evaluation": ("test_top5", "test_class_accuracy", "test_psnr", "test_bits_per_character"),
-        "probe": ("trace", *LATER),
-    },
-    6: {"evaluation": ("test_bits_per_character",), "probe": ("trace", *LATER)},
-    7: {"probe": ("trace", *LATER)},
-    8: {"probe": LATER},
-    SCHEMA_VERSION: {},
-}
-#: "HESS", in the header of the file.
-APPLICATION_ID = 0x48455353
-
-#: Columns of the log's tables with their SQLite types; `PROBE_MEANING` explains those of ``probe``.
-TABLES: dict[str, dict[str, str]] = {
-    "training": {"iteration": "INTEGER PRIMARY KEY", "epoch": "INTEGER", "loss": "REAL", "lr": "REAL"},
-    "evaluation": {
-        "iteration": "INTEGER PRIMARY KEY",
-        "epoch": "INTEGER",
-        "test_loss": "REAL",
-        "test_accuracy": "REAL",
-        "test_top5": "REAL",
-        "test_class_accuracy": "REAL",
-        "test_psnr": "REAL",
-        "test_bits_per_character": "REAL",
-    },
-    "probe": {
-        "iteration": "INTEGER",
-        "epoch": "INTEGER",
-        "data": "TEXT",
-        "layer": "TEXT",
-        "unit": "INTEGER",
-        "samples": "INTEGER",
-        "n_params": "INTEGER",
-        "kappa": "REAL",
-        "kappa_lower": "REAL",
-        "kappa_upper": "REAL",
-        "kappa_preconditioned": "REAL",
-        "kappa_preconditioned_lower": "REAL",
-        "kappa_preconditioned_upper": "REAL",
-        "kappa_own": "REAL",
-        "kappa_own_lower": "REAL",
-        "kappa_own_upper": "REAL",
-        "kappa_D": "REAL",
-        "kappa_D_eps": "REAL",
-        "kappa_D_running": "REAL",
-        "kappa_D_running_eps": "REAL",
-        "dead": "INTEGER",
-        "rank": "INTEGER",
-        "nullity": "INTEGER",
-        "negative": "INTEGER",
-        "resolved": "INTEGER",
-        "lambda_max": "REAL",
-        "lambda_min": "REAL",
-        "trace": "REAL",
-        "rank_preconditioned": "INTEGER",
-        "resolved_preconditioned": "INTEGER",
-        "rank_own": "INTEGER",
-        "resolved_own": "INTEGER",
-        "lambda_max_own": "REAL",
-        "kappa_diagonal_lower": "REAL",
-        "kappa_diagonal_upper": "REAL",
-        "kappa_kronecker_lower": "REAL",
-        "kappa_kronecker_upper": "REAL",
-        "coordinates": "TEXT",
-        "solver": "TEXT",
-    },
-    "statements": {
-        "iteration": "INTEGER",
-        "epoch": "INTEGER",
-        "data": "TEXT",
-        "layer": "TEXT",
-        "unit": "INTEGER",
-        "statement": "TEXT",
-        "claim": "TEXT",
-        "known": "INTEGER",
-        "status": "TEXT",
-        "used": "REAL",
-        "reason": "TEXT",
-    },
-    "readings": {
-        "iteration": "INTEGER",
-        "epoch": "INTEGER",
-        "data": "TEXT",
-        "layer": "TEXT",
-        "unit": "INTEGER",
-        "coordinates": "TEXT",
-        "kappa": "REAL",
-        "kappa_lower": "REAL",
-        "kappa_upper": "REAL",
-        "rank": "INTEGER",
-        "nullity": "INTEGER",
-        "negative": "INTEGER",
-        "resolved": "INTEGER",
-        "solver": "TEXT",
-    },
-}
-
-#: What makes a row the same: a resumed run measures some of them a second time. Whole blocks have no unit.
-KEYS = {
-    "probe": ("iteration", "data", "layer", "unit"),
-    "readings": ("iteration", "data", "layer", "unit", "coordinates"),
-    "statements": ("iteration", "data", "layer", "unit", "statement", "claim"),
-}
-
-#: Tables other than `TABLES`: facts of the run as a whole, and iterations logged by a time (seconds since 1970), at
-#: most a row a second, in each session (the process that started the run, and those that went on with it).
-BESIDE = {
-    "run": {"key": "TEXT PRIMARY KEY", "value": "TEXT"},
-    "clock": {"session": "INTEGER", "time": "REAL", "iterations": "INTEGER"},
-}
-
-PROBE_MEANING = {
-    "iteration": "optimizer steps taken when it was measured",
-    "layer": "as the study names it; network: all parameters together",
-    "unit": "of the layer; empty: the Hessian is that of the whole block",
-    "data": "samples of the Hessian: batch (the mini-batch about to be trained on) or train (the training set)",
-    "kappa": "κ(H) in the plain parameters [b, w]; inf if unresolved",
-    "kappa_preconditioned": "κ(PᵀHP) with P = U D from the raw statistics of the same samples, whatever the method",
-    "kappa_own": "κ in the method's own coordinates: P of its step, a tangent space, … (vanilla: equal to kappa)",
-    "kappa_D": "κ(D), D = diag(1, 1/σ) from the raw statistics of the same samples, dead features left out",
-    "kappa_D_eps": "the same with Algorithm 2's ε₁, ε₂",
-    "kappa_D_running": "κ(D) of the method's raw running statistics (empty where it has none)",
-    "kappa_D_running_eps": "the same with ε₁, ε₂: the D that the step used",
-    "dead": "input features constant over the samples (σ = 0)",
-    "coordinates": "the coordinates of kappa_own; where they are not defined, the reason",
-    "lambda_max_own": "largest |λ| of the Hessian in the method's own coordinates",
-    "kappa_diagonal_lower": "a bound that no κ(DHD) with a diagonal D is below (see optima in [probe])",
-    "kappa_diagonal_upper": "the smallest κ(DHD) that was found",
-    "kappa_kronecker_lower": "a bound that no κ((L⊗R)ᵀH(L⊗R)) is below",
-    "kappa_kronecker_upper": "the smallest one that was found",
-    "trace": "of H in the plain parameters",
-    "rank": "rank of H; with nullity it adds up to n_params",
-}
-
-#: The values of columns as `sqlite3` gives them.
-PYTHON: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,)}
-
-
-def check_schema(connection: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
-    """Check that a database is a log of a version in `LACKING`, with all tables; return the columns that it lacks."""
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if application != APPLICATION_ID:
-        raise RunError("it is no log of hesscond")
-    if version not in LACKING:
-        readable = " and ".join(map(str, LACKING))
-        raise RunError(
-            f"its schema version is {version}, but this hesscond reads {readable}: take the hesscond that the "
-            "run's config.toml names, or run the study again"
-        )
-    # no view, which may compute without end
-    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    for table in TABLES | BESIDE:
-        if table not in there:
-            raise RunError(f"it has no table {table}")
-    return LACKING[version]
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to a run's log that writes nothing and runs nothing.
-
-    A log that nobody writes is opened as it is. Where a kill left a write-ahead log it is read too, from a copy if the
-    folder does not let SQLite index it in place (a read-only medium).
-    """
+    """Open the log of a run read-only; nothing that a damaged log contains is run."""
     path = folder / LOG
     check_regular(folder)
+    # without a write-ahead log nobody writes, and SQLite must not begin one because the header asks for it
+    written = path.with_name(f"{LOG}-wal").exists()
+    address = f"{path.absolute().as_uri()}?mode=ro{'' if written else '&immutable=1'}"
     try:
-        with _connected(path) as connection:
+        with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
             connection.execute("PRAGMA query_only = ON")
             connection.execute("PRAGMA trusted_schema = OFF")
+            (page,) = connection.execute("PRAGMA page_size").fetchone()
+            if not written and path.stat().st_size % page:
+                raise RunError("it was cut off, or is no SQLite database")
             check_schema(connection)
             yield connection
     except RunError as error:
         raise error if str(path) in str(error) else RunError(f"the log {path} cannot be read: {error}") from None
     except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
-        raise RunError(f"the log {path} cannot be read: {error}") from None
+        # SQLite needs an index of the write-ahead log that a kill left behind
+        hint = ": copy the run to where it can be written" if written and not os.access(folder, os.W_OK) else ""
+        raise RunError(f"the log {path} cannot be read: {error}{hint}") from None
     except OSError as error:
         raise RunError(f"the log {path} cannot be read: {error.strerror or error}") from None
 
@@ -245,55 +74,6 @@ def check_regular(folder: Path) -> None:
             raise RunError(f"{path} is a symbolic link: a run is read from files in its own folder only")
         if os.path.lexists(path) and not path.is_file():
             raise RunError(f"{path} is not a file")
-
-
-#: First bytes of a database.
-MAGIC = b"SQLite format 3\0"
-
-
-@contextmanager
-def _connected(path: Path) -> Iterator[sqlite3.Connection]:
-    """A read-only connection to what SQLite finds in a file and its companions."""
-    wal, shm, journal = (path.with_name(path.name + end) for end in COMPANIONS)
-    written = wal.exists()
-    in_place = written and shm.exists() and os.access(shm, os.W_OK) and os.access(path.parent, os.W_OK)
-    if not in_place and (written or journal.exists()):
-        with (
-            tempfile.TemporaryDirectory(prefix="hesscond-") as folder,
-            closing(sqlite3.connect(_copied(path, Path(folder)), isolation_level=None)) as connection,
-        ):
-            yield connection
-        return
-    # nobody writes, but a header that asks for a write-ahead log would make SQLite begin one
-    immutable = "" if written else "&immutable=1"
-    address = f"{path.absolute().as_uri()}?mode=ro{immutable}"
-    with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
-        (size,) = connection.execute("PRAGMA page_size").fetchone()
-        if not written and path.stat().st_size % size:
-            raise RunError("it was cut off" if begins_as_sqlite(path) else "it is no SQLite database")
-        yield connection
-
-
-def begins_as_sqlite(path: Path) -> bool:
-    """Whether a file begins as a database does."""
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
-def _copied(path: Path, folder: Path) -> Path:
-    """A copy of a log and its companions as they were at one moment."""
-    for _ in range(ATTEMPTS):
-        before = path.stat()
-        copies = [shutil.copyfile(path, folder / path.name)]
-        for end in ("-wal", "-journal"):
-            companion = path.with_name(path.name + end)
-            if companion.exists():
-                copies.append(shutil.copyfile(companion, folder / companion.name))
-        after = path.stat()
-        # the write-ahead log only grows until what it holds has gone to the main file
-        if (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size):
-            return Path(copies[0])
-    raise RunError("it changes faster than it can be copied")
 
 
 @dataclass(frozen=True)
@@ -390,10 +170,8 @@ class StoredRun:
         """
         columns = (TABLES | BESIDE)[table]
         with reading(self.folder) as connection:
-            lacking = check_schema(connection).get(table, ())
-            wanted = ("NULL" if column in lacking else column for column in columns)
             found = connection.execute(
-                f"SELECT rowid, {', '.join(wanted)} FROM {table} WHERE rowid > ? ORDER BY rowid", [after]
+                f"SELECT rowid, {', '.join(columns)} FROM {table} WHERE rowid > ? ORDER BY rowid", [after]
             ).fetchall()
             numbers, *values = map(list, zip(*found, strict=True)) if found else [[] for _ in range(len(columns) + 1)]
             for (column, kind), own in zip(columns.items(), values, strict=True):
@@ -463,49 +241,26 @@ def open_run(folder: Path | str) -> StoredRun:
     return StoredRun(folder, config, facts)
 
 
-class _Table(BaseModel):
-    """Table of ``config.toml`` with the keys that reports need; other keys are not checked."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class _Training(_Table):
-    batch_size: int
-    iterations: int | None = None
-    epochs: int | None = None
-
-
-class _Probe(_Table):
-    layers: Annotated[list[str], Field(min_length=1)]
-    units: Annotated[list[int], Field(min_length=1)] | Literal["all"]
-
-
-class _Run(_Table):
-    method: str
-    seed: int
-    learning_rate: Annotated[float, Field(allow_inf_nan=False)]
-
-
-class _Config(_Table):
-    name: str
-    data: dict[str, Any]
-    model: dict[str, Any]
-    training: _Training
-    probe: _Probe
-    run: _Run
+#: What reports need of ``config.toml``: the kinds of values by table and key.
+NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "": {"name": str, "data": dict, "model": dict, "training": dict, "probe": dict, "run": dict},
+    "training": {"batch_size": int},
+    "probe": {"layers": list, "units": (list, str)},
+    "run": {"method": str, "seed": int, "learning_rate": (float, int)},
+}
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The contents of a run's config.toml, with all that reports need."""
+    """Contents of a run's ``config.toml``, which have all that reports need."""
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
-        _Config.model_validate(config)
-    except ValidationError as error:
-        first = error.errors()[0]
-        *tables, last = map(str, first["loc"])
-        where = f" in [{'.'.join(tables)}]" if tables else ""
-        words = f"it has no {last!r}{where}" if first["type"] == "missing" else f"{last!r}{where}: {first['msg']}"
-        raise RunError(f"{path} is damaged: {words}") from None
+        for table, keys in NEEDED.items():
+            content, where = (config[table], f" in [{table}]") if table else (config, "")
+            for key, kind in keys.items():
+                if key not in content:
+                    raise ValueError(f"it has no {key!r}{where}")
+                if not isinstance(content[key], kind):
+                    raise ValueError(f"{key!r}{where} cannot be {content[key]!a}")
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

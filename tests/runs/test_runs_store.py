@@ -2,31 +2,16 @@
 
 import math
 import os
-import random
 import sqlite3
 import subprocess
 import sys
 
 import pytest
-import tomli_w
 
-from hesscond.errors import ConfigError, HesscondError, RunError
-from hesscond.runs import TABLES, RunLog, check_free
+from hesscond.errors import ConfigError, RunError
+from hesscond.runs import RunLog, check_free
 from hesscond.study import find_runs, open_run
-
-CONFIG = {
-    "name": "made-up",
-    "description": "for the tests",
-    "data": {"name": "digits"},
-    "model": {"hidden": [8]},
-    "training": {"batch_size": 60, "iterations": 3},
-    "probe": {"layers": ["fc2"], "units": [3]},
-    "run": {"method": "bnp", "seed": 4, "learning_rate": 0.1},
-}
-
-
-def row(iteration, **others):
-    return {"iteration": iteration, "epoch": 0, "data": "batch", "layer": "fc2", "unit": 3} | others
+from tests.runs.run_logs import CONFIG, row, written_run
 
 
 @pytest.fixture
@@ -37,13 +22,8 @@ def log(tmp_path):
 
 
 @pytest.fixture
-def finished(log):
-    for iteration in range(20):
-        log.training(iteration, 0, 1 / (iteration + 1))
-        log.commit(probe=[row(iteration, kappa=10.0**iteration, resolved=1)])
-    log.commit(evaluation=[{"iteration": 0, "epoch": 0, "test_loss": 1.0, "test_accuracy": 0.5}])
-    log.close("finished")
-    return log.folder
+def finished(tmp_path):
+    return written_run(tmp_path / "finished")
 
 
 def test_what_is_written_is_read(finished):
@@ -190,96 +170,6 @@ def test_runs_are_found_below_a_folder(tmp_path, finished):
         open_run(tmp_path / "a")
 
 
-SECTIONS = ["data", "model", "training", "probe", "run"]
-
-
-@pytest.mark.parametrize(("key", "value"), [("name", ""), *((s, v) for s in SECTIONS for v in ("", "3", "'x'"))])
-def test_a_config_that_lacks_what_reports_need(finished, key, value):
-    rest = {k: v for k, v in CONFIG.items() if k != key}
-    start = f"{key} = {value}\n" if value else ""
-    (finished / "config.toml").write_text(start + tomli_w.dumps(rest))
-    with pytest.raises(RunError, match=r"config\.toml is damaged"):
-        open_run(finished)
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xff", b"name = [", b"a = " + 3000 * b"["])
-def test_a_config_that_is_no_toml(finished, content):
-    (finished / "config.toml").write_bytes(content)
-    with pytest.raises(RunError, match=r"config\.toml is damaged"):
-        open_run(finished)
-
-
-def everything(folder):
-    stored = open_run(folder)
-    return stored.status, stored.iterations, [stored.table(name) for name in TABLES]
-
-
-def damaged_logs():
-    rng = random.Random(0)
-
-    def cut(content):
-        return content[: rng.randrange(len(content))]
-
-    def overwritten(content):
-        start = rng.randrange(len(content))
-        return content[:start] + rng.randbytes(300) + content[start + 300 :]
-
-    def flipped(content):
-        array = bytearray(content)
-        for _ in range(50):
-            array[rng.randrange(len(array))] = rng.randrange(256)
-        return bytes(array)
-
-    return [damage for damage in (cut, overwritten, flipped) for _ in range(15)]
-
-
-def test_a_damaged_log_is_an_error_of_ours_or_readable(finished):
-    log = finished / "run.sqlite"
-    content, sentences = log.read_bytes(), []
-    for damage in damaged_logs():
-        log.write_bytes(damage(content))
-        try:
-            everything(finished)
-        except HesscondError as error:
-            sentences.append(str(error))
-    assert len(sentences) > 10
-    assert all(str(log) in sentence for sentence in sentences)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", ""),
-        (b"no database at all", "it is no SQLite database"),
-        (bytes(4096), ""),
-        (bytes(4097), "it is no SQLite"),
-    ],
-)
-def test_a_log_that_is_no_log(finished, content, words):
-    (finished / "run.sqlite").write_bytes(content)
-    with pytest.raises(RunError, match=rf"run\.sqlite cannot be read: .*{words}"):
-        everything(finished)
-
-
-def test_a_log_that_was_cut_off_is_said_to_be(finished):
-    path = finished / "run.sqlite"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(RunError, match=r"run\.sqlite cannot be read: it was cut off"):
-        everything(finished)
-
-
 def test_a_folder_of_runs_is_not_free_and_said_to_be_one(finished):
     with pytest.raises(ConfigError, match=rf"is a folder of runs \({finished.name}\): give another --out"):
         check_free(finished.parent)
-
-
-@pytest.mark.parametrize(
-    "statement",
-    ["UPDATE probe SET kappa = 'many'", "UPDATE probe SET resolved = 'maybe'", "ALTER TABLE probe DROP COLUMN kappa"],
-)
-def test_a_log_with_other_contents(finished, statement):
-    with sqlite3.connect(finished / "run.sqlite") as connection:
-        connection.execute(statement)
-    connection.close()
-    with pytest.raises(RunError, match=r"run\.sqlite"):
-        open_run(finished).table("probe")
