@@ -22,7 +22,9 @@ from scipy.sparse.linalg import cg, eigsh, lobpcg, minres
 from torch import nn
 from workloads import Problem
 
-from hesscond.hessians import HessianOperator, combined, network_inverse, network_null_directions
+from hesscond.hessians import HessianOperator, network_null_directions
+from hesscond.hessians.network_inverse import network_inverse
+from hesscond.hessians.null_directions import combined
 from hesscond.operators import ApproximateInverse, Deflated, Subspace, SymmetricOperator
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.smallest import smallest_nonzero

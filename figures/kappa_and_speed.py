@@ -38,7 +38,8 @@ from hesscond.capture import eligible_layers
 from hesscond.capture.untouched import untouched
 from hesscond.data import Dataset
 from hesscond.errors import HesscondError
-from hesscond.hessians import HessianOperator, Reparametrized, unit_layout
+from hesscond.hessians import HessianOperator, Reparametrized
+from hesscond.hessians.coordinates import unit_layout
 from hesscond.methods import Method, parse, registered
 from hesscond.models import build
 from hesscond.operators import Congruence, SymmetricOperator, trace

@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import hesscond
-from hesscond.hessians import Catalogue, HessianOperator, role
+from hesscond.hessians import HessianOperator, role
+from hesscond.hessians.blocks import Catalogue
 from hesscond.methods import parse
 from hesscond.models import build
 from hesscond.report import Page, save_figure

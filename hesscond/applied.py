@@ -18,8 +18,9 @@ from hesscond.capture.batches import is_batch
 from hesscond.capture.evaluation import call_of, checked_batch, converted, in_precision, scalar, tensors_of
 from hesscond.capture.randomness import gpus_of
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, LinearCoordinates, unit_layout
+from hesscond.hessians import Coordinates, LinearCoordinates
 from hesscond.hessians.blocks import ROOT, Catalogue
+from hesscond.hessians.coordinates import unit_layout
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.methods import Method, Spec, Vanilla, parse
 from hesscond.methods.base import no_step

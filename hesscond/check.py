@@ -28,8 +28,10 @@ from hesscond.capture.snapshot import Snapshot
 from hesscond.causes import DIFFERENCES, Cause, imprecise
 from hesscond.differences import Culprit, Difference, Differences, functions, worst
 from hesscond.errors import CaptureError, HesscondError
-from hesscond.hessians import BlockHessian, HessianOperator, NetworkHessian, UnitCoordinates
+from hesscond.hessians import BlockHessian, HessianOperator
+from hesscond.hessians.coordinates import UnitCoordinates
 from hesscond.hessians.linearization import differentiable, gradients
+from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.parameters import Layout, parameters_of
 from hesscond.spectra import SolverHints, SolverLimits
 

@@ -47,30 +47,17 @@ from hesscond.check import (
     uncertain,
 )
 from hesscond.errors import CaptureError, ConfigError, HesscondError
-from hesscond.hessians import (
-    Block,
-    BlockHessian,
-    BlockLayout,
-    BlockSource,
-    Catalogue,
-    Chart,
-    Coordinates,
-    FactoredHessian,
-    HessianOperator,
-    HessianScaling,
-    ParameterCoordinates,
-    Preconditioner,
-    ZeroPaddedHessian,
-    layer_hessian,
-    stream,
-    stream_layers,
-    unit_conditions,
-    unit_hessian,
-)
+from hesscond.hessians import BlockHessian, Chart, Coordinates, HessianOperator, HessianScaling, Preconditioner
+from hesscond.hessians.blocks import Block, BlockLayout, Catalogue
+from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian
+from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import CHANGED, EIGENVALUES, FormedHessian
+from hesscond.hessians.network_hessian import ZeroPaddedHessian
 from hesscond.hessians.network_operator import UnitMatrices
+from hesscond.hessians.parameter_maps import ParameterCoordinates
 from hesscond.hessians.parameters import Layout, UnitLayout, parameters_of
-from hesscond.hessians.streaming import StreamedBlock
+from hesscond.hessians.source import BlockSource
+from hesscond.hessians.streaming import StreamedBlock, stream, stream_layers
 from hesscond.measurement import Measurement
 from hesscond.methods import Method
 from hesscond.methods.inputs import OfInputs

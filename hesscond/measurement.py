@@ -15,7 +15,9 @@ from hesscond.capture import Batch, LossFunction, ProgressRecord
 from hesscond.capture.backward import readable
 from hesscond.capture.weighting import BatchWeight
 from hesscond.errors import ConfigError
-from hesscond.hessians import Block, BlockHessian, BlockSource, Choice, HessianOperator
+from hesscond.hessians import BlockHessian, HessianOperator
+from hesscond.hessians.blocks import Block, Choice
+from hesscond.hessians.source import BlockSource
 from hesscond.methods import Method
 from hesscond.operators.parallel import Team
 from hesscond.results import ProbeResult

@@ -19,28 +19,20 @@ from hesscond.capture.weighting import mass_of
 from hesscond.check import check_operator, is_flat, refuse_failed, rounding_of, uncertain
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import (
-    Block,
-    BlockLayout,
-    BlockSource,
-    Catalogue,
-    Choice,
     Coordinates,
     HessianOperator,
     LinearCoordinates,
-    NetworkHessian,
     NullDirections,
-    PulledInverse,
     Scaling,
-    UnitCoordinates,
-    combined,
-    coordinates_of,
-    network_inverse,
     network_null_directions,
-    remaining,
 )
-from hesscond.hessians.blocks import trained
-from hesscond.hessians.coordinates import LayerPreconditioner
-from hesscond.hessians.source import nothing_known
+from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice, trained
+from hesscond.hessians.coordinates import LayerPreconditioner, UnitCoordinates, coordinates_of
+from hesscond.hessians.network_hessian import NetworkHessian
+from hesscond.hessians.network_inverse import network_inverse
+from hesscond.hessians.null_directions import combined
+from hesscond.hessians.reduced import PulledInverse, remaining
+from hesscond.hessians.source import BlockSource, nothing_known
 from hesscond.measurement import Measurement
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs

@@ -15,7 +15,7 @@ from hesscond.capture import MEMORY, Batch, LossFunction, Progress, ProgressReco
 from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.capture.wrappers import check_problem, measurable
 from hesscond.errors import ConfigError, bytes_of
-from hesscond.hessians import Choice
+from hesscond.hessians.blocks import Choice
 from hesscond.layer_probe import LayerProbe
 from hesscond.measurement import Measurement
 from hesscond.network_probe import NetworkProbe

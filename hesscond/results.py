@@ -14,7 +14,8 @@ from hesscond.causes import ALL_ROUNDING, NOTHING, SUMMED, Cause
 from hesscond.check import Check
 from hesscond.differences import worst
 from hesscond.errors import ConfigError
-from hesscond.hessians import BlockHessian, NetworkHessian, NullDirections
+from hesscond.hessians import BlockHessian, NullDirections
+from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.operators import SymmetricOperator
 from hesscond.roles import NETWORK
 from hesscond.sheets import Sheet, Shown

@@ -14,8 +14,8 @@ from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
 from hesscond.check import Check, check_operator, refuse_failed
 from hesscond.errors import ConfigError
-from hesscond.hessians import Block, BlockLayout, Catalogue, Choice, HessianOperator
-from hesscond.hessians.blocks import trained
+from hesscond.hessians import HessianOperator
+from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice, trained
 from hesscond.layer_probe import occurring
 from hesscond.operators import Estimate, block_norms
 

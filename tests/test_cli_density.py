@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hesscond.commands.density import MOMENTS, NEAR_ZERO
-from hesscond.hessians import GGNOperator, HessianOperator, combined, network_null_directions
+from hesscond.hessians import GGNOperator, HessianOperator, network_null_directions
+from hesscond.hessians.null_directions import combined
 from hesscond.spectra.density import density
 from hesscond.target import load_target
 from tests import cli_targets

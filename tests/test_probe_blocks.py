@@ -14,8 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import hesscond
 from hesscond.capture import separators
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians import Catalogue, Jacobi, role
+from hesscond.hessians import Jacobi, role
 from hesscond.hessians import OptimalDiagonal as Optimal
+from hesscond.hessians.blocks import Catalogue
 from hesscond.methods import parse
 from hesscond.roles import KINDS, Role, role_of
 from tests.cases import CE, OTHERS, AddLowRank, Conv1D, Piped, case, split

@@ -15,7 +15,10 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians import HessianOperator, NetworkHessian, combined, network_null_directions, remaining
+from hesscond.hessians import HessianOperator, network_null_directions
+from hesscond.hessians.network_hessian import NetworkHessian
+from hesscond.hessians.null_directions import combined
+from hesscond.hessians.reduced import remaining
 from hesscond.methods import parse
 from hesscond.results import NETWORK
 from hesscond.spectra import SolverHints, SolverLimits

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import hesscond
-from hesscond.hessians import FactoredHessian, FormedHessian
+from hesscond.hessians.factored import FactoredHessian
+from hesscond.hessians.formed import FormedHessian
 from hesscond.operators import Diagonal
 from hesscond.spectra.forms import FactorForm
 from hesscond.spectra.matrix_free import SolverLimits, operator_condition

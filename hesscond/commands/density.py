@@ -24,7 +24,8 @@ from hesscond.commands.options import (
 from hesscond.commands.printing import sign_of_life, stdout
 from hesscond.commands.processes import own_device, own_share, processes
 from hesscond.errors import ConfigError
-from hesscond.hessians import GGNOperator, HessianOperator, NullDirections, combined, network_null_directions
+from hesscond.hessians import GGNOperator, HessianOperator, NullDirections, network_null_directions
+from hesscond.hessians.null_directions import combined
 from hesscond.network_probe import agreed, shared
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import Team

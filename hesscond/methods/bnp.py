@@ -16,7 +16,8 @@ from torch import nn
 
 from hesscond.capture import FeatureStatistics, Geometry, Layer, LayerInputs, channel_statistics, entry_statistics
 from hesscond.errors import ConfigError
-from hesscond.hessians import CentringScaling, Coordinates, by_group, scaling_conditions
+from hesscond.hessians import CentringScaling, Coordinates
+from hesscond.hessians.preconditioner import by_group, scaling_conditions
 from hesscond.methods.base import Snapshots
 from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed, surveyed
 from hesscond.methods.registry import register

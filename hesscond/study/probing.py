@@ -41,29 +41,17 @@ from hesscond.check import (
 )
 from hesscond.data import Samples, Stream
 from hesscond.errors import CaptureError, ConfigError, MatrixError, RunError
-from hesscond.hessians import (
-    Block,
-    BlockHessian,
-    BlockSource,
-    Catalogue,
-    CentringScaling,
-    Chart,
-    Choice,
-    Coordinates,
-    FactoredHessian,
-    HessianMaker,
-    HessianOperator,
-    LinearCoordinates,
-    conditions_of,
-    forms_of,
-    scaling_conditions,
-    stream,
-    traces_of,
-    unit_hessian,
-)
+from hesscond.hessians import BlockHessian, CentringScaling, Chart, Coordinates, HessianOperator, LinearCoordinates
+from hesscond.hessians.blocks import Block, Catalogue, Choice
+from hesscond.hessians.build import unit_hessian
+from hesscond.hessians.coordinates import HessianMaker
+from hesscond.hessians.factored import FactoredHessian, conditions_of, forms_of, traces_of
 from hesscond.hessians.hessian_scalings import semidefinite
 from hesscond.hessians.parameter_maps import ParameterMap
 from hesscond.hessians.parameters import UnitLayout
+from hesscond.hessians.preconditioner import scaling_conditions
+from hesscond.hessians.source import BlockSource
+from hesscond.hessians.streaming import stream
 from hesscond.layer_probe import LayerProbe
 from hesscond.methods import Method
 from hesscond.methods.bnp import from_statistics, regularized

@@ -10,7 +10,7 @@ from torch import nn
 
 from hesscond.capture import MEMORY, Batch, LossFunction, capture
 from hesscond.errors import ConfigError
-from hesscond.hessians import unit_hessian
+from hesscond.hessians.build import unit_hessian
 from hesscond.probing import probe
 from hesscond.testing.assertions import Assertion, Finding, conclude, policy_of
 from hesscond.theorems import LayerNetwork, LayerStatement, Observation, Tally, observed_inputs, statement, verify

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from hesscond.hessians import FactoredHessian
+from hesscond.hessians.factored import FactoredHessian
 from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.spectra import ConditionNumber, condition_number
 from hesscond.theorems import exact

@@ -17,7 +17,7 @@ from hesscond.capture.evaluation import checked_batch, converted, leading_dimens
 from hesscond.capture.randomness import generators_of, gpus_of, untouched_randomness
 from hesscond.capture.wrappers import check_problem, measurable, unwrapped
 from hesscond.errors import ConfigError, HesscondError
-from hesscond.hessians import Catalogue, Choice
+from hesscond.hessians.blocks import Catalogue, Choice
 from hesscond.methods.optimizers import AtWork
 from hesscond.probing import LEVELS, probe
 from hesscond.results import LayerResult, NetworkResult, ProbeResult

@@ -9,8 +9,9 @@ from torch import nn
 import hesscond
 from hesscond.capture import MEMORY, capture
 from hesscond.errors import CaptureError
-from hesscond.hessians import DensePreconditioner, LayerHessian, Scaling, UnitScaling, layer_hessian
-from hesscond.hessians.layer import accurate_gram
+from hesscond.hessians import DensePreconditioner, Scaling, UnitScaling
+from hesscond.hessians.build import layer_hessian
+from hesscond.hessians.layer import LayerHessian, accurate_gram
 from hesscond.spectra import condition_number
 from hesscond.spectra.condition import Values, conclude
 from hesscond.spectra.factored import EPS, least_refined

@@ -19,13 +19,12 @@ from hesscond.hessians import (
     Kronecker,
     Preconditioner,
     Scaling,
-    UnitCoordinates,
     UnitPreconditioner,
     UnitScaling,
-    by_group,
-    coordinates_of,
 )
+from hesscond.hessians.coordinates import UnitCoordinates, coordinates_of
 from hesscond.hessians.parameter_maps import LayerMap, ParameterMap
+from hesscond.hessians.preconditioner import by_group
 from hesscond.operators import Congruence
 
 ORDER, UNITS = 5, 4

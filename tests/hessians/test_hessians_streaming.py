@@ -9,7 +9,9 @@ from torch import nn
 
 import hesscond
 from hesscond.capture import MEMORY, Diagonal, FeatureStatistics, LayerCapture, LayerInputs, capture
-from hesscond.hessians import CentringScaling, stream, unit_hessian
+from hesscond.hessians import CentringScaling
+from hesscond.hessians.build import unit_hessian
+from hesscond.hessians.streaming import stream
 from hesscond.methods.bnp import from_statistics
 from tests.cases import CASES, Case, mlp
 

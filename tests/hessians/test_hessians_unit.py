@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hesscond.capture import MEMORY, capture
-from hesscond.hessians import unit_conditions, unit_hessians
+from hesscond.hessians.build import unit_conditions, unit_hessians
 from tests.truth import unit_truth
 
 

@@ -14,7 +14,8 @@ from torch import nn
 from hesscond.capture import eligible_layers
 from hesscond.data import load
 from hesscond.errors import ConfigError
-from hesscond.hessians import LinearCoordinates, Reparametrized, UnitCoordinates
+from hesscond.hessians import LinearCoordinates, Reparametrized
+from hesscond.hessians.coordinates import UnitCoordinates
 from hesscond.methods import parse
 from hesscond.methods.regularization import Penalized
 from hesscond.methods.wrapping import hooks_of

@@ -14,7 +14,8 @@ from hesscond.capture import capture, eligible_layers
 from hesscond.capture.layers import unit_weights
 from hesscond.data import load
 from hesscond.errors import ConfigError
-from hesscond.hessians import HessianOperator, Reparametrized, Scaling, UnitScaling, unit_hessian
+from hesscond.hessians import HessianOperator, Reparametrized, Scaling, UnitScaling
+from hesscond.hessians.build import unit_hessian
 from hesscond.methods import Equilibration, parse
 from hesscond.methods.wrapping import wrap
 from hesscond.models import build as build_network
