@@ -2,8 +2,8 @@
 
 `published.py` knows the files of each, `files.py` downloads and checks them, `loading.py` looks for a copy on disk. A
 data set that is not on disk is downloaded or asked for, never replaced by another. `generated.py` lists the data sets
-that need no files, `folders.py` the ones that the user has on disk: pictures (which `pictures.py` decodes when they are
-indexed), meshes, views of a scene, texts. `preparation.py` has what studies do to samples.
+that need no files; those that the user has on disk are pictures (which `pictures.py` decodes when they are indexed),
+meshes, views of a scene, and texts, each a `FolderSource`. `preparation.py` changes samples as studies ask for it.
 """
 
 from hesscond.data.dataset import Dataset, Form, Samples, Stream, selected

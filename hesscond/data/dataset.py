@@ -27,9 +27,9 @@ class Form:
     input_shape
         Shape of one input: (channels, height, width), (points, d) or (d,); for tokens (context,).
     outputs
-        Classes, or values to predict.
+        Number of classes, or of values to predict.
     classes
-        The number of classes; 0: the targets are values.
+        Number of classes; 0: the targets are values.
     tokens
         Whether the inputs are class numbers; the target of each is the next one.
     """
@@ -48,25 +48,25 @@ class Form:
 # No generated ==: comparing tensors elementwise has no single truth value, so it would only ever raise.
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set in memory, or pictures that stay on disk.
+    """Data set in memory, or with pictures that stay on disk.
 
     Attributes
     ----------
     name
-        The name `load` was given.
+        Name that `load` was given.
     train_inputs, test_inputs
         float32: images (N, C, H, W) in [0, 1], clouds of points (N, P, d), or coordinates (N, d); int64: tokens
         (N, context).
     train_targets, test_targets
         Class numbers 0 … classes − 1, int64 (N,), of tokens (N, context); or values, float32 (N, outputs).
     classes
-        The number of classes; 0: the targets are values.
+        Number of classes; 0: the targets are values.
     source
-        Where it was read from: the path of a folder or archive, or ``"scikit-learn"``.
+        Path of the folder or archive that it was read from, or ``"scikit-learn"``.
     preparation
-        What was asked of the loader and done to the samples since, as a study says it.
+        Options of the loader and later changes of the samples, in the words of a study.
     pinned
-        Options with which the loader gives this very data, or refuses to.
+        Options with which the loader gives these very data or raises an error.
     """
 
     name: str
@@ -98,13 +98,13 @@ class Dataset:
 
 
 def selected(inputs: Samples, index: torch.Tensor) -> Samples:
-    """The samples of indices (n,): copies in memory, or on disk where they are."""
+    """Samples of some indices (n,): copies of samples in memory, files of samples on disk."""
     return inputs.selected(index) if isinstance(inputs, Pictures) else inputs[index]
 
 
 @dataclass(frozen=True)
 class Stream:
-    """(inputs, targets) of parts of the samples, read anew every time it is gone through."""
+    """Stream of batches (inputs, targets), which is read anew in every iteration."""
 
     inputs: Samples
     targets: torch.Tensor
@@ -115,20 +115,7 @@ class Stream:
 
 
 def images_from_bytes(blocks: Sequence[np.ndarray], shape: tuple[int, int, int]) -> torch.Tensor:
-    """Join blocks of 8-bit images into one tensor scaled to [0, 1].
-
-    Parameters
-    ----------
-    blocks
-        Each uint8, of shape (n, C·H·W) or anything that reshapes to it; joined in order.
-    shape
-        (C, H, W).
-
-    Returns
-    -------
-    torch.Tensor
-        float32, shape (N, C, H, W), each value the pixel divided by 255.
-    """
+    """Images float32 (N, C, H, W) in [0, 1] from blocks of 8-bit pixels, each of shape (n, C·H·W), joined in order."""
     images = np.empty((sum(len(block) for block in blocks), *shape), dtype=np.float32)
     start = 0
     for block in blocks:  # straight into place: CIFAR is 0.6 GB in float32 and deserves no second copy

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Download:
-    """One published file: its address, md5, and place below a data directory, as torchvision has it."""
+    """Published file: its address, md5, and path below a data directory, as torchvision has it."""
 
     url: str
     md5: str
@@ -33,7 +33,7 @@ def _new_md5() -> Any:
 
 
 def file_md5(path: Path) -> str:
-    """Return the md5 of an existing file as 32 hexadecimal digits."""
+    """md5 of an existing file as 32 hexadecimal digits."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, _new_md5).hexdigest()
@@ -51,7 +51,7 @@ def require_md5(found: str, expected: str, *, file: str, dataset: str) -> None:
 
 
 def read_verified(path: Path, md5: str, *, dataset: str) -> bytes:
-    """Return the bytes of a file after checking their published md5.
+    """Content of a file after checking its published md5.
 
     The file is read once, and its md5 is that of the bytes returned, so that nothing can change between check and use.
     """
@@ -66,19 +66,9 @@ def read_verified(path: Path, md5: str, *, dataset: str) -> bytes:
 def read_verified_members(
     archive: Path, archive_md5: str, members: Mapping[str, str], *, dataset: str
 ) -> dict[str, bytes]:
-    """Return members of a ``.tar.gz`` after checking the archive and then each of them; nothing goes to disk.
+    """Contents of members of a ``.tar.gz``, by path, after checking the archive and then each of them.
 
-    Parameters
-    ----------
-    archive_md5 : str
-        Published md5 of the archive, checked before it is opened.
-    members : mapping
-        Published md5 of each member, by its path in the archive.
-
-    Returns
-    -------
-    dict
-        Content of each member, by its path in the archive.
+    ``members`` are the published md5 of each, by its path in the archive. Nothing is written to disk.
     """
     require_md5(file_md5(archive), archive_md5, file=str(archive), dataset=dataset)
     contents = {}
@@ -92,8 +82,20 @@ def read_verified_members(
     return contents
 
 
+def fingerprint(header: str, folder: Path, files: Iterable[str]) -> str:
+    """Checksum of a header and of names, sizes and modification times of files in a folder."""
+    found = hashlib.sha256(f"{header}\n".encode())
+    for name in files:
+        try:
+            there = os.stat(folder / name)
+        except OSError as error:
+            raise DataNotFoundError(f"{folder / name} cannot be read: {error.strerror}.") from None
+        found.update(f"{name}\0{there.st_size}\0{there.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return found.hexdigest()
+
+
 def exists(path: Path) -> bool:
-    """Return whether `path` is a file that can be reached."""
+    """Whether a path is a file that can be reached."""
     # Path.is_file would raise for a file in a folder that may not be entered.
     return os.path.isfile(path)
 
@@ -109,7 +111,7 @@ def _unreadable(path: Path, error: OSError) -> DataNotFoundError:
 
 
 class DownloadError(Exception):
-    """A download that failed; its text is the reason, for the sentence the caller writes."""
+    """Failed download; the text is the reason."""
 
 
 def download_files(files: Iterable[Download], directory: Path) -> None:

@@ -24,7 +24,7 @@ PHOTOGRAPHS = ("china", "flower")
 
 
 def checked_options(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """All options: the given ones, and the defaults of the others."""
+    """Options of a data set: the given ones, and the defaults of the others."""
     for option, value in given.items():
         if option not in known:
             raise ConfigError(f"there is no option {option!r}: choose from {', '.join(known)}.")
@@ -45,15 +45,10 @@ def misfit(option: str, value: Any, like: Any) -> str | None:
 
 
 def load_digits() -> Dataset:
-    """Return scikit-learn's digits in a fixed split.
+    """Digits of scikit-learn (N, 1, 8, 8), the 17 grey levels 0 … 16 divided by 16, in a fixed split.
 
-    The set has no published split. Ours is stratified and fixed, with 1,437 training and 360 test images:
+    The set has no published split. This one is stratified and fixed, with 1,437 training and 360 test images:
     ``train_test_split(range(1797), test_size=360, random_state=0, stratify=targets)``.
-
-    Returns
-    -------
-    Dataset
-        Images (N, 1, 8, 8), the 17 grey levels 0 … 16 divided by 16.
     """
     from sklearn.datasets import load_digits as load_from_sklearn
     from sklearn.model_selection import train_test_split
@@ -71,29 +66,17 @@ def load_digits() -> Dataset:
 
 
 def digits_folder() -> Path:
-    """Return the folder in which scikit-learn keeps the digits."""
+    """Folder in which scikit-learn keeps the digits."""
     import sklearn.datasets
 
     return Path(sklearn.datasets.__file__).parent / "data"
 
 
 def load_image_regression(*, photograph: str = "china", every: int = 4) -> Dataset:
-    """Return the pixels of a photograph: their coordinates, and their colours to predict.
+    """Pixels of a photograph, ``"china"`` or ``"flower"`` (427 × 640): coordinates, and colours to predict.
 
-    The pixels are split like the fields of a chessboard: one colour is for training, the other for testing.
-
-    Parameters
-    ----------
-    photograph : str
-        ``"china"`` or ``"flower"``, of 427 × 640 pixels.
-    every : int
-        Step between the rows, and between the columns, that are taken.
-
-    Returns
-    -------
-    Dataset
-        Coordinates (N, 2) of the pixels' centres, (row, column) in (0, 1); the targets are red, green and blue,
-        float32 (N, 3) in [0, 1]. ``classes`` is 0: this is no classification.
+    The pixels of every n-th row and column (``every``) are split like the fields of a chessboard into training and test
+    samples. Inputs are the pixels' centres (row, column) in (0, 1), targets red, green and blue in [0, 1].
     """
     from sklearn.datasets import load_sample_image
 
@@ -113,26 +96,18 @@ def load_image_regression(*, photograph: str = "china", every: int = 4) -> Datas
 
 @dataclass(frozen=True)
 class Generated:
-    """A data set without files; calling it makes one.
+    """Data set without files; calling it makes one."""
 
-    Attributes
-    ----------
-    make
-        The loader; its keyword arguments are the options.
-    form
-        Returns the shapes of the samples, from the values of all options.
-    """
-
-    make: Callable[..., Dataset]
-    form: Callable[[Mapping[str, Any]], Form]
+    make: Callable[..., Dataset]  # its keyword arguments are the options
+    form: Callable[[Mapping[str, Any]], Form]  # shapes of the samples, from the values of all options
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options with their defaults."""
+        """Options with their defaults."""
         return {name: p.default for name, p in inspect.signature(self.make).parameters.items()}
 
     def __call__(self, **options: Any) -> Dataset:
-        """The data set."""
+        """Make the data set."""
         return self.make(**self.checked(options))
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:

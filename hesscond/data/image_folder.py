@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hesscond.data.dataset import Dataset, Form
+from hesscond.data.folders import FolderSource
 from hesscond.data.generated import checked_options
 from hesscond.data.pictures import Pictures
 from hesscond.data.preparation import rows_of
@@ -28,7 +29,7 @@ SPLITS = {"train": "train", "val": "test"}
 
 
 def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options."""
+    """Checked options."""
     options = checked_options(given, OPTIONS)
     if options["size"] > options["resize"]:
         raise ConfigError(f"size = {options['size']} exceeds resize = {options['resize']}: the centre is no larger.")
@@ -41,13 +42,6 @@ def form_of(given: Mapping[str, Any]) -> Form:
     return Form((3, options["size"], options["size"]), options["classes"], options["classes"])
 
 
-def find(folder: str, directories: Sequence[Path]) -> Path | None:
-    """The folder of a path or name; None if there is none."""
-    own = Path(folder).expanduser()
-    places = [own] if own.is_absolute() else [directory / own for directory in directories]
-    return next((place for place in places if place.is_dir()), None)
-
-
 def load_image_folder(
     given: Mapping[str, Any],
     directories: Sequence[Path],
@@ -55,27 +49,16 @@ def load_image_folder(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Dataset:
-    """Return the pictures of a folder, which stay on disk and are decoded when they are indexed.
+    """Pictures of a folder, which stay on disk and are decoded when they are indexed; the test set is ``val``.
 
-    Classes are numbered in the order of their names, those of ``val`` as those of ``train``. The test set is ``val``.
-
-    Parameters
-    ----------
-    given
-        Options.
-    directories
-        Where a folder that is no absolute path is looked for.
-    train_samples, test_samples
-        A part of them, see `hesscond.data.part`; None: all.
+    Classes are numbered in the order of their names, those of ``val`` as those of ``train``.
     """
     try:
         import PIL  # noqa: F401  (before an hour of training)
     except ImportError:
         raise ConfigError("image-folder needs Pillow: pip install pillow (extra 'images')") from None
     options = options_of(given)
-    folder = find(options["folder"], directories)
-    if folder is None:
-        raise DataNotFoundError(f"there is no folder {options['folder']}: {what_to_bring(directories)}")
+    folder = SOURCE.folder(options["folder"], directories)
     for split in SPLITS:
         if not (folder / split).is_dir():
             raise DataNotFoundError(f"{folder} has no folder {split}: it must hold train/CLASS/* and val/CLASS/*.")
@@ -100,23 +83,14 @@ def load_image_folder(
     return Dataset(NAME, train, targets["train"], val, targets["val"], len(classes), f"{folder} (pictures {names})")
 
 
-def what_to_bring(directories: Sequence[Path]) -> str:
-    """Sentence that says which folders must be where."""
-    places = " or ".join(str(directory / OPTIONS["folder"]) for directory in directories)
-    return (
-        f"put your pictures into train/CLASS/* and val/CLASS/* of {places}, or name their folder by folder = … in "
-        "[data] (ImageNet is given by image-net.org to those who accept its terms)."
-    )
-
-
 def folders_in(place: Path) -> list[str]:
-    """The names of the folders in a folder, in order."""
+    """Sorted names of the folders in a folder."""
     with os.scandir(place) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir())
 
 
 def listed(place: Path, own: Sequence[str], classes: Sequence[str]) -> tuple[list[str], torch.Tensor]:
-    """The pictures of a split by their paths below it, also those in folders of a class; and their class numbers."""
+    """Paths of the pictures of a split, at any depth below the folders of its classes, and their class numbers."""
     numbers = {name: number for number, name in enumerate(classes)}
     files: list[str] = []
     targets: list[int] = []
@@ -134,3 +108,13 @@ def listed(place: Path, own: Sequence[str], classes: Sequence[str]) -> tuple[lis
     if not files:
         raise CorruptDataError(f"{place} has no folders of classes: its pictures must lie in {place.name}/CLASS.")
     return files, torch.tensor(targets)
+
+
+SOURCE = FolderSource(
+    NAME,
+    OPTIONS,
+    form_of,
+    load_image_folder,
+    "put your pictures into train/CLASS/* and val/CLASS/* of {places}, or name their folder by folder = … in [data] "
+    "(ImageNet is given by image-net.org to those who accept its terms).",
+)

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from hesscond.data.dataset import Dataset, Form
+from hesscond.data.folders import FolderSource
 from hesscond.data.generated import checked_options
-from hesscond.data.image_folder import SUFFIXES, find
+from hesscond.data.image_folder import SUFFIXES
 from hesscond.data.preparation import part
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
@@ -38,25 +39,14 @@ def load_llff(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Dataset:
-    """Return the rays through all pixels of the views, in normalized device coordinates, with their colours.
+    """Rays through all pixels of the views, in normalized device coordinates, with their colours.
 
     Mildenhall et al., NeRF (ECCV 2020), appendix C, and the code published with it: ``poses_bounds.npy`` has a row for
-    each view (camera to world, height, width and focal length, nearest and farthest depth), ``images_8`` (or what the
-    factor is, else ``images``, which are then made smaller) has the views in the order of their names.
-
-    Parameters
-    ----------
-    given
-        Options.
-    directories
-        Where a folder that is no absolute path is looked for.
-    train_samples, test_samples
-        A part of the rays, see `hesscond.data.part`; None: all.
+    each view (camera to world, height, width and focal length, nearest and farthest depth). ``images_8``, or another
+    factor, has the views in the order of their names; if there is none, those in ``images`` are made smaller.
     """
     options = checked_options(given, OPTIONS)
-    folder = find(options["folder"], directories)
-    if folder is None:
-        raise DataNotFoundError(f"there is no folder {options['folder']}: {what_to_bring(directories)}")
+    folder = SOURCE.folder(options["folder"], directories)
     cameras, focal, nearest = read_cameras(folder)
     views, scale = read_views(folder, options["factor"], len(cameras))
     height, width = views.shape[1:3]
@@ -74,15 +64,6 @@ def load_llff(
     source = f"{folder} ({len(cameras)} views of {height} × {width} pixels)"
     data = Dataset(NAME, train, train_targets, test, test_targets, 0, source)
     return part(data, train=train_samples, test=test_samples)
-
-
-def what_to_bring(directories: Sequence[Path]) -> str:
-    """Sentence that says which folder must be where."""
-    places = " or ".join(str(directory / OPTIONS["folder"]) for directory in directories)
-    return (
-        f"unpack nerf_llff_data.zip of the authors of NeRF, so that there is {places} (poses_bounds.npy and images_8 "
-        "or images), or name the folder of a scene by folder = … in [data]."
-    )
 
 
 def read_cameras(folder: Path) -> tuple[np.ndarray, float, float]:
@@ -105,7 +86,7 @@ def read_cameras(folder: Path) -> tuple[np.ndarray, float, float]:
 
 
 def read_views(folder: Path, factor: int, number: int) -> tuple[np.ndarray, float]:
-    """The views, uint8 (N, H, W, 3), and how many of their pixels are as wide as one of the original."""
+    """Views, uint8 (N, H, W, 3), and the width of a pixel of the original as a share of one of theirs."""
     try:
         from PIL import Image
     except ImportError:
@@ -134,7 +115,7 @@ def read_views(folder: Path, factor: int, number: int) -> tuple[np.ndarray, floa
 
 
 def about_their_mean(cameras: np.ndarray, nearest: float) -> np.ndarray:
-    """Cameras (N, 3, 4) seen from their mean, with the nearest depth at 4/3."""
+    """Cameras (N, 3, 4) in the axes of their mean, with the nearest depth at 4/3."""
     cameras = cameras.copy()
     cameras[:, :, 3] *= CLOSEST / nearest
     back = unit(cameras[:, :, 2].sum(0))
@@ -146,15 +127,15 @@ def about_their_mean(cameras: np.ndarray, nearest: float) -> np.ndarray:
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
-    """A vector at length 1."""
+    """Vector scaled to length 1."""
     return vector / np.linalg.norm(vector)
 
 
 def normalized_rays(camera: np.ndarray, height: int, width: int, focal: float) -> np.ndarray:
-    """The rays through the pixels of a view, float32 (H, W, 11): in normalized device coordinates from 0 to 1.
+    """Rays through the pixels of a view, float32 (H, W, 11), in normalized device coordinates from 0 to 1.
 
-    The projection (x, y, z) → (−f/(W/2)·x/z, −f/(H/2)·y/z, 1 + 2/z) takes lines to lines, the plane z = −1 to −1 and
-    what is infinitely far to 1 (appendix C, eqs. 25 and 26).
+    The projection (x, y, z) → (−f/(W/2)·x/z, −f/(H/2)·y/z, 1 + 2/z) maps lines to lines, the plane z = −1 to −1 and
+    points at infinity to 1 (appendix C, eqs. 25 and 26).
     """
     column, row = np.meshgrid(np.arange(width), np.arange(height), indexing="xy")
     across = np.stack([(column - width / 2) / focal, -(row - height / 2) / focal, -np.ones((height, width))], -1)
@@ -172,3 +153,13 @@ def normalized_rays(camera: np.ndarray, height: int, width: int, focal: float) -
         *np.moveaxis(direction / np.linalg.norm(direction, axis=-1, keepdims=True), -1, 0),
     ]
     return np.stack(rays, -1).astype(np.float32)
+
+
+SOURCE = FolderSource(
+    NAME,
+    OPTIONS,
+    form_of,
+    load_llff,
+    "unpack nerf_llff_data.zip of the authors of NeRF, so that there is {places} (poses_bounds.npy and images_8 or "
+    "images), or name the folder of a scene by folder = … in [data].",
+)

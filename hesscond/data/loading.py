@@ -1,4 +1,4 @@
-"""The front door: find a data set on disk, else download it, else say how to get it."""
+"""Search for a data set on disk; if it is not there, download it or say how to get it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hesscond.data import image_folder, llff, modelnet, text
 from hesscond.data.dataset import Dataset, Form
 from hesscond.data.files import DownloadError, download_files
-from hesscond.data.folders import FOLDERS
 from hesscond.data.generated import DIGITS, GENERATED, digits_folder
 from hesscond.data.preparation import part
 from hesscond.data.published import SOURCES, Source
@@ -17,9 +17,11 @@ from hesscond.errors import ConfigError, DataNotFoundError
 
 ENVIRONMENT = "HESSCOND_DATA_DIR"
 
+FOLDERS = {module.SOURCE.name: module.SOURCE for module in (image_folder, llff, modelnet, text)}
+
 
 def names() -> tuple[str, ...]:
-    """Return the names of all data sets, in alphabetical order.
+    """Names of all data sets, in alphabetical order.
 
     Returns
     -------
@@ -35,7 +37,7 @@ def names() -> tuple[str, ...]:
 
 
 def options(name: str) -> dict[str, Any]:
-    """Return the options of a data set with their defaults; published files have none.
+    """Options of a data set with their defaults; published files have none.
 
     Parameters
     ----------
@@ -58,7 +60,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def form(name: str, **given: Any) -> Form:
-    """Say what the samples of a data set are, without loading it.
+    """Shapes of the samples of a data set, without loading it.
 
     Parameters
     ----------
@@ -75,7 +77,7 @@ def form(name: str, **given: Any) -> Form:
     Raises
     ------
     ConfigError
-        If there is no data set of this name, or an option does not fit.
+        There is no data set of this name, or an option does not fit.
 
     Examples
     --------
@@ -99,37 +101,37 @@ def load(
 ) -> Dataset:
     """Load a data set into memory, every file checked against its published md5 first.
 
-    Looked for in `data_dir` alone if given, else in ``$HESSCOND_DATA_DIR`` and then in the cache
-    (``pooch.os_cache("hesscond")``); in torchvision's layout or as the published archive (for the MNIST
-    family also the four ``.gz`` files lying loose). A copy that is found but corrupt is an error, never
-    passed over. The pictures of an ``image-folder`` stay on disk, and are decoded when they are indexed.
+    Copies are searched in `data_dir` alone if given, else in ``$HESSCOND_DATA_DIR`` and then in the cache
+    (``pooch.os_cache("hesscond")``), in torchvision's layout or as the published archive (for the MNIST family also as
+    four separate ``.gz`` files). A corrupt copy is an error, even if there is another copy. The pictures of an
+    ``image-folder`` stay on disk, and are decoded when they are indexed.
 
     Parameters
     ----------
     name : str
         One of `names`.
     data_dir : Path or str, optional
-        An existing folder, to use instead of the other two. ``digits`` is in scikit-learn and ignores it.
+        Existing folder to use instead of the other two. ``digits`` is in scikit-learn and ignores it.
     download : bool, default True
         Whether a data set that is not on disk may be downloaded: into `data_dir` if given, else the cache.
     train_samples, test_samples : int, optional
-        A fixed part of it, see `part`; by default all.
+        Sizes of a fixed part of it, see `part`; by default all.
     **given
         `options` of the data set.
 
     Returns
     -------
     Dataset
-        Images float32 (N, C, H, W) in [0, 1], targets int64 (N,); those generated, and texts: see their loaders.
+        Images float32 (N, C, H, W) in [0, 1] with targets int64 (N,), or other samples, see `Dataset`.
 
     Raises
     ------
     ConfigError
-        If there is no data set of this name, an option does not fit, or there are fewer samples.
+        There is no data set of this name, an option does not fit, or there are fewer samples.
     DataNotFoundError
-        If it is neither on disk nor downloadable, or `data_dir` is no folder.
+        It is neither on disk nor downloadable, or `data_dir` is no folder.
     CorruptDataError
-        If a file is not the published one, or pictures lie in no class.
+        A file is not the published one, or pictures lie in no class.
 
     Examples
     --------
@@ -155,29 +157,29 @@ def load(
 
 
 def fetch(name: str, data_dir: Path | str | None = None) -> Path:
-    """Make sure that a full copy of a data set with the published checksums is on disk; download it if not.
+    """Folder of a full copy of a data set with the published checksums, downloaded if it is not on disk.
 
     Parameters
     ----------
     name : str
         One of `names`.
     data_dir : Path or str, optional
-        The folder to have it in, made if need be. By default any copy that `load` would find will do, and a
+        Folder for the copy, made if it does not exist. By default any copy that `load` finds is accepted, and a
         download goes into the cache.
 
     Returns
     -------
     Path
-        A folder that `load` accepts as `data_dir`; for ``digits`` that of scikit-learn's own data.
+        Folder that `load` accepts as `data_dir`; for ``digits`` that of scikit-learn's data.
 
     Raises
     ------
     ConfigError
-        If there is no data set of this name, or none that can be downloaded.
+        There is no data set of this name, or it cannot be downloaded.
     DataNotFoundError
-        If it is neither on disk nor downloadable.
+        It is neither on disk nor downloadable.
     CorruptDataError
-        If a file is not the published one.
+        A file is not the published one.
     """
     if name == DIGITS:
         return digits_folder()
@@ -192,7 +194,7 @@ def fetch(name: str, data_dir: Path | str | None = None) -> Path:
 
 
 def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
-    """Say where the copy of a data set is that `load` would read; nothing is downloaded or checked.
+    """Path of the copy of a data set that `load` reads; nothing is downloaded or checked.
 
     Parameters
     ----------
@@ -209,7 +211,7 @@ def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
     Raises
     ------
     ConfigError
-        If there is no data set of this name, or it has no files.
+        There is no data set of this name, or it has no files.
     """
     if name == DIGITS:
         return digits_folder()
@@ -220,7 +222,7 @@ def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
 
 
 def refuse_options(name: str, given: Mapping[str, Any]) -> None:
-    """Refuse options for a data set that has none."""
+    """Raise a ConfigError for options of a data set that has none."""
     if given and name in names() and not options(name):
         raise ConfigError(f"the data set {name!r} has no option {next(iter(given))!r}: it has none.")
 
@@ -232,7 +234,7 @@ def _source(name: str, choices: Iterable[str] | None = None) -> Source:
 
 
 def _directories(data_dir: Path | str | None) -> list[Path]:
-    """Return the folders to look in, in order; the last one is where a download goes."""
+    """Folders to search, in order; a download goes into the last one."""
     if data_dir is not None:
         return [Path(data_dir).expanduser()]
 
@@ -244,7 +246,7 @@ def _directories(data_dir: Path | str | None) -> list[Path]:
 
 
 def _locate(source: Source, directories: list[Path], *, may_download: bool) -> tuple[Path, Path]:
-    """Return the folder looked in and the copy found there, after a download if there was none."""
+    """Folder searched and the copy found in it, downloaded if there was none."""
     for directory in directories:
         if place := source.find(directory):
             return directory, place

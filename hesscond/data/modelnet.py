@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -14,8 +13,10 @@ import numpy as np
 import torch
 
 from hesscond.data.dataset import Dataset, Form
+from hesscond.data.files import fingerprint
+from hesscond.data.folders import FolderSource
 from hesscond.data.generated import checked_options
-from hesscond.data.image_folder import DIGITS, find, folders_in
+from hesscond.data.image_folder import DIGITS, folders_in
 from hesscond.data.preparation import rows_of
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
@@ -38,25 +39,14 @@ def load_modelnet(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Dataset:
-    """Return points on the meshes of a folder, uniform by area, each cloud about its mean and within the unit sphere.
+    """Points on the meshes of a folder, uniform by area, each cloud centred and scaled into the unit sphere.
 
     Wu et al., 3D ShapeNets (CVPR 2015), sampled as by Qi, Su, Mo, Guibas, PointNet (CVPR 2017), section 5.1.
-    Classes are numbered in the order of their names; a mesh has the same points in every part of the data set. They are
-    cached in the folder of downloads: reading 12,311 meshes takes minutes.
-
-    Parameters
-    ----------
-    given
-        Options.
-    directories
-        Where a folder that is no absolute path is looked for.
-    train_samples, test_samples
-        A part of them, see `hesscond.data.part`; None: all.
+    Classes are numbered in the order of their names. A mesh has the same points in every part of the data set. They are
+    cached in the folder of downloads, since reading 12,311 meshes takes minutes.
     """
     options = checked_options(given, OPTIONS)
-    folder = find(options["folder"], directories)
-    if folder is None:
-        raise DataNotFoundError(f"there is no folder {options['folder']}: {what_to_bring(directories)}")
+    folder = SOURCE.folder(options["folder"], directories)
     classes = folders_in(folder)
     if len(classes) != options["classes"]:
         raise ConfigError(
@@ -69,7 +59,7 @@ def load_modelnet(
         if samples is not None:
             rows = rows_of(NAME, split, own, samples)
             files, own = [files[row] for row in rows.tolist()], own[rows]
-        name = fingerprint(folder, files, options)
+        name = fingerprint(f"{options['points']} {options['seed']}", folder, files)
         clouds.append(cached(directories[-1] / f"{NAME}-{name}.npy", folder, files, options))
         targets.append(own)
         names.append(name[:DIGITS])
@@ -77,17 +67,8 @@ def load_modelnet(
     return Dataset(NAME, clouds[0], targets[0], clouds[1], targets[1], len(classes), source)
 
 
-def what_to_bring(directories: Sequence[Path]) -> str:
-    """Sentence that says which folder must be where."""
-    places = " or ".join(str(directory / OPTIONS["folder"]) for directory in directories)
-    return (
-        f"unpack ModelNet40.zip of modelnet.cs.princeton.edu into {places} (CLASS/train/*.off, CLASS/test/*.off), or "
-        "name its folder by folder = … in [data]."
-    )
-
-
 def listed(folder: Path, split: str, classes: Sequence[str]) -> tuple[list[str], torch.Tensor]:
-    """The meshes of a split by their paths below the folder, and their class numbers."""
+    """Paths of the meshes of a split below the folder, and their class numbers."""
     files: list[str] = []
     targets: list[int] = []
     for number, name in enumerate(classes):
@@ -100,17 +81,8 @@ def listed(folder: Path, split: str, classes: Sequence[str]) -> tuple[list[str],
     return files, torch.tensor(targets)
 
 
-def fingerprint(folder: Path, files: Sequence[str], options: Mapping[str, Any]) -> str:
-    """A name for the points: from names, sizes and times of change of the files, and how they are sampled."""
-    found = hashlib.sha256(f"{options['points']} {options['seed']}\n".encode())
-    for file in files:
-        there = os.stat(folder / file)
-        found.update(f"{file}\0{there.st_size}\0{there.st_mtime_ns}\n".encode(errors="surrogateescape"))
-    return found.hexdigest()
-
-
 def cached(place: Path, folder: Path, files: Sequence[str], options: Mapping[str, Any]) -> torch.Tensor:
-    """The clouds of all files, float32 (N, points, 3): as the file ``place`` has them, else sampled and put there."""
+    """Clouds of all files, float32 (N, points, 3), read from the file ``place``, or sampled and written there."""
     # a damaged file is no loss
     with suppress(OSError, ValueError, EOFError):
         found = np.load(place, allow_pickle=False)
@@ -157,7 +129,7 @@ def read_mesh(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_polygons(numbers: np.ndarray, faces: int) -> np.ndarray:
-    """Triangles (F, 3) of faces that are written as the number of their vertices and these."""
+    """Triangles (F, 3) of faces, each given as the number of its vertices followed by the vertices."""
     if len(numbers) == 4 * faces and (numbers[::4] == 3).all():
         return numbers.reshape(faces, 4)[:, 1:]
     triangles, place = [], 0
@@ -173,13 +145,13 @@ def of_polygons(numbers: np.ndarray, faces: int) -> np.ndarray:
 
 
 def areas(vertices: np.ndarray, triangles: np.ndarray) -> np.ndarray:
-    """Twice the area of each triangle, (F,)."""
+    """Twice the areas (F,) of the triangles."""
     a, b, c = (vertices[triangles[:, k]] for k in range(3))
     return np.linalg.norm(np.cross(b - a, c - a), axis=1)
 
 
 def sampled(vertices: np.ndarray, triangles: np.ndarray, points: int, rng: np.random.Generator) -> np.ndarray:
-    """Points (points, 3), uniform by area."""
+    """Random points (points, 3) on the triangles, uniform by area."""
     weights = areas(vertices, triangles)
     chosen = rng.choice(len(weights), points, p=weights / weights.sum())
     a, b, c = (vertices[triangles[chosen, k]] for k in range(3))
@@ -189,6 +161,16 @@ def sampled(vertices: np.ndarray, triangles: np.ndarray, points: int, rng: np.ra
 
 
 def within_unit_sphere(points: np.ndarray) -> np.ndarray:
-    """Points (P, 3) about their mean, the farthest at distance 1."""
+    """Points (P, 3) centred, and scaled so that the farthest has length 1."""
     centred = points - points.mean(0)
     return centred / np.linalg.norm(centred, axis=1).max()
+
+
+SOURCE = FolderSource(
+    NAME,
+    OPTIONS,
+    form_of,
+    load_modelnet,
+    "unpack ModelNet40.zip of modelnet.cs.princeton.edu into {places} (CLASS/train/*.off, CLASS/test/*.off), or name "
+    "its folder by folder = … in [data].",
+)

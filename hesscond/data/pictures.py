@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hesscond.data.files import fingerprint
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
 #: Called with the number of pictures decoded, and of all.
@@ -60,7 +59,7 @@ class Pictures:
 
     @property
     def shape(self) -> torch.Size:
-        """(N, 3, size, size), or (N, 3·size²)."""
+        """Shape (N, 3, size, size), or (N, 3·size²)."""
         return torch.Size([len(self), 3 * self.size**2] if self.flat else [len(self), 3, self.size, self.size])
 
     @property
@@ -74,7 +73,7 @@ class Pictures:
         return torch.float32
 
     def __getitem__(self, index: slice | torch.Tensor) -> torch.Tensor:
-        """The images of a slice, or of indices (n,), as a tensor."""
+        """Images of a slice, or of indices (n,), as a tensor."""
         # 8-bit pixels are what goes to the device; quotients of the device's own numbers are those of the CPU
         images = torch.from_numpy(self._bytes(index)).to(self.device).to(torch.float32)
         images.div_(torch.tensor(255.0, device=self.device))
@@ -99,11 +98,11 @@ class Pictures:
         return replace(self, device=torch.device(device))
 
     def selected(self, index: torch.Tensor) -> Pictures:
-        """The images of indices (n,), still on disk."""
+        """Images of indices (n,), still on disk."""
         return replace(self, files=[self.files[row] for row in index.tolist()])
 
     def standardized(self, mean: torch.Tensor, deviation: torch.Tensor) -> Pictures:
-        """(x − mean) / deviation in place of x; both float32 (3, 1, 1)."""
+        """Images with (x − mean) / deviation in place of x; both float32 (3, 1, 1)."""
         return replace(self, shift=mean, scale=deviation)
 
     def moments(self, on_decoded: OnDecoded | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,24 +123,17 @@ class Pictures:
         return torch.tensor(means, dtype=torch.float64), torch.tensor(variances, dtype=torch.float64)
 
     def fingerprint(self) -> str:
-        """A name for the pixels, from names, sizes and times of change of the files, and both lengths.
+        """Checksum of names, sizes and modification times of the files, and of both lengths.
 
         Raises
         ------
         DataNotFoundError
             A file cannot be read.
         """
-        found = hashlib.sha256(f"{self.resize} {self.size}\n".encode())
-        for name in self.files:
-            try:
-                there = os.stat(self.folder / name)
-            except OSError as error:
-                raise DataNotFoundError(f"{self.folder / name} cannot be read: {error.strerror}.") from None
-            found.update(f"{name}\0{there.st_size}\0{there.st_mtime_ns}\n".encode(errors="surrogateescape"))
-        return found.hexdigest()
+        return fingerprint(f"{self.resize} {self.size}", self.folder, self.files)
 
     def _bytes(self, index: slice | torch.Tensor) -> np.ndarray:
-        """The pixels, uint8 (n, 3, size, size)."""
+        """Pixels, uint8 (n, 3, size, size)."""
         from PIL import Image
 
         files = self.files[index] if isinstance(index, slice) else [self.files[row] for row in index.tolist()]

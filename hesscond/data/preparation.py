@@ -24,23 +24,10 @@ JITTER = 0.01
 
 
 def chosen(targets: torch.Tensor, samples: int) -> torch.Tensor:
-    """Indices of a fixed part of the samples, in their order.
+    """Indices int64 (samples,) of a fixed part of the samples, ascending, whatever the seed.
 
-    Labelled samples: the first ones of each class, the same number of every class, or one more of the first classes, as
-    long as all classes have enough. Samples with values, or with several classes: every N/samples-th one. The choice
-    depends on no seed.
-
-    Parameters
-    ----------
-    targets : torch.Tensor
-        Class numbers int64 (N,) or (N, …), or values (N, …).
-    samples : int
-        How many, 1 to N.
-
-    Returns
-    -------
-    torch.Tensor
-        int64, shape (samples,), ascending.
+    Of labelled samples, the first ones of each class, equally many of every class or one more of the first classes, as
+    long as all classes have enough. Of samples with values, or with several classes, every N/samples-th one.
 
     Examples
     --------
@@ -72,14 +59,12 @@ def rows_of(name: str, split: str, targets: torch.Tensor, samples: int) -> torch
 
 
 def part(data: Dataset, *, train: int | None = None, test: int | None = None) -> Dataset:
-    """Subset of a data set with the given numbers of training and test samples, chosen by `chosen`.
+    """Subset of a data set with the given numbers of training and test samples (None: all), chosen by `chosen`.
 
     Parameters
     ----------
     data : Dataset
-        Any.
     train, test : int, optional
-        How many; by default all.
 
     Returns
     -------
@@ -89,7 +74,7 @@ def part(data: Dataset, *, train: int | None = None, test: int | None = None) ->
     Raises
     ------
     ConfigError
-        If the data set has fewer samples.
+        The data set has fewer samples.
     """
     if train is not None:
         rows = rows_of(data.name, "train", data.train_targets, train)
@@ -101,7 +86,7 @@ def part(data: Dataset, *, train: int | None = None, test: int | None = None) ->
 
 
 def standardized(data: Dataset, on_decoded: OnDecoded | None = None) -> Dataset:
-    """Inputs minus the mean over the training set, divided by its standard deviation.
+    """Data set whose inputs have mean 0 and standard deviation 1 over the training set.
 
     Images have one mean and one deviation for each channel, over all pixels; points and coordinates have one of each
     for every coordinate. Constant channels or coordinates are only centred.
@@ -109,9 +94,8 @@ def standardized(data: Dataset, on_decoded: OnDecoded | None = None) -> Dataset:
     Parameters
     ----------
     data : Dataset
-        Any.
     on_decoded : callable, optional
-        Called with the number of training pictures decoded and of all, where they stay on disk.
+        Receives the number of training pictures decoded and of all, if they stay on disk.
 
     Returns
     -------
@@ -148,9 +132,9 @@ def shift_and_scale(
 
 
 def crop(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Each image (N, C, H, W) moved by up to 4 pixels in both directions, zeros where it is left.
+    """Images (N, C, H, W) shifted by up to 4 pixels in both directions, with zeros in the rest.
 
-    The zeros are those of what the network sees: of standardized images they are the mean.
+    The zeros are in units of the network's input: of standardized images they are the mean.
     """
     samples, channels, height, width = images.shape
     moved = torch.randint(2 * PADDING + 1, (2, samples), generator=generator).to(images.device)
@@ -163,15 +147,16 @@ def crop(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def flip(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Each image (N, C, H, W) as it is or mirrored left to right, one as likely as the other."""
+    """Images (N, C, H, W), each mirrored left to right with probability 1/2."""
     mirrored = torch.randint(2, (len(images),), generator=generator).bool().to(images.device)
     return torch.where(mirrored[:, None, None, None], images.flip(3), images)
 
 
 def resized_crop(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A random part of each image (N, C, H, W), 0.08 to 1 of its area and 3/4 to 4/3 as wide as high, back at its size.
+    """Random parts of images (N, C, H, W) resized to the images' size.
 
-    Szegedy et al., Going Deeper with Convolutions (CVPR 2015), section 6; bilinear, as nothing is made smaller.
+    A part has 0.08 to 1 of the area and is 3/4 to 4/3 as wide as high. Szegedy et al., Going Deeper with Convolutions
+    (CVPR 2015), section 6; bilinear, as nothing is made smaller.
     """
     samples, _, height, width = images.shape
     top, left, high, wide = (side[:, None].to(images.device) for side in boxes(samples, height, width, generator))
@@ -189,7 +174,7 @@ def resized_crop(images: torch.Tensor, generator: torch.Generator) -> torch.Tens
 def boxes(samples: int, height: int, width: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     """First row and column, height and width of random crops, each int64 (samples,), drawn as torchvision does.
 
-    The logarithm of the aspect is uniform, as is the area. Where none of the draws fits, it is the largest crop about
+    The area and the logarithm of the aspect are uniform. If none of the draws fits, the crop is the largest one about
     the middle with an aspect in the range.
     """
     area = torch.empty(DRAWS, samples).uniform_(*AREA, generator=generator) * (height * width)
@@ -208,10 +193,10 @@ def boxes(samples: int, height: int, width: int, generator: torch.Generator) -> 
 
 
 def cutout(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Each image (N, C, H, W) with zeros in a rectangle of half its height and width, about a pixel of it.
+    """Images (N, C, H, W) with zeros in a rectangle of half their height and width, centred at a random pixel.
 
     DeVries, Taylor, Improved Regularization of Convolutional Neural Networks with Cutout (2017), section 3.2: of CIFAR
-    16 × 16, cut off at the border. The zeros are those of what the network sees, as with `crop`.
+    16 × 16, cut off at the border. The zeros are as those of `crop`.
     """
     samples, _, height, width = images.shape
     inside = []
@@ -225,7 +210,7 @@ def cutout(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def rotation(clouds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Each cloud (N, P, 3) turned about its third axis, which points up, by an angle uniform over the circle."""
+    """Clouds (N, P, 3) rotated about their third axis, which points up, by a uniform angle."""
     angle = (2 * math.pi * torch.rand(len(clouds), generator=generator)).to(clouds)
     cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
     turns = torch.stack([cos, sin, zero, -sin, cos, zero, zero, zero, one], 1).view(-1, 3, 3)
@@ -233,7 +218,7 @@ def rotation(clouds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def jitter(clouds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Clouds (N, P, d) with N(0, 0.01²), cut off at ±0.05, added to each coordinate.
+    """Clouds (N, P, d) with noise N(0, 0.01²), cut off at ±0.05, in each coordinate.
 
     Qi, Su, Mo, Guibas, PointNet (CVPR 2017), section 5.1; the bounds are those of the published code.
     """

@@ -36,18 +36,10 @@ IDX_SHAPES: dict[str, tuple[int, ...]] = {
 
 
 class Source(ABC):
-    """Where the files of a data set lie and what they must be.
-
-    Attributes
-    ----------
-    name : str
-        The data set's name.
-    folder : str
-        The folder of its files below a data directory, as torchvision has it.
-    """
+    """Layout of the files of a data set, with their checksums."""
 
     name: str
-    folder: str
+    folder: str  # below a data directory, as torchvision has it
 
     @property
     @abstractmethod
@@ -57,78 +49,40 @@ class Source(ABC):
     @property
     @abstractmethod
     def downloads(self) -> tuple[Download, ...]:
-        """The files to download for a full copy."""
+        """Files to download for a full copy."""
 
     @abstractmethod
     def find(self, directory: Path) -> Path | None:
-        """Return the full copy in `directory`, or None."""
+        """Path of the full copy in ``directory``; None: there is none."""
 
     @abstractmethod
     def lacking(self, directory: Path) -> list[str]:
-        """Return the names of the files that are not in the folder below `directory`."""
+        """Names of the files that are not in the folder below ``directory``."""
 
     @abstractmethod
     def verified_files(self, place: Path) -> dict[str, bytes]:
-        """Return the content of every file of the copy `place` by its name, each with its published md5.
+        """Content of every file of a copy by its name, each with its published md5.
 
-        Parameters
-        ----------
-        place : Path
-            What `find` returned.
-
-        Raises
-        ------
-        DataNotFoundError
-            If a file cannot be read.
-        CorruptDataError
-            If a checksum is not the published one.
+        ``place`` is what `find` returned. Raises DataNotFoundError if a file cannot be read, and CorruptDataError if a
+        checksum is not the published one.
         """
 
     @abstractmethod
     def read(self, place: Path) -> Dataset:
-        """Return the data set from the copy `place`.
-
-        Parameters
-        ----------
-        place : Path
-            What `find` returned.
-
-        Raises
-        ------
-        DataNotFoundError
-            If a file cannot be read.
-        CorruptDataError
-            If a checksum or the layout of a file is not the published one.
-        """
+        """Data set of a copy, checked as in `verified_files`; CorruptDataError also for a wrong layout of a file."""
 
 
 @dataclass(frozen=True)
 class CifarSource(Source):
-    """Where the files of a CIFAR data set lie and what they must be.
-
-    Attributes
-    ----------
-    name : str
-        The data set's name.
-    classes : int
-        The number of classes.
-    folder : str
-        The folder of the batches below a data directory, the same as inside the archive.
-    archive : Download
-        The published archive.
-    train, test : mapping
-        Published md5 of each batch, by its file name, in order.
-    label_key : bytes
-        The key of the class numbers in a batch.
-    """
+    """Data set of the CIFAR family, in batches."""
 
     name: str
     classes: int
-    folder: str
+    folder: str  # of the batches below a data directory, and inside the archive
     archive: Download
-    train: Mapping[str, str]
+    train: Mapping[str, str]  # published md5 by file name, in order
     test: Mapping[str, str]
-    label_key: bytes
+    label_key: bytes  # key of the class numbers in a batch
 
     @property
     def form(self) -> Form:
@@ -137,22 +91,22 @@ class CifarSource(Source):
 
     @property
     def downloads(self) -> tuple[Download, ...]:
-        """The files to download for a full copy."""
+        """The published archive."""
         return (self.archive,)
 
     def find(self, directory: Path) -> Path | None:
-        """Return the full copy in `directory`: the folder of batches, else the archive, else None."""
+        """Folder of batches in ``directory``, else the archive, else None."""
         folder, archive = directory / self.folder, directory / self.archive.path
         if folder.is_dir() and not self.lacking(directory):
             return folder
         return archive if exists(archive) else None
 
     def lacking(self, directory: Path) -> list[str]:
-        """Return the names of the batches that are not in the folder below `directory`."""
+        """Names of the batches that are not in the folder below ``directory``."""
         return [batch for batch in self._batches if not exists(directory / self.folder / batch)]
 
     def verified_files(self, place: Path) -> dict[str, bytes]:
-        """Return the content of every batch of the copy `place` (see `find`), each with its published md5."""
+        """Content of every batch of a copy, each with its published md5."""
         if place.is_dir():
             return {batch: read_verified(place / batch, md5, dataset=self.name) for batch, md5 in self._batches.items()}
         members = {f"{self.folder}/{batch}": md5 for batch, md5 in self._batches.items()}
@@ -160,7 +114,7 @@ class CifarSource(Source):
         return {batch: contents[f"{self.folder}/{batch}"] for batch in self._batches}
 
     def read(self, place: Path) -> Dataset:
-        """Return the data set from the copy `place`; images are (N, 3, 32, 32)."""
+        """Data set of a copy; images are (N, 3, 32, 32)."""
         contents = self.verified_files(place)
         train_inputs, train_targets = self._decode(contents[batch] for batch in self.train)
         test_inputs, test_targets = self._decode(contents[batch] for batch in self.test)
@@ -179,7 +133,7 @@ class CifarSource(Source):
 
 
 class IdxMd5(NamedTuple):
-    """The md5 of an idx file as published (gzipped), and unpacked."""
+    """md5 of an idx file as published (gzipped), and unpacked."""
 
     gz: str
     raw: str
@@ -187,28 +141,13 @@ class IdxMd5(NamedTuple):
 
 @dataclass(frozen=True)
 class IdxSource(Source):
-    """Where the four idx files of a data set lie and what they must be.
-
-    Attributes
-    ----------
-    name : str
-        The data set's name.
-    folder : str
-        Their folder below a data directory.
-    url : str
-        The folder they are published in, with a slash at its end.
-    md5 : mapping
-        The checksums by the name of the unpacked file.
-    namesakes : frozenset of str
-        Checksums of the gzipped training labels of other data sets whose files have the same names.
-    classes : int
-        The number of classes.
-    """
+    """Data set in four idx files."""
 
     name: str
     folder: str
-    url: str
-    md5: Mapping[str, IdxMd5]
+    url: str  # folder that they are published in, with a slash at its end
+    md5: Mapping[str, IdxMd5]  # by the name of the unpacked file
+    # md5 of gzipped training labels of other data sets with the same file names
     namesakes: frozenset[str] = field(default=frozenset())
     classes: int = 10
 
@@ -219,13 +158,13 @@ class IdxSource(Source):
 
     @property
     def downloads(self) -> tuple[Download, ...]:
-        """The files to download for a full copy."""
+        """The four gzipped files."""
         return tuple(
             Download(f"{self.url}{file}.gz", md5.gz, f"{self.folder}/{file}.gz") for file, md5 in self.md5.items()
         )
 
     def find(self, directory: Path) -> Path | None:
-        """Return the folder with the full copy: torchvision's in `directory`, else `directory`, else None."""
+        """Folder with the full copy: torchvision's in ``directory``, else ``directory``, else None."""
         if not self.lacking(directory):
             return directory / self.folder
         if all(exists(directory / f"{file}.gz") for file in self.md5) and not self._is_namesake(directory):
@@ -233,12 +172,12 @@ class IdxSource(Source):
         return None
 
     def lacking(self, directory: Path) -> list[str]:
-        """Return the names of the files that are not in the folder below `directory`, gzipped or unpacked."""
+        """Names of the files that are not in the folder below ``directory``, gzipped or unpacked."""
         folder = directory / self.folder
         return [file for file in self.md5 if not (exists(folder / f"{file}.gz") or exists(folder / file))]
 
     def verified_files(self, place: Path) -> dict[str, bytes]:
-        """Return the unpacked content of the four files in the folder `place`, each with its published md5."""
+        """Unpacked content of the four files in the folder, each with its published md5."""
         contents = {}
         for file, md5 in self.md5.items():
             if exists(place / f"{file}.gz"):
@@ -249,7 +188,7 @@ class IdxSource(Source):
         return contents
 
     def read(self, place: Path) -> Dataset:
-        """Return the data set from the folder `place`; images are (N, 1, 28, 28)."""
+        """Data set of the folder; images are (N, 1, 28, 28)."""
         arrays = {
             file: parse_idx(content, IDX_SHAPES[file], file=str(place / file))
             for file, content in self.verified_files(place).items()
@@ -270,24 +209,10 @@ class IdxSource(Source):
 
 
 def parse_idx(content: bytes, shape: tuple[int, ...], *, file: str) -> np.ndarray:
-    """Return the array of 8-bit numbers that an idx file holds.
+    """Array uint8 of an idx file of 8-bit numbers, whose ``shape`` is known; ``file`` is its name in the message.
 
-    The format: two zero bytes, the type (8 is unsigned byte), the number of dimensions, each dimension as a
-    big-endian 32-bit integer, then the numbers in C order.
-
-    Parameters
-    ----------
-    content : bytes
-        The whole unpacked file.
-    shape : tuple of int
-        The shape it must have.
-    file : str
-        How to name it in the message.
-
-    Returns
-    -------
-    numpy.ndarray
-        uint8, of shape `shape`, read-only.
+    The header is two zero bytes, the type (8: unsigned byte), the number of dimensions, and each dimension as a big-
+    endian 32-bit integer; the numbers follow in C order.
     """
     header = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape)
     if content[: len(header)] != header or len(content) != len(header) + prod(shape):

@@ -21,25 +21,10 @@ CYLINDER = (2**-0.5, 2**0.5)  # radius, height
 def load_shapes(
     *, train: int = 1_000, test: int = 250, points: int = 128, noise: float = 0.02, seed: int = 0
 ) -> Dataset:
-    """Return clouds of points, uniform on a surface, turned at random, and shaken.
+    """Clouds of points (N, points, 3), uniform on a surface, rotated at random, with normal noise in each coordinate.
 
-    Classes: 0 sphere, 1 cube, 2 cone, 3 torus, 4 cylinder; all classes have the same number of clouds, or one more.
-
-    Parameters
-    ----------
-    train, test : int
-        Numbers of clouds.
-    points : int
-        Points in each cloud.
-    noise : float
-        Standard deviation of the normal noise in each coordinate.
-    seed : int
-        Seed of the generator.
-
-    Returns
-    -------
-    Dataset
-        Clouds (N, points, 3) about the origin, within the unit ball but for the noise.
+    Classes: 0 sphere, 1 cube, 2 cone, 3 torus, 4 cylinder; the numbers of their clouds differ by one at most. The
+    solids are centred and lie within the unit ball.
     """
     generator = torch.Generator().manual_seed(seed)
     total = train + test

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from hesscond.data.dataset import Dataset, Form
+from hesscond.data.folders import FolderSource
 from hesscond.data.generated import checked_options
 from hesscond.data.preparation import part
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
@@ -29,7 +30,7 @@ TRAIN = 9
 
 
 def topics() -> str:
-    """The texts of ``help("…")``, the language reference by topic, in alphabetical order."""
+    """Texts of ``help("…")``, the language reference by topic, in alphabetical order."""
     try:
         from pydoc_data.topics import topics as found
     except ImportError:
@@ -40,20 +41,8 @@ def topics() -> str:
     return "\n".join(found[name] for name in sorted(found))
 
 
-def find(directories: Sequence[Path]) -> Path | None:
-    """The module that the text is in if no file is named."""
-    found = importlib.util.find_spec(TOPICS.partition(".")[0]) and importlib.util.find_spec(TOPICS)
-    return Path(found.origin) if found and found.origin else None
-
-
-def what_to_bring(directories: Sequence[Path]) -> str:
-    """Sentence that says which file must be where."""
-    places = " or ".join(map(str, directories))
-    return f"it comes with Python; put a text of your own (UTF-8) into {places}, and name it by file = … in [data]."
-
-
 def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options."""
+    """Checked options."""
     options = checked_options(given, OPTIONS)
     if options["file"] and not options["vocabulary"]:
         raise ConfigError(
@@ -77,24 +66,10 @@ def load_text(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Dataset:
-    """Return a text in consecutive windows of ``context`` characters.
+    """Text in consecutive windows of ``context`` characters; the target of each character is the next one.
 
     Characters are numbered by their code points in ascending order. The first nine tenths of the text are for training,
-    the rest for testing; what is left over at the end of each is dropped.
-
-    Parameters
-    ----------
-    given
-        Options.
-    directories
-        Where a file that is no absolute path is looked for.
-    train_samples, test_samples
-        A part of the windows, see `hesscond.data.part`; None: all.
-
-    Returns
-    -------
-    Dataset
-        Inputs int64 (N, context), and as targets the character after each, int64 (N, context).
+    the rest for testing; an incomplete window at the end of each is dropped.
     """
     options = options_of(given)
     text, place, pinned = read(options["file"], directories)
@@ -126,14 +101,14 @@ def load_text(
 
 
 def windows(tokens: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Windows of tokens (L,) one behind the other, and what follows each of their tokens: both (N, context)."""
+    """Consecutive windows of tokens (L,) and the successors of their tokens, both (N, context)."""
     count = (len(tokens) - 1) // context
     inputs, targets = (tokens[shift : shift + count * context].view(count, context) for shift in (0, 1))
     return inputs, targets
 
 
 def read(file: str, directories: Sequence[Path]) -> tuple[str, str, str]:
-    """A text, where it was read, and the sha256 that it is known to have; empty: none is known."""
+    """Text, its place, and the sha256 that it is known to have ("": unknown)."""
     if not file:
         version = platform.python_version()
         return topics(), f"{TOPICS} of Python {version}", TOPICS_SHA256.get(version, "")
@@ -147,3 +122,24 @@ def read(file: str, directories: Sequence[Path]) -> tuple[str, str, str]:
         raise DataNotFoundError(f"{place} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise CorruptDataError(f"{place} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
+
+
+class TextSource(FolderSource):
+    """Text in a file, by default in a module of Python."""
+
+    def what_to_bring(self, directories: Sequence[Path]) -> str:
+        return self.advice.format(places=" or ".join(map(str, directories)))
+
+    def find(self, directories: Sequence[Path]) -> Path | None:
+        """Module that has the text used if no file is named."""
+        found = importlib.util.find_spec(TOPICS.partition(".")[0]) and importlib.util.find_spec(TOPICS)
+        return Path(found.origin) if found and found.origin else None
+
+
+SOURCE = TextSource(
+    NAME,
+    OPTIONS,
+    form_of,
+    load_text,
+    "it comes with Python; put a text of your own (UTF-8) into {places}, and name it by file = … in [data].",
+)
