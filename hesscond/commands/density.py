@@ -31,7 +31,7 @@ from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import Team
 from hesscond.report.density import density_figure
 from hesscond.report.page import METADATA, save_figure
-from hesscond.spectra.density import MOMENTS, NEAR_ZERO, Density
+from hesscond.spectra.density import NEAR_ZERO, Density
 from hesscond.spectra.density import density as spectral_density
 from hesscond.study import resolve_device
 from hesscond.study.sections import LARGEST
@@ -165,7 +165,6 @@ def as_object(found: Found, request: Request) -> dict[str, Any]:
     """All numbers for JSON; infinite ones (the error of a single probe) are null, as JSON has none."""
     density = found.density
     negative, near_zero, trace = density.negative, density.near_zero(NEAR_ZERO), density.trace()
-    moments = {power: density.moment(power) for power in MOMENTS}
     numbers: dict[str, Any] = {
         "matrix": request.matrix,
         "layers": request.layers,
@@ -189,8 +188,6 @@ def as_object(found: Found, request: Request) -> dict[str, Any]:
         "trace": trace.value,
         "trace_error": trace.error,
     }
-    for power, moment in moments.items():
-        numbers |= {f"moment_{power}": moment.value, f"moment_{power}_error": moment.error}
     numbers = {name: None if value == math.inf else value for name, value in numbers.items()}
     return numbers | {"nodes": density.nodes.tolist(), "weights": density.weights.tolist()}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from hesscond.report.axes import add_legend, label_figure, logarithmic
 from hesscond.report.page import COLUMN, Page
@@ -32,12 +31,9 @@ DECADES = 9
 #: Nodes of each probe at either end that are marked.
 MARKED = 8
 
-#: Labels of the eigenvalue axis, at most.
-LABELS = 7
-
 
 def density_figure(density: Density, title: str | None = None, *, page: Page = COLUMN) -> Figure:
-    """The density of the eigenvalues, logarithmic, over a linear axis or one that is logarithmic towards both ends.
+    """The density of the eigenvalues, logarithmic, over a linear axis.
 
     The curve is smoothed with Gaussians, narrow where the quadrature resolves single eigenvalues and wide where it
     does not; the line below the figure states their widths. The band is the standard error over the probes. Negative
@@ -59,13 +55,10 @@ def density_figure(density: Density, title: str | None = None, *, page: Page = C
     matplotlib.figure.Figure
         Save it with `save_figure`.
     """
-    knee = density.knee()
-    curve = density.curve(POINTS, knee=knee)
+    curve = density.curve(POINTS)
     with page.styled():
         figure = page.figure(2.5)
         ax = figure.add_subplot()
-        if knee is not None:
-            ax.set_xscale("asinh", linear_width=knee)
         low, high = heights(density, curve)
         ax.set_yscale("log")
         ax.set_ylim(low, high)
@@ -136,48 +129,14 @@ def draw_nodes(ax: Axes, density: Density) -> None:
 def label_axes(ax: Axes, curve: Curve, density: Density) -> None:
     """Set limits, ticks and names of both axes."""
     # wide Gaussians reach to where no eigenvalue can be
-    low = max(float(curve.x[0]), moved(density.bottom, -5 * curve.width, curve.knee))
-    high = min(float(curve.x[-1]), moved(density.top, 5 * curve.width, curve.knee))
-    ax.set_xlim(low, high)
-    if curve.knee is None:
-        ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    else:
-        ticks = powers(low, high, curve.knee)
-        ax.xaxis.set_major_locator(FixedLocator(ticks))
-        ax.xaxis.set_major_formatter(FuncFormatter(label_power))
-        ax.xaxis.set_minor_locator(FixedLocator([]))
+    low = max(float(curve.x[0]), density.bottom - 5 * curve.width)
+    ax.set_xlim(low, min(float(curve.x[-1]), density.top + 5 * curve.width))
+    ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     ax.set_xlabel(r"eigenvalue $\lambda$")
     ax.set_ylabel("density of eigenvalues")
     logarithmic(ax)
     ax.set_axisbelow(True)
     ax.grid(axis="y", color="0.92", lw=0.4)
-
-
-def powers(low: float, high: float, knee: float) -> list[float]:
-    """Zero and powers of ten from the knee on, of both signs, as many as there is room for."""
-    first, last = math.ceil(math.log10(knee)), math.floor(math.log10(max(abs(low), abs(high))))
-    extent = math.asinh(high / knee) - math.asinh(low / knee)
-    for every in range(1, 100):
-        sizes = [10.0**k for k in range(last, first - 1, -every)]
-        ticks = sorted([-size for size in sizes if -size >= low] + [0.0] + [size for size in sizes if size <= high])
-        places = [math.asinh(tick / knee) for tick in ticks]
-        gaps = [b - a for a, b in pairwise(places)]
-        # labels of neighbours must not touch, nor those next to zero
-        if not gaps or min(gaps) >= extent / (LABELS + 1):
-            return ticks
-    return [0.0]
-
-
-def label_power(value: float, position: int | None = None) -> str:
-    """Zero, or a power of ten with its sign."""
-    if value == 0:
-        return "0"
-    return rf"${'-' if value < 0 else ''}10^{{{round(math.log10(abs(value)))}}}$"
-
-
-def moved(x: float, step: float, knee: float | None) -> float:
-    """Value that lies ``step`` to the right of x on the axis."""
-    return x + step if knee is None else knee * math.sinh(math.asinh(x / knee) + step)
 
 
 def remark(density: Density, curve: Curve) -> str:
@@ -187,12 +146,11 @@ def remark(density: Density, curve: Curve) -> str:
     else:
         probes = f"{density.probes} probes" if density.probes > 1 else "1 probe"
         how = f"n = {density.order:,}; {probes} × {density.steps} Lanczos steps"
-    axis = "" if curve.knee is None else rf" in arsinh($\lambda$/{scientific(curve.knee)})"
     band = ", band: ± standard error" if density.probes > 1 else ""
     width = scientific(curve.width)
     if curve.widest > 1.5 * curve.width:
         width = f"{width}–{scientific(curve.widest)}"
-    return f"{how}; Gaussians of width {width}{axis}{band}"
+    return f"{how}; Gaussians of width {width}{band}"
 
 
 def scientific(value: float) -> str:

@@ -28,8 +28,6 @@ logger = logging.getLogger("hesscond")
 
 #: Eigenvalues no larger than this share of the largest count as near zero.
 NEAR_ZERO = 1e-6
-MOMENTS = (1, 2, 3, 4)
-
 #: Standard errors below this many percent are rounding.
 EXACT = 1e-10
 
@@ -47,12 +45,6 @@ SMALLEST = float(np.finfo(float).tiny)
 
 METHODS = ("auto", "lanczos", "dense")
 
-#: Largest ratio of the range of the eigenvalues to the knee of an axis.
-DEEPEST = 1e6
-
-#: If half of the eigenvalues reach to this share of the largest, an axis needs no knee.
-SHALLOW = 1 / 30
-
 #: A function jumps where it still changes by this share of its size after this number of halvings of an interval.
 JUMP, HALVINGS = 1e-9, 60
 
@@ -64,65 +56,27 @@ WIDTH = 0.7
 LEAST = 1 / 100
 
 
-@dataclass(frozen=True)
-class DensityPlan:
-    """Plan of a computation by `density`.
+def probes_at_once(
+    order: int, *, probes: int, steps: int, method: str, dtype: torch.dtype, memory: float | None
+) -> int:
+    """Number of probes that are multiplied together; 0: all eigenvalues of the formed matrix are computed.
 
-    Attributes
-    ----------
-    method
-        "lanczos", or "dense": all eigenvalues of the formed matrix.
-    steps
-        Number of Lanczos steps.
-    block
-        Number of probes at a time.
-    vectors
-        Largest number of vectors of length n that are held at a time.
-    memory
-        Bytes of these vectors.
-    products
-        Largest number of products with one vector.
+    Raises a ConfigError if ``memory`` does not hold one probe.
     """
-
-    method: str
-    steps: int
-    block: int
-    vectors: int
-    memory: int
-    products: int
-
-
-def plan_density(
-    operator: SymmetricOperator,
-    *,
-    probes: int = 10,
-    steps: int = 80,
-    method: str = "auto",
-    dtype: torch.dtype | None = None,
-    memory: float | str | None = None,
-    null_space: Subspace | None = None,
-) -> DensityPlan:
-    """Plan of `density` for these arguments, made without a product."""
-    order, null = operator.order, operator.null_space if null_space is None else null_space
-    refuse_misfits(order, probes=probes, steps=steps, method=method, null=null)
-    memory = bytes_of(memory)
-    steps = min(steps, order - (null.dimension if null is not None else 0))
-    dtype = operator.dtype if dtype is None else dtype
-    bytes_of_one = order * dtype.itemsize
     if method == "auto":
         # the columns of the identity are multiplied 64 at a time; the decomposition is on the host
         fits = memory is None or (order + 64) * order * 8 <= memory
         method = "dense" if order <= min(DENSE_ORDER, probes * steps) and fits else "lanczos"
     if method == "dense" or steps == 0:
-        return DensityPlan("dense", 0, 0, order, order * order * 8, order if steps else 0)
+        return 0
+    bytes_of_one = order * dtype.itemsize
     one = steps + WORKING
     if memory is not None and one * bytes_of_one > memory:
         raise ConfigError(
             f"{one} vectors of length {order} take {one * bytes_of_one / 1e6:.0f} MB, more than the memory of "
             f"{memory / 1e6:.0f} MB: allow more, or at most {int(memory) // bytes_of_one - WORKING} steps"
         )
-    block = max(1, min(probes, int(MEMORY if memory is None else memory) // (one * bytes_of_one)))
-    return DensityPlan("lanczos", steps, block, block * one, block * one * bytes_of_one, probes * steps)
+    return max(1, min(probes, int(MEMORY if memory is None else memory) // (one * bytes_of_one)))
 
 
 def refuse_misfits(order: int, *, probes: int, steps: int, method: str, null: Subspace | None) -> None:
@@ -150,9 +104,7 @@ def density(
     """Spectral density of a symmetric operator.
 
     A null space that is known is not estimated: the probes are drawn from its complement, and its share is
-    added at zero. At most ``block``·(``steps`` + 3) vectors are held at a time, on the operator's device; ``block``,
-    the number of probes that are multiplied together, is as large as ``memory`` allows (`plan_density` says it
-    beforehand).
+    added at zero. As many probes are multiplied together as ``memory`` allows, on the operator's device.
 
     Parameters
     ----------
@@ -196,26 +148,29 @@ def density(
     """
     A = as_operator(operator)
     known = A.null_space if null_space is None else null_space
-    plan = plan_density(A, probes=probes, steps=steps, method=method, dtype=dtype, memory=memory, null_space=known)
-    logger.info(
-        "density: %s, at most %d vectors of length %d, %.3g MB", plan.method, plan.vectors, A.order, plan.memory / 1e6
-    )
-    if plan.method == "dense":
+    refuse_misfits(A.order, probes=probes, steps=steps, method=method, null=known)
+    steps = min(steps, A.order - (0 if known is None else known.dimension))
+    dtype = A.dtype if dtype is None else dtype
+    block = probes_at_once(A.order, probes=probes, steps=steps, method=method, dtype=dtype, memory=bytes_of(memory))
+    if not block:
         return led(A, lambda: dense_density(A, known))
-    precision = A.dtype if dtype is None else dtype
-    return led(A, lambda: lanczos_density(A, known, plan, probes, seed, precision, on_progress))
+    vectors = block * (steps + WORKING)
+    size = vectors * A.order * dtype.itemsize
+    logger.info("density: at most %d vectors of length %d, %.3g MB", vectors, A.order, size / 1e6)
+    return led(A, lambda: lanczos_density(A, known, probes, steps, block, seed, dtype, on_progress))
 
 
 def lanczos_density(
     A: SymmetricOperator,
     known: Subspace | None,
-    plan: DensityPlan,
     probes: int,
+    steps: int,
+    block: int,
     seed: int,
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None] | None,
 ) -> Density:
-    """Density by stochastic Lanczos quadrature, in blocks of probes as planned."""
+    """Density by stochastic Lanczos quadrature, ``block`` probes at a time."""
     found: list[Recurrence] = []
     done = 0
     vectors = unit_vectors(A.order, probes, seed, known, A.device)
@@ -224,11 +179,11 @@ def lanczos_density(
         nonlocal done
         done += width
         if on_progress is not None:
-            on_progress(done, plan.products)
+            on_progress(done, probes * steps)
 
     while len(found) < probes:
-        width = min(plan.block, probes - len(found))
-        found += recurrences(A, vectors, width, plan.steps, dtype=dtype, null_space=known, on_step=step)
+        width = min(block, probes - len(found))
+        found += recurrences(A, vectors, width, steps, dtype=dtype, null_space=known, on_step=step)
     if not all(np.isfinite(one.alphas).all() and np.isfinite(one.betas).all() for one in found):
         raise MatrixError("products of the operator are not finite: look at the loss and the parameters")
     size = max(float(np.abs(one.gauss()[0]).max()) for one in found)
@@ -240,7 +195,7 @@ def lanczos_density(
         psd=A.psd,
         blur=max(BLUR * rounding * size, SMALLEST),
         products=done,
-        vectors=plan.vectors,
+        vectors=block * (steps + WORKING),
         seed=seed,
     )
 
@@ -275,14 +230,9 @@ def dense_density(A: SymmetricOperator, known: Subspace | None) -> Density:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of the distribution function at some points, averaged over the probes.
+    """Bounds (m,) of the average of the probes' distribution functions at some points, which hold for any spectrum.
 
-    Attributes
-    ----------
-    lower, upper : (m,) float64
-        Bounds of the average of the probes' distribution functions, which hold for any spectrum.
-    error : (m,) float64
-        Standard error of that average, from the spread of both bounds over the probes.
+    ``error`` (m,) is the standard error of that average, from the spread of both bounds over the probes.
     """
 
     lower: torch.Tensor
@@ -523,13 +473,9 @@ class Density(Shown):
             if least < abs(height) < math.inf:
                 yield place, height
 
-    def moment(self, power: int) -> Estimate[float]:
-        """Mean of a power of the eigenvalues."""
-        return self.expectation(lambda values: values**power)
-
     def trace(self) -> Estimate[float]:
-        """Trace tr A, n times the first moment."""
-        mean = self.moment(1)
+        """Trace tr A, n times the mean of the eigenvalues."""
+        mean = self.expectation(lambda values: values)
         return Estimate(self.order * mean.value, self.order * mean.error, mean.probes, mean.products)
 
     def below(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -561,24 +507,13 @@ class Density(Shown):
         ConfigError
             NaN.
         """
-        at = places(x)
+        at = torch.as_tensor(x, dtype=torch.float64, device="cpu").reshape(-1)
+        if bool(at.isnan().any()):
+            raise ConfigError("the distribution function is not defined at NaN")
         lower, upper = self.below(at)
         null = (at >= 0).to(torch.float64) * self.null_weight
         error = torch.maximum(self.error_of(lower), self.error_of(upper))
         return Bounds(lower.mean(0) + null, (upper.mean(0) + null).clamp_max(1.0), error)
-
-    def cumulative(self, x: float | Sequence[float] | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Share of the eigenvalues up to x (m,), the midpoint of `bounds`, and its standard error.
-
-        Raises
-        ------
-        ConfigError
-            NaN.
-        """
-        at = places(x)
-        lower, upper = self.below(at)
-        middle = (lower + upper) / 2
-        return middle.mean(0) + (at >= 0).to(torch.float64) * self.null_weight, self.error_of(middle)
 
     def share(self, low: float, high: float) -> Share:
         """Share of the eigenvalues in [low, high], up to twice ``blur`` beyond, with the known null space.
@@ -618,85 +553,43 @@ class Density(Shown):
         ends = float(lower.mean()) + null, min(1.0, float(upper.mean()) + null)
         return Share(float(middle.mean()) + null, float(self.error_of(middle)), *ends, self.order)
 
-    def knee(self) -> float | None:
-        """Point where an axis that shows the bulk and the outliers changes from linear to logarithmic; None: nowhere.
-
-        It is the median |λ| without the known null space, if the largest |λ| is many times that.
-        """
-        sizes, weights = self.nodes.abs().flatten(), self.weights.flatten()
-        if not bool((weights > 0).any()) or float(sizes.max()) == 0:
-            return None
-        order = sizes.argsort()
-        total = weights[order].cumsum(0)
-        median = float(sizes[order][int(torch.searchsorted(total, float(total[-1]) / 2))])
-        largest = float(sizes.max())
-        return None if median >= SHALLOW * largest else max(median, largest / DEEPEST)
-
-    def curve(self, points: int = 512, *, width: float | None = None, knee: float | None = None) -> Curve:
-        """Density smoothed with Gaussians, without the known null space.
+    def curve(self, points: int = 512, *, width: float | None = None) -> Curve:
+        """Density smoothed with Gaussians, without the known null space, at evenly spaced points.
 
         Parameters
         ----------
         points
-            Number of points, evenly spaced on the axis.
+            Number of points.
         width
-            Standard deviation of all Gaussians, in units of the axis. If not given: a hundredth of the range, and
-            more where the recurrences do not resolve the spectrum: there each node takes the width of what it stands
-            for (`widths`).
-        knee
-            Smooth on the axis t = arsinh(x/knee), linear around zero and logarithmic beyond the knee, so that outliers
-            and a narrow bulk both show.
+            Standard deviation of all Gaussians. If not given: a hundredth of the range, and more where the recurrences
+            do not resolve the spectrum: there each node takes the width of what it stands for (`widths`).
 
         Raises
         ------
         ConfigError
-            A width or a knee that is not positive, or fewer than two points.
+            A width that is not positive, or fewer than two points.
         """
-        if points < 2 or not (width is None or width > 0) or not (knee is None or knee > 0):
-            raise ConfigError(f"a curve takes points ≥ 2, width > 0 and knee > 0, not {points}, {width} and {knee}")
-        nodes = on_axis(self.nodes, knee)
-        sigma = widths(self.nodes, self.residuals, knee) if width is None else torch.full_like(nodes, width)
+        if points < 2 or not (width is None or width > 0):
+            raise ConfigError(f"a curve takes points ≥ 2 and width > 0, not {points} and {width}")
+        nodes = self.nodes
+        sigma = widths(nodes, self.residuals) if width is None else torch.full_like(nodes, width)
         used = self.weights > 0  # nodes without weight only fill up their row
         if not bool(used.any()):
             x = torch.linspace(-1, 1, points, dtype=torch.float64)
             nothing = torch.zeros_like(x)
-            return Curve(x, nothing, nothing, width or 1.0, width or 1.0, knee)
+            return Curve(x, nothing, nothing, width or 1.0, width or 1.0)
         low, high = float((nodes - 5 * sigma)[used].min()), float((nodes + 5 * sigma)[used].max())
-        t = torch.linspace(low, high, points, dtype=torch.float64)
-        samples = torch.stack([gaussians(t, *row) for row in zip(nodes, self.weights, sigma, strict=True)])
-        x = t if knee is None else knee * t.sinh()
-        return Curve(
-            x, samples.mean(0), self.error_of(samples), float(sigma[used].min()), float(sigma[used].max()), knee
-        )
-
-
-def places(x: float | Sequence[float] | torch.Tensor) -> torch.Tensor:
-    """Return the points x as a vector (m,) of float64 on the host."""
-    at = torch.as_tensor(x, dtype=torch.float64, device="cpu").reshape(-1)
-    if bool(at.isnan().any()):
-        raise ConfigError("the distribution function is not defined at NaN")
-    return at
+        x = torch.linspace(low, high, points, dtype=torch.float64)
+        samples = torch.stack([gaussians(x, *row) for row in zip(nodes, self.weights, sigma, strict=True)])
+        return Curve(x, samples.mean(0), self.error_of(samples), float(sigma[used].min()), float(sigma[used].max()))
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Density smoothed with Gaussians.
+    """Density at ``x`` (m,), smoothed with Gaussians: the share of the eigenvalues per unit of x.
 
-    Attributes
-    ----------
-    x : (m,) float64
-        Places.
-    density : (m,) float64
-        Share of the eigenvalues per unit of x, or per unit of arsinh(x/knee) if there is a knee. With the known null
-        space, which is left out, the integral is 1.
-    error : (m,) float64
-        Standard error of the density, from the spread over the probes.
-    width
-        Smallest standard deviation of the Gaussians, in the same unit.
-    widest
-        Largest standard deviation, that of an unresolved node.
-    knee
-        Point where the axis changes from linear to logarithmic; None: it is linear.
+    With the known null space, which is left out, the integral is 1. ``error`` (m,) is the standard error over the
+    probes; ``width`` and ``widest`` are the smallest and the largest standard deviation of the Gaussians.
     """
 
     x: torch.Tensor
@@ -704,30 +597,22 @@ class Curve:
     error: torch.Tensor
     width: float
     widest: float
-    knee: float | None
 
 
-def on_axis(values: torch.Tensor, knee: float | None) -> torch.Tensor:
-    """Eigenvalues as places on the axis: arsinh(λ/knee), or λ itself without a knee."""
-    return values if knee is None else torch.asinh(values / knee)
-
-
-def widths(nodes: torch.Tensor, residuals: torch.Tensor, knee: float | None) -> torch.Tensor:
-    """Standard deviation on the axis for each node (p, k), in proportion to the uncertainty of its place.
+def widths(nodes: torch.Tensor, residuals: torch.Tensor) -> torch.Tensor:
+    """Standard deviation for each node (p, k), in proportion to the uncertainty of its place.
 
     A node with the residual r has an eigenvalue within r. Where r is small against the distance of the nodes, the
     node is an eigenvalue and its Gaussian narrow; elsewhere it stands for all eigenvalues up to its neighbours.
     """
-    places = on_axis(nodes, knee)
-    extent = float(places.max() - places.min()) if places.numel() else 0.0
-    least = LEAST * (extent or float(places.abs().max() if places.numel() else 0.0) or 1.0)
+    extent = float(nodes.max() - nodes.min()) if nodes.numel() else 0.0
+    least = LEAST * (extent or float(nodes.abs().max() if nodes.numel() else 0.0) or 1.0)
     if nodes.shape[1] < 2:
         return torch.full_like(nodes, least)
     # half the distance of both neighbours; that of the only one at the ends
-    gaps = places.diff(dim=1)
+    gaps = nodes.diff(dim=1)
     around = torch.cat([gaps[:, :1], (gaps[:, 1:] + gaps[:, :-1]) / 2, gaps[:, -1:]], 1)
-    known = (on_axis(nodes + residuals, knee) - on_axis(nodes - residuals, knee)) / 2
-    return torch.minimum(WIDTH * around, known).clamp_min(least)
+    return torch.minimum(WIDTH * around, residuals).clamp_min(least)
 
 
 def gaussians(t: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
@@ -735,38 +620,17 @@ def gaussians(t: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, sigm
     return torch.exp(-0.5 * ((t[:, None] - places) / sigma) ** 2) @ (weights / (sigma * math.sqrt(2 * math.pi)))
 
 
-def with_error(value: float, error: float) -> str:
-    """Text of a number with its standard error, to two digits of the error; without it if it is zero or unknown.
-
-    Examples
-    --------
-    >>> with_error(12.3456, 0.0123), with_error(-1.5e-7, 2.5e-8), with_error(2.0, 0.0), with_error(0.1, 30.0)
-    ('12.346 ± 0.012', '-1.50e-7 ± 0.25e-7', '2', '0 ± 30')
-    """
-    if not EXACT / 100 * abs(value) < error < math.inf:
-        return f"{value:.6g}"
-    # both in units of one power of ten, that of the larger
-    exponent = math.floor(math.log10(max(abs(value), error)))
-    power = "" if -3 <= exponent <= 5 else f"e{exponent}"
-    unit = 10.0**exponent if power else 1.0
-    digits = max(0, 1 - math.floor(math.log10(error / unit)))
-    return f"{value / unit:.{digits}f}{power} ± {error / unit:.{digits}f}{power}"
-
-
 def summary(density: Density) -> list[tuple[str, str, str]]:
     """Rows of name, value and remark for the numbers of a density."""
     exact = density.seed is None
     negative, near, trace = density.negative, density.near_zero(NEAR_ZERO), density.trace()
-    result = [
+    error = f" ± {trace.error:.2g}" if EXACT / 100 * abs(trace.value) < trace.error < math.inf else ""
+    return [
         ("parameters n", f"{density.order:,}", ""),
         ("known null directions", f"{density.null:,}", f"{100 * density.null_weight:.3g} %" if density.null else ""),
         ("eigenvalues below zero", str(negative), ""),
         (f"|λ| ≤ {NEAR_ZERO:g} |λ|max", str(near), "known null directions among them" if density.null else ""),
         ("largest eigenvalue" if exact else "largest node", f"{density.top:.6g}", ""),
         ("smallest eigenvalue" if exact else "smallest node", f"{density.bottom:.6g}", ""),
-        ("trace", with_error(trace.value, trace.error), ""),
+        ("trace", f"{trace.value:.6g}{error}", ""),
     ]
-    for power in MOMENTS:
-        moment = density.moment(power)
-        result.append((f"mean of λ{'' if power == 1 else '⁰¹²³⁴'[power]}", with_error(moment.value, moment.error), ""))
-    return result
