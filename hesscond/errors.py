@@ -17,6 +17,7 @@ GONE: dict[str, str] = {
     "timing": "the column time of comparison.csv has the time of an iteration, table summary that of a run",
     "--worst": "the counterexamples that verify prints say by how much a false claim is exceeded",
     "Extreme": "counterexamples that hesscond.verify returns have the factor",
+    "structure_figure": "draw the norms with matplotlib: plt.imshow(hesscond.block_structure(…).norms.value.log10())",
 }
 
 

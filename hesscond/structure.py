@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator
 from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice, trained
 from hesscond.layer_probe import occurring
-from hesscond.operators import Estimate, block_norms
+from hesscond.operators import Estimate, SymmetricOperator
+from hesscond.operators.estimates import BLOCK
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -159,6 +161,8 @@ def block_structure(
     """
     if by not in PARTITIONS:
         raise ConfigError(f"unknown partition {by!r}: use 'layer' or 'row'")
+    if probes is not None and probes < 2:
+        raise ConfigError(f"an estimate takes at least 2 probes to know its error, not {probes}")
     model = measurable(model)
     catalogue = Catalogue(model)
     choice = Choice.of(model, "*" if layers is None else layers, None, "layer")
@@ -188,26 +192,106 @@ def block_structure(
     for block in asked:
         own = rows_of(block, placed.get(block.name)) if by == "row" else {block.name: torch.arange(block.order)}
         rows[block.name] = {name: H.parts[block.name].start + index for name, index in own.items()}
-    blocks = [index for own in rows.values() for index in own.values()]
-    owners = [number for number, own in enumerate(rows.values()) for _ in own]
     if probes is None and H.order > EXACT:
         probes = PROBES
-    found = block_norms(H, blocks, probes, groups=owners, seed=seed)
-    squares = found.squares
-    norms = squares.value.clamp_min(0).sqrt()
+    return measured(H, rows, probes, seed, verdict)
+
+
+def measured(
+    H: SymmetricOperator,
+    rows: Mapping[str, Mapping[str, torch.Tensor]],
+    probes: int | None,
+    seed: int,
+    check: Check | None,
+) -> BlockStructure:
+    """Norms and traces of the blocks whose indices are given by layer and by name, one block column after another.
+
+    ‖H_ab‖ = ‖H_ba‖ is the mean of both columns' results, or that of the exact one.
+    """
+    blocks = [index for own in rows.values() for index in own.values()]
+    layers = [number for number, own in enumerate(rows.values()) for _ in own]
+    sizes, layer = list(map(len, blocks)), torch.tensor(layers)
+    exact = torch.tensor([probes is None or size <= probes for size in sizes])
+    owner = torch.arange(len(blocks)).repeat_interleave(torch.tensor(sizes)).to(H.device)
+    everything = torch.cat(blocks).to(H.device)
+    generator = torch.Generator().manual_seed(seed)
+    squares, variances = (torch.zeros(len(blocks), len(blocks), dtype=torch.float64) for _ in range(2))
+    weights, traces, sums = torch.zeros_like(squares), [], []
+    for a, block in enumerate(blocks):
+        parts = []
+        for vectors in signs(H, block, int(probes or 0), generator, exact=bool(exact[a])):
+            image = H.multiply(vectors).to(torch.float64)
+            norms = image.new_zeros(len(blocks), vectors.shape[1]).index_add_(0, owner, image[everything].square())
+            parts.append((norms.cpu(), (vectors * image).sum(0).cpu()))
+        norms, diagonal = torch.cat([one for one, _ in parts], 1), torch.cat([one for _, one in parts])
+        if exact[a]:
+            # one sample that has no spread
+            norms, diagonal = norms.sum(1, keepdim=True), diagonal.sum(0, keepdim=True)
+        squares[a], variances[a] = norms.mean(1), squared_error(norms)
+        traces.append((float(diagonal.mean()), float(squared_error(diagonal))))
+        weight = torch.where(exact == exact[a], 1.0, 2.0 if exact[a] else 0.0).to(torch.float64)
+        weight[a] = 1.0
+        weights[a] = weight / 2
+        shares = weight[:, None] * norms
+        sums.append((norms[a], shares[layer == layer[a]].sum(0), shares.sum(0)))
+    drawn = 0 if bool(exact.all()) else int(probes or 0)
+    counts = drawn, sum(size if known else drawn for size, known in zip(sizes, exact.tolist(), strict=True))
+    values = weights * squares
+    norms = (values + values.T).sqrt()
+    error = weights.square() * variances
+    error = ((error + error.T).fill_diagonal_(0) + variances.diagonal().diag()).sqrt()
     # to first order in the error of the square
-    error = torch.where(norms > 0, squares.error / (2 * norms), squares.error.sqrt())
+    error = torch.where(norms > 0, error / (2 * norms), error.sqrt())
+    trace, spread = torch.tensor(traces, dtype=torch.float64).T
     return BlockStructure(
         tuple(name for own in rows.values() for name in own),
-        tuple(list(rows)[owner] for owner in owners),
-        tuple(map(len, blocks)),
-        found.traces,
-        Estimate(norms, error, squares.probes, squares.products),
-        found.blocks,
-        found.groups,
-        dict(zip(rows, found.within, strict=True)),
-        verdict,
+        tuple(list(rows)[number] for number in layers),
+        tuple(sizes),
+        Estimate(trace, spread.sqrt(), *counts),
+        Estimate(norms, error, *counts),
+        ratio([(own, whole) for own, _, whole in sums], *counts),
+        ratio([(inside, whole) for _, inside, whole in sums], *counts),
+        {
+            name: ratio([one[:2] for one, at in zip(sums, layers, strict=True) if at == number], *counts)
+            for number, name in enumerate(rows)
+        },
+        check,
     )
+
+
+def signs(
+    H: SymmetricOperator, block: torch.Tensor, probes: int, generator: torch.Generator, *, exact: bool
+) -> Iterator[torch.Tensor]:
+    """Vectors (n, ≤ 16) on the rows of a block: random signs (Hutchinson 1990), or the columns of the identity.
+
+    For random signs v, E ‖(Hv)_b‖² = ‖H_ba‖²_F and E vᵀHv = tr H_aa; the identity's columns add up to both.
+    """
+    count = len(block) if exact else probes
+    for start in range(0, count, BLOCK):
+        width = min(BLOCK, count - start)
+        if exact:
+            own = torch.zeros(len(block), width)
+            own[start : start + width].fill_diagonal_(1)
+        else:
+            own = torch.randint(0, 2, (len(block), width), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+        vectors = torch.zeros(H.order, width, dtype=H.dtype, device=H.device)
+        vectors[block.to(H.device)] = own.to(H.device, H.dtype)
+        yield vectors
+
+
+def squared_error(samples: torch.Tensor) -> torch.Tensor:
+    """Squared standard error of the mean over the last dimension; 0 for one sample, which is exact."""
+    count = samples.shape[-1]
+    return samples.var(-1) / count if count > 1 else torch.zeros_like(samples[..., 0])
+
+
+def ratio(samples: Sequence[tuple[torch.Tensor, torch.Tensor]], probes: int, products: int) -> Estimate[float]:
+    """Ratio of two sums of means over independent samples, with its error to first order in them; NaN for 0/0."""
+    part, whole = (float(sum(float(one[k].mean()) for one in samples)) for k in (0, 1))
+    if whole == 0:
+        return Estimate(math.nan, 0.0, probes, products)
+    variance = sum(float(squared_error(one - part / whole * other)) for one, other in samples)
+    return Estimate(part / whole, math.sqrt(variance) / abs(whole), probes, products)
 
 
 def outputs(block: Block, H: HessianOperator, catalogue: Catalogue) -> list[Block]:

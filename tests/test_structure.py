@@ -19,8 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import hesscond
 from hesscond import structure
 from hesscond.errors import ConfigError
-from hesscond.operators import Dense, block_norms
-from hesscond.report import structure_figure
+from hesscond.operators import Dense
+from hesscond.structure import BlockStructure, measured
 from tests.cases import OTHERS, Case
 from tests.test_probe_blocks import places, whole_truth
 
@@ -267,21 +267,28 @@ def prescribed(sizes: list[int], coupling: float) -> tuple[torch.Tensor, list[to
     return (A + A.T) * mask, blocks
 
 
+def of_matrix(A: torch.Tensor, blocks: list[torch.Tensor], *probes: int, seed: int = 0) -> BlockStructure:
+    """The structure of a matrix, the first half of whose blocks are one layer and the others another."""
+    half = (len(blocks) + 1) // 2
+    layers = {"a": blocks[:half], "b": blocks[half:]}
+    rows = {layer: {f"{layer}{i}": block for i, block in enumerate(own)} for layer, own in layers.items()}
+    return measured(Dense(A), rows, probes[0] if probes else None, seed, None)
+
+
 def test_errors_are_as_large_as_they_say_and_nothing_is_biased() -> None:
     A, blocks = prescribed([30, 25, 3, 20], 0.3)
-    groups = [0, 0, 1, 1]
-    exact = block_norms(Dense(A), blocks, groups=groups)
+    exact = of_matrix(A, blocks)
     names = {
-        "squares": lambda one: one.squares,
-        "traces": lambda one: one.traces,
-        "blocks": lambda one: one.blocks,
-        "groups": lambda one: one.groups,
-        "within": lambda one: one.within[1],
+        "trace": lambda one: (one.trace.value, one.trace.error),
+        "squares": lambda one: (one.norms.value**2, 2 * one.norms.value * one.norms.error),
+        "share": lambda one: (one.share.value, one.share.error),
+        "share_of_layers": lambda one: (one.share_of_layers.value, one.share_of_layers.error),
+        "within": lambda one: (one.within["b"].value, one.within["b"].error),
     }
-    runs = [block_norms(Dense(A), blocks, 15, groups=groups, seed=seed) for seed in range(300)]
+    runs = [of_matrix(A, blocks, 15, seed=seed) for seed in range(300)]
     for name, of in names.items():
-        off = torch.stack([torch.as_tensor(of(run).value) - torch.as_tensor(of(exact).value) for run in runs])
-        error = torch.stack([torch.as_tensor(of(run).error) for run in runs])
+        off = torch.stack([torch.as_tensor(of(run)[0]) - torch.as_tensor(of(exact)[0]) for run in runs])
+        error = torch.stack([torch.as_tensor(of(run)[1]) for run in runs])
         estimated = error[0] > 0
         inside = (off.abs() <= error)[:, estimated].double().mean()
         # 15 probes: Student's t with 14 degrees of freedom has 0.666 within one error
@@ -290,35 +297,35 @@ def test_errors_are_as_large_as_they_say_and_nothing_is_biased() -> None:
         assert float(bias.square().mean()) <= 4.0, name
         assert float(off[:, ~estimated].abs().max() if bool((~estimated).any()) else 0) <= 1e-10
     # the block of 3 rows is exact, and with it all norms that it has a part in
-    assert not runs[0].squares.error[2].any()
-    assert not runs[0].squares.error[:, 2].any()
-    assert runs[0].squares.products == 15 + 15 + 3 + 15
+    assert not runs[0].norms.error[2].any()
+    assert not runs[0].norms.error[:, 2].any()
+    assert runs[0].norms.products == 15 + 15 + 3 + 15
 
 
 def test_the_sum_of_the_norms_is_what_the_shares_are_of() -> None:
     A, blocks = prescribed([30, 25, 3, 20], 0.3)
-    found = block_norms(Dense(A), blocks, 7, groups=[0, 0, 1, 1])
-    squares = found.squares.value
+    found = of_matrix(A, blocks, 7)
+    squares = found.norms.value**2
     assert torch.equal(squares, squares.T)
-    assert found.blocks.value == pytest.approx(float(squares.trace() / squares.sum()), rel=1e-12)
+    assert found.share.value == pytest.approx(float(squares.trace() / squares.sum()), rel=1e-12)
     inside = float((squares[:2, :2].sum() + squares[2:, 2:].sum()) / squares.sum())
-    assert found.groups.value == pytest.approx(inside, rel=1e-12)
-    assert found.within[0].value == pytest.approx(float(squares[:2, :2].trace() / squares[:2, :2].sum()), rel=1e-12)
+    assert found.share_of_layers.value == pytest.approx(inside, rel=1e-12)
+    assert found.within["a"].value == pytest.approx(float(squares[:2, :2].trace() / squares[:2, :2].sum()), rel=1e-12)
 
 
 def test_scale_and_order_of_the_blocks_change_nothing() -> None:
     A, blocks = prescribed([10, 5], 0.5)
-    one = block_norms(Dense(A), blocks)
+    one = of_matrix(A, blocks)
     for factor in (2.0**-100, -(2.0**100)):
-        other = block_norms(Dense(A * factor), blocks)
-        assert other.blocks.value == pytest.approx(one.blocks.value, rel=1e-12)
-        assert torch.allclose(other.squares.value, one.squares.value * factor**2, rtol=1e-12)
-    turned = block_norms(Dense(A), blocks[::-1])
-    assert torch.allclose(turned.squares.value.flip(0, 1), one.squares.value, rtol=1e-12)
-    assert math.isnan(block_norms(Dense(torch.zeros(15, 15)), blocks).blocks.value)
-    diagonal = block_norms(Dense(prescribed([10, 5], 0.0)[0]), blocks, 4)
-    assert diagonal.blocks.value == 1.0
-    assert diagonal.blocks.error == 0.0
+        other = of_matrix(A * factor, blocks)
+        assert other.share.value == pytest.approx(one.share.value, rel=1e-12)
+        assert torch.allclose(other.norms.value, one.norms.value * abs(factor), rtol=1e-12)
+    turned = of_matrix(A, blocks[::-1])
+    assert torch.allclose(turned.norms.value.flip(0, 1), one.norms.value, rtol=1e-12)
+    assert math.isnan(of_matrix(torch.zeros(15, 15), blocks).share.value)
+    diagonal = of_matrix(prescribed([10, 5], 0.0)[0], blocks, 4)
+    assert diagonal.share.value == 1.0
+    assert diagonal.share.error == 0.0
 
 
 def test_large_models_are_estimated_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,38 +370,7 @@ def test_what_cannot_be_is_one_sentence(options: dict, sentence: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_blocks_that_overlap_or_are_empty_are_refused() -> None:
-    A = Dense(torch.eye(4))
-    with pytest.raises(ConfigError, match="overlap"):
-        block_norms(A, [torch.tensor([0, 1]), torch.tensor([1, 2])])
-    with pytest.raises(ConfigError, match="no rows"):
-        block_norms(A, [torch.tensor([0, 1]), torch.tensor([], dtype=torch.int64)])
-
-
 def test_frames_hold_floats() -> None:
     frame = hesscond.block_structure(*pictures()).to_frame()
     assert list(frame["block"]) == ["0", "3"]
     assert np.isfinite(frame[["trace", "norm", "norm_others", "norm_error"]].to_numpy()).all()
-
-
-@pytest.mark.parametrize("by", ["layer", "row"])
-def test_the_figure_shows_the_norms(by: str) -> None:
-    found = hesscond.block_structure(*tokens(), by=by)
-    figure = structure_figure(found)
-    figure.draw_without_rendering()
-    (mesh,) = [artist for artist in figure.findobj() if artist.get_gid() == "blocks"]
-    sizes = torch.tensor(found.n_params).double()
-    entries = found.norms.value / torch.outer(sizes, sizes).sqrt()
-    shown = 10 ** mesh.get_array().reshape(len(sizes), -1)
-    np.testing.assert_allclose(np.ma.filled(shown, 0.0), entries.numpy(), rtol=1e-12)
-    labels = {label.get_text() for label in figure.axes[0].get_yticklabels()}
-    assert labels == {"positions", "norm", "mix", "head.1"} if by == "layer" else {"mix", "head.1"} <= labels
-    title = figure.get_suptitle()
-    assert f"{100 * found.share.value:.3g} %" in title
-    assert ("of layers" in title) == (by == "row")
-
-
-def test_an_estimate_says_so_in_the_figure() -> None:
-    figure = structure_figure(hesscond.block_structure(*tokens(), probes=4, check=False))
-    assert "±" in figure.get_suptitle()
-    assert figure.get_supxlabel() == "estimated, 16 products with the Hessian"

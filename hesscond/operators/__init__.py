@@ -4,7 +4,6 @@ Nothing here knows of networks or of spectra. A new operator is one class with o
 """
 
 from hesscond.operators.adapters import as_operator
-from hesscond.operators.block_norms import BlockNorms, block_norms
 from hesscond.operators.estimates import Estimate, diagonal, trace
 from hesscond.operators.operator import (
     ApproximateInverse,
@@ -27,7 +26,6 @@ from hesscond.operators.subspace import DirectSum, Span, Subspace
 __all__ = [
     "ApproximateInverse",
     "BlockDiagonal",
-    "BlockNorms",
     "Congruence",
     "Deflated",
     "Dense",
@@ -44,7 +42,6 @@ __all__ = [
     "Sum",
     "SymmetricOperator",
     "as_operator",
-    "block_norms",
     "diagonal",
     "ritz_range",
     "trace",

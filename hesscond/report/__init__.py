@@ -30,7 +30,6 @@ _HOMES = {
     "registry": ("FIGURES", "TABLES"),
     "series": ("rounded_probes", "rounding_note"),
     "statements": ("statement_frame", "statement_table"),
-    "structure": ("structure_figure",),
     "summary": ("summary_frame", "summary_table", "whole_summary_table"),
     "sweeps": ("best_frame", "best_table", "cells_frame", "comparison_frame", "comparison_table", "sweep_frame"),
     "verdict": ("verdict_frame", "verdict_sentences"),
