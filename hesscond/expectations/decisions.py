@@ -12,7 +12,7 @@ import numpy as np
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.expectations.evaluation import Evaluation, Log, RowValues, keys
 from hesscond.expectations.intervals import Interval, Truth, shown
-from hesscond.expectations.parser import Call, Node, Operation, methods_of, parse_expectation
+from hesscond.expectations.parser import Node, methods_of, parse_expectation
 from hesscond.runs import OVER, StoredRun
 
 Status = Literal["met", "failed", "unresolved"]
@@ -42,6 +42,7 @@ class Expectation:
         ConfigError
             It cannot be read.
         """
+        text = text.strip()
         return cls(text, parse_expectation(text))
 
     @property
@@ -169,11 +170,9 @@ def decision(expectation: Expectation, label: str, group: dict[str | None, Log])
 
 def conjuncts(node: Node) -> Iterator[Node]:
     """Parts of an expectation that must all hold, in all rows."""
-    if isinstance(node, Operation) and node.sign == "and":
+    if node.kind in ("and", "all"):
         for part in node.parts:
             yield from conjuncts(part)
-    elif isinstance(node, Call) and node.name == "all":
-        yield from conjuncts(node.a)
     else:
         yield node
 

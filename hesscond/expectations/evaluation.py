@@ -11,17 +11,7 @@ import numpy as np
 
 from hesscond.errors import ConfigError
 from hesscond.expectations.intervals import COMPARISONS, Interval, Truth
-from hesscond.expectations.parser import (
-    COLUMNS,
-    Call,
-    Column,
-    Condition,
-    Filtered,
-    Node,
-    Number,
-    Operation,
-    did_you_mean,
-)
+from hesscond.expectations.parser import COLUMNS, POINTWISE, Condition, Node, columns_of, did_you_mean
 from hesscond.runs import TABLES
 
 if TYPE_CHECKING:
@@ -183,11 +173,6 @@ def at_end(found: RowValues[Interval], which: str) -> RowValues[Interval]:
     return RowValues(found.values.take(ends.to_numpy()), rows, found.unmatched)
 
 
-def is_constant(node: Node) -> bool:
-    """Whether an expression consists of numbers alone."""
-    return isinstance(node, Number) or (isinstance(node, Operation) and all(map(is_constant, node.parts)))
-
-
 @dataclass
 class Evaluation:
     """An expression computed over the rows of logs.
@@ -209,69 +194,72 @@ class Evaluation:
 
     def truth(self, node: Node) -> RowValues[Truth]:
         """Truth of a comparison, in each row."""
-        match node:
-            case Operation(sign="not", parts=(a,)):
-                found = self.truth(a)
-                return found.replaced(~found.values)
-            case Operation(sign="and" | "or" as word, parts=(a, b)):
-                p, q = matched(self.truth(a), self.truth(b), word)
-                return p.replaced(p.values & q.values if word == "and" else p.values | q.values)
-            case Operation(sign=sign, parts=(a, b)):
-                x, y = matched(self.number(a), self.number(b), sign)
-                return x.replaced(COMPARISONS[sign](x.values, y.values))
-            case Filtered(a=inner):
-                return self._filtered(node).truth(inner)
-        assert isinstance(node, Call)
-        found = self._inside().truth(node.a)
-        return self._remember(node, RowValues(getattr(found.values, node.name)(), None, found.unmatched))
+        if node.kind == "filter":
+            return self._filtered(node).truth(node.parts[0])
+        if node.kind == "not":
+            found = self.truth(node.parts[0])
+            return found.replaced(~found.values)
+        if node.kind in ("all", "any"):
+            found = self._inside().truth(node.parts[0])
+            return self._remember(node, RowValues(getattr(found.values, node.kind)(), None, found.unmatched))
+        if node.kind in ("and", "or"):
+            joined = self.truth(node.parts[0])
+            for part in node.parts[1:]:
+                p, q = matched(joined, self.truth(part), node.kind)
+                joined = p.replaced(p.values & q.values if node.kind == "and" else p.values | q.values)
+            return joined
+        x, y = matched(self.number(node.parts[0]), self.number(node.parts[1]), node.kind)
+        return x.replaced(COMPARISONS[node.kind](x.values, y.values))
 
     def number(self, node: Node) -> RowValues[Interval]:
         """Values of an expression, in each row."""
-        match node:
-            case Number(value=value):
-                return RowValues(Interval.point(value))
-            case Column(method=method, name=name):
-                return self._remember(node, self.logs[method].column(name, self._conditions))
-            case Operation(parts=(a,)):
-                found = self.number(a)
-                return found.replaced(-found.values)
-            case Operation(sign=sign, parts=(a, b)):
-                if sign == "/" and is_constant(b) and float(self.number(b).values.lower) == 0:
-                    text = " ".join(self.text[node.start : node.end].split())
-                    raise ConfigError(f"{text!r} divides by zero")
-                x, y = matched(self.number(a), self.number(b), sign)
-                return x.replaced(ARITHMETIC[sign](x.values, y.values))
-            case Filtered(a=inner):
-                return self._filtered(node).number(inner)
-        assert isinstance(node, Call)
-        return self._called(node)
+        if node.kind == "filter":
+            return self._filtered(node).number(node.parts[0])
+        if node.kind == "number":
+            return RowValues(Interval.point(node.number))
+        if node.kind == "column":
+            return self._remember(node, self.logs[node.method].column(node.name, self._conditions))
+        if node.kind not in ARITHMETIC:
+            return self._called(node)
+        if len(node.parts) == 1:
+            found = self.number(node.parts[0])
+            return found.replaced(-found.values)
+        a, b = map(self.number, node.parts)
+        if node.kind == "/" and not columns_of(node.parts[1]) and float(b.values.lower) == 0:
+            raise ConfigError(f"{self._source(node)!r} divides by zero")
+        x, y = matched(a, b, node.kind)
+        return x.replaced(ARITHMETIC[node.kind](x.values, y.values))
 
-    def _called(self, node: Call) -> RowValues[Interval]:
-        if node.name == "share":
-            truths = self._inside().truth(node.a)
+    def _called(self, node: Node) -> RowValues[Interval]:
+        name, (part,) = node.kind, node.parts
+        if name == "share":
+            truths = self._inside().truth(part)
             return self._remember(node, RowValues(truths.values.share(), None, truths.unmatched))
-        if node.name in ("abs", "log10", "sqrt"):
-            inner = self.number(node.a)
-            return inner.replaced(abs(inner.values) if node.name == "abs" else getattr(inner.values, node.name)())
-        inner = self._inside().number(node.a)
-        if node.name in ("last", "first"):
-            return self._remember(node, at_end(inner, node.name))
+        if name in POINTWISE:
+            inner = self.number(part)
+            return inner.replaced(abs(inner.values) if name == "abs" else getattr(inner.values, name)())
+        inner = self._inside().number(part)
+        if name in ("last", "first"):
+            return self._remember(node, at_end(inner, name))
         values = inner.values
         if inner.rows is not None:
-            if node.name in ("median", "quantile"):
-                values = values.quantile(node.q)
+            if name in ("median", "quantile"):
+                values = values.quantile(node.number)
             else:
-                values = {"mean": values.mean, "min": values.minimum, "max": values.maximum}[node.name]()
+                values = {"mean": values.mean, "min": values.minimum, "max": values.maximum}[name]()
         return self._remember(node, RowValues(values, None, inner.unmatched))
+
+    def _source(self, node: Node) -> str:
+        return " ".join(self.text[node.start : node.end].split())
 
     def _inside(self) -> Evaluation:
         return replace(self, named={})
 
-    def _filtered(self, node: Filtered) -> Evaluation:
+    def _filtered(self, node: Node) -> Evaluation:
         return replace(self, _conditions=(*self._conditions, *node.conditions))
 
     def _remember(self, node: Node, found: RowValues) -> RowValues:
-        text = " ".join(self.text[node.start : node.end].split())
+        text = self._source(node)
         where = ", ".join(map(str, self._conditions))
         self.named[f"{text}[{where}]" if where else text] = found
         return found

@@ -8,8 +8,11 @@ whatever is computed from it is NaN too, and no comparison with it is decided.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +21,6 @@ import numpy as np
 ULPS = 8
 #: Whole exponents up to this one are multiplied out, which is exact where the product is.
 MULTIPLIED_OUT = 64
-#: Veltkamp's constant, 2²⁷ + 1: splits a double into two halves.
-SPLITTER = 134217729.0
-TINY = float(np.finfo(float).tiny)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,11 @@ class Interval:
         return Interval(self.lower[where], self.upper[where])
 
     @property
+    def ends(self) -> list[np.ndarray]:
+        """Lower and upper ends, once where they are the same numbers."""
+        return [self.lower] if self.lower is self.upper else [self.lower, self.upper]
+
+    @property
     def missing(self) -> np.ndarray:
         """Boolean mask of intervals without a value."""
         return np.isnan(self.lower) | np.isnan(self.upper)
@@ -65,16 +70,18 @@ class Interval:
         return Interval(-self.upper, -self.lower)
 
     def __add__(self, other: Interval) -> Interval:
-        return Interval(rounded_sum(self.lower, other.lower)[0], rounded_sum(self.upper, other.upper)[1])
+        return Interval(
+            rounded(operator.add, self.lower, other.lower)[0], rounded(operator.add, self.upper, other.upper)[1]
+        )
 
     def __sub__(self, other: Interval) -> Interval:
         return self + -other
 
     def __mul__(self, other: Interval) -> Interval:
-        return corners(rounded_product, self, other)
+        return corners(partial(rounded, operator.mul), self, other)
 
     def __truediv__(self, other: Interval) -> Interval:
-        found = corners(rounded_quotient, self, other)
+        found = corners(partial(rounded, operator.truediv), self, other)
         # a divisor that may be zero
         return found.where(~((other.lower <= 0) & (other.upper >= 0)))
 
@@ -113,9 +120,8 @@ class Interval:
         return Interval(np.asarray(self.lower.max()), np.asarray(self.upper.max()))
 
     def mean(self) -> Interval:
-        """The mean of all values, by a sum without rounding errors."""
-        total = Interval(np.asarray(exact_sum(self.lower)[0]), np.asarray(exact_sum(self.upper)[1]))
-        return total / Interval.point(len(self))
+        """The mean of all values."""
+        return Interval(mean_of(self.lower)[0], mean_of(self.upper)[1])
 
     def quantile(self, q: float) -> Interval:
         """A quantile of all values, interpolated linearly between neighbours; it is monotone in every value."""
@@ -229,7 +235,7 @@ def up(values: np.ndarray, ulps: int = ULPS) -> np.ndarray:
     return -down(-values, ulps)
 
 
-def directed(value: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def directed(value: Any, error: Any) -> tuple[np.ndarray, np.ndarray]:
     """The doubles on both sides of value + error, of which only the sign of the error counts (NaN: not known)."""
     with np.errstate(all="ignore"):
         return (
@@ -238,49 +244,32 @@ def directed(value: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarr
         )
 
 
-def rounded_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sum rounded down and up; the error is that of Knuth's TwoSum."""
+def rounded(operation: Callable[[Any, Any], Any], a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The result of +, * or / rounded down and up: one number where it is exact; 0 times an unbounded end is 0."""
     with np.errstate(all="ignore"):
-        total = a + b
-        part = total - a
-        return directed(total, (a - (total - part)) + (b - part))
+        value = operation(a, b)
+    error = np.vectorize(partial(sign_of_error, operation), otypes=[float])(value, a, b)
+    if operation is not operator.add:
+        zero = (a == 0) | ((b == 0) if operation is operator.mul else np.isinf(b))
+        value, error = np.where(zero, 0.0, value), np.where(zero, 0.0, error)
+    return directed(value, error)
 
 
-def product_error(a: np.ndarray, b: np.ndarray, product: np.ndarray) -> np.ndarray:
-    """The product a b less its rounded value, exactly, for mantissas (Dekker's TwoProduct)."""
-    high_a, high_b = SPLITTER * a, SPLITTER * b
-    high_a, high_b = high_a - (high_a - a), high_b - (high_b - b)
-    low_a, low_b = a - high_a, b - high_b
-    return ((high_a * high_b - product) + high_a * low_b + low_a * high_b) + low_a * low_b
+def sign_of_error(operation: Callable[[Any, Any], Any], value: float, a: float, b: float) -> float:
+    """Sign of the exact result less its rounded value; NaN where one of them is not finite."""
+    if not all(map(math.isfinite, (value, a, b))):
+        return math.nan
+    exact = operation(Fraction(a), Fraction(b))
+    return float((exact > value) - (exact < value))
 
 
-def scaled(mantissa: np.ndarray, exponent: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The number mantissa 2^exponent with the error's sign, where it is in the normal range."""
-    value = np.ldexp(mantissa, exponent)
-    normal = (np.isfinite(value) & (np.abs(value) >= TINY)) | ((mantissa == 0) & (error == 0))
-    return directed(value, np.where(normal, error, np.nan))
-
-
-def rounded_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The product rounded down and up; 0 times an unbounded end is 0."""
-    with np.errstate(all="ignore"):
-        (ma, ea), (mb, eb) = np.frexp(a), np.frexp(b)
-        product = ma * mb
-        low, high = scaled(product, ea + eb, product_error(ma, mb, product))
-        zero = (a == 0) | (b == 0)
-        return np.where(zero, 0.0, low), np.where(zero, 0.0, high)
-
-
-def rounded_quotient(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The quotient rounded down and up; an end beyond all bounds in the divisor gives 0."""
-    with np.errstate(all="ignore"):
-        (ma, ea), (mb, eb) = np.frexp(a), np.frexp(b)
-        quotient = ma / mb
-        product = quotient * mb
-        remainder = (ma - product) - product_error(quotient, mb, product)
-        low, high = scaled(quotient, ea - eb, remainder * np.sign(mb))
-        zero = (a == 0) | np.isinf(b)
-        return np.where(zero, 0.0, low), np.where(zero, 0.0, high)
+def mean_of(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of numbers rounded down and up."""
+    if not np.isfinite(values).all():
+        with np.errstate(all="ignore"):
+            return directed(np.mean(values), 0.0)
+    exact = sum(map(Fraction, values), Fraction(0)) / len(values)
+    return directed(float(exact), float((exact > float(exact)) - (exact < float(exact))))
 
 
 def rounded_power(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -294,7 +283,7 @@ def corners(
     operation: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]], a: Interval, b: Interval
 ) -> Interval:
     """Result of an operation that is monotone in each argument, from its values at the ends."""
-    found = [operation(x, y) for x in (a.lower, a.upper) for y in (b.lower, b.upper)]
+    found = [operation(x, y) for x in a.ends for y in b.ends]
     low, high = np.min([one[0] for one in found], axis=0), np.max([one[1] for one in found], axis=0)
     return Interval(low, high).where(~(a.missing | b.missing))
 
@@ -318,20 +307,6 @@ def integer_power(base: Interval, exponent: int) -> Interval:
         if left:
             square = square * square
     return (Interval.point(1.0) / result if exponent < 0 else result).where(~base.missing)
-
-
-def exact_sum(values: np.ndarray) -> tuple[float, float]:
-    """The sum rounded down and up."""
-    if not np.isfinite(values).all():
-        total = float(np.sum(values))
-        return total, total
-    try:
-        total = math.fsum(values)
-        error = math.fsum([*values, -total])
-    except OverflowError:
-        return -math.inf, math.inf
-    low, high = directed(np.asarray(total), np.asarray(error))
-    return float(low), float(high)
 
 
 def shown(lower: float, upper: float) -> str:

@@ -18,7 +18,6 @@ Only filters are not Python's, as = is not: they are read here, and stand as an 
 from __future__ import annotations
 
 import ast
-import keyword
 import math
 import re
 from collections.abc import Iterator
@@ -54,12 +53,8 @@ POINTWISE = ("abs", "log10", "sqrt")
 #: These take a comparison, the others a number.
 OF_TRUTHS = ("all", "any", "share")
 
-#: Most characters of an expression.
-LONGEST = 2000
-#: Most parentheses inside each other.
-DEEPEST = 40
-#: Most signs, words and filters; with `DEEPEST` this bounds the depth of the tree.
-MOST = 150
+#: Most characters of an expression, and most levels of its tree.
+LONGEST, DEEPEST = 2000, 200
 
 WORDS = ("and", "or", "not")
 SIGNS: dict[type[ast.AST], str] = {
@@ -79,10 +74,10 @@ PIECE = re.compile(
     re.VERBOSE,
 )
 CONDITION = re.compile(
-    r"""\s*(?P<column>[^\s=!<>,"']*)
-    \s*(?P<sign>==|!=|<=|>=|=|<|>|)
-    \s*(?P<value>"[^"]*"|'[^']*'|[^\s,"']*)
-    \s*(?P<next>,|and\b|)\s*""",
+    r"""\s*(?P<column>\w+)
+    \s*(?P<sign>==|!=|<=|>=|=|<|>)
+    \s*(?P<value>"[^"]*"|'[^']*'|[^\s,"'=<>!]+)
+    \s*(?:,|\band\b|$)""",
     re.VERBOSE,
 )
 
@@ -112,72 +107,6 @@ def excerpt(text: str, start: int = 0) -> str:
 
 
 @dataclass(frozen=True)
-class Node:
-    """A part of an expression: the characters from start to end."""
-
-    start: int
-    end: int
-
-    @property
-    def below(self) -> tuple[Node, ...]:
-        """Direct parts of the node."""
-        return ()
-
-    @property
-    def truth(self) -> bool:
-        """Whether its value is true or false rather than a number."""
-        return False
-
-
-@dataclass(frozen=True)
-class Number(Node):
-    """A number as written."""
-
-    value: float
-
-
-@dataclass(frozen=True)
-class Column(Node):
-    """A column of the log; of the runs of ``method``, or of the run that is checked."""
-
-    method: str | None
-    name: str
-
-
-@dataclass(frozen=True)
-class Operation(Node):
-    """One or two parts under a sign of arithmetic, a comparison's, or "and", "or", "not"."""
-
-    sign: str
-    parts: tuple[Node, ...]
-
-    @property
-    def below(self) -> tuple[Node, ...]:
-        return self.parts
-
-    @property
-    def truth(self) -> bool:
-        return self.sign in COMPARISONS or self.sign in WORDS
-
-
-@dataclass(frozen=True)
-class Call(Node):
-    """Function applied to an expression; ``q`` is used by quantile only."""
-
-    name: str
-    a: Node
-    q: float = 0.5
-
-    @property
-    def below(self) -> tuple[Node, ...]:
-        return (self.a,)
-
-    @property
-    def truth(self) -> bool:
-        return self.name in ("all", "any")
-
-
-@dataclass(frozen=True)
 class Condition:
     """Condition that a filter puts on a column of a row."""
 
@@ -190,31 +119,40 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Filtered(Node):
-    """An expression over the rows that fulfil all conditions."""
+class Node:
+    """A part of an expression, which stands at the characters from start to end.
 
-    a: Node
-    conditions: tuple[Condition, ...]
+    ``kind`` is "number", "column", "filter", a sign, a word or a function; a column has a ``name`` and perhaps a
+    ``method``, a filter has ``conditions``; ``number`` is also the share that quantile takes.
+    """
 
-    @property
-    def below(self) -> tuple[Node, ...]:
-        return (self.a,)
+    kind: str
+    start: int
+    end: int
+    parts: tuple[Node, ...] = ()
+    number: float = 0.5
+    name: str = ""
+    method: str | None = None
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def truth(self) -> bool:
-        return self.a.truth
+        """Whether its value is true or false rather than a number."""
+        if self.kind == "filter":
+            return self.parts[0].truth
+        return self.kind in (*COMPARISONS, *WORDS, "all", "any")
 
 
 def walk(node: Node) -> Iterator[Node]:
     """The node and all below it."""
     yield node
-    for part in node.below:
+    for part in node.parts:
         yield from walk(part)
 
 
-def columns_of(node: Node) -> list[Column]:
+def columns_of(node: Node) -> list[Node]:
     """The columns in an expression."""
-    return [one for one in walk(node) if isinstance(one, Column)]
+    return [one for one in walk(node) if one.kind == "column"]
 
 
 def methods_of(node: Node) -> tuple[str, ...]:
@@ -228,7 +166,7 @@ def parse_expectation(text: str) -> Node:
     Parameters
     ----------
     text
-        Expression in `the grammar <hesscond.expectations.parser>`.
+        Expression in `the grammar <hesscond.expectations.parser>`, without blanks around it.
 
     Examples
     --------
@@ -242,30 +180,17 @@ def parse_expectation(text: str) -> Node:
 
 def for_python(text: str) -> str:
     """Text of the same length for Python's parser: filters become an index, names in quotes x's."""
-    if len(text) > LONGEST:
-        raise ExpressionError(text, LONGEST, len(text), f"it is longer than {LONGEST} characters")
-    pieces, at, depth, signs = [], 0, 0, 0
+    pieces, at = [], 0
     while at < len(text):
         match = PIECE.match(text, at)
         if match is None:
             raise ExpressionError(text, at, at + 1, strange(text[at]))
-        kind, piece = match.lastgroup, match.group()
-        depth += {"(": 1, ")": -1}.get(piece, 0)
-        signs += kind in ("sign", "filter") or piece in WORDS
-        complaint = ""
+        kind, piece = str(match.lastgroup), match.group()
         if piece == "=":
-            complaint = "'=' is more than the expression before it takes (= is for filters: write ==)"
-        elif keyword.iskeyword(piece) and piece not in WORDS:
-            complaint = f"{piece!r} means nothing here"
-        elif depth > DEEPEST:
-            complaint = f"it goes more than {DEEPEST} levels deep"
-        elif signs > MOST:
-            complaint = f"it has more than {MOST} operations: split it into several expectations"
-        if complaint:
-            raise ExpressionError(text, at, match.end(), complaint)
+            raise ExpressionError(text, at, at + 1, "'=' compares nothing (= is for filters: write ==)")
         blank = len(piece) - 2
         stands_for = {"space": " " * len(piece), "text": f'"{"x" * blank}"', "filter": f"[{'0'.ljust(blank)}]"}
-        pieces.append(stands_for.get(str(kind), piece))
+        pieces.append(stands_for.get(kind, piece))
         at = match.end()
     return "".join(pieces)
 
@@ -283,7 +208,7 @@ class Reader:
     """Reader that turns Python's syntax tree into the tree of an expectation, or says where that is impossible."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.text, self.depth = text, 0
 
     def fail(self, start: int, end: int, complaint: str) -> NoReturn:
         """Refuse the text because of some characters."""
@@ -295,14 +220,16 @@ class Reader:
 
     def expectation(self) -> Node:
         """Tree of the whole text."""
-        if not self.text.strip():
+        if not self.text:
             self.fail(0, 0, "there is nothing: write a comparison, as in kappa < 1e6")
-        python = for_python(self.text)
-        self.indent = len(python) - len(python.lstrip())
+        if len(self.text) > LONGEST:
+            self.fail(LONGEST, len(self.text), f"it is longer than {LONGEST} characters")
         try:
-            tree = ast.parse(python.lstrip(), mode="eval")
+            tree = ast.parse(for_python(self.text), mode="eval")
         except SyntaxError as error:
             self.explain(error)
+        except (RecursionError, MemoryError):
+            self.too_deep(0)
         node = self.read(tree.body)
         if not node.truth:
             self.refuse(node, "this is a number: compare it with another, as in kappa < 1e6")
@@ -315,29 +242,40 @@ class Reader:
             self.refuse(bare[0], f"say of which method {bare[0].name} is, as another column is {other}'s")
         return node
 
+    def too_deep(self, start: int) -> NoReturn:
+        """Refuse a text with too many levels."""
+        self.fail(start, len(self.text), f"it goes more than {DEEPEST} levels deep: split it into several expectations")
+
     def explain(self, error: SyntaxError) -> NoReturn:
         """Raise an error for the place where Python's parser failed."""
-        start, length = (error.offset or 0) - 1 + self.indent, len(self.text)
+        length = len(self.text)
+        start = error.offset - 1 if error.offset else length  # Python has no offset for the end
         if error.msg.endswith("never closed"):
             self.fail(length, length, f"{')' if self.text[start] == '(' else ']'!r} is missing")
         if "forgot a comma" in error.msg:
-            end = (error.end_offset or 0) - 1 + self.indent
+            end = (error.end_offset or 0) - 1
             self.fail(start, end, f"a sign is missing in {self.text[start:end]!r}")
-        match = PIECE.match(self.text, start) if self.indent <= start < length else None
-        before = self.text[: max(start, 0)].rstrip()
-        if match is not None and before and (before[-1].isalnum() or before[-1] in "_)]") and not ends_in_word(before):
-            self.fail(start, match.end(), f"{match.group()!r} is more than the expression before it takes")
-        what = "it ends" if match is None else f"there is {match.group()!r}"
-        end = length if match is None else match.end()
-        self.fail(end if match is None else start, end, f"{what} where a column, a number or a parenthesis is needed")
+        match = PIECE.match(self.text, start)
+        if match is None:
+            self.fail(length, length, "it ends where a column, a number or a parenthesis is needed")
+        self.fail(start, match.end(), f"{match.group()!r} cannot follow what stands before it")
 
     def read(self, node: ast.expr) -> Node:
         """Node that a node of Python's syntax tree stands for."""
-        start, end = node.col_offset + self.indent, (node.end_col_offset or 0) + self.indent
+        start, end = node.col_offset, node.end_col_offset or 0
+        self.depth += 1
+        if self.depth > DEEPEST:
+            self.too_deep(start)
+        found = self.node(node, start, end)
+        self.depth -= 1
+        return found
+
+    def node(self, node: ast.expr, start: int, end: int) -> Node:
+        """Node of the characters from start to end."""
         match node:
             case ast.BoolOp(op=op, values=values):
-                parts = [self.wanted(self.read(value), True, SIGNS[type(op)]) for value in values]
-                return joined(SIGNS[type(op)], parts)
+                word = SIGNS[type(op)]
+                return Node(word, start, end, tuple(self.wanted(self.read(one), True, word) for one in values))
             case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in SIGNS for op in ops):
                 signs = [SIGNS[type(op)] for op in ops]
                 parts = [
@@ -345,20 +283,21 @@ class Reader:
                     for one, sign in zip((left, *others), (signs[0], *signs), strict=True)
                 ]
                 pairs = zip(signs, parts, parts[1:], strict=False)
-                return joined("and", [Operation(a.start, b.end, sign, (a, b)) for sign, a, b in pairs])
+                found = tuple(Node(sign, a.start, b.end, (a, b)) for sign, a, b in pairs)
+                return found[0] if len(found) == 1 else Node("and", start, end, found)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in SIGNS:
                 sign = SIGNS[type(op)]
                 a, b = self.wanted(self.read(left), False, sign), self.wanted(self.read(right), False, sign)
-                return Operation(start, end, sign, (a, b))
+                return Node(sign, start, end, (a, b))
             case ast.UnaryOp(op=ast.UAdd(), operand=operand):
                 return self.wanted(self.read(operand), False, "+")
             case ast.UnaryOp(op=op, operand=operand) if type(op) in SIGNS:
                 sign = SIGNS[type(op)]
-                return Operation(start, end, sign, (self.wanted(self.read(operand), sign == "not", sign),))
+                return Node(sign, start, end, (self.wanted(self.read(operand), sign == "not", sign),))
             case ast.Call(func=function, args=args):
                 return self.call(start, end, function, args)
             case ast.Subscript(value=value, slice=index):
-                return self.filtered(start, end, self.read(value), index.col_offset + self.indent)
+                return self.filtered(start, end, self.read(value), index.col_offset)
             case ast.Name(id=name):
                 return self.column(start, end, None, name)
             case ast.Attribute(value=ast.Constant(value=str()) as method, attr=name):
@@ -368,12 +307,12 @@ class Reader:
             case ast.Constant(value=str()):
                 self.fail(start, end, "a text in quotation marks is a method: a dot and a column must follow")
             case ast.Constant(value=value) if type(value) in (int, float):
-                return Number(start, end, self.number(start, end))
+                return Node("number", start, end, number=self.number(start, end))
         self.fail(start, end, f"an expectation has nothing like {self.source(node)[:40]!r}")
 
     def source(self, node: ast.expr) -> str:
         """The characters of a part."""
-        return self.text[node.col_offset + self.indent : (node.end_col_offset or 0) + self.indent]
+        return self.text[node.col_offset : node.end_col_offset]
 
     def number(self, start: int, end: int) -> float:
         """The number that is written there."""
@@ -389,97 +328,69 @@ class Reader:
             self.refuse(node, f"{by} takes {needed}, and this is {what}")
         return node
 
-    def column(self, start: int, end: int, method: str | None, name: str) -> Column:
+    def column(self, start: int, end: int, method: str | None, name: str) -> Node:
         """Node of a column; refuse one that does not exist."""
-        if name not in COLUMNS:
-            if name in (*WHOLE, *TEXT):
-                complaint = f"{name} says which row it is: use it in a filter, as in kappa[{name} = …]"
-            else:
-                known, tables = (*COLUMNS, *AGGREGATES, *POINTWISE), ", ".join(READ)
-                hint = did_you_mean(name, known, otherwise=f"it has those of the tables {tables}")
-                complaint = f"{name!r} is not a column of the log: {hint}"
+        if name in (*WHOLE, *TEXT) and name not in COLUMNS:
+            complaint = f"{name} says which row it is: use it in a filter, as in kappa[{name} = …]"
             self.fail(end - len(name), end, complaint)
-        return Column(start, end, method, name)
+        if name not in COLUMNS:
+            known, tables = (*COLUMNS, *AGGREGATES, *POINTWISE), ", ".join(READ)
+            hint = did_you_mean(name, known, otherwise=f"it has those of the tables {tables}")
+            self.fail(end - len(name), end, f"{name!r} is not a column of the log: {hint}")
+        return Node("column", start, end, name=name, method=method)
 
-    def call(self, start: int, end: int, function: ast.expr, args: list[ast.expr]) -> Call:
+    def call(self, start: int, end: int, function: ast.expr, args: list[ast.expr]) -> Node:
         """Node of a function and its arguments."""
         name, known = self.source(function), (*AGGREGATES, *POINTWISE)
         if name not in known:
             hint = did_you_mean(name, known, otherwise=f"there are {', '.join(known)}")
             self.fail(start, start + len(name), f"{name!r} is not a function: {hint}")
-        if not args:
-            self.fail(end - 1, end, "there is ')' where a column, a number or a parenthesis is needed")
+        if len(args) != 1 + (name == "quantile"):
+            takes = "a number, too, as in quantile(kappa, 0.9)" if name == "quantile" else "one thing"
+            self.fail(end - 1, end, f"{name} takes {takes}")
         a = self.wanted(self.read(args[0]), name in OF_TRUTHS, name)
         if name in AGGREGATES and not columns_of(a):
             self.refuse(a, f"{name} takes columns, and there is none in this")
         if name != "quantile":
-            if len(args) > 1:
-                self.fail(args[1].col_offset + self.indent, end, f"{name} takes one thing: ')' is missing before this")
-            return Call(start, end, name, a)
-        if len(args) == 1:
-            self.fail(end - 1, end, "',' is missing: quantile takes a number, too, as in quantile(kappa, 0.9)")
-        at, q = args[1].col_offset + self.indent, self.source(args[1])
-        if len(args) > 2 or not re.fullmatch(NUMBER, q) or not float(q) <= 1:
+            return Node(name, start, end, (a,))
+        q = self.source(args[1])
+        if not re.fullmatch(NUMBER, q) or not float(q) <= 1:
+            at = args[1].col_offset
             self.fail(at, end, "quantile takes a number from 0 to 1 behind the comma, as in quantile(kappa, 0.9)")
-        return Call(start, end, name, a, float(q))
+        return Node(name, start, end, (a,), float(q))
 
-    def filtered(self, start: int, end: int, inner: Node, at: int) -> Filtered:
+    def filtered(self, start: int, end: int, inner: Node, at: int) -> Node:
         """Node of an expression with a filter, whose conditions begin at ``at``."""
-        columns, last = columns_of(inner), end - 1
-        if not columns:
+        if not columns_of(inner):
             complaint = "a filter belongs behind a column, a function or a parenthesis with columns in it"
             self.fail(at - 1, at, complaint)
         conditions = []
-        while True:
-            match = CONDITION.match(self.text, at, last)
-            assert match is not None
-            conditions.append(self.condition(match, columns))
+        while at < end - 1:
+            match = CONDITION.match(self.text, at, end - 1)
+            if match is None:
+                self.fail(at, end - 1, "a filter has conditions as data = train and unit > 3, with = != < <= > or >=")
+            conditions.append(self.condition(match, inner))
             at = match.end()
-            if not match["next"]:
-                break
-        if at < last:
-            self.fail(at, last, "',' or ']' is missing")
-        return Filtered(start, end, inner, tuple(conditions))
+        return Node("filter", start, end, (inner,), conditions=tuple(conditions))
 
-    def condition(self, match: re.Match[str], columns: list[Column]) -> Condition:
+    def condition(self, match: re.Match[str], inner: Node) -> Condition:
         """Condition of a filter: a column of the filtered tables, compared with a value."""
         (name, sign, value), known = match.group("column", "sign", "value"), (*WHOLE, *TEXT)
-        start = match.start("column")
         if name not in known:
             hint = did_you_mean(name, known, otherwise=f"use one of {', '.join(known)}")
-            complaint = f"a filter begins with a column, not {name or self.text[start]!r}: {hint}"
             if name in COLUMNS:
-                complaint = f"{name} cannot be filtered by, as it has bounds: use one of {', '.join(known)}"
-            self.fail(start, match.end("column"), complaint)
-        for column in columns:
+                hint = f"it has bounds, use one of {', '.join(known)}"
+            self.fail(*match.span("column"), f"{name!r} is no column that rows are chosen by: {hint}")
+        for column in columns_of(inner):
             table = COLUMNS[column.name]
             if name not in TABLES[table]:
-                self.fail(
-                    start, match.end("column"), f"{column.name} has no {name}: the table {table} has no such column"
-                )
-        at = match.start("sign")
-        if not sign:
-            self.fail(at, at + 1, f"{name!r} is not compared with anything: write = and a value")
+                complaint = f"{column.name} has no {name}: the table {table} has no such column"
+                self.fail(*match.span("column"), complaint)
         if name in TEXT and sign not in ("=", "==", "!="):
-            self.fail(at, match.end("sign"), f"{name} is text: use = or !=")
+            self.fail(*match.span("sign"), f"{name} is text: use = or !=")
         sign = "==" if sign == "=" else sign
-        at, end = match.span("value")
-        if name in TEXT and value:
+        if name in TEXT:
             return Condition(name, sign, value.strip("'\""))
-        if name in TEXT or not re.fullmatch(NUMBER, value):
-            needed = "a name or a text in quotation marks" if name in TEXT else "a number"
-            self.fail(at, max(end, at + 1), f"{needed} is missing")
-        return Condition(name, sign, self.number(at, end))
-
-
-def joined(word: str, parts: list[Node] | list[Operation]) -> Node:
-    """Truths under "and" or "or", from left to right."""
-    node: Node = parts[0]
-    for part in parts[1:]:
-        node = Operation(node.start, part.end, word, (node, part))
-    return node
-
-
-def ends_in_word(text: str) -> bool:
-    """Whether the last piece is a word that something must follow."""
-    return re.search(rf"\b(?:{'|'.join(WORDS)})$", text) is not None
+        if not re.fullmatch(NUMBER, value):
+            self.fail(*match.span("value"), f"{name} is compared with a number, not {value}")
+        return Condition(name, sign, self.number(*match.span("value")))
