@@ -1,4 +1,4 @@
-"""Comparison of every Hessian that was built with double backward through the model itself, along one direction."""
+"""Comparison of every computed Hessian with double backward through the unmodified model, along one direction."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LEAST = float(torch.finfo(torch.float64).tiny) ** 0.25
 MARGIN = 256.0
 #: A product below this multiple of its change by rounding counts as rounding; number of draws that decide.
 ROUNDED, DRAWS = 64.0, 3
-#: Round-off of a Hessian that was built, relative to products of scales: see `hessians.coordinates.LOST_IN_SQUARE`.
+#: Round-off of a computed Hessian, relative to products of scales: see `hessians.coordinates.LOST_IN_SQUARE`.
 BELOW = 1e-9
 #: Entries of a product may be rounding below this share of the largest; a Hessian above the second share is not.
 SMALL, FAR = 1e-9, 1e-3
@@ -53,32 +53,32 @@ SMALL, FAR = 1e-9, 1e-3
 
 @dataclass(frozen=True)
 class Check:
-    """Comparison of a Hessian that was built with the second derivatives of the model.
+    """Comparison of a computed Hessian with the second derivatives of the model.
 
-    For a random direction v, the product with the Hessian that was built is compared with the product by double
-    backward through the unmodified model, in the tensors of the parameters; so are the gradients, over all units. Both
-    are scaled so that small features count as much as large ones.
+    For a random direction v, the product with the computed Hessian is compared with the product by double backward
+    through the unmodified model; so are the gradients. Both are scaled so that small features count as much as large
+    ones.
 
     Attributes
     ----------
     difference
-        Largest relative difference of the two.
+        Largest relative difference.
     bound
         Difference that rounding explains: 1e-8 in float64, or more if the rounding of the model's product was measured
         and is larger. From 1 on, the model's product is only rounding and decides nothing.
     built, own
-        vᵀHv of the Hessian that was built, and by double backward through the model.
+        vᵀHv of the computed Hessian, and by double backward through the model.
     slopes
         Difference of the gradients.
     unit
         Unit whose Hessian was multiplied; None: the whole layer or network.
     central
         Comparison of the model's double backward with central differences of its gradient, on the first batch in
-        which the loss depends on the parameters; None: it was not made.
+        which the loss depends on the parameters; None: not made.
     culprit
-        Module, or the loss, whose second derivatives are not those of its gradient, if one was found.
+        Module (or the loss) whose second derivatives are not those of its gradient; empty if none was found.
     zero
-        Whether the products are no larger than the rounding of the model's product: numerically, the Hessian is zero.
+        Whether the Hessian is numerically zero: no product is larger than the rounding of the model's product.
     """
 
     difference: float
@@ -119,40 +119,20 @@ class Check:
 
 @dataclass
 class CheckDirection:
-    """Direction in the parameters of one block, with the model's derivatives along it.
-
-    Attributes
-    ----------
-    layout
-        Layout of the block's parameters in vectors.
-    v : (n,) float64
-        The direction.
-    scales : (n,)
-        Units in which products are compared; v is random, divided by them.
-    unit
-        Unit of the block; None: a whole layer or network.
-    product, slope : (n,)
-        H v and ∇L, summed over the batches so far with their weights.
-    whole
-        Layout of the gradient, which is in the parameters of all units.
-    own_slope
-        Gradient from the capture, summed in the same way; None: there is none to compare.
-    squares : (u,), (G, n̂)
-        Σδ² of each unit and Σĥ² of each input over the batches so far: squared factors of the entries of the gradient.
-    lost
-        Bound of the effect of rounding on H, in the 2-norm, where its terms are differences of larger ones: softmax and
-        similar functions compute p − p² to eps of p, however small the difference.
-    """
+    """Direction in the parameters of one block, with the model's derivatives along it."""
 
     layout: Layout
-    v: torch.Tensor
-    scales: torch.Tensor
-    unit: int | None
-    product: torch.Tensor
+    v: torch.Tensor  # (n,) float64
+    scales: torch.Tensor  # (n,) units in which products are compared; v is random, divided by them
+    unit: int | None  # unit of the block; None: a whole layer or network
+    product: torch.Tensor  # (n,) H v, summed over the batches so far with their weights; so is the slope ∇L
     slope: torch.Tensor
-    whole: Layout
+    whole: Layout  # layout of the gradient, which is in the parameters of all units
+    #: gradient from the capture, summed in the same way; None: not compared
     own_slope: torch.Tensor | None = None
+    #: (u,) Σδ² of each unit and (G, n̂) Σĥ² of each input so far: squared factors of the entries of the gradient
     squares: tuple[torch.Tensor, torch.Tensor] | None = None
+    #: bound, in the 2-norm, of the rounding in H where its terms are differences of larger ones, as in softmax (p − p²)
     cancellation_error: float = 0.0
 
     def add_slopes(self, slopes: Slopes, weight: float = 1.0) -> None:
@@ -180,7 +160,7 @@ class CheckDirection:
         *,
         dtype: torch.dtype | None = None,
     ) -> CheckDirection:
-        """Random direction scaled to the block, in the range of ``dtype``; None: that of the parameters."""
+        """Random direction scaled to the block, within the range of ``dtype``."""
         scales = block.scales()
         # a zero block has no scales
         largest = (float(scales.max()) if len(scales) else 0.0) or 1.0
@@ -198,39 +178,21 @@ class CheckDirection:
 class ReferenceProducts:
     """Derivatives of the unmodified model along `CheckDirection`s, over one batch or a stream.
 
-    Each batch is evaluated once, with all parameters concerned replaced by differentiable copies; a block takes one
-    derivative of its gradient.
-
-    Attributes
-    ----------
-    model, loss_fn, dtype, lift_casts
-        Arguments of `hesscond.probe`.
-    by_products
-        Whether the Hessians are known by products, which contain the rounding of the loss.
-    keeps_products
-        Whether the products of the first batch are kept, for `noise` and `perturbed`.
-    parameters
-        Parameters by name: all that the directions are in, and others for which `reached` is wanted.
-    differentiates
-        Whether second derivatives are compared with central differences of the gradient, once for each parameter.
-    precision
-        Precision that the first batch was computed in.
-    reached
-        Names of the parameters that the loss depended on so far.
-    loss
-        Loss of the latest batch.
+    Each batch is evaluated once, at differentiable copies of the parameters; each block takes one derivative more.
     """
 
     model: nn.Module
     loss_fn: LossFunction
+    #: parameters by name: those of the directions, and others for which `reached` is wanted
     parameters: Mapping[str, nn.Parameter]
     dtype: torch.dtype | None
     lift_casts: bool
-    by_products: bool = False
-    keeps_products: bool = False
+    by_products: bool = False  # whether the Hessians are known by products, which contain the rounding of the loss
+    keeps_products: bool = False  # whether the products of the first batch are kept, for `noise` and `perturbed`
+    #: whether second derivatives are compared with central differences of the gradient, once for each parameter
     differentiates: bool = True
-    precision: Precision | None = None
-    reached: set[str] = field(default_factory=set)
+    precision: Precision | None = None  # precision that the first batch was computed in
+    reached: set[str] = field(default_factory=set)  # names of the parameters that the loss depended on so far
     loss: float = math.nan
 
     def __post_init__(self) -> None:
@@ -278,7 +240,7 @@ class ReferenceProducts:
                     self._compare(batch, random, group, None)
 
     def _not_compared(self, evaluation: Evaluation, used: Sequence[int]) -> list[int]:
-        """Leaves whose second derivatives are still to be compared; all if the batch uses new autograd functions."""
+        """Leaves whose second derivatives are not compared yet; all if the batch has new autograd functions."""
         if not self.differentiates:
             return []
         kinds = functions(evaluation.loss)
@@ -293,9 +255,9 @@ class ReferenceProducts:
     def _compare(
         self, batch: Batch, random: RandomState, chosen: Sequence[int], first: dict[int, torch.Tensor] | None
     ) -> None:
-        """Compare the second derivatives of a batch with central differences of its gradient ``first``, if it is known.
+        """Compare the second derivatives of a batch with central differences of its gradient.
 
-        This is done in float64 if the model runs in it, whatever ``dtype`` is: with wider steps there are many kinks.
+        This is done in float64 where the model runs in it, whatever ``dtype`` is: wider steps cross many kinks.
         """
         narrowest = None if self.precision is None else self.precision.narrowest
         snapshot = self._snapshot
@@ -389,10 +351,7 @@ class ReferenceProducts:
         return [self._place[id(p)] for p in layout.tensors]
 
     def verdict(self, direction: CheckDirection, block: BlockHessian, total: float = 1.0) -> Check:
-        """Check a block, in plain coordinates and in the block's coordinates, over all batches that were added.
-
-        ``direction`` is one that was given to `add`; ``total`` is the divisor of the weights.
-        """
+        """Check of a block over all batches added, in plain and its own coordinates; ``total`` divides the weights."""
         built = block.plain.product(direction.v[:, None])[:, 0]
         own = direction.product if total == 1 else direction.product / total
         scaled, apart = norm(built / direction.scales), norm((built - own) / direction.scales)
@@ -429,10 +388,10 @@ class ReferenceProducts:
         return self._snapshot.leaves[0].dtype if self._snapshot.leaves else torch.float64
 
     def rounding(self, direction: CheckDirection) -> tuple[float, float]:
-        """Rounding of the model's product on the first batch, in the direction's units, by two estimates.
+        """Two estimates of the rounding in the model's product on the first batch, in the direction's units.
 
-        The first comes from the product at parameters that differ in their last digits, and from its terms. The second
-        is eps times the product if nothing in the curvature of the loss cancelled (in a saturated softmax it is 1 − 1).
+        The first perturbs the last digits of the parameters, and counts the product's terms; the second is eps times
+        the product without cancellation in the curvature of the loss (in a saturated softmax it is 1 − 1).
         """
         leaves, eps = self._snapshot.leaves, float(torch.finfo(self.leaf_dtype).eps)
         evaluation = self._first_again()
@@ -457,7 +416,7 @@ class ReferenceProducts:
         return bool((seen if rows is None else seen[rows]).any())
 
     def may_hide_curvature(self, directions: Sequence[CheckDirection]) -> bool:
-        """Whether functions are saturated on the first batch, so that second derivatives may be lost in rounding."""
+        """Whether saturated functions on the first batch may hide second derivatives below their rounding."""
         loss = self._first_again().loss
         indices = {i for direction in directions for i in self._indices(direction.layout)}
         own = [self._snapshot.leaves[i] for i in sorted(indices)]
@@ -465,10 +424,7 @@ class ReferenceProducts:
         return bool(lost) or any(True for _ in without_cancellation(loss, own, below=CANCELLED))
 
     def perturbed(self, direction: CheckDirection, size: float) -> float:
-        """Change of the product on the first batch, in the direction's units, by perturbed parameters and direction.
-
-        They are changed by random relative amounts up to ``size``, the size of the rounding in the computation.
-        """
+        """Sensitivity of H v on the first batch to relative perturbations up to ``size`` of parameters and v."""
         before = self._products.get(id(direction))
         if before is None:
             ((_, before, _),) = self._again([direction])
@@ -478,10 +434,9 @@ class ReferenceProducts:
         return norm((product - before) / direction.scales)
 
     def noise(self, directions: Sequence[CheckDirection], draws: int = 1) -> list[torch.Tensor]:
-        """Change of the entries of each direction's product if parameters and direction are perturbed by rounding.
+        """Sensitivity of the entries of each H v to perturbations of the size of rounding: the largest of some draws.
 
-        It is the largest of some draws on the first batch. With several draws, the terms of the product count too,
-        since rounding may be the same in every draw. The directions are those given to `add`, with their products kept.
+        With several draws, the terms of the product count too, since rounding may be the same in every draw.
         """
         eps = 4 * float(torch.finfo(self.leaf_dtype).eps)
         before = [self._products[id(direction)] for direction in directions]
@@ -499,10 +454,10 @@ class ReferenceProducts:
     def zero_tests(
         self, directions: Sequence[CheckDirection], noise: Sequence[torch.Tensor], total: float
     ) -> list[Callable[[torch.Tensor | None], bool | None]]:
-        """Functions, one for each direction, that say whether the Hessian in some rows of its block is zero.
+        """Tests, one for each direction, of whether the Hessian is zero in some rows of its block (None: in all).
 
-        The argument None stands for all rows. A function returns None if the product exceeds its rounding (by
-        ``noise``), and False if it does not but a nonzero Hessian may be hidden in the rounding.
+        A test returns None if the product exceeds its rounding ``noise``, and False if it does not but may hide a
+        nonzero Hessian.
         """
         products = [direction.product / total for direction in directions]
         point = [
@@ -531,9 +486,9 @@ class ReferenceProducts:
         return [partial(is_zero, *own) for own in zip(directions, products, noise, strict=True)]
 
     def uncertainty(self, direction: CheckDirection) -> float:
-        """Uncertainty ε from operations below float64: entry (i, j) of H is known to ε d_i d_j, with block scales d.
+        """Uncertainty ε from operations below float64: entry (i, j) of H is known to ε d_i d_j, with scales d.
 
-        It is 4 times an estimate of the Frobenius norm from one direction; 0: there are no such operations.
+        It is 4 times an estimate of the Frobenius norm from one direction.
         """
         if self.precision is None:
             return 0.0
@@ -557,10 +512,7 @@ class ReferenceProducts:
 
 
 def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check, float, Precision | None]:
-    """Compare an operator's product with one direction with the product from fresh evaluations of its model.
-
-    The check comes with the uncertainty, if wanted (in float32 it takes two more gradients; else 0), and the precision.
-    """
+    """Check of an operator along one direction, its uncertainty (0 if not wanted), and the precision of the model."""
     reference, (direction,) = reference_of(H, [H], keeps_products=uncertain and H.dtype != torch.float64)
     uncertainty = (
         max(reference.uncertainty(direction), direction.cancellation_error / H.total_mass) if uncertain else 0.0
@@ -606,7 +558,7 @@ def reference_of(
 
 
 def as_block(H: HessianOperator) -> NetworkHessian:
-    """Block of an operator, with nothing else known of its spectrum."""
+    """Block of an operator, without null directions or a preconditioner."""
     return NetworkHessian(H, lambda: ((), SolverHints()), SolverLimits(memory=H.problem.memory))
 
 
@@ -671,11 +623,11 @@ def refuse_failed(name: str, check: Check, why: str) -> None:
         differs = f"the gradients differ by {check.slopes:.1e} of the terms of an entry"
     elif math.isclose(check.built, check.own, rel_tol=1e-3):
         differs = (
-            f"Hv as it was built and by the model's own double backward differ by {check.difference:.1e} of its norm"
+            f"the computed Hv and that of the model's own double backward differ by {check.difference:.1e} of its norm"
         )
     else:
         differs = (
-            f"vᵀHv is {check.built:.6g} as it was built and {check.own:.6g} by the model's own double backward "
+            f"vᵀHv is {check.built:.6g} as computed and {check.own:.6g} by the model's own double backward "
             f"(relative difference {check.difference:.1e})"
         )
     raise CaptureError(

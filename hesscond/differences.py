@@ -3,8 +3,8 @@
 Along one random direction v of all parameters concerned, H v by double backward is compared with
 (g(w + εv) − g(w − εv)) / 2ε, parameter by parameter. Quantities that the model detaches, or computes under ``no_grad``,
 are constants of the gradient and are held at their values at w. A kink (ReLU, max, |x|) between w ± εv shows in
-g(w + εv) + g(w − εv) − 2g(w), which is of order ε² where the gradient is smooth: a step with kinks decides nothing. The
-steps shrink and the points move until two of them tell the same, or one agrees with double backward.
+g(w + εv) + g(w − εv) − 2g(w), which is of order ε² where the gradient is smooth: a step with kinks decides nothing.
+Steps and points vary until two of them agree with each other, or one agrees with double backward.
 """
 
 from __future__ import annotations
@@ -46,24 +46,13 @@ Point = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class Difference:
-    """Comparison of H v with a central difference of the gradient, in one parameter or several.
+    """Comparison of H v with a central difference of the gradient, in one parameter or several."""
 
-    Attributes
-    ----------
-    relative
-        ‖H v − D‖ / max(‖H v‖, ‖D‖), entries in units of the parameters' inverse sizes.
-    agrees
-        Whether rounding explains the difference; None: it cannot be decided.
-    double, central
-        vᵀHv by double backward and by differences.
-    nonzero
-        Mask of the entries that exceed the rounding of the differences, if both agree; None: there are none.
-    """
-
-    relative: float
-    agrees: bool | None
-    double: float
+    relative: float  # ‖H v − D‖ / max(‖H v‖, ‖D‖), entries in units of the parameters' inverse sizes
+    agrees: bool | None  # whether rounding explains the difference; None: it cannot be decided
+    double: float  # vᵀHv by double backward and by differences
     central: float
+    #: mask of the entries that exceed the rounding of the differences, if both agree; None: there are none
     nonzero: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -74,20 +63,12 @@ class Difference:
 
 @dataclass
 class Directional:
-    """Derivatives along v at one point for each parameter, scaled by the sizes of its entries.
+    """Derivatives along v at one point for each parameter, scaled by the sizes of its entries."""
 
-    Attributes
-    ----------
-    double, central, bend
-        H v; (g(w + εv) − g(w − εv)) / 2ε; (g(w + εv) + g(w − εv) − 2g(w)) / 2ε.
-    floor
-        Rounding of ``central``, in the 2-norm.
-    """
-
-    double: list[torch.Tensor]
+    double: list[torch.Tensor]  # H v; (g(w + εv) − g(w − εv)) / 2ε; (g(w + εv) + g(w − εv) − 2g(w)) / 2ε
     central: list[torch.Tensor]
     bend: list[float]
-    floor: float
+    floor: float  # rounding of ``central``, in the 2-norm
 
     def gap(self, k: int) -> torch.Tensor:
         """Difference in parameter k."""
@@ -95,16 +76,9 @@ class Directional:
 
 
 class Differences:
-    """Central differences of the gradient of one loss.
+    """Central differences of the gradient of one loss at a point, computed with round-off ``eps``.
 
-    Parameters
-    ----------
-    loss_at
-        Function that returns the loss on the graph of a given point, with the same random numbers every time.
-    point
-        Parameters w.
-    eps
-        Round-off of the precision that the loss is computed in.
+    ``loss_at`` evaluates the loss at another point, with the same random numbers every time.
     """
 
     def __init__(self, loss_at: Callable[[Point], torch.Tensor], point: Point, eps: float) -> None:
@@ -195,7 +169,7 @@ class Differences:
         return Directional(double, central, bend, floor)
 
     def _judged(self, k: int, trials: Sequence[Directional]) -> Difference:
-        """Verdict of all trials together on parameter k."""
+        """Comparison in parameter k, from all trials together."""
         tolerance, best, wrong, doubt = AGREES if self.eps < 1e-12 else self.eps**0.25, None, [], math.inf
         v = (self.v[k] / self.sizes[k].clamp_min(torch.finfo(self.v[k].dtype).tiny)).flatten()
         for trial in trials:
@@ -222,7 +196,7 @@ class Differences:
 
 
 class Held(TorchFunctionMode):
-    """Mode that records values a model detaches or computes under ``no_grad``, and holds them in later evaluations.
+    """Mode that records the values a model detaches or computes under ``no_grad``, and replays them later.
 
     Values in the body of an `autograd.Function` are not held, since its derivative is to be checked.
     """

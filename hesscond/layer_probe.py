@@ -76,24 +76,12 @@ FEW = 3
 
 @dataclass
 class LayerProbe(Measurement):
-    """Measurement of the Hessians of layers, or of their units.
-
-    Attributes
-    ----------
-    systems
-        Coordinates that each layer is measured in.
-    blocks
-        Block of parameters that is measured of each layer.
-    reached
-        Names of the parameters that the loss depends on, once they are known.
-    precision
-        Precision of the forward pass, once it was observed.
-    """
+    """Measurement of the Hessians of layers, or of their units."""
 
     systems: dict[str, Coordinates | OfInputs | None] = field(default_factory=dict)
-    blocks: dict[str, Block] = field(default_factory=dict)
-    reached: set[str] | None = None
-    precision: Precision | None = None
+    blocks: dict[str, Block] = field(default_factory=dict)  # part of each layer that is measured
+    reached: set[str] | None = None  # names of the parameters that the loss depends on, once they are known
+    precision: Precision | None = None  # precision of the forward pass, once it was observed
 
     def result(self) -> ProbeResult:
         chosen, blocks = self.choice.blocks(self.model), self.blocks

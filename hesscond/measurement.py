@@ -25,43 +25,26 @@ from hesscond.results import ProbeResult
 
 @dataclass
 class Measurement(ABC):
-    """Checked arguments of `hesscond.probe`, after a method has been applied; a subclass computes the result.
-
-    Attributes
-    ----------
-    choice
-        Blocks to measure.
-    method
-        Coordinates that the layers are measured in, as returned by `hesscond.applied.applied`.
-    memory
-        Bytes for the whole computation.
-    team
-        Processes that measure together; None: this process alone.
-    products
-        Largest number of products with a whole network; None: no limit.
-    progress
-        Receives what is planned and done.
-    skipped
-        Layers and parameters that are not measured, with the reason.
-    """
+    """Checked arguments of `hesscond.probe`, after a method has been applied; a subclass computes the result."""
 
     model: nn.Module
     loss_fn: LossFunction
     data: Batch | Iterable[Batch]
     choice: Choice
     level: str
-    method: Measured
+    method: Measured  # as returned by `hesscond.applied.applied`
     units: Sequence[int] | None
     dtype: torch.dtype | None
     rtol: float
-    memory: int
+    memory: int  # bytes for the whole computation
     reduction: str | None
     weight: BatchWeight | None
     check: bool
     lift_casts: bool
-    team: Team | None
-    products: int | None
+    team: Team | None  # processes that measure together
+    products: int | None  # largest number of products with a whole network; None: no limit
     progress: ProgressRecord = field(default_factory=ProgressRecord)
+    #: layers and parameters that are not measured, with the reason
     skipped: dict[str, str] = field(default_factory=dict)
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Blocks: which parameters of a model have a Hessian together, what they are called, and which rows their units are."""
+"""Blocks: parameters of a model that have one Hessian, with their names and the rows of their units."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from hesscond.errors import ConfigError
 from hesscond.hessians.parameters import Layout
 from hesscond.roles import KINDS, Role, role_of
 
-#: The name of the model itself, where it is a module of a kind that has a block.
+#: Name of the model itself as a block.
 ROOT = "model"
-#: ``base[part]`` with a part that exists: query, key, value (of a head), a gate (of a layer), or a range of rows.
+#: ``base[part]`` with a part: query, key, value (of a head), a gate (of a layer), or a range of rows.
 PART = re.compile(r"(.+)\[((?:[qkv](?:\.\d+)?)|(?:l\d+(?:_reverse)?(?:\.[a-z])?)|[ifgorzn]|(?:\d+:\d+))\]")
-#: Layers with query, key and value one after another that are called so, with three units for every input.
+#: Names of layers whose rows are query, key and value one after another.
 PACKED = {"c_attn", "qkv", "qkv_proj", "Wqkv", "in_proj"}
-#: Names of the number of heads in the module around such a layer.
+#: Attributes of the surrounding module with the number of heads.
 HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads")
 #: The gates of recurrent cells, in the order of their rows.
 GATES = {nn.LSTM: "ifgo", nn.LSTMCell: "ifgo", nn.GRU: "rzn", nn.GRUCell: "rzn"}
-#: Normalizations whose scale and shift have an entry for every feature, whatever their shape.
+#: Normalizations whose scale and shift have one entry per feature, whatever their shape.
 FEATURES = (nn.LayerNorm, nn.RMSNorm)
-#: Modules whose rows are units by torch's documentation.
+#: Modules whose rows are units, by torch's documentation.
 PACKING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
-#: Why rows are no units.
+#: Reason why rows are not units.
 TURNED = "whose rows are no outputs"
 #: Largest number of layers that an error lists; for larger models, number of similar names that it suggests.
 SHORT, SUGGESTIONS = 8, 4
@@ -50,21 +50,12 @@ SHORT, SUGGESTIONS = 8, 4
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of one parameter.
+    """Rows of one parameter."""
 
-    Attributes
-    ----------
-    parameter
-        Name of the parameter in the model; the first, if it has several.
-    shape
-        (a, m, b), or (a, m, b, m', c, …): the parameter as an array of which a row is a slice along the second
-        dimension, or along every second one together.
-    rows
-        Rows of the piece, one for each unit; None: the whole parameter, which belongs to no single unit.
-    """
-
-    parameter: str
+    parameter: str  # name of the parameter in the model; the first, if it has several
+    #: (a, m, b), or (a, m, b, m', c, …): rows are slices along the second dimension, or along every second one together
     shape: tuple[int, ...]
+    #: one row for each unit; None: the whole parameter, which belongs to no single unit
     rows: Sequence[int] | None
 
     @property
@@ -158,13 +149,7 @@ class Block:
         return self.at([self.units.index(unit)])
 
     def chosen(self, units: Sequence[int] | None) -> tuple[int, ...]:
-        """The units that were asked for; None: all.
-
-        Raises
-        ------
-        ConfigError
-            The block has no units, or no such unit.
-        """
+        """Units to measure, all by default; a ConfigError if the block has no units, or not these."""
         if not self.units:
             raise ConfigError(self.undivided)
         if units is not None and not units:
@@ -185,13 +170,7 @@ def taken(rows: Sequence[int], positions: Sequence[int]) -> Sequence[int]:
 
 
 class BlockLayout(Layout):
-    """The parameters of blocks one block after another, each in the order of its pieces.
-
-    Attributes
-    ----------
-    whole
-        Whether the parameters are there with all their entries.
-    """
+    """Blocks one after another, each in the order of its pieces; ``whole``: no parameter lacks entries."""
 
     def __init__(self, blocks: Sequence[Block], tensors: Mapping[str, nn.Parameter]) -> None:
         names = dict.fromkeys(name for block in blocks for name in block.parameters)
@@ -224,18 +203,7 @@ class BlockLayout(Layout):
 
 
 class Catalogue:
-    """The blocks of a model, by their names: modules, parameters, parts of both, and globs.
-
-    Parameters
-    ----------
-    model
-        Any module, without wrappers around it.
-
-    Attributes
-    ----------
-    parameters
-        The parameters by all of their names.
-    """
+    """The blocks of a model, by their names: modules, parameters, parts of both, and globs."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -247,13 +215,7 @@ class Catalogue:
     # a block by its name
 
     def block(self, name: str) -> Block:
-        """The block of this name.
-
-        Raises
-        ------
-        ConfigError
-            No such module, parameter or part; a module without parameters.
-        """
+        """Block of a module, parameter or part of one; a ConfigError names the nearest names."""
         if (own := self._exact(name)) is not None:
             return own
         if (match := PART.fullmatch(name)) and (whole := self._exact(match[1])) is not None:
@@ -261,7 +223,7 @@ class Catalogue:
         raise ConfigError(f"no layer {name!r} to probe in the model: {self._nearest(name)}")
 
     def _exact(self, name: str) -> Block | None:
-        """The block of a module or of a parameter; None: there is none of that name."""
+        """Block of the module or parameter of exactly this name, if there is one."""
         module = self.module(name)
         if module is not None:
             inside = self._inside(name, module)
@@ -298,13 +260,7 @@ class Catalogue:
         return base not in self._owners and base not in self.parameters and any(sign in base for sign in "*?[")
 
     def members(self, group: str, given: Iterable[str] | str) -> tuple[str, ...]:
-        """Names of the members of a group that the user defined.
-
-        Raises
-        ------
-        ConfigError
-            No such name; a parameter that requires no gradient.
-        """
+        """Names of a group's members, globs expanded; frozen parameters are refused."""
         names: dict[str, None] = {}
         for name in [given] if isinstance(given, str) else given:
             names |= dict.fromkeys(self.matching(name) if self.is_glob(name) else [name])
@@ -322,13 +278,7 @@ class Catalogue:
             raise ConfigError(frozen(block.parameters[0]))
 
     def group(self, name: str, members: Iterable[str]) -> Block:
-        """Block of a group that the user defined: no units, one Hessian.
-
-        Raises
-        ------
-        ConfigError
-            No such member, or none at all.
-        """
+        """Block of a group that the user defined: one Hessian, no units."""
         blocks = [self.block(member) for member in members]
         if not blocks:
             raise ConfigError(f"block {name!r} has no parameters: name some, as in blocks={{{name!r}: ['fc.weight']}}")
@@ -341,7 +291,7 @@ class Catalogue:
         blocks: Iterable[Block],
         message: str = "{0} is in {1!r} and in {2!r}, which the Hessian would have twice: name one",
     ) -> None:
-        """Raise a ConfigError with the parameter and the names of two blocks that share entries of it."""
+        """Raise a ConfigError if two blocks share entries of a parameter."""
         owners: dict[str, torch.Tensor] = {}
         known = []
         for number, block in enumerate(blocks, 1):
@@ -360,7 +310,7 @@ class Catalogue:
                     owner[index] = number
 
     def _of_module(self, name: str, module: nn.Module, inside: Sequence[str]) -> Block:
-        """The block of the parameters ``inside`` a module; units are the rows of the first, and those of its number."""
+        """Block of a module's parameters: units are the rows of the first, and of others with as many rows."""
         if isinstance(module, ELIGIBLE) and not is_computed(module):
             prefix = "" if module is self.model else f"{name}."
             own = {f"{prefix}weight", f"{prefix}bias"} & set(self.parameters)
@@ -391,15 +341,10 @@ class Catalogue:
         return Block(name, pieces, range(count or 0), isinstance(module, TABLES), undivided=undivided)
 
     def by_use(self, block: Block, uses: Uses) -> list[Block]:
-        """A block divided by the outputs of its parameters: those of its first weight are its units.
+        """Blocks whose units are the outputs of a weight.
 
         Parameters with other outputs form a separate block, named after its weight. Parameters that the loss does not
         multiply with activations keep their rows.
-
-        Raises
-        ------
-        ConfigError
-            The rows of a parameter are not outputs, or it is not seen what they are.
         """
         found = {piece.parameter: uses.of(piece.parameter) for piece in block.pieces}
         weights = {key: self._by_units(key, use.units) for key, use in found.items() if use.units is not None}
@@ -457,7 +402,7 @@ class Catalogue:
         return Piece(name, tuple(shape), range(prod(shape[1::2])))
 
     def _pieces(self, names: Iterable[str], count: int | None) -> tuple[Piece, ...]:
-        """All of some parameters, biases first, by rows where there are ``count`` of them."""
+        """Pieces of parameters, biases first; parameters with ``count`` rows are divided by units."""
         # False sorts first
         ordered = sorted(names, key=lambda name: "bias" not in name.rpartition(".")[2])
         shapes = {self._first[id(self.parameters[name])]: self._shape(name) for name in ordered}
@@ -470,12 +415,12 @@ class Catalogue:
         return [f"{prefix}{key}" for key, p in module.named_parameters() if p.is_floating_point() or p.is_complex()]
 
     def owner(self, parameter: str) -> nn.Module:
-        """The module that a parameter is of; that of the parameters behind a weight is the layer."""
+        """Module of a parameter; for parameters of a parametrization, the layer."""
         owner = parameter.rpartition(".")[0]
         return self._owners[re.split(r"(?:^|\.)parametrizations(?:\.|$)", owner)[0]]
 
     def _shape(self, name: str) -> tuple[int, int, int]:
-        """A parameter as (a, m, b) with its m natural rows in the middle."""
+        """Shape (a, m, b) of a parameter with its m natural rows in the middle."""
         parameter, owner = self.parameters[name], self.owner(name)
         shape = tuple(parameter.shape)
         if isinstance(owner, FEATURES):
@@ -505,7 +450,7 @@ class Catalogue:
         raise ConfigError(f"{base!r} has no part [{label}]: it has {', '.join(known) or 'none'}")
 
     def parts(self, base: str) -> dict[str, Callable[[str], Block]]:
-        """The parts of a module or of a parameter that have names, as makers of blocks."""
+        """Named parts of a module or a parameter, as makers of blocks."""
         module = self.module(base)
         if isinstance(module, nn.MultiheadAttention):
             return self._attention_parts(base, module)
@@ -523,7 +468,7 @@ class Catalogue:
         return {label: make(rows) for label, rows in labels.items()}
 
     def _labels(self, owner: nn.Module, attribute: str, count: int) -> dict[str, range]:
-        """The parts of the rows of a module (``attribute`` empty), or of a parameter of it."""
+        """Named ranges of the rows of a module (``attribute`` empty) or of one of its parameters."""
         if isinstance(owner, nn.MultiheadAttention):
             if attribute.startswith("in_proj"):
                 return thirds(count, owner.num_heads)
@@ -548,7 +493,7 @@ class Catalogue:
         return {}
 
     def _attention_parts(self, base: str, module: nn.MultiheadAttention) -> dict[str, Callable[[str], Block]]:
-        """Query, key and value of torch's attention: their rows of the weight and of the bias."""
+        """Query, key and value of `torch.nn.MultiheadAttention`, as rows of its weight and bias."""
         E, prefix = module.embed_dim, "" if module is self.model else f"{base}."
 
         def make(letter: str, rows: range) -> Callable[[str], Block]:
@@ -569,12 +514,12 @@ class Catalogue:
 
     @staticmethod
     def _runs(module: nn.RNNBase) -> Iterator[str]:
-        """The layers and directions of a recurrent module, as its parameters are called."""
+        """Suffixes of the parameters of each layer and direction of a recurrent module."""
         for layer in range(module.num_layers):
             yield from (f"l{layer}", f"l{layer}_reverse")[: 1 + module.bidirectional]
 
     def _recurrent_parts(self, base: str, module: nn.RNNBase) -> dict[str, Callable[[str], Block]]:
-        """Layers, directions and gates: their rows of both weights and biases; the projection belongs to no unit."""
+        """Layers, directions and gates of a recurrent module; the projection belongs to no unit."""
         prefix = "" if module is self.model else f"{base}."
         gates = next((gates for kind, gates in GATES.items() if isinstance(module, kind)), "")
         runs = list(self._runs(module))
@@ -603,7 +548,7 @@ class Catalogue:
 
     @cached_property
     def natural(self) -> dict[str, Block]:
-        """Blocks in which every parameter that requires a gradient is once, in the order of the modules.
+        """Blocks that contain every trained parameter once, in the order of the modules.
 
         A module without others inside has one block, or a block for query, key and value, or for each layer and
         direction of a recurrence, where torch packs these; parameters outside of such modules have one each.
@@ -641,14 +586,9 @@ class Catalogue:
         return found
 
     def matching(self, pattern: str) -> list[str]:
-        """Names of the blocks that a glob takes: natural ones, then parameters, then modules, without overlap.
+        """Names of blocks that match a glob, without overlap: natural blocks first, then parameters, then modules.
 
-        Parameters that require no gradient are left out, unless there are no others.
-
-        Raises
-        ------
-        ConfigError
-            None matches.
+        Frozen parameters are left out, unless no others match.
         """
         match = PART.fullmatch(pattern)
         if match:
@@ -685,7 +625,7 @@ class Catalogue:
         return [name for name, p in self.parameters.items() if p.requires_grad and self._first[id(p)] == name]
 
     def _nearest(self, name: str) -> str:
-        """The names that are most like one, as the end of a sentence."""
+        """Most similar names, as the end of an error sentence."""
         layers = list(eligible_layers(self.model))
         if len(layers) <= SHORT and not self.is_glob(name):
             return f"it has {', '.join(layers) or 'none'}"
@@ -696,20 +636,12 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class Choice:
-    """Choice of blocks.
+    """Blocks to measure, by name."""
 
-    Attributes
-    ----------
-    names
-        Names in their order; None: all dense and convolutional layers.
-    optional
-        Names that a glob found: blocks that cannot be measured are left out, with the reason.
-    groups
-        Blocks that the user defined, as names of their members, by name.
-    """
-
-    names: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None  # None: all dense and convolutional layers
+    #: names that a glob matched: those that cannot be measured are skipped
     optional: frozenset[str] = frozenset()
+    #: members of the blocks that the user defined
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -720,14 +652,7 @@ class Choice:
         groups: Mapping[str, Iterable[str] | str] | None,
         level: str,
     ) -> Choice:
-        """Choice of the blocks that ``layers=`` and ``blocks=`` of a probe name.
-
-        Raises
-        ------
-        ConfigError
-            Names that the model does not have, or globs that match none; groups that overlap, or have a parameter that
-            requires no gradient; nothing at all.
-        """
+        """Blocks named by ``layers=`` and ``blocks=`` of a probe."""
         if layers is None and groups is None:
             return cls()
         if isinstance(layers, nn.Module) or not isinstance(layers, Iterable | None):
@@ -763,20 +688,14 @@ class Choice:
         return cls(tuple(found), frozenset(optional), own_groups)
 
     def blocks(self, model: nn.Module) -> dict[str, Block]:
-        """The blocks by name.
-
-        Raises
-        ------
-        ConfigError
-            The model does not have them.
-        """
+        """Blocks of a model."""
         catalogue = Catalogue(model)
         names = list(chosen_layers(model, None)) if self.names is None else self.names
         found = {name: catalogue.block(name) for name in names}
         return found | {name: catalogue.group(name, members) for name, members in self.groups.items()}
 
     def placed(self, place_of: Callable[[str], str]) -> Choice:
-        """Return the same blocks under other names."""
+        """Same blocks under other names."""
         return Choice(
             None if self.names is None else tuple(map(place_of, self.names)),
             frozenset(map(place_of, self.optional)),
@@ -789,12 +708,12 @@ TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 def frozen(parameter: str) -> str:
-    """Why a parameter is refused."""
+    """Sentence that refuses a frozen parameter."""
     return f"parameter {parameter!r} requires no gradient, so that it has no Hessian in training: leave it out"
 
 
 def trained(block: Block, catalogue: Catalogue) -> Block:
-    """Part of a block that requires a gradient."""
+    """Trained part of a block."""
     pieces = tuple(piece for piece in block.pieces if catalogue.parameters[piece.parameter].requires_grad)
     if not pieces:
         raise ConfigError(frozen(block.parameters[0]))
@@ -809,7 +728,7 @@ def is_transposed_dense(module: nn.Module) -> bool:
 
 
 def thirds(count: int, number: int) -> dict[str, range]:
-    """Rows of query, key and value, one after another in ``count`` rows, and of each of their heads."""
+    """Rows of query, key and value, each a third of ``count``, and of their heads."""
     size = count // 3
     found: dict[str, range] = {}
     for k, letter in enumerate("qkv"):
@@ -818,7 +737,7 @@ def thirds(count: int, number: int) -> dict[str, range]:
 
 
 def heads(letter: str, rows: range, number: int) -> dict[str, range]:
-    """Rows, and a share of them for each of the heads."""
+    """Rows of a projection and of each of its heads."""
     found = {letter: rows}
     if number and len(rows) % number == 0:
         size = len(rows) // number
@@ -827,7 +746,7 @@ def heads(letter: str, rows: range, number: int) -> dict[str, range]:
 
 
 def ranged(rows: Sequence[int]) -> Sequence[int]:
-    """Numbers as a range, if they count from 0."""
+    """Row numbers, as a range if they count from 0."""
     return range(len(rows)) if list(rows) == list(range(len(rows))) else tuple(rows)
 
 
@@ -857,7 +776,7 @@ def cover(piece: Piece, covered: dict[str, torch.Tensor]) -> None:
 
 
 def role(model: nn.Module, name: str) -> Role:
-    """The role of a block of a model by its name, as `hesscond.probe` takes it, and by the kind of its module.
+    """Role of a block of a model, from its name and the kind of its module.
 
     Parameters of a recurrent module, a normalization or a table have its role. For other blocks the name decides by
     convention, and the kind of the module if no convention applies.

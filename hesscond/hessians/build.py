@@ -15,7 +15,7 @@ from hesscond.hessians.layer import LayerHessian
 from hesscond.spectra import ConditionNumber, FactorStack, conditions
 from hesscond.spectra.threads import side_by_side, threads_for
 
-#: A layer's factor with no more numbers than this is formed, for the sake of its zeros and its scales.
+#: Factors of layers with at most this many numbers are formed.
 SMALL = 2**14
 
 
@@ -67,7 +67,7 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
     for column, rows in enumerate(factors):
         spread = None if spreads is None else spreads[column]
         sign = None if signs is None else signs[:, :, min(column, signs.shape[2] - 1)].flatten()
-        # a block's rows span no more than its active positions
+        # the rank of a block is at most the number of its active positions
         active = (B[:, :, column] != 0).any(0).sum(1)
         limit = None if captured.vanishing else int(torch.minimum(terms[:, :, column].sum(0), active).sum())
         found.append(FactoredHessian(rows, None, mixed(sign), errors[column], 1, limit, spread, lost))
@@ -75,7 +75,7 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
 
 
 def mixed(sign: torch.Tensor | None) -> torch.Tensor | None:
-    """``sign``, or None if none is negative."""
+    """``sign``, if any is negative."""
     return sign if sign is not None and bool((sign < 0).any()) else None
 
 
@@ -100,7 +100,7 @@ def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
 def unit_conditions(
     captured: LayerCapture, P: LinearCoordinates | None, *, rtol: float, memory: int
 ) -> list[ConditionNumber]:
-    """κ of every captured unit, in batches where S ≥ 0 and is known to the last digits."""
+    """κ of every captured unit, decomposed together where S ≥ 0 is exact."""
     curvature = captured.curvature
     one_group = captured.inputs.geometry.groups == 1
     together = one_group and not captured.loses_entries
@@ -127,7 +127,7 @@ def unit_conditions(
 def batch_conditions(
     hessians: Sequence[FactoredHessian], P: LinearCoordinates | None, rtol: float
 ) -> list[ConditionNumber]:
-    """κ of positive semidefinite Hessians with factors of one shape; one by one where the batch does not resolve it."""
+    """κ of positive semidefinite Hessians with factors of one shape; singly where the stack does not resolve it."""
     stack = FactorStack(
         torch.stack([hessian.factor(P) for hessian in hessians]),
         errors=[hessian.error_norm(P) for hessian in hessians],
@@ -144,7 +144,7 @@ def rank_bound(captured: LayerCapture, unit: int, memory: int) -> int:
 
 
 def runs(captured: LayerCapture, memory: int) -> list[list[int]]:
-    """The captured units in order, never of two groups, and no more at a time than have room for their factors."""
+    """Captured units in runs of one group whose factors fit into the memory."""
     geometry, curvature = captured.inputs.geometry, captured.curvature
     step = len(captured.units)
     if isinstance(curvature, Factor):

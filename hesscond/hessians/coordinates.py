@@ -18,11 +18,11 @@ from hesscond.hessians.parameters import UnitLayout
 from hesscond.operators import LinearOperator, SymmetricOperator
 from hesscond.spectra import ConditionNumber
 
-#: The smallest scales that products are compared in: this share of the sizes whose squares H has round-off of, and so
-#: many times the error of a factor's column. What rounding does to H is then far below 1e-8 of what is compared.
+#: Smallest scales in which products are compared: this share of the sizes whose squares H has round-off of, and this
+#: multiple of the error of a factor's column. The rounding of H is then far below 1e-8 of what is compared.
 LOST_IN_SQUARE, LOST_IN_FACTOR = 1e-2, 1e10
 
-#: Makes the Hessian of the loss at hand from ``layers=``, ``unit=`` or ``parameters=``, as `HessianOperator` does.
+#: Makes the Hessian of a loss from ``layers=``, ``unit=`` or ``parameters=``, as `HessianOperator` does.
 HessianMaker = Callable[..., HessianOperator]
 
 
@@ -39,7 +39,7 @@ class BlockHessian(ABC):
     P: LinearCoordinates | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # a view would take all that it is a part of along
+        # pickling a view would pickle all of its storage
         return {name: own.clone() if is_part(own) else own for name, own in vars(self).items()}
 
     @property
@@ -58,7 +58,7 @@ class BlockHessian(ABC):
         """Number of parameters."""
 
     def dense(self) -> BlockHessian:
-        """The same with its factor or its matrix at hand."""
+        """Same Hessian, with its factor or matrix computed."""
         return self
 
     def in_coordinates(self, P: LinearCoordinates | None) -> BlockHessian:
@@ -78,10 +78,7 @@ class BlockHessian(ABC):
         return self.matrix(P) @ vectors
 
     def scales(self) -> torch.Tensor:
-        """(k,) the sizes d of the parameters' shares in H, whose entry (i, j) is of the size d_i d_j at most.
-
-        They are large enough that the round-off of H is far below d_i d_j.
-        """
+        """Scales d (k,) of the parameters: entry (i, j) of H is at most d_i d_j, and its round-off far smaller."""
         return self.diagonal().abs().sqrt()
 
     @abstractmethod
@@ -105,17 +102,9 @@ class BlockHessian(ABC):
 
 @dataclass(frozen=True)
 class TransformedHessian(BlockHessian):
-    """PᵀHP of a block H: what H does best, with P on its factor.
+    """PᵀHP of a block H, computed with P on the factor of H."""
 
-    Attributes
-    ----------
-    whole
-        H.
-    P
-        P of its unit, or of all its units.
-    """
-
-    whole: BlockHessian
+    whole: BlockHessian  # H
     P: LinearCoordinates
 
     @property
@@ -155,7 +144,7 @@ class TransformedHessian(BlockHessian):
 
 
 def is_part(value: object) -> bool:
-    """Whether it is a tensor that holds less than its storage."""
+    """Whether a value is a tensor that is a view of a larger storage."""
     return isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() > value.numel() * value.itemsize
 
 
@@ -163,16 +152,16 @@ def is_part(value: object) -> bool:
 
 
 class Source(Protocol):
-    """The Hessians of a loss over data, at the parameters as they are: what `Coordinates` make their blocks from."""
+    """Hessians of a loss over data, from which `Coordinates` make their blocks."""
 
     def plain(self, layer: str, unit: int | None) -> BlockHessian:
-        """H of a unit, or of the layer (``unit`` None), from what was captured."""
+        """H of a unit, or of the layer (``unit`` None), from its capture."""
 
     def operator(self, **wanted: Any) -> HessianOperator:
         """H of ``layers=``, ``unit=`` or ``parameters=``, by its products."""
 
     def products(self, operator: SymmetricOperator) -> BlockHessian:
-        """The block of a Hessian that is known by its products, within the memory allowed."""
+        """Block of a Hessian that is known by its products, within the memory allowed."""
 
 
 class Coordinates(ABC):
@@ -191,13 +180,7 @@ class Coordinates(ABC):
 
     @abstractmethod
     def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
-        """The Hessian of a unit of a layer, or of all of it (``unit`` None), in these coordinates.
-
-        Raises
-        ------
-        ConfigError
-            The layer or its units have no such coordinates.
-        """
+        """Hessian of a unit, or of the layer (``unit`` None), in these coordinates; a ConfigError if it has none."""
 
     def collect(self, layer: str, inputs: LayerInputs) -> Any:
         """Return statistics of a layer's inputs for `resolved`, with ``merged(other)``; None: none are needed."""
@@ -208,13 +191,7 @@ class Coordinates(ABC):
         return self
 
     def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
-        """The Hessian in all parameters of the model, and which rows belong to which parameter or layer.
-
-        Raises
-        ------
-        ConfigError
-            These coordinates are defined only for layers.
-        """
+        """Hessian in all parameters, and the rows of each parameter or layer; a ConfigError if undefined."""
         raise ConfigError(f"the coordinates {self.name!r} are known for a unit or a layer, not for a whole network")
 
 
@@ -222,13 +199,7 @@ class Chart(Coordinates):
     """Coordinates in which a Hessian is known by its products: the parameters behind a weight, or a tangent space."""
 
     def chosen_units(self, model: nn.Module, layer: str, units: Sequence[int] | None) -> tuple[int, ...]:
-        """The units of a layer that were asked for (None: all).
-
-        Raises
-        ------
-        ConfigError
-            No such layer or unit.
-        """
+        """Units of a layer that are measured (None: all)."""
         return checked_units(layer, chosen_layers(model, [layer])[layer], units)
 
     def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
@@ -236,13 +207,7 @@ class Chart(Coordinates):
 
     @abstractmethod
     def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
-        """The Hessian in these coordinates of a unit of a layer, or of all of it (``unit`` None).
-
-        Raises
-        ------
-        ConfigError
-            The layer has no such coordinates.
-        """
+        """Operator of the Hessian of a unit, or of the layer (``unit`` None); a ConfigError if it has no such chart."""
 
 
 class HessianScaling(Coordinates):
@@ -269,18 +234,12 @@ class LinearCoordinates(Coordinates):
     same_for_units: ClassVar[bool] = False
     #: L (m, m'); None: the identity.
     left: torch.Tensor | None = None
-    #: Whether sums with the entries of a matrix may cancel, so that rounding is large compared with small results.
+    #: Whether products with P may cancel, so that their rounding is large compared with small results.
     cancels: bool = False
 
     @abstractmethod
     def of_unit(self, unit: int) -> Preconditioner:
-        """P of one unit of the layer.
-
-        Raises
-        ------
-        ConfigError
-            P mixes the units.
-        """
+        """P of one unit of the layer; a ConfigError if P mixes the units."""
 
     def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
         """PᵀHP."""
@@ -352,7 +311,7 @@ class LinearCoordinates(Coordinates):
 
 
 class JointCoordinates(LinearCoordinates):
-    """Coordinates that multiply all units of a layer at once: unit by unit their factors would be read as often."""
+    """Coordinates that multiply all units of a layer at once, since their factors are shared."""
 
     @abstractmethod
     def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
@@ -364,10 +323,10 @@ class JointCoordinates(LinearCoordinates):
 
 
 class Preconditioner(LinearCoordinates):
-    """P of ŵ = P z, known by what it does to the right of a matrix with one column a parameter of ŵ.
+    """Change of variables ŵ = P z of a unit, defined by the product of rows with P.
 
-    The Hessian in z is PᵀHP = (ĤP)ᵀ S (ĤP). Subclasses write `right_multiply` and carry `name`; the rest follows.
-    ``Q @ P`` is the change of variables ŵ = Q P z. One that is another for every unit is a `UnitPreconditioner`.
+    The Hessian in z is PᵀHP = (ĤP)ᵀ S (ĤP). Subclasses write `right_multiply` and have a `name`.
+    ``Q @ P`` is the change of variables ŵ = Q P z. A P that differs by unit is a `LinearCoordinates` with `of_unit`.
     """
 
     same_for_units = True
@@ -385,7 +344,7 @@ class Preconditioner(LinearCoordinates):
     def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
         """P (n̂, k) times ``vectors`` (k, m), for n̂ = ``order``; float64.
 
-        It is computed from the derivative of row ↦ row P, transposed, so that P need not be formed.
+        It is the transposed derivative of row ↦ row P, so that P is not formed.
         """
         rows = vectors.to(torch.float64).T
         point = rows.new_zeros(len(rows), order, requires_grad=True)
@@ -402,13 +361,7 @@ class Preconditioner(LinearCoordinates):
         return self.right_multiply(torch.eye(order, dtype=torch.float64, device=device))
 
     def inverse(self, order: int, device: torch.device | None = None) -> DensePreconditioner:
-        """P⁻¹ of a square P.
-
-        Raises
-        ------
-        ConfigError
-            P is not square, or is singular.
-        """
+        """P⁻¹; a ConfigError if P is not square, or is singular."""
         P = self.matrix(order, device)
         if P.shape[0] != P.shape[1]:
             raise ConfigError(f"{self.name} leaves out {order - P.shape[1]} of {order} parameters: it has no inverse")
@@ -440,7 +393,7 @@ class DensePreconditioner(Preconditioner):
 
 
 class Diagonal:
-    """Mixin of methods that need no matrix if P is diagonal, with ``d`` (n̂,) or (m, n̂)."""
+    """Mixin with the methods of a diagonal P, ``d`` (n̂,) or (m, n̂)."""
 
     d: torch.Tensor
 
@@ -455,14 +408,9 @@ class Diagonal:
 
 @dataclass(frozen=True)
 class Scaling(Diagonal, Preconditioner):
-    """P = diag(d).
+    """P = diag(d)."""
 
-    Attributes
-    ----------
-    d : (n̂,)
-    """
-
-    d: torch.Tensor
+    d: torch.Tensor  # (n̂,)
     name: str = "diagonal"
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
@@ -483,7 +431,7 @@ class Product(Preconditioner):
 
 
 class UnitProduct(UnitPreconditioner):
-    """P Q where one of them is another for every unit, or P acts across units."""
+    """P Q where one of them differs by unit, or P acts across units."""
 
     def __init__(self, first: LinearCoordinates, second: LinearCoordinates) -> None:
         self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
@@ -503,15 +451,9 @@ class UnitProduct(UnitPreconditioner):
 
 @dataclass(frozen=True)
 class UnitScaling(Diagonal, UnitPreconditioner):
-    """P_i = diag(d_i).
+    """P_i = diag(d_i), with one row of ``d`` for each unit."""
 
-    Attributes
-    ----------
-    d : (m, n̂)
-        One row a unit.
-    """
-
-    d: torch.Tensor
+    d: torch.Tensor  # (m, n̂)
     name: str = "diagonal, unit by unit"
 
     def of_unit(self, unit: int) -> Scaling:
@@ -527,7 +469,7 @@ class Kronecker(LinearCoordinates):
     left : (m, m')
         L, which acts across units.
     right
-        R, of the inputs: of all units alike, or P = (L ⊗ I) diag(R_1 … R_m') with another for each.
+        R, which acts on the inputs: the same for all units, or R_1 … R_m' with P = (L ⊗ I) diag(R_1 … R_m').
     name
         Name of the coordinates in the log.
     """
@@ -538,13 +480,7 @@ class Kronecker(LinearCoordinates):
         self.left, self.right, self.name = left.to(torch.float64), right, name
 
     def of_unit(self, unit: int) -> Preconditioner:
-        """L_ii R_i, if L is diagonal.
-
-        Raises
-        ------
-        ConfigError
-            L is not diagonal.
-        """
+        """L_ii R_i; a ConfigError if L is not diagonal."""
         assert self.left is not None
         if self.left.shape[0] != self.left.shape[1] or bool((self.left != self.left.diagonal().diag()).any()):
             raise ConfigError(
@@ -559,18 +495,12 @@ class Kronecker(LinearCoordinates):
 
 
 class LayerPreconditioner(LinearCoordinates):
-    """A P of all parameters of a layer together, without any structure over its units. Subclasses write `of_unit`.
+    """P (m n̂, k) of all parameters of a layer, without structure over its units. Subclasses write `of_unit`."""
 
-    Attributes
-    ----------
-    whole
-        P (m n̂, k).
-    """
-
-    whole: Preconditioner
+    whole: Preconditioner  # P
 
     def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        """P itself: all units are one."""
+        """P itself, for all units together."""
         return [self.whole]
 
     def _inner(self, units: int) -> int:
@@ -583,16 +513,7 @@ class LayerPreconditioner(LinearCoordinates):
 class UnitCoordinates(LinearOperator):
     """P of m units of a layer as an operator: diag(P_1 … P_m) (m n̂, m k), or (L ⊗ I) diag(P_1 … P_m') (m n̂, m' k).
 
-    Parameters
-    ----------
-    P
-        The change of variables.
-    units
-        Units that the rows belong to: one, or all of the layer.
-    n_params
-        n̂.
-    dtype, device
-        Dtype and device of the operator; P itself works in float64.
+    ``units`` are one unit, or all of the layer; P itself works in float64, whatever the operator's dtype.
     """
 
     def __init__(
@@ -652,7 +573,7 @@ class UnitCoordinates(LinearOperator):
         )
 
     def _side_by_side(self, vectors: torch.Tensor) -> torch.Tensor:
-        """(·, units·c): one column for every unit and every one of c vectors."""
+        """Columns of all units of c vectors side by side, (·, units·c)."""
         return vectors.unflatten(0, (self._units, -1)).transpose(0, 1).flatten(1)
 
     def _joined(self, columns: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -680,7 +601,7 @@ class Identity(LinearOperator):
 
 
 class LayerCoordinates(LinearOperator):
-    """Changes of variables of several layers, one after another along the diagonal: rectangular blocks."""
+    """Block-diagonal change of variables of several layers, with rectangular blocks."""
 
     def __init__(self, blocks: Sequence[LinearOperator]) -> None:
         self.blocks = list(blocks)
@@ -702,17 +623,7 @@ def coordinates_of(
 ) -> LayerCoordinates:
     """P of θ = P z for an operator of layers, so that ``Congruence(operator, P)`` is PᵀHP.
 
-    Parameters
-    ----------
-    operator
-        Made with ``layers=``.
-    preconditioners
-        P by layer name; a layer that is absent, or None, is left unchanged.
-
-    Raises
-    ------
-    ConfigError
-        The operator is not one of layers, or does not have one of those named.
+    ``preconditioners`` has P by layer name; layers without one are left unchanged.
     """
     layout = unit_layout(operator)
     for name in preconditioners:
@@ -733,13 +644,7 @@ def coordinates_of(
 
 
 def unit_layout(operator: NetworkOperator) -> UnitLayout:
-    """The layout of an operator of layers.
-
-    Raises
-    ------
-    ConfigError
-        The parameters of the operator are not in the order of units.
-    """
+    """Layout of an operator of layers; a ConfigError for other operators."""
     if not isinstance(operator.layout, UnitLayout):
         raise ConfigError("the parameters of this operator are not ordered by unit: make it with layers=")
     return operator.layout

@@ -24,36 +24,19 @@ from hesscond.spectra.threads import one_thread
 
 @dataclass(frozen=True)
 class FactoredHessian(BlockHessian):
-    """Ĥᵀ S Ĥ of one unit with ŵ = [b, w] (or w alone), or of u units together, from rows and signs.
+    """Ĥᵀ S Ĥ of one unit with ŵ = [b, w] (or w alone), or of u units together, from rows and signs."""
 
-    Attributes
-    ----------
-    rows : (m, u n̂) float64
-        Ĥ with ``root``; or F itself: one row for each rank-one term of S, or after streaming a triangular factor.
-    root : (m,) float64 or None
-        √|S_jj|; None: all 1.
-    sign : (m,) or None
-        Signs of S_jj or of the rank-one terms; None: S ≥ 0.
-    row_error : (u n̂,) or (m, u n̂) tensor, EntryBounds or None
-        Bounds of the error in each column of ``rows``, in the 2-norm, or in each entry; None: they are what was asked
-        for.
-    units
-        u, on each of which a preconditioner acts.
-    rank_limit
-        An upper bound of the rank that is known from elsewhere.
-    spread : (u n̂,) or None
-        d such that round-off in S changes entry (k, l) of H by eps·d_k·d_l; None: S has none.
-    vanishing
-        Why zeros of S may be numbers that double precision does not hold, so that they bound no rank.
-    """
-
+    #: (m, u n̂) float64: Ĥ with ``root``; or F itself, with one row for each rank-one term of S, or triangular
     rows: torch.Tensor
-    root: torch.Tensor | None
-    sign: torch.Tensor | None
+    root: torch.Tensor | None  # (m,) float64 √|S_jj|; None: all 1
+    sign: torch.Tensor | None  # (m,) signs of S_jj or of the rank-one terms; None: S ≥ 0
+    #: bounds of the error in each column of ``rows`` (u n̂,), in the 2-norm, or in each entry (m, u n̂); None: exact
     row_error: torch.Tensor | EntryBounds | None = None
-    units: int = 1
-    rank_limit: int | None = None
+    units: int = 1  # u
+    rank_limit: int | None = None  # upper bound of the rank
+    #: (u n̂,) d such that round-off in S changes entry (k, l) of H by eps·d_k·d_l; None: S has none
     spread: torch.Tensor | None = None
+    #: reason why zeros of S may be underflow, so that they bound no rank
     vanishing: Cause = NOTHING
 
     @property
@@ -82,7 +65,7 @@ class FactoredHessian(BlockHessian):
         return F.T @ (images if self.sign is None else images * self.sign[:, None])
 
     def scales(self) -> torch.Tensor:
-        """(k,) the norms of the factor's columns, as far as they are known."""
+        """Norms (k,) of the factor's columns, no smaller than their errors allow."""
         found = torch.linalg.vector_norm(self.factor(), dim=0)
         if self.spread is not None:
             found = torch.maximum(found, LOST_IN_SQUARE * self.spread)
@@ -103,7 +86,7 @@ class FactoredHessian(BlockHessian):
         return conditions_of(forms_of([self], [coordinates]), rtol=rtol)[0]
 
     def form(self, P: LinearCoordinates | None = None, factor: torch.Tensor | None = None) -> FactorForm:
-        """Form of H or PᵀHP; ``factor``: its factor, if it is available."""
+        """Form of H or PᵀHP, from its factor if that is given."""
         indefinite = self.sign is not None or self.spread is not None
         return FactorForm(
             self.factor(P) if factor is None else factor,
@@ -116,7 +99,7 @@ class FactoredHessian(BlockHessian):
         )
 
     def _span(self, P: LinearCoordinates | None) -> int:
-        """The rank that H has if no entry of S is zero; a bound of it where Ĥ is not at hand."""
+        """Rank of H if no entry of S is zero, or a bound of it where only F is known."""
         if self.root is None:
             return self.rank_bound()
         return FactorForm(self.rows if P is None else P.multiplied(self.rows, self.units)).condition().rank
@@ -137,9 +120,9 @@ class FactoredHessian(BlockHessian):
         return values, vectors
 
     def rank_bound(self) -> int:
-        """Distinct active samples, or features: one for each that varies over them and one for all constant ones.
+        """Upper bound of the rank: distinct active samples, or varying features plus one for all constant ones.
 
-        The bound holds in all coordinates, since P is linear; a transformed dead feature no longer looks dead.
+        It holds in all coordinates, where a dead feature no longer looks dead.
         """
         known = self.order if self.rank_limit is None else self.rank_limit
         if self.root is None:
@@ -154,7 +137,7 @@ class FactoredHessian(BlockHessian):
         return min(known, len(active), int(varying.sum()) + int((low[~varying] != 0).any()))
 
     def error_norm(self, P: LinearCoordinates | None) -> float:
-        """A bound, in the 2-norm, of the error in the factor."""
+        """Bound, in the 2-norm, of the error in the factor."""
         if P is None and isinstance(self.row_error, EntryBounds):
             return float(self.row_error.squared_rows().sum().sqrt())
         return float(np.linalg.norm(self.factor_error(P)))
@@ -169,7 +152,7 @@ class FactoredHessian(BlockHessian):
         if P is None:
             return error.cpu().numpy()
         if error.ndim == 2:
-            # the entries' errors, and those of the product rows·P, carried through |P|
+            # errors of the entries and of the product rows·P, through |P|
             each = error + 16 * EPS * self.rows.abs()
             return P.carried(each, self.units).cpu().numpy()
         norms = torch.linalg.vector_norm(self.rows, dim=0)
@@ -178,24 +161,14 @@ class FactoredHessian(BlockHessian):
 
 
 class FactorForms(NamedTuple):
-    """H in several coordinates.
+    """Forms of H in several coordinates."""
 
-    Attributes
-    ----------
-    plain
-        Function that makes the form in the plain coordinates.
-    forms
-        Forms in the requested coordinates.
-    cancels
-        Whether the rounding of P may hide what is zero in the plain coordinates.
-    """
-
-    plain: Callable[[], FactorForm]
+    plain: Callable[[], FactorForm]  # in the plain coordinates
     forms: list[FactorForm]
-    cancels: tuple[bool, ...]
+    cancels: tuple[bool, ...]  # whether the rounding of P may hide what is zero in the plain coordinates
 
     def settled(self, found: list[ConditionNumber], rtol: float) -> list[ConditionNumber]:
-        """κ of the forms, with the rank in the plain coordinates where that decides: P does not make it larger."""
+        """κ of the forms, with the rank in the plain coordinates where that decides: P does not increase it."""
         open_ones = [k for k, cancels in enumerate(self.cancels) if cancels and not found[k].resolved]
         if open_ones:
             plain = self.plain().condition(rtol=rtol)
@@ -208,7 +181,7 @@ class FactorForms(NamedTuple):
 def factors_of(
     hessians: Sequence[FactoredHessian], coordinates: Sequence[Sequence[LinearCoordinates | None]]
 ) -> list[list[torch.Tensor]]:
-    """The factors of Hessians, each in its coordinates; those with rows of one shape are formed together."""
+    """Factors of Hessians, each in its coordinates; those with rows of one shape are formed together."""
     found: list[list[torch.Tensor]] = [[] for _ in hessians]
     kinds = [(own.root is None, own.units, *map(type, at)) for own, at in zip(hessians, coordinates, strict=True)]
     for members in by_shape([own.rows for own in hessians], kinds):
@@ -236,7 +209,7 @@ def multiplied_each(
 def forms_of(
     hessians: Sequence[FactoredHessian], coordinates: Sequence[Sequence[LinearCoordinates | None]]
 ) -> list[FactorForms]:
-    """Forms of Hessians, each in its coordinates, which are not needed afterwards."""
+    """Forms of Hessians, each in its coordinates."""
     return [
         FactorForms(
             own.form,
@@ -248,7 +221,7 @@ def forms_of(
 
 
 def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
-    """The traces of Hessians; those of one shape are summed up together."""
+    """Traces of Hessians; those of one shape are summed up together."""
     found = [0.0] * len(hessians)
     factors = [factor for (factor,) in factors_of(hessians, [[None]] * len(hessians))]
     for members in by_shape(factors, [own.sign is None for own in hessians]):
@@ -265,13 +238,13 @@ def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
 
 
 def conditions_of(parts: Sequence[FactorForms], *, rtol: float = 1e-8) -> list[list[ConditionNumber]]:
-    """κ of several Hessians, each in its coordinates; what has one shape is decomposed together."""
+    """κ of several Hessians, each in its coordinates; factors of one shape are decomposed together."""
     found = iter(conditions([form for part in parts for form in part.forms], rtol=rtol))
     return [part.settled(list(islice(found, len(part.forms))), rtol) for part in parts]
 
 
 def spread_in(spread: torch.Tensor | None, P: LinearCoordinates | None, units: int) -> np.ndarray | None:
-    """|P|ᵀd, which is for PᵀHP what d is for H."""
+    """Spread |P|ᵀd of PᵀHP, from the spread d of H."""
     if spread is None:
         return None
     if P is not None:
@@ -280,6 +253,6 @@ def spread_in(spread: torch.Tensor | None, P: LinearCoordinates | None, units: i
 
 
 def noise_of(spread: torch.Tensor | None, P: LinearCoordinates | None, units: int) -> float:
-    """‖|P|ᵀd‖², the round-off in PᵀHP that d stands for in units of eps."""
+    """Round-off ‖|P|ᵀd‖² in PᵀHP, in units of eps."""
     found = spread_in(spread, P, units)
     return 0.0 if found is None else float(found @ found)

@@ -18,29 +18,16 @@ EIGENVALUES, CHANGED, JACOBI = 5, 8, 12
 
 @dataclass(frozen=True)
 class FormedHessian(BlockHessian):
-    """H itself, differentiated in the parameters: what lies below its rounding is unresolved.
+    """H itself, differentiated in the parameters; eigenvalues below its rounding are unresolved."""
 
-    Attributes
-    ----------
-    H : (k, k) float64
-    spread : (k,)
-        d such that a relative change eps of what was summed up changes entry (i, j) by eps·d_i·d_j.
-    terms
-        How many products were summed up for an entry.
-    units
-        Number of units, on each of which a preconditioner acts.
-    vanishing
-        Why what was summed up may lack numbers that double precision does not hold: no small eigenvalue is zero.
-    memory
-        Bytes for the work on it; None: as many as it takes.
-    """
-
-    H: torch.Tensor
+    H: torch.Tensor  # (k, k) float64
+    #: (k,) d such that a relative change eps of the summands changes entry (i, j) by eps·d_i·d_j
     spread: torch.Tensor
-    terms: int
-    units: int = 1
+    terms: int  # products summed up for an entry
+    units: int = 1  # number of units, on each of which a preconditioner acts
+    #: reason why summands may have underflowed, so that no small eigenvalue counts as zero
     vanishing: Cause = NOTHING
-    memory: int | None = None
+    memory: int | None = None  # bytes; None: unlimited
 
     @property
     def order(self) -> int:
@@ -58,7 +45,7 @@ class FormedHessian(BlockHessian):
         return P.dense(self.units, self.order // self.units, self.H.device)
 
     def scales(self) -> torch.Tensor:
-        """(k,) the roots of the diagonal, as far as they are known."""
+        """Roots (k,) of the diagonal, no smaller than its rounding allows."""
         return torch.maximum(self.diagonal().abs().sqrt(), LOST_IN_SQUARE * self.spread)
 
     def condition_numbers(

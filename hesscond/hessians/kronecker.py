@@ -22,38 +22,25 @@ from hesscond.operators.subspace import as_blocks, as_vectors, stacked
 #: Bytes of Ĥ that are formed at a time.
 CHUNK = 2**26
 
-#: Shifts leave this share of each eigenvalue of M: see `KroneckerInverse`.
+#: Share of each eigenvalue of M that a shift leaves: see `KroneckerInverse`.
 KEPT = 0.1
 
-#: Share of an eigenvalue of C ⊗ A that the diagonal in the eigenbasis is at least.
+#: Least ratio of the diagonal in the eigenbasis to the eigenvalue of C ⊗ A.
 LEAST = 1e-2
 
-#: Blocks times signed sums of the terms that are enough for the diagonal in the eigenbasis (about 5 %).
+#: Number of blocks times signed sums that gives the diagonal in the eigenbasis to about 5 %.
 DRAWS = 1024
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Contribution of a batch to a layer: Ĥ, and rows b with Σ_j,r (Σ_p b_rjp ⊗ ĥ_jp)(…)ᵀ ≈ H, without signs.
+    """Contribution of a batch to a layer: Ĥ, and rows b with Σ_j,r (Σ_p b_rjp ⊗ ĥ_jp)(…)ᵀ ≈ H, without signs."""
 
-    Attributes
-    ----------
-    inputs
-        Ĥ (J, q, G, n̂).
-    B : (R, J, m, q) float64
-        The factor of the curvature, or random combinations of its terms with that mean of BᵀB.
-    weight
-        Weight of the batch.
-    first
-        First column of Ĥ that belongs to a parameter: 1 if the bias does not.
-    name
-        Name of the layer.
-    """
-
-    inputs: LayerInputs
+    inputs: LayerInputs  # Ĥ (J, q, G, n̂)
+    #: (R, J, m, q) float64: factor of the curvature, or random combinations of its terms with that mean of BᵀB
     B: torch.Tensor
     weight: float
-    first: int = 0
+    first: int = 0  # first column of Ĥ that belongs to a parameter: 1 if the bias does not
     name: str = ""
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
@@ -63,22 +50,13 @@ class Terms:
 
 @dataclass
 class KroneckerFactors:
-    """A (n̂, n̂) and C (m/G, m/G) of each group of a layer, as triangular factors, which separate null from small.
+    """Triangular factors of A (n̂, n̂) and C (m/G, m/G) of each group of a layer; they tell null from small.
 
     A counts each row once, C each batch with its weight.
-
-    Attributes
-    ----------
-    geometry
-        Geometry of the layer.
-    width
-        n̂.
-    rows
-        Positions added so far: A is RᵀR divided by them.
     """
 
     geometry: Geometry
-    width: int
+    width: int  # n̂
 
     def __post_init__(self) -> None:
         groups = range(self.geometry.groups)
@@ -103,16 +81,16 @@ class KroneckerFactors:
 
     @cached_property
     def A(self) -> list[RowSpace]:
-        """Rows that the parameters of a unit see, by group."""
+        """Row space of the inputs Ĥ, by group."""
         return [row_space(block, self._like) for block in self._A]
 
     @cached_property
     def C(self) -> list[RowSpace]:
-        """Rows of the curvature's factor, by group."""
+        """Row space of the curvature's factor, by group."""
         return [row_space(block, self._like) for block in self._C]
 
     def basis(self) -> KroneckerBasis:
-        """The eigenvectors of both."""
+        """Eigenvectors of C ⊗ A."""
         eigen_C, eigen_A = ([rows.eigenvectors() for rows in own] for own in (self.C, self.A))
         C, A = (stacked([values[None] for values, _ in own])[:, 0] for own in (eigen_C, eigen_A))
         products = C[:, :, None] * A[:, None, :] / self.rows
@@ -120,15 +98,7 @@ class KroneckerFactors:
 
 
 class KroneckerBasis:
-    """The eigenvectors Q_C ⊗ Q_A of C ⊗ A for each group, and the diagonal of H in this basis.
-
-    Parameters
-    ----------
-    Q_C, Q_A
-        Eigenvectors, as in `KroneckerInverse`.
-    products : (G, r_C, r_A)
-        Eigenvalues of C ⊗ A.
-    """
+    """Eigenvectors Q_C ⊗ Q_A and eigenvalues (G, r_C, r_A) of C ⊗ A, and the diagonal of H in this basis."""
 
     def __init__(self, Q_C: Sequence[torch.Tensor], Q_A: Sequence[torch.Tensor], products: torch.Tensor) -> None:
         self.Q_C, self.Q_A, self.products = stacked(Q_C), stacked(Q_A), products
@@ -139,7 +109,7 @@ class KroneckerBasis:
         self.diagonal += terms.weight * eigenbasis_diagonal(terms, self.Q_C, self.Q_A)
 
     def inverse(self, total: float = 1.0, *, null_space: Subspace | None = None) -> KroneckerInverse:
-        """Solves with the diagonal in the eigenbasis; ``total``: what the weights are shares of."""
+        """Inverse with the diagonal in the eigenbasis; ``total`` divides the weights."""
         # the sums over other samples were not zero
         values = torch.maximum(self.diagonal, LEAST * self.products) / total
         return KroneckerInverse(self.Q_C.unbind(), self.Q_A.unbind(), values, null_space=null_space)
@@ -169,10 +139,7 @@ def eigenbasis_diagonal(terms: Terms, Q_C: torch.Tensor, Q_A: torch.Tensor) -> t
 
 
 def signed_sums(B: torch.Tensor, draws: int) -> torch.Tensor:
-    """(draws, J, m, q) sums of the R terms with random signs, as many of them, whose squares have the right mean.
-
-    B itself if it has no more terms than that.
-    """
+    """Sums (draws, J, m, q) of the R terms with random signs, whose squares have the right mean; B if R ≤ draws."""
     if len(B) <= draws:
         return B
     generator = torch.Generator().manual_seed(0)
@@ -181,24 +148,12 @@ def signed_sums(B: torch.Tensor, draws: int) -> torch.Tensor:
 
 
 class KroneckerInverse(ApproximateInverse):
-    r"""Solves with M = (Q_C ⊗ Q_A) diag(values) (Q_C ⊗ Q_A)ᵀ ⪰ 0 of each group: four small products for each vector.
+    """Inverse of M = (Q_C ⊗ Q_A) diag(values) (Q_C ⊗ Q_A)ᵀ ⪰ 0 of each group, by four small products a vector.
 
-    M − shift is replaced by the positive definite matrix with the eigenvalues max(λ − shift, λ/10). An eigenvalue λ of
-    M is wrong by some per cent, and so the sign of λ − shift where shift is close to it means nothing: with that sign
-    Davidson's method for the smallest eigenvalue of a layer of 5,050 parameters takes 103 products, or does not
-    arrive in 130, with the bound 46, and without any shift 50.
-
-    Parameters
-    ----------
-    Q_C : sequence of G tensors (m/G, r_C)
-    Q_A : sequence of G tensors (n̂, r_A)
-        Orthonormal columns. What is outside their products is mapped to zero.
-    values : (G, r_C, r_A)
-        Eigenvalues of M, nonnegative.
-    null_space
-        Further null space of H.
-    floor
-        The smallest eigenvalue is taken to be this share of the largest at least.
+    Q_C (m/G, r_C) and Q_A (n̂, r_A) have orthonormal columns, ``values`` is (G, r_C, r_A); vectors outside their span
+    are mapped to zero. Eigenvalues are at least ``floor`` times the largest. M − shift has the eigenvalues
+    max(λ − shift, λ/10): since λ is wrong by some per cent, the sign of λ − shift means nothing near the shift (with
+    it, Davidson's method for a layer of 5,050 parameters takes 103 products, with the bound 46, without shift 50).
     """
 
     def __init__(
@@ -220,7 +175,6 @@ class KroneckerInverse(ApproximateInverse):
         self.null_space = null_space
 
     def solve(self, vectors: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
-        """The solution for V (n, k)."""
         Q_C, Q_A, values = self.Q_C.to(vectors), self.Q_A.to(vectors), self.values.to(vectors)
         if self.null_space is not None:
             vectors = self.null_space.remove(vectors)

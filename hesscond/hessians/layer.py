@@ -1,4 +1,4 @@
-"""The Hessian of a whole layer by its dual: as large as the samples make it, however many parameters there are."""
+"""Hessian of a whole layer by its dual, whose order is the number of rank-one terms of the samples."""
 
 from __future__ import annotations
 
@@ -33,16 +33,9 @@ class LayerHessian(BlockHessian):
 
     Its nonzero eigenvalues are those of the (R J, R J) Gram matrix FFᵀ. With one position a sample that is
     (BBᵀ)∘(ĤĤᵀ), and F is never formed.
-
-    Attributes
-    ----------
-    captured
-        A layer captured whole, by a `Factor`.
-    memory
-        Bytes that may be used.
     """
 
-    captured: LayerCapture
+    captured: LayerCapture  # a layer captured whole, by a `Factor`
     memory: int
 
     @cached_property
@@ -73,14 +66,14 @@ class LayerHessian(BlockHessian):
 
     @property
     def _signs(self) -> torch.Tensor | None:
-        """The signs, all written out where S has round-off of both."""
+        """Signs of the rows; all +1, not None, where the round-off of S has both signs."""
         if self.sign is None and self._factor.norms is not None:
             return self._factor.B.new_ones(self.count)
         return self.sign
 
     @cached_property
     def _spread(self) -> torch.Tensor | None:
-        """(m n̂,) see `LayerCapture.spread`."""
+        """Spread (m n̂,), see `LayerCapture.spread`."""
         own = [self.captured.spread([unit]) for unit in range(self.units)]
         present = [spread[0] for spread in own if spread is not None]
         return torch.cat(present) if present else None
@@ -96,13 +89,7 @@ class LayerHessian(BlockHessian):
         return self.dense().matrix(P)
 
     def dense(self) -> FactoredHessian:
-        """F itself (R J, m n̂).
-
-        Raises
-        ------
-        CaptureError
-            F does not fit into the memory.
-        """
+        """F itself (R J, m n̂); a CaptureError if it does not fit into the memory."""
         if 8 * self.count * self.order > self.memory:
             raise CaptureError(
                 f"the factor of layer {self.captured.name!r} is {self.count} × {self.order} and takes "
@@ -145,7 +132,7 @@ class LayerHessian(BlockHessian):
         return torch.cat([(panel.mT @ images).flatten(0, 1) for panel in self._unit_panels(P)])
 
     def scales(self) -> torch.Tensor:
-        """(k,) the norms of the columns of F, as far as they are known."""
+        """Norms (k,) of the columns of F, no smaller than their errors allow."""
         if self._one_position:
             found = (self._factor.B[..., 0].square().sum(0).T @ self.captured.H_hat.square()).sqrt().flatten()
         else:
@@ -198,11 +185,11 @@ class LayerHessian(BlockHessian):
         return self.dense().eigenpairs(P)
 
     def gram(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, float]:
-        """FFᵀ (R J, R J), and a bound, in the 2-norm, of its rounding.
+        """Gram matrix FFᵀ (R J, R J), and a bound of its rounding in the 2-norm.
 
-        With one position and one ĤP it is (BBᵀ) ∘ (ĤĤᵀ), each entry to some units of round-off (`accurate_gram`). Of
-        the others, an inner product of rows is off by at most c·eps times their lengths; the matrix of these products
-        of lengths has the norm tr FFᵀ.
+        With one position and one ĤP it is (BBᵀ) ∘ (ĤĤᵀ), accurate entry by entry (`accurate_gram`). Otherwise an
+        inner product of rows is off by at most c·eps times their lengths; the matrix of these products of lengths
+        has the norm tr FFᵀ.
         """
         B = self._factor.B
         carried = float(self._rounding(P).norm())
@@ -230,10 +217,7 @@ class LayerHessian(BlockHessian):
         return K, max(16.0, growth) * EPS * trace + carried * (2 * trace**0.5 + carried)
 
     def triangular(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, np.ndarray]:
-        """R (R J, R J) with RᵀR = FFᵀ, by QR of Fᵀ panel by panel, and bounds of the error in each column.
-
-        Each QR commits at most c·eps of a column's norm; the panels are decomposed side by side.
-        """
+        """Triangular R (R J, R J) with RᵀR = FFᵀ, by QR of panels of Fᵀ, and bounds of the error in each column."""
         threads = threads_for(self._factor.B.device)
         square_norms = self._factor.B.new_zeros(self.count)
         rows, parts = 0, []
@@ -248,7 +232,7 @@ class LayerHessian(BlockHessian):
         return parts[0], (error + self._rounding(P)).cpu().numpy()
 
     def _rounding(self, P: LinearCoordinates | None) -> torch.Tensor:
-        """(R J,) bounds, in the 2-norm, of the rounding in the rows of FP; only sums over positions have any."""
+        """Bounds (R J,), in the 2-norm, of the rounding in the rows of FP; only sums over positions have any."""
         total = self._factor.B.new_zeros(self.count)
         for unit in range(self.captured.inputs.geometry.units):
             (bounds,) = self.captured.row_rounding([unit])
@@ -265,7 +249,7 @@ class LayerHessian(BlockHessian):
         return self._factor.B.shape[3] == 1 and self.captured.inputs.geometry.groups == 1
 
     def _rows(self, P: LinearCoordinates | None) -> Iterator[tuple[torch.Tensor, slice]]:
-        """ĤP_i (J, k) of units that have one P_i, and these units."""
+        """Products ĤP_i (J, k) with the units that share P_i."""
         if P is None:
             yield self.captured.H_hat, slice(None)
             return
@@ -274,7 +258,7 @@ class LayerHessian(BlockHessian):
             yield one.right_multiply(self.captured.H_hat), slice(None) if len(own) == 1 else slice(unit, unit + 1)
 
     def _panels(self, P: LinearCoordinates | None) -> Iterator[torch.Tensor]:
-        """Fᵀ in panels (·, R J); with one position a sample in the basis of Ĥ's row space, of N columns at most."""
+        """Panels (·, R J) of Fᵀ; with one position a sample, in a basis of Ĥ's row space of at most N columns."""
         if not self._one_position:
             for panel in self._unit_panels(P):
                 yield panel.permute(0, 2, 1).flatten(0, 1)
@@ -295,7 +279,7 @@ class LayerHessian(BlockHessian):
             yield torch.cat(parts)
 
     def _unit_panels(self, P: LinearCoordinates | None) -> Iterator[torch.Tensor]:
-        """F_iP of some units at a time, (u, R J, k)."""
+        """Factors F_iP (u, R J, k) of some units at a time."""
         geometry = self.captured.inputs.geometry
         one = 8 * self.count * geometry.n_params
         per_group = geometry.units // geometry.groups
@@ -311,14 +295,14 @@ class LayerHessian(BlockHessian):
                 yield rows
 
     def _panel_rows(self, rows: int) -> int:
-        """Rows of a panel: shares for every thread, as long as they are at least as long as wide and fit."""
+        """Rows of a panel: a thread's share, at least as many as columns."""
         share = -(-rows // threads_for(self._factor.B.device))
         return max(self.count, min(share, PANEL))
 
     def rank_bound(self) -> int:
-        """Σ_j of the rank that the rows of block j can have by the zeros of b: terms, or active units and positions.
+        """Upper bound of the rank: Σ_j of the terms, or of the active units and positions, of sample j.
 
-        Each unit contributes at most the number of features that vary over the samples, plus one for all constant ones.
+        Each unit adds at most the number of varying features, plus one for all constant ones.
         """
         B = self._factor.B
         features = self.captured.inputs.geometry.n_params
@@ -334,7 +318,7 @@ class LayerHessian(BlockHessian):
         if not self._one_position:
             # each active unit contributes at most the rank of its rows, which no more than positions
             return min(known, int(torch.minimum(terms, active.flatten(1).sum(1)).sum()))
-        # a sample without features adds nothing
+        # samples without features add nothing
         seen = (self.captured.H_hat != 0).any(1)
         return min(known, int((torch.minimum(terms, active.flatten(1).sum(1)) * seen).sum()))
 
@@ -360,12 +344,12 @@ def accurate_gram(rows: torch.Tensor) -> tuple[torch.Tensor, float]:
 
 
 def has_dual(P: LinearCoordinates | None) -> bool:
-    """Whether the rows of FP are known as accurately as those of F: one P_i for all units, or one for each unit."""
+    """Whether the rows of FP are as accurate as those of F."""
     return P is None or P.same_for_units or (P.left is None and not P.cancels)
 
 
 def sums_to_zero(captured: LayerCapture) -> bool:
-    """Whether S does not know of a shift of all units together, as of the logits of a softmax: 1 ⊗ ĥ is null then."""
+    """Whether a common shift of all units is null for S, as for the logits of a softmax."""
     curvature = captured.curvature
     if not isinstance(curvature, Factor) or captured.inputs.geometry.groups != 1:
         return False
@@ -374,11 +358,11 @@ def sums_to_zero(captured: LayerCapture) -> bool:
 
 
 def upper(rows: torch.Tensor) -> torch.Tensor:
-    """The triangular factor of ``rows``, or they themselves if they are no longer than wide."""
+    """Triangular factor of ``rows``; ``rows`` if there are no more rows than columns."""
     return torch.linalg.qr(rows, mode="r").R if len(rows) > rows.shape[1] else rows
 
 
 def batched(items: Iterator[torch.Tensor], size: int) -> Iterator[list[torch.Tensor]]:
-    """``size`` items at a time."""
+    """Lists of ``size`` items."""
     while chosen := list(islice(items, size)):
         yield chosen

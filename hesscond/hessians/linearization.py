@@ -1,4 +1,4 @@
-"""Second derivatives of one evaluated loss along any direction, with the derivatives that they share kept.
+"""Products with second derivatives of one evaluated loss, with the graph of the first derivatives kept.
 
 A linearization holds the graph of a first derivative, so that each product costs one pass through it. A Hessian
 product is the derivative of vᵀ∇L (Pearlmutter, Neural Computation 6 (1994)). A Gauss-Newton product Jᵀ(H_L(J v)) is due
@@ -28,20 +28,9 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Linearization(ABC):
-    """A symmetric matrix of second derivatives of the loss of one batch in some leaves.
+    """Symmetric matrix of second derivatives of the loss of one batch in some leaves.
 
-    Attributes
-    ----------
-    leaves
-        Tensors that the loss is differentiated in.
-    loss
-        The value of the loss.
-    gradient
-        Gradient of the loss, in the shapes of the leaves, detached.
-    depends
-        Whether the loss depends on any of the leaves.
-    evaluation
-        The loss with its graph and the calls of layers, for first derivatives of another kind.
+    The gradient is in the shapes of the leaves, detached; ``depends``: whether the loss depends on any of them.
     """
 
     def __init__(self, evaluation: WatchedEvaluation, leaves: Tensors) -> None:
@@ -58,23 +47,20 @@ class Linearization(ABC):
 
     @abstractmethod
     def _prepare(self, evaluation: WatchedEvaluation) -> Tensors:
-        """Build what the products need; the gradient."""
+        """Prepare the graphs for the products, and return the gradient."""
 
     @abstractmethod
     def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
-        """The matrix times the direction ``seeds``, in the shapes of the leaves.
-
-        If ``among`` is given, only the rows and columns of these leaves are used.
-        """
+        """Product with ``seeds``, in the shapes of the leaves, with the rows and columns ``among`` them only."""
 
     def products(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
-        """The same along k directions (k, *shape), as `product` gives them but for rounding."""
+        """Products with k directions (k, *shape), equal to `product` up to rounding."""
         each = [self.product(own, among) for own in zip(*seeds, strict=True)]
         return [torch.stack(parts) for parts in zip(*each, strict=True)]
 
     @property
     def largest(self) -> int:
-        """Numbers in the largest tensor that the loss is computed from."""
+        """Size of the largest tensor that the loss is computed from."""
         return max((shape_of(node).numel() for node in nodes([self.evaluation.loss.grad_fn])), default=1)
 
     @property
@@ -84,10 +70,10 @@ class Linearization(ABC):
 
     @abstractmethod
     def ends(self) -> Iterator[Any]:
-        """The nodes from which the whole retained graph can be reached."""
+        """Nodes from which the whole retained graph is reached."""
 
     def bytes(self) -> int:
-        """Number of bytes that the retained graphs hold besides the leaves."""
+        """Bytes that the retained graphs hold, without the leaves."""
         seen = [call.inputs for calls in self.evaluation.calls.values() for call in calls]
         return saved_bytes([*self.ends(), self.evaluation.loss.grad_fn], seen, self.leaves)
 
@@ -120,7 +106,7 @@ class HessianLinearization(Linearization):
             return gradients([g for g, _ in curved], leaves, [seed for _, seed in curved])
 
     def products(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
-        """All in one pass, where the first of them agree with `product`."""
+        """Products in one pass, where the first of them agree with `product`."""
         chosen = tuple(range(len(self.leaves)) if among is None else among)
         leaves = [self.leaves[i] for i in chosen]
         if chosen not in self._together:
@@ -135,17 +121,7 @@ class HessianLinearization(Linearization):
 
 
 class GGNLinearization(Linearization):
-    """Jᵀ H_L J, with J the Jacobian of the model's outputs o and H_L = ∇²_o of the loss.
-
-    Parameters
-    ----------
-    evaluation, leaves
-        Arguments of `Linearization`.
-    loss_fn
-        The loss, evaluated again on the outputs alone.
-    dtype
-        Precision of the loss.
-    """
+    """Jᵀ H_L J, with J the Jacobian of the model's outputs o and H_L = ∇²_o of the loss."""
 
     def __init__(
         self, evaluation: WatchedEvaluation, leaves: Tensors, loss_fn: LossFunction, dtype: torch.dtype | None
@@ -218,7 +194,7 @@ def gradients(outputs: Tensors, inputs: Tensors, seeds: Tensors | None, *, creat
 
 @contextmanager
 def differentiable() -> Iterator[None]:
-    """Record graphs, and turn torch's complaints about derivatives that it does not have into a CaptureError."""
+    """Record graphs, and turn torch's errors about missing derivatives into a CaptureError."""
     try:
         with torch.enable_grad():
             yield
@@ -238,12 +214,12 @@ def is_convex(loss: torch.Tensor) -> bool:
 
 
 def distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Each tensor once."""
+    """Tensors without repetitions."""
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 def saved_bytes(ends: Iterable[Any], others: Tensors, but: Tensors) -> int:
-    """Bytes of ``others`` and of what the nodes of a graph keep for their derivatives, without the tensors ``but``."""
+    """Bytes of ``others`` and of tensors that a graph saves for its derivatives, without ``but``."""
     storages = [tensor.untyped_storage() for tensor in others]
     sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
     for node in nodes(ends):

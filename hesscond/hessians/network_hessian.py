@@ -1,4 +1,4 @@
-"""The Hessian of a whole network, known by its products."""
+"""Hessians known by their products, such as that of a whole network."""
 
 from __future__ import annotations
 
@@ -29,21 +29,10 @@ SMALL = 1000
 
 
 class NetworkHessian(BlockHessian):
-    """H (n, n) of all parameters, in coordinates that are already part of the operator.
+    """H (n, n) of an operator, which may be PᵀHP.
 
-    Parameters
-    ----------
-    operator
-        H, or PᵀHP.
-    known
-        Makes what is known of it beforehand, when it is first needed: null directions with their reasons, and the same
-        as a solver wants it.
-    limits
-        Limits of what is computed.
-    error
-        Bound of the rounding in H, in the 2-norm, where it is known: intervals are wider by it.
-    saturated
-        Finds whether zeros of H may be numbers that double precision does not hold: only those known are zeros then.
+    ``known`` gives null directions and `SolverHints` when they are first needed. κ's interval is widened by ``error``,
+    a bound of the rounding in H in the 2-norm. If ``saturated`` gives a cause, only known null directions are zeros.
     """
 
     def __init__(
@@ -71,17 +60,11 @@ class NetworkHessian(BlockHessian):
 
     @cached_property
     def known(self) -> tuple[Sequence[NullDirections], SolverHints]:
-        """Null directions and other facts that are known beforehand."""
+        """Null directions and solver hints."""
         return self._known()
 
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """The dense Hessian (n, n), float64.
-
-        Raises
-        ------
-        CaptureError
-            It does not fit into the memory allowed.
-        """
+        """The dense Hessian (n, n), float64."""
         return self._changed(P)._formed
 
     def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
@@ -89,7 +72,7 @@ class NetworkHessian(BlockHessian):
         return (self._changed(P).operator @ vectors.to(self.operator.dtype)).to(torch.float64)
 
     def scales(self) -> torch.Tensor:
-        """(n,) all one, in no memory: nothing is known beforehand."""
+        """Ones (n,), as a view of one number: no scales are known beforehand."""
         return torch.ones(1, dtype=torch.float64, device=self.operator.device).expand(self.order)
 
     @cached_property
@@ -105,13 +88,7 @@ class NetworkHessian(BlockHessian):
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
-        """Condition numbers in the coordinates of the operator, or in others.
-
-        Raises
-        ------
-        CaptureError
-            The vectors of an iteration do not fit into the memory.
-        """
+        """Condition numbers in the coordinates of the operator, or in others."""
         return [self._changed(P)._condition(rtol) for P in coordinates]
 
     def _condition(self, rtol: float) -> ConditionNumber:
@@ -164,7 +141,7 @@ class NetworkHessian(BlockHessian):
 
 
 def refuse_products(*_: Any, **__: Any) -> NoReturn:
-    """Raise the ConfigError of a result that was saved, and is asked for what its model would tell."""
+    """Raise the ConfigError of a result that was saved, and is asked for products with its Hessian."""
     raise ConfigError(
         "this result was saved without the model and the data, which products with its Hessian take: it has "
         "κ, to_frame(), checks and the eigenvalues that were asked for before; probe again for anything else"
@@ -172,7 +149,7 @@ def refuse_products(*_: Any, **__: Any) -> NoReturn:
 
 
 class LeftBehind(SymmetricOperator):
-    """An operator that was saved without the model that its products take."""
+    """Operator that was saved without its model."""
 
     def __init__(self, operator: SymmetricOperator) -> None:
         super().__init__(operator.order, operator.dtype, operator.device)
@@ -183,17 +160,7 @@ class LeftBehind(SymmetricOperator):
 
 
 class ZeroPaddedHessian(BlockHessian):
-    """A Hessian with rows and columns that are known to be exactly zero: those of tokens that do not occur.
-
-    Parameters
-    ----------
-    inner
-        The rest of it, in its coordinates.
-    order
-        n, with the zeros.
-    index
-        (k,) where the rest is.
-    """
+    """Hessian with zero rows and columns, those of tokens that do not occur, outside of ``inner`` at ``index``."""
 
     def __init__(self, inner: BlockHessian, order: int, index: torch.Tensor, memory: int) -> None:
         self.inner, self._order, self._index, self._memory = inner, order, index, memory
@@ -208,13 +175,7 @@ class ZeroPaddedHessian(BlockHessian):
         return self._order
 
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """The dense Hessian (n, n), float64.
-
-        Raises
-        ------
-        CaptureError
-            It does not fit into the memory allowed.
-        """
+        """The dense Hessian (n, n), float64."""
         refuse_large(self.order, self._memory)
         own = self.inner.matrix(P)
         found = own.new_zeros(self.order, self.order)

@@ -1,4 +1,4 @@
-r"""An approximate inverse for whole networks: block-diagonal over layers, each block a Kronecker product.
+"""Approximate inverse for whole networks: block-diagonal over layers, each block a Kronecker product.
 
 The curvature of a layer is estimated from random rank-one terms of the Gauss-Newton matrix, one backward pass for
 each: good enough for a preconditioner, and positive semidefinite whatever the network.
@@ -18,7 +18,7 @@ from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.hessians.parameters import Placement, covered
 from hesscond.operators import ApproximateInverse, DiagonalInverse, Subspace, SymmetricOperator
 
-#: Random terms times samples that a batch is to give at least, and the most terms.
+#: Least number of random terms times samples from a batch, and largest number of terms.
 SAMPLES, MOST = 1024, 16
 
 #: Products that the sizes of the other parameters are estimated from.
@@ -26,17 +26,7 @@ PRODUCTS = 4
 
 
 class BlockInverse(ApproximateInverse):
-    """Solves block by block with inverses of parts of Rⁿ; zero in between.
-
-    Parameters
-    ----------
-    order
-        n.
-    blocks
-        Rows that belong to each block, and its inverse.
-    null_space
-        Subspace that is known to be annihilated.
-    """
+    """Block-diagonal inverse; zero outside the blocks and on the null space."""
 
     def __init__(
         self,
@@ -58,19 +48,10 @@ class BlockInverse(ApproximateInverse):
 
 
 def network_inverse(operator: NetworkOperator, *, null_space: Subspace | None = None, seed: int = 0) -> BlockInverse:
-    """The approximate inverse that fits an operator of a network, in the order of its parameters.
+    """Approximate inverse of an operator of a network, from two sweeps over its graphs.
 
-    Layers get a Kronecker product; what belongs to no layer (affine parameters of normalization, embeddings) a diagonal
-    of the sizes of its rows within their block. It takes two sweeps over the operator's graphs.
-
-    Parameters
-    ----------
-    operator
-        The Hessian or the Gauss-Newton matrix.
-    null_space
-        Subspace that the operator is known to annihilate.
-    seed
-        Seed of the random terms.
+    Layers have a Kronecker product; other parameters (normalization, embeddings) a diagonal with the norms of their
+    rows.
     """
     layers = {placement.name: placement for placement in operator.placements}
 
@@ -81,7 +62,7 @@ def network_inverse(operator: NetworkOperator, *, null_space: Subspace | None = 
 
     factors: dict[str, KroneckerFactors] = {}
     bases: dict[str, KroneckerBasis] = {}
-    # there are none if their weights are computed from other parameters, or the parameters are of other modules
+    # no layers: weights are computed from other parameters, or parameters belong to other modules
     if layers:
         for own in terms():
             placement = layers[own.name]

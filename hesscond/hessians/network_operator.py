@@ -50,12 +50,11 @@ Products = Callable[[Linearization, torch.Tensor], torch.Tensor]
 
 
 class NetworkOperator(SymmetricOperator):
-    """A = Σ_k m_k A_k / Σ_k m_k over the batches of a data set; a subclass writes how one A_k is linearized.
+    """Operator A = Σ_k m_k A_k / Σ_k m_k over the batches of a data set; a subclass linearizes one A_k.
 
     The m_k are the weights that make the loss Σ m_k L_k / Σ m_k that of the whole data set: the samples of each batch
     for a mean (see `hesscond.capture.weighting.Weights`); all one, undivided, for a sum. The operator is that of the
-    model, its mode and the random state (dropout) at construction, whatever becomes of them later. The model is left
-    untouched: mode, gradients, buffers, hooks, random state.
+    model, its mode and the random state (dropout) at construction. The model is left untouched.
 
     Graphs of the first derivatives are kept from product to product, as many as fit in the memory; the others are
     built anew in each product, from batches that are kept or read again. Two products with the same vector are
@@ -88,7 +87,7 @@ class NetworkOperator(SymmetricOperator):
     weight
         For a stream, the weight of a batch: a function of its inputs and target, or one number for each batch.
     watch
-        Whether the calls of layers are noted, which null directions and approximate inverses are made from.
+        Whether calls of layers are recorded, for null directions and approximate inverses.
 
     Attributes
     ----------
@@ -103,12 +102,12 @@ class NetworkOperator(SymmetricOperator):
     problem
         The model, the loss and the data that it was made from.
     placements
-        Places in the vectors of the layers all of whose weights are in them, except layers with so large a number of
-        units or inputs (a vocabulary) that square matrices of this order do not fit into the memory.
+        Rows of the layers all of whose weights are among the parameters, without layers whose number of units or inputs
+        (a vocabulary) is too large for square matrices of that order.
     retained
-        Number of batches whose graphs are kept, and number of all batches.
+        Number of batches whose graphs are kept, and of all batches.
     saturated
-        Why derivatives somewhere in the model or the loss may be zero only since double precision ends.
+        Cause if derivatives in the model or the loss may have underflowed to zero.
     reached
         Names of the parameters that the loss depends on.
     """
@@ -181,7 +180,7 @@ class NetworkOperator(SymmetricOperator):
         return found
 
     def _placed(self, layout: Layout, model: nn.Module) -> list[Placement]:
-        """The layers of a layout that something is to be made from."""
+        """Layers of a layout, without those too large for null directions and inverses."""
         return [own for own in placements(layout, model) if own.squares <= self._squares] if self._squares else []
 
     @abstractmethod
@@ -201,7 +200,7 @@ class NetworkOperator(SymmetricOperator):
         return self.layout.parts
 
     def unflatten(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A vector (n,) as tensors in the shapes of the parameters, by name."""
+        """Tensors in the shapes of the parameters, by name, from a vector (n,)."""
         return dict(zip(self.names, self.layout.tensors_of(vector), strict=True))
 
     def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -271,12 +270,12 @@ class NetworkOperator(SymmetricOperator):
 
     @property
     def held(self) -> int:
-        """Bytes that the copies, the batches and the graphs take; those of a batch that was given alone are free."""
+        """Bytes of copies, batches and graphs; a batch that was given alone does not count."""
         return self.problem.held + self._taken
 
     @property
     def graphs(self) -> int:
-        """Bytes of the graphs that are kept, that of a batch that was given alone too."""
+        """Bytes of the kept graphs, including that of a batch that was given alone."""
         return sum(linearization.bytes() for linearization in self._retained.values())
 
     @property
@@ -286,7 +285,7 @@ class NetworkOperator(SymmetricOperator):
 
     @property
     def retained(self) -> tuple[int, int]:
-        """How many graphs are kept between products, and how many batches there are."""
+        """Number of batches whose graphs are kept, and of all batches."""
         return len(self._retained), len(self.weights)
 
     # products
@@ -335,7 +334,7 @@ class NetworkOperator(SymmetricOperator):
         return torch.stack(parts)
 
     def linearizations(self) -> Iterator[tuple[int, Linearization]]:
-        """Every batch that counts by its number, linearized: kept from before, or built anew."""
+        """Linearizations of the batches that count, by number: kept, or built anew."""
         if self._complete:
             yield from self._retained.items()
             return
@@ -355,7 +354,7 @@ class NetworkOperator(SymmetricOperator):
         return self.layout.vector_of(linearization.product(self.layout.tensors_of(vector), self._among))
 
     def _explained(self, error: NotFiniteError, batches: Iterable[Drawn]) -> NotFiniteError:
-        """The error with the operation that is to blame, in the first batch in which there is one."""
+        """Error with the operation that gives NaN or infinity, where one is found."""
         snapshot = self.problem.snapshot
         leaves = snapshot.leaves if self._among is None else [snapshot.leaves[i] for i in self._among]
         # whatever fails in the search, the error that is there is raised
@@ -371,11 +370,11 @@ class NetworkOperator(SymmetricOperator):
 
     @cached_property
     def rounding(self) -> float:
-        """ε such that a product is within ε ‖A‖ ‖v‖ of the exact one, with the kinks as the forward pass took them.
+        """Rounding ε such that a product is within ε ‖A‖ ‖v‖ of the exact one, with the kinks of the forward pass.
 
-        Measured, with three products, when first asked for: uᵀAv = vᵀAu for a random u and v = Au, Av = A(1.7v)/1.7,
-        but for rounding. That of the forward pass does not show: products in float32 were as far from those in
-        float64 as these differ in ordinary networks, and 10 to 45 times as far with batch normalization in depth.
+        It takes three products: without rounding uᵀAv = vᵀAu for a random u and v = Au, and Av = A(1.7v)/1.7. Rounding
+        of the forward pass does not show: products in float32 differ from those in float64 by about as much
+        in ordinary networks, and by 10 to 45 times as much with batch normalization in depth.
         """
         eps = torch.finfo(self.dtype).eps
         u = torch.randn(self.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -394,7 +393,7 @@ class NetworkOperator(SymmetricOperator):
 
 
 def checked(products: torch.Tensor) -> torch.Tensor:
-    """Products, if they are finite."""
+    """Products; a NotFiniteError if they are not finite."""
     if not is_finite(products):
         raise NotFiniteError("a product with second derivatives of the loss has NaN or infinite entries")
     return products
@@ -428,11 +427,10 @@ class HessianOperator(NetworkOperator):
     def by_units(
         self, blocks: Mapping[str, tuple[Self, torch.Tensor]], memory: int, matrices: int
     ) -> dict[str, UnitMatrices]:
-        """Hessians of units of `restricted` operators where the curvature in tensors behind them makes these cheaper.
+        """Hessians of units of `restricted` operators, from the curvature in separators behind them.
 
-        Every matrix comes from that curvature, formed once for all blocks (see `hesscond.capture.separators`), and the
-        largest of a block is compared with a product of its operator. Blocks without a separator, or with another
-        product, are left out.
+        The curvature is formed once for all blocks (see `hesscond.capture.separators`), and the largest matrix of a
+        block is compared with a product of its operator. Blocks without a separator, or that differ, are left out.
 
         Parameters
         ----------
@@ -474,23 +472,13 @@ class HessianOperator(NetworkOperator):
 
 @dataclass(frozen=True)
 class UnitMatrices:
-    """Hessians of the units of a block, as matrices.
+    """Hessians of the units of a block, as matrices."""
 
-    Attributes
-    ----------
-    H : (u, w, w)
-    spread : (u, w)
-        d such that a relative change eps of what was summed up changes entry (k, l) of a unit's by eps·d_k·d_l.
-    terms
-        How many products that was, for each unit.
-    difference
-        Relative difference of the largest matrix from a product of the operator.
-    """
-
-    H: torch.Tensor
+    H: torch.Tensor  # (u, w, w)
+    #: (u, w) d such that a relative change eps of the summands changes entry (k, l) of a unit's by eps·d_k·d_l
     spread: torch.Tensor
-    terms: list[int]
-    difference: float = math.nan
+    terms: list[int]  # products summed up, for each unit
+    difference: float = math.nan  # relative difference of the largest matrix from a product of the operator
 
     def times(self, weight: float) -> UnitMatrices:
         """The matrices of a batch with a weight, in place."""

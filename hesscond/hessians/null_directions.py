@@ -1,4 +1,4 @@
-"""Known null directions of a network's Hessian or Gauss-Newton matrix, each claim tried on the operator.
+"""Known null directions of a network's Hessian or Gauss-Newton matrix, each tested on the operator.
 
 Null at any point, not only at minima, are parameters without effect (of units that no sample activates, of features
 that are never used, of layers that are not reached), directions of a layer with given inputs that none of these sees,
@@ -28,10 +28,10 @@ from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import Subspace, SymmetricOperator
 from hesscond.operators.subspace import Coordinates, DirectSum, KroneckerComplement, OrthogonalSum, Span, SparseSpan
 
-#: A claim fails if a random unit vector of it is multiplied to more than this many times the rounding of a product.
+#: Null directions are refuted if the product with a random unit vector exceeds this multiple of its rounding.
 TOLERANCE = 8.0
 
-#: Random vectors that a claim is tried on.
+#: Random vectors in each test.
 TRIALS = 2
 
 #: Entries of a projector's diagonal this close to 0 or 1 are 0 or 1.
@@ -40,10 +40,10 @@ CLOSE = 1e-12
 #: Null vectors of single units are kept up to this many bytes.
 KEPT = 2**28
 
-#: Units whose directions are made at a time.
+#: Units whose directions are formed at a time.
 UNITS = 64
 
-#: A gradient is taken for zero along a direction, as far as trying it goes, below this share of its size.
+#: Gradients along a direction below this share of their norm count as zero: the direction is tested.
 FLAT = 1e-10
 
 
@@ -75,7 +75,7 @@ class NullDirections:
 
 
 def combined(directions: Sequence[NullDirections]) -> Subspace | None:
-    """The sum of subspaces that are orthogonal to one another; None if there are none."""
+    """Sum of subspaces that are orthogonal to one another, if there are any."""
     parts = [own.subspace for own in directions if own.dimension]
     if not parts:
         return None
@@ -108,12 +108,12 @@ def holds(operator: SymmetricOperator, subspace: Subspace) -> bool:
 def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
     """Null directions of the Hessian or Gauss-Newton matrix of a network, orthogonal to one another.
 
-    Claims that fail on the operator are left out. Graphs that the operator has kept are not evaluated again.
+    Directions that the operator does not annihilate are left out. Kept graphs are not evaluated again.
     """
     zero = zero_rows(operator)
     rows, saturated = given_rows(operator), bool(operator.saturated)
     if saturated:
-        # what has no effect in double precision may have some
+        # parameters without effect in double precision may have some
         zero = torch.zeros_like(zero)
     found: list[NullDirections] = []
     for placement in operator.placements:
@@ -127,13 +127,13 @@ def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
 
 
 def given_rows(operator: NetworkOperator) -> dict[str, list[RowSpace]]:
-    """Rows ĥ over all data, by layer and group, of the layers whose inputs depend on none of the parameters."""
+    """Row spaces of the inputs over all data, by layer and group, where these depend on none of the parameters."""
     candidates = {placement.name: placement for placement in operator.placements}
     blocks: dict[str, list[StreamedBlock]] = {}
     for _, linearization in operator.linearizations():
         evaluation = linearization.evaluation
         if evaluation.flattened is not None:
-            # rows may depend on one another only since they are rounded
+            # rounding may make rows dependent
             return {}
         for name in evaluation.calls.keys() - evaluation.given:
             candidates.pop(name, None)
@@ -152,7 +152,7 @@ def given_rows(operator: NetworkOperator) -> dict[str, list[RowSpace]]:
 
 
 def active_terms(operator: NetworkOperator, placement: Placement) -> Iterator[Terms]:
-    """The rows of a layer in each batch, with the gradient in its outputs as ``B``: zero where a unit is off."""
+    """Inputs of a layer in each batch, with the gradient in its outputs as ``B``: zero where a unit is off."""
     for _, linearization in operator.linearizations():
         evaluation = linearization.evaluation
         if not evaluation.loss.requires_grad or not evaluation.calls.get(placement.name):
@@ -184,9 +184,9 @@ def in_layer(
     *,
     saturated: bool,
 ) -> list[NullDirections]:
-    """Null directions within the parameters of a layer; ``seen``: the rows that it sees, if they are given.
+    """Null directions within the parameters of a layer; ``seen``: its input space, if its inputs are given.
 
-    ``saturated``: units whose derivatives are zero may be active.
+    With ``saturated``, units whose derivatives are zero may be active.
     """
     index, name = placement.index.to(operator.device), placement.name
     off = zero[index].unflatten(0, (placement.geometry.groups, -1))
@@ -215,7 +215,7 @@ def in_layer(
 def aligned(
     operator: NetworkOperator, placement: Placement, seen: list[RowSpace] | None, off: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[str]]:
-    """Bases, by group, of what is left of Rᵐ and Rⁿ̂ without V with null columns or null rows, and the reasons.
+    """Bases, by group, of the complement in Rᵐ and Rⁿ̂ of null columns and null rows of V, and the reasons.
 
     ``off`` (G, m/G, n̂) bool: single parameters without effect.
     """
@@ -258,9 +258,9 @@ def placed(operator: NetworkOperator, index: torch.Tensor, subspace: Subspace) -
 
 
 def without(bases: list[torch.Tensor], directions: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Orthonormal bases Q (n, r) less the span of ``directions`` (n, d) of each; Q itself if the angles are vague.
+    """Orthonormal bases Q (n, r) without the span of ``directions`` (n, d); Q itself if angles do not decide.
 
-    If the directions are among the columns of Q, the others stay as they are: bases of single units remain so.
+    If the directions are columns of Q, the other columns stay, so that bases of unit vectors remain so.
     """
     found = []
     for Q, D in zip(bases, directions, strict=True):
@@ -280,7 +280,7 @@ def without(bases: list[torch.Tensor], directions: list[torch.Tensor]) -> list[t
 
 
 def elsewhere(operator: NetworkOperator, zero: torch.Tensor, outside: torch.Tensor) -> list[NullDirections]:
-    """Parameters without effect that belong to no layer, one by one or a whole tensor of them."""
+    """Parameters without effect that belong to no layer, single entries or whole tensors."""
     single = (zero & outside).nonzero()[:, 0]
     found = []
     if len(single):
@@ -321,18 +321,10 @@ def rescalings(operator: NetworkOperator, known: Subspace | None) -> list[NullDi
 def single_units(
     geometry: Geometry, inputs: Sequence[RowSpace], Q_C: Sequence[torch.Tensor], batches: Callable[[], Iterable[Terms]]
 ) -> DirectSum | None:
-    """Directions of single units that are orthogonal to the inputs on which they are active, but not to all inputs.
+    """Directions of single units orthogonal to the inputs on which they are active, but not to all inputs.
 
-    Parameters
-    ----------
-    geometry
-        Geometry of the layer.
-    inputs
-        All rows, by group.
-    Q_C
-        Basis (m/G, r) of the combinations of units that are not known to be null, by group.
-    batches
-        Function that yields the rows, batch by batch; a unit is active where its entries of ``B`` are not zero.
+    A unit is active where its entries of ``B`` are not zero. ``Q_C`` (m/G, r), by group, spans the combinations of
+    units that are not known to be null.
     """
     width, per_group = len(inputs[0].Q), geometry.units // geometry.groups
     # a unit that is null together with others would need directions that involve the others
@@ -364,7 +356,7 @@ def single_units(
 
 
 def candidates(geometry: Geometry, inputs: Sequence[RowSpace], batches: Iterable[Terms]) -> list[int]:
-    """Units that are active, but on few samples or positions, or never together with some feature."""
+    """Units that are active on few samples or positions, or never together with some feature."""
     like = inputs[0].Q
     active = like.new_zeros(geometry.units)
     together = like.new_zeros(geometry.units, len(like))

@@ -1,4 +1,4 @@
-"""P of single parameters, as optimizers have it: scalings and Kronecker factors of a weight apart from its bias."""
+"""Preconditioners of single parameters, as optimizers have them: scalings and Kronecker factors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ParameterMap:
 
     @classmethod
     def still(cls, parameter: torch.Tensor) -> ParameterMap:
-        """P = 0, of a parameter that takes no steps."""
+        """P = 0 of a parameter that takes no steps."""
         return cls(torch.zeros_like(parameter, dtype=torch.float64))
 
     @classmethod
@@ -91,14 +91,9 @@ class ParameterMap:
 
 @dataclass(frozen=True)
 class Columns(Preconditioner):
-    """P_i of a unit that takes the parameters ``where`` of [b_i, w_i] through ``R`` diag(v), piece by piece.
+    """P_i of a unit that takes the parameters ``where`` of [b_i, w_i] through ``R`` diag(v), piece by piece."""
 
-    Attributes
-    ----------
-    pieces
-        (where, R or None, v), one after another; parameters in none of them do not move.
-    """
-
+    #: (where, R or None, v) of each piece; parameters in no piece do not move
     pieces: tuple[tuple[slice, torch.Tensor | None, torch.Tensor], ...]
     name: str
     cancels = True
@@ -124,18 +119,8 @@ class LayerMap(JointCoordinates):
     """P of a layer whose bias and weight have one each, P_b = B diag(c) and P_w = (L ⊗ R) diag(v).
 
     In the order [b_i, w_i] it is ([B, L] ⊗ I) diag(P_1 … P_2m), the P_i of m columns for b and of m n for w. Without
-    ``bias`` the map is of all columns of the layer but ``still``, the biases among them if ``weight`` is so wide.
-
-    Parameters
-    ----------
-    weight
-        Map of the weight, whose first axis is that of the m units.
-    bias
-        None: there is none.
-    name
-        Name of the coordinates in the log.
-    still
-        How many columns of a unit before and after those of ``weight`` do not move, and are left out of z.
+    ``bias`` the map is that of all columns of a unit but ``still``, numbers of columns before and after it that do not
+    move and are left out of z.
     """
 
     cancels = True
@@ -155,7 +140,7 @@ class LayerMap(JointCoordinates):
             self.left = torch.cat([eye if F is None else F.to(eye) for F in lefts], 1)
 
     def of_unit(self, unit: int) -> Columns:
-        """P_i with P_i P_iᵀ = M_ii, the block of M = P Pᵀ of one unit's parameters: what moves it if it moves alone."""
+        """P_i with P_i P_iᵀ = M_ii, the block of M = P Pᵀ in one unit's parameters."""
         if self.left is None:
             return Columns((*self._bias(unit), self._weight(unit)), self.name)
         row = self.left[unit].square()
@@ -166,7 +151,7 @@ class LayerMap(JointCoordinates):
         return Columns(tuple(pieces), self.name)
 
     def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        """P_i of each of the units, or those between the left factors and them."""
+        """P_i of each unit, or the factors to the right of ``left``."""
         if self.left is None:
             return super().by_unit(units)
         biases = 0 if self._c is None else self.m
@@ -225,12 +210,9 @@ def right_factor(weight: ParameterMap) -> torch.Tensor | None:
 def layer_map(
     layer: Layer, weight: ParameterMap | None, bias: ParameterMap | None = None, *, name: str
 ) -> LinearCoordinates:
-    """P of all units of a layer, from the map of one of its parameters or of both: what has none is left out of z.
+    """P of all units of a layer, from the maps of its parameters; a parameter without one is left out of z.
 
-    Raises
-    ------
-    ConfigError
-        Factors that are not those of its units.
+    A ConfigError if the factors are not those of its units.
     """
     geometry = Geometry.of(layer)
     units = geometry.units
@@ -257,15 +239,9 @@ def layer_map(
 
 @dataclass(frozen=True)
 class Mapped(Preconditioner):
-    """P of several parameters together, each at its places of a vector.
+    """P of several parameters together, each with its rows of a vector."""
 
-    Attributes
-    ----------
-    places
-        The map of each parameter, and the (k,) rows of its entries.
-    """
-
-    places: tuple[tuple[ParameterMap, torch.Tensor], ...]
+    places: tuple[tuple[ParameterMap, torch.Tensor], ...]  # map and rows (k,) of each parameter
     name: str
     cancels = True
 
@@ -277,25 +253,13 @@ class Mapped(Preconditioner):
 
 @dataclass(frozen=True)
 class ParameterCoordinates(Coordinates):
-    """θ = P z with a map for each of some parameters: P of any block of these.
-
-    Attributes
-    ----------
-    maps
-        Map of each parameter, by name.
-    """
+    """Coordinates θ = P z with a map for each parameter, by name."""
 
     maps: Mapping[str, ParameterMap]
     name: str
 
     def of(self, layout: Layout) -> Preconditioner:
-        """P of the entries in a layout of parameters.
-
-        Raises
-        ------
-        ConfigError
-            The layout has a part of a parameter whose map mixes its entries with others.
-        """
+        """P of the entries in a layout; a ConfigError if a map mixes entries of the layout with others."""
         maps = [self.maps[name] for name in layout.names]
         if all(own.diagonal for own in maps):
             d = [own.v.reshape(shape) for own, shape in zip(maps, layout.shapes, strict=True)]

@@ -1,4 +1,4 @@
-"""Which parameters an operator acts on, and how they lie in its vectors."""
+"""Layouts: parameters of an operator, and their order in its vectors."""
 
 from __future__ import annotations
 
@@ -26,19 +26,7 @@ from hesscond.errors import CaptureError, ConfigError
 
 
 class Layout(ABC):
-    """The order of parameters in vectors (n,).
-
-    Attributes
-    ----------
-    names
-        Qualified names of the parameters.
-    tensors
-        The parameters of the model.
-    parts
-        Rows that belong to each parameter, or to each layer, by name.
-    order
-        n.
-    """
+    """Order of parameters in vectors (n,); ``parts`` has the rows of each parameter, or of each layer, by name."""
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]], parts: Mapping[str, int]) -> None:
         self.names = [name for name, _ in named]
@@ -54,17 +42,14 @@ class Layout(ABC):
 
     @abstractmethod
     def tensors_of(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The vector (n,) in the shapes of the parameters, in the order of ``names``."""
+        """Tensors in the shapes of the parameters, in the order of ``names``."""
 
     @abstractmethod
     def vector_of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """(n,) from tensors in the shapes of the parameters."""
 
     def levelled(self, vector: torch.Tensor) -> torch.Tensor:
-        """The vector (n,) with every entry replaced by the mean of its row: of all but the first dimension of a weight.
-
-        All entries of a parameter with one dimension form one row.
-        """
+        """Vector (n,) with entries replaced by the mean of their row of a weight, or of a one-dimensional parameter."""
 
         def level(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.mean(tuple(range(int(tensor.ndim > 1), tensor.ndim)), keepdim=True).expand_as(tensor)
@@ -87,21 +72,9 @@ class FlatLayout(Layout):
 
 
 class UnitLayout(Layout):
-    """Layers one after another, each unit by unit as [b_i, w_i] (no b_i without bias): the order of its Hessians.
+    """Layers one after another, each unit by unit as [b_i, w_i] (no b_i without bias).
 
-    Attributes
-    ----------
-    geometries
-        Geometry of each layer, by layer name.
-    units
-        Units that the rows belong to, by layer name.
-
-    Parameters
-    ----------
-    model, layers, unit
-        The layers, or the one whose unit it is.
-    named
-        Weights and biases with their names, in the order of the layers; None: the parameters of the layers.
+    ``named`` are weights and biases with names in the order of the layers, if not those of the layers themselves.
     """
 
     def __init__(
@@ -164,19 +137,7 @@ def layout_of(
     unit: int | None = None,
     parameters: Iterable[str] | str | None = None,
 ) -> Layout:
-    """The layout of what was asked for; of all parameters that require a gradient, if nothing was.
-
-    Parameters
-    ----------
-    model
-        The model.
-    layers
-        Names of dense or (transposed) convolutional layers.
-    unit
-        Unit of the only one of ``layers``.
-    parameters
-        Names of parameters.
-    """
+    """Layout of layers, of one unit of a layer, or of parameters; by default of all trained parameters."""
     if layers is not None and parameters is not None:
         raise ConfigError("layers and parameters were both given: name one or the other")
     if layers is not None:
@@ -224,22 +185,12 @@ def refuse_twice(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> No
 
 @dataclass(frozen=True)
 class Placement:
-    """The rows of a vector that belong to a layer.
-
-    Attributes
-    ----------
-    name, layer
-        The layer.
-    index : (m, w)
-        Row of each parameter of a unit, [b_i, w_i] or w_i alone.
-    first
-        0, or 1 where the layer has a bias that is not among the parameters.
-    """
+    """Rows of a vector that belong to a layer."""
 
     name: str
     layer: Layer
-    index: torch.Tensor
-    first: int
+    index: torch.Tensor  # (m, w) row of each parameter of a unit, [b_i, w_i] or w_i alone
+    first: int  # 0, or 1 where the layer has a bias that is not among the parameters
 
     @property
     def geometry(self) -> Geometry:
@@ -248,7 +199,7 @@ class Placement:
 
     @property
     def squares(self) -> int:
-        """Bytes of three matrices (m/G, m/G) and (n̂, n̂), which null directions and inverses are made from."""
+        """Bytes of three matrices (m/G, m/G) and (n̂, n̂), for null directions and inverses."""
         units, width = self.index.shape
         return 24 * ((units // self.geometry.groups) ** 2 + width**2)
 
@@ -258,7 +209,7 @@ class Placement:
 
 
 def placements(layout: Layout, model: nn.Module) -> list[Placement]:
-    """The layers all of whose weights are in the layout; one that shares its weight with an earlier one is left out."""
+    """Layers all of whose weights are in the layout; of layers that share a weight, the first."""
     numbers = layout.tensors_of(torch.arange(1, layout.order + 1, device=layout.tensors[0].device))
     rows = {id(p): number.cpu() - 1 for p, number in zip(layout.tensors, numbers, strict=True)}
     found = []
@@ -281,7 +232,7 @@ def placements(layout: Layout, model: nn.Module) -> list[Placement]:
 
 
 def covered(found: list[Placement], order: int) -> torch.Tensor:
-    """(order,) bool: the rows that belong to some layer."""
+    """Mask (order,) of the rows that belong to some layer."""
     mask = torch.zeros(order, dtype=torch.bool)
     for placement in found:
         mask[placement.index.flatten()] = True

@@ -1,4 +1,4 @@
-"""Changes of variables that statistics of a layer's inputs define: centred and scaled features, group by group."""
+"""Preconditioners from statistics of a layer's inputs: centred and scaled features, group by group."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def scaling_condition(sigma: torch.Tensor, *, bias: bool) -> float:
 
 
 def scaling_conditions(sigmas: torch.Tensor, *, bias: bool) -> list[float]:
-    """The same for every row of σ (k, n)."""
+    """κ of D for every row of σ (k, n)."""
     values = sigmas.cpu().numpy()
     live = values != 0
     least = values.min(1, where=live, initial=1.0 if bias else math.inf)
@@ -112,12 +112,12 @@ def by_group(
 
 
 class GroupedPreconditioner(UnitPreconditioner):
-    """P_g for the units of group g, which see the inputs of their group only.
+    """P_g for the units of group g of a grouped convolution.
 
     Parameters
     ----------
     parts
-        P_1 … P_G. One that leaves out more parameters than another has columns of zeros in their place, at the end.
+        P_1 … P_G, padded with columns of zeros to the same width.
     units
         Number of units of the layer, a multiple of G.
     order

@@ -1,4 +1,4 @@
-"""Coordinates of the parameters that are left when the known null directions of a network are taken out."""
+"""Coordinates of the orthogonal complement of the known null directions of a network."""
 
 from __future__ import annotations
 
@@ -17,26 +17,13 @@ EXACT = 1e-12
 
 @dataclass(frozen=True)
 class LayerPiece:
-    """Remaining space of a layer: V = Q_C X Q_Aᵀ for X (r_C, r_A), with rows x_i = W_i y_i that may be restricted.
+    """Remaining space of a layer: V = Q_C X Q_Aᵀ for X (r_C, r_A), with rows x_i = W_i y_i that may be restricted."""
 
-    Attributes
-    ----------
-    index : (m, n̂)
-        Rows of Rⁿ.
-    Q_C : (m, r_C)
-    Q_A : (n̂, r_A)
-        Orthonormal columns.
-    W : (r_C, r_A, w)
-        Orthonormal columns, padded with columns of zeros; None: all of R^r_A.
-    kept : (k,)
-        Indices of the coordinates among the r_C w (or r_C r_A) numbers.
-    """
-
-    index: torch.Tensor
-    Q_C: torch.Tensor
-    Q_A: torch.Tensor
-    W: torch.Tensor | None
-    kept: torch.Tensor
+    index: torch.Tensor  # (m, n̂) rows of Rⁿ
+    Q_C: torch.Tensor  # (m, r_C)
+    Q_A: torch.Tensor  # (n̂, r_A) orthonormal columns
+    W: torch.Tensor | None  # (r_C, r_A, w) orthonormal columns, padded with columns of zeros; None: all of R^r_A
+    kept: torch.Tensor  # (k,) indices of the coordinates among the r_C w (or r_C r_A) numbers
 
     @property
     def width(self) -> int:
@@ -64,19 +51,7 @@ class LayerPiece:
 
 
 class RemainingCoordinates(LinearOperator):
-    """Z (n, k) with orthonormal columns that span what is left: θ = Z y.
-
-    Parameters
-    ----------
-    order
-        n.
-    pieces
-        Layers with something taken out.
-    rest
-        Single parameters that stay as they are.
-    dtype, device
-        Dtype and device of the operator.
-    """
+    """Orthonormal basis Z (n, k) of the remaining space: pieces of layers, and single parameters ``rest``."""
 
     def __init__(
         self,
@@ -106,7 +81,7 @@ class RemainingCoordinates(LinearOperator):
 
 
 class Pulled(Subspace):
-    """A subspace of range(Z), in the coordinates y of Z y."""
+    """Subspace of range(Z), in the coordinates y."""
 
     def __init__(self, subspace: Subspace, Z: LinearOperator) -> None:
         self.subspace, self.Z = subspace, Z
@@ -131,16 +106,9 @@ class PulledInverse(ApproximateInverse):
 def remaining(
     directions: Sequence[NullDirections], order: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[RemainingCoordinates, Subspace | None]:
-    """Coordinates without the null directions, as far as their structure allows, and the other directions in these.
+    """Coordinates without the null directions, as far as their structure allows, and the rest of these in them.
 
-    Parameters
-    ----------
-    directions
-        Orthogonal to one another.
-    order
-        n.
-    dtype, device
-        Dtype and device of the operator.
+    The directions must be orthogonal to one another.
     """
     layers: list[tuple[torch.Tensor, KroneckerComplement]] = []
     others: list[NullDirections] = []
@@ -175,7 +143,7 @@ def remaining(
 
 
 def kronecker_of(subspace: Subspace) -> tuple[torch.Tensor, KroneckerComplement] | None:
-    """The index (m, n̂) and the complement of a subspace of one layer without groups; None if it is something else."""
+    """Index (m, n̂) and complement of a subspace of one layer without groups; None for other subspaces."""
     if not (isinstance(subspace, DirectSum) and len(subspace.parts) == 1):
         return None
     where, space = subspace.parts[0]
@@ -185,7 +153,7 @@ def kronecker_of(subspace: Subspace) -> tuple[torch.Tensor, KroneckerComplement]
 
 
 def selected(Q: torch.Tensor) -> list[int] | None:
-    """The rows whose unit vectors are the columns of Q (m, r); None if they are not unit vectors."""
+    """Rows whose unit vectors are the columns of Q (m, r); None if columns are no unit vectors."""
     exact = ((Q - 1).abs() <= EXACT) | (Q.abs() <= EXACT)
     if not bool(exact.all()) or not bool(((Q > 0.5).sum(0) == 1).all()):
         return None

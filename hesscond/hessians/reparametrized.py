@@ -12,11 +12,10 @@ from hesscond.operators import SymmetricOperator
 
 
 class Reparametrized(Chart):
-    """The parameters θ of a module of any kind, such as those behind a weight W(θ), and its bias.
+    """Parameters θ of a module of any kind, such as those behind a weight W(θ), and its bias.
 
-    A unit's are its rows of every parameter of the module whose first dimension is that of the units: H in them has all
-    of the dependence of the other units' weights on them. The order is bias first, then the parameters as the module
-    lists them, unit by unit for a unit and one after another for the layer.
+    Those of a unit are its rows of every parameter whose first dimension is the number of units; H includes the
+    dependence of other units' weights on them. The bias comes first, then the parameters as the module lists them.
 
     Parameters
     ----------
@@ -30,23 +29,11 @@ class Reparametrized(Chart):
         self.model, self.name = model, name
 
     def chosen_units(self, model: nn.Module, layer: str, units: Sequence[int] | None) -> tuple[int, ...]:
-        """The units that were asked for (None: all): those of a dense or convolutional layer, or rows of the first θ.
-
-        Raises
-        ------
-        ConfigError
-            A transposed convolution, whose rows are not units; no such unit, or no parameter of one unit alone.
-        """
+        """Units to measure (None: all); a ConfigError if the rows of θ are no units."""
         return Catalogue(self.model).block(layer).chosen(units)
 
     def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
-        """∇²L in the parameters of the layer, or its rows and columns of one unit.
-
-        Raises
-        ------
-        ConfigError
-            No such layer or unit; a transposed convolution, whose rows are not units; no parameter of the unit alone.
-        """
+        """∇²L in the parameters of the layer, or in those of one unit."""
         catalogue = Catalogue(self.model)
         block = catalogue.block(layer)
         H = hessian(parameters=block.parameters)

@@ -1,4 +1,4 @@
-"""Which directions no row of a matrix sees: decided by its zeros, or to round-off with a gap."""
+"""Row space of a matrix, decided by zeros, or by a gap in its singular values."""
 
 from __future__ import annotations
 
@@ -18,25 +18,15 @@ ROWS = 4096
 
 @dataclass(frozen=True)
 class RowSpace:
-    """The row space of a matrix X (·, n), and its factor.
+    """Row space of a matrix X (·, n)."""
 
-    Attributes
-    ----------
-    Q : (n, r) float64
-        Orthonormal basis; all of Rⁿ's unit vectors if nothing is known to be null.
-    R : (k, n) float64
-        A triangular factor: RᵀR = XᵀX.
-    dead : (n,) bool
-        Columns of zeros.
-    """
-
-    Q: torch.Tensor
-    R: torch.Tensor
-    dead: torch.Tensor
+    Q: torch.Tensor  # (n, r) float64 orthonormal basis; all of Rⁿ's unit vectors if nothing is known to be null
+    R: torch.Tensor  # (k, n) float64 triangular factor: RᵀR = XᵀX
+    dead: torch.Tensor  # (n,) bool columns of zeros
 
     @property
     def rank(self) -> int:
-        """Dimension of the row space, or what is not known to be null."""
+        """Dimension of the complement of the known null space."""
         return self.Q.shape[1]
 
     @property
@@ -55,24 +45,17 @@ class RowSpace:
 
 
 def add_rows(block: StreamedBlock, rows: torch.Tensor, weight: float) -> None:
-    """Add rows (·, n) to a triangular factor, some at a time: three times as fast as all at once."""
+    """Add rows (·, n) to a triangular factor in pieces, three times as fast as at once."""
     for piece in rows.split(max(ROWS, 8 * rows.shape[1])):
         block.add(FactoredHessian(piece, None, None), weight)
 
 
 def row_space(block: StreamedBlock, like: torch.Tensor) -> RowSpace:
-    """The row space of what was added to ``block``.
+    """Row space of the rows added to ``block``, on the device of ``like``.
 
     A direction is null only if that is certain: a column of zeros; fewer rows than columns; or singular values of the
     factor, its columns scaled to one length, of the size of round-off with a gap of 1e3 above their error bound.
-    Otherwise everything but columns of zeros counts as seen.
-
-    Parameters
-    ----------
-    block
-        Rows added one batch at a time, whose triangular factor is exact to round-off in each column.
-    like
-        A tensor of the device that the result is to be on.
+    Otherwise only columns of zeros are null.
     """
     hessian = block.hessian()
     R, error = hessian.rows, hessian.row_error  # type: ignore[attr-defined]

@@ -12,34 +12,22 @@ from hesscond.hessians.null_directions import NullDirections
 from hesscond.operators import SymmetricOperator
 from hesscond.spectra import SolverHints, SolverLimits
 
-#: Null directions of a Hessian and the same as a solver wants it, when they are first needed.
+#: Makes the null directions of a Hessian and `SolverHints`, when they are first needed.
 Facts = Callable[[], tuple[Sequence[NullDirections], SolverHints]]
 
 
 def nothing_known() -> tuple[Sequence[NullDirections], SolverHints]:
-    """The facts of a Hessian in coordinates other than the plain ones."""
+    """Facts of a Hessian in coordinates other than the plain ones."""
     return (), SolverHints()
 
 
 class BlockSource:
-    """The Hessians of a loss over data, at the parameters as they are: `block` gives one in any coordinates.
+    """Hessians of a loss over data in any coordinates.
 
-    Parameters
-    ----------
-    evaluate
-        Makes H from ``layers=``, ``unit=`` or ``parameters=``, by its products, within ``memory=``.
-    memory
-        Bytes that a Hessian and the work on it may take: half for its graphs, and the rest for what solvers keep.
-    captured
-        Gives H of a unit or of a layer in plain coordinates, if they were captured.
-
-    Attributes
-    ----------
-    latest
-        The operator that was asked for last.
+    Half of ``memory`` is for the graphs of an operator, the rest for solvers. ``captured`` gives captured Hessians.
     """
 
-    latest: HessianOperator
+    latest: HessianOperator  # the operator that was asked for last
 
     def __init__(
         self,
@@ -51,22 +39,16 @@ class BlockSource:
         self._operators: dict[str, HessianOperator] = {}
 
     def block(self, coordinates: Coordinates | None, layer: str, unit: int | None) -> BlockHessian:
-        """The Hessian of a unit of a layer, or of all of it (``unit`` None), in coordinates (None: the plain ones).
-
-        Raises
-        ------
-        ConfigError
-            The layer or the unit has no such coordinates.
-        """
+        """Hessian of a unit, or of the layer (``unit`` None), in coordinates (None: the plain ones)."""
         return self.plain(layer, unit) if coordinates is None else coordinates.block(self, layer, unit)
 
     def plain(self, layer: str, unit: int | None) -> BlockHessian:
-        """H of a unit or of a layer, as it was captured."""
+        """Captured H of a unit or of a layer."""
         assert self._captured is not None
         return self._captured(layer, unit)
 
     def operator(self, **wanted: Any) -> HessianOperator:
-        """H of ``layers=``, ``unit=`` or ``parameters=``; one for all units, where they are parts of the same."""
+        """Operator of ``layers=``, ``unit=`` or ``parameters=``, shared by all blocks that ask for the same."""
         key = repr(wanted)
         if key not in self._operators:
             self._operators[key] = self._evaluate(**wanted, memory=self.memory / 2)

@@ -20,10 +20,10 @@ from hesscond.spectra.threads import side_by_side, threads_for
 
 
 class StreamedBlock:
-    """Accumulates S^½Ĥ of one block as triangular factors, one for S > 0 and one for S < 0.
+    """Sum of the Hessians of a block over batches, as triangular factors for S > 0 and for S < 0.
 
-    QR of the stacked chunks keeps κ(H) = κ(R)² out of the squared matrix; the rounding committed is bounded
-    column by column by c·eps times the column's norm. Hessians that come as matrices are added as they are.
+    QR of the stacked factors avoids the squared matrix, κ(H) = κ(R)²; its rounding in a column is at most c·eps times
+    the column's norm. Hessians that come as matrices are added up.
     """
 
     def __init__(self, order: int, units: int = 1) -> None:
@@ -36,10 +36,7 @@ class StreamedBlock:
         self._vanishing, self._decomposed, self._shift = NOTHING, False, True
 
     def add(self, hessian: BlockHessian, weight: float, *, shift: bool = False) -> None:
-        """Add the Hessian of a batch whose loss counts ``weight`` in the whole.
-
-        ``shift``: it is known not to change if all units are shifted together.
-        """
+        """Add the Hessian of a batch with its weight; ``shift``: whether a common shift of all units is null."""
         self._shift &= shift
         hessian = hessian.dense()
         assert isinstance(hessian, (FactoredHessian, FormedHessian))
@@ -120,7 +117,7 @@ class StreamedBlock:
 
 
 def feature_statistics(layer: str, inputs: LayerInputs) -> FeatureStatistics:
-    """Statistics of every input feature, or channel, of any layer."""
+    """Statistics of the input features, or channels, of a layer."""
     return channel_statistics(inputs)
 
 
@@ -130,26 +127,10 @@ def stream(
     total: Callable[[], float] = lambda: 1.0,
     collect: Callable[[str, LayerInputs], Any] | None = feature_statistics,
 ) -> tuple[dict[tuple[str, int], BlockHessian], dict[str, Any]]:
-    """Unit Hessians and statistics of the inputs over batches of a data set.
+    """Unit Hessians, by (layer, unit), and statistics of the inputs, by layer, over batches of a data set.
 
-    Parameters
-    ----------
-    batches
-        Captures, each with the batch's weight in the loss of the whole (samples / total for a mean loss).
-    memory
-        Bytes that may be used.
-    total
-        Called at the end: what to divide by, if the weights are not shares.
-    collect
-        Makes statistics, which have ``merged(other)``, from the name and inputs of a layer, or None; None: none are
-        wanted.
-
-    Returns
-    -------
-    hessians
-        Hessians by (layer, unit).
-    statistics
-        Statistics of all inputs of each layer, by layer name.
+    Each batch has its weight in the loss of the whole (samples / total for a mean loss); ``total`` is called at the end
+    for a divisor of the weights. ``collect`` makes statistics with ``merged(other)`` from a layer's name and inputs.
     """
     blocks: dict[tuple[str, int], StreamedBlock] = {}
     statistics: dict[str, Any] = {}
@@ -173,7 +154,7 @@ def stream(
 def gather(
     statistics: dict[str, Any], captured: LayerCapture, collect: Callable[[str, LayerInputs], Any] | None
 ) -> None:
-    """Add what ``collect`` makes of a layer's inputs to its ``statistics``."""
+    """Add the statistics of a layer's inputs that ``collect`` returns."""
     if collect is not None:
         name, own = captured.name, collect(captured.name, captured.inputs)
         if own is not None:
@@ -186,13 +167,7 @@ def stream_layers(
     total: Callable[[], float] = lambda: 1.0,
     collect: Callable[[str, LayerInputs], Any] | None = feature_statistics,
 ) -> tuple[dict[str, BlockHessian], dict[str, Any]]:
-    """Layer Hessians and statistics of the inputs over batches of a data set; arguments as in `stream`.
-
-    Raises
-    ------
-    CaptureError
-        A layer with too many parameters for a triangular factor to fit.
-    """
+    """Layer Hessians and statistics of the inputs over batches of a data set; arguments as in `stream`."""
     blocks: dict[str, StreamedBlock] = {}
     statistics: dict[str, Any] = {}
     for captures, weight in batches:

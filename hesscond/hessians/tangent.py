@@ -19,18 +19,9 @@ CENTRED = 1e-5
 
 
 class UnitNormals(Subspace):
-    """Normals of {‖w_i‖² = c_i} and of {1ᵀw_i = 0}, whichever are constraints, at the weights of the units of a layer.
+    """Normals of {‖w_i‖² = c_i}, {1ᵀw_i = 0} or both at the weights (m, n) of the units of a layer.
 
     Vectors (m n,) hold the w_i one after another.
-
-    Parameters
-    ----------
-    weights : (m, n)
-        One row a unit.
-    sphere
-        Whether their norms are constrained.
-    centred
-        Whether their sums are.
     """
 
     def __init__(self, weights: torch.Tensor, *, sphere: bool, centred: bool) -> None:
@@ -127,7 +118,7 @@ class SphereTangentOperator(SymmetricOperator):
 
 
 def positions_of(operator: NetworkOperator, layers: Iterable[str] | None) -> dict[str, torch.Tensor]:
-    """Where the weights (m, n) of the units of layers (None: all) are in the vectors of an operator of layers."""
+    """Indices (m, n) of the units' weights in the vectors of an operator of layers (None: all)."""
     layout = unit_layout(operator)
     rows = torch.arange(operator.order, device=operator.device)
     found = {}

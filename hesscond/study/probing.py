@@ -66,9 +66,9 @@ from hesscond.theorems import LayerNetwork, LayerStatement, Observation, Outcome
 
 #: Samples in one chunk of the training set: 4096 × 3072 float64 inputs are 100 MB. Below, LAPACK's QR is half as fast.
 CHUNK = 4096
-#: Numbers that all modules together may give for the samples of a chunk: half a gigabyte in float64.
+#: Largest number of activations of a chunk: half a gigabyte in float64.
 ROOM = 2**26
-#: Numbers of each tensor that a probe may keep while its rows wait.
+#: Largest tensor that a waiting probe keeps.
 KEPT = 2**17
 
 
@@ -80,43 +80,29 @@ class ProbeRow(NamedTuple):
     statements: list[dict[str, Any]]
 
 
-#: Makes a context in which the random state is that with which a pass began.
+#: Makes a context with the random state at the start of a pass.
 Again = Callable[[], AbstractContextManager[None]]
 
 
 class Measured(NamedTuple):
-    """Data of a probe, with what is needed to make and check Hessians of them.
+    """Data of a probe, with what is needed to make and check Hessians of them."""
 
-    Attributes
-    ----------
-    name
-        ``"batch"`` or ``"train"``.
-    pairs
-        Batches of inputs and targets.
-    hessian
-        Makes Hessian operators of these data.
-    checks
-        Directions along which the Hessian was compared with the model, by layer.
-    again
-        Context in which the model is evaluated again.
-    """
-
-    name: str
+    name: str  # ``"batch"`` or ``"train"``
     pairs: Batch | Iterable[Batch]
     hessian: HessianMaker
-    checks: Mapping[str, CheckDirection]
-    again: Again = nullcontext
+    checks: Mapping[str, CheckDirection]  # directions along which the Hessian was compared with the model, by layer
+    again: Again = nullcontext  # context in which the model is evaluated again
 
 
 class Inputs(NamedTuple):
-    """Statistics of a layer's inputs, and a function that gives ĤU or its triangular factor (no rows if unread)."""
+    """Statistics of a layer's inputs, and a function that returns ĤU or its triangular factor (no rows if unread)."""
 
     statistics: FeatureStatistics
     centred: Callable[[], np.ndarray]
 
 
 class Systems(NamedTuple):
-    """The coordinates that a method has for a layer at a step, those of its readings, and its diagnostics."""
+    """Coordinates of a method for a layer at a step, those of its readings, and its diagnostics."""
 
     own: Coordinates | None
     readings: Mapping[str, Coordinates | None]
@@ -141,48 +127,21 @@ class Unit(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Probe of a mini-batch before any κ is computed: it keeps everything that the next step changes.
-
-    Attributes
-    ----------
-    data, samples
-        The mini-batch, and its number of samples.
-    seen
-        The training pass, or captures of the layers.
-    systems
-        `Systems` by layer, or snapshots of the method from which they are made.
-    others
-        Rows that are complete already.
-    waits
-        Whether the rows may be made after the next steps, since they need neither the model nor the method.
-    """
+    """Probe of a mini-batch before κ is computed, with everything that the next step changes."""
 
     data: Measured
     samples: int
-    seen: Recorded | Mapping[str, LayerCapture]
-    systems: Mapping[str, Any]
-    others: list[ProbeRow]
-    waits: bool
+    seen: Recorded | Mapping[str, LayerCapture]  # the training pass, or captures of the layers
+    systems: Mapping[str, Any]  # `Systems` by layer, or snapshots of the method from which they are made
+    others: list[ProbeRow]  # rows that are complete already
+    waits: bool  # rows may be made after the next steps: they need neither model nor method
 
 
 class Prober:
-    """Prober of the blocks that a study names, on mini-batches and over the training set.
+    """Measures the blocks that a study names, on mini-batches and over the training set.
 
-    Units of dense and convolutional layers are captured in the training pass, or streamed; everything else is measured
-    as `hesscond.probe` does it.
-
-    Parameters
-    ----------
-    model, loss_fn, method
-        The network that is trained, its loss and its method. None of them is changed.
-    config
-        Table ``[probe]`` of the study.
-    blocks
-        Blocks to measure, by their names in the study.
-    places
-        Name of each of them in the model that the method built.
-    statements
-        Statements that are checked on every probed unit.
+    Units of dense and convolutional layers are captured in the training pass, or streamed; other blocks are measured
+    as by `hesscond.probe`. ``places`` are the blocks' names in the model that the method built.
     """
 
     def __init__(
@@ -237,14 +196,7 @@ class Prober:
     ) -> Probe:
         """Probe of the mini-batch whose training pass gave ``output`` while the recorder was armed, for `rows`.
 
-        Parameters
-        ----------
-        inputs, targets, output
-            The mini-batch.
-        again
-            Makes a context in which the random state is that with which the training pass began.
-        check
-            Whether the captures are compared with the model's own derivatives.
+        ``again`` restores the random state of that pass; ``check``: compare captures with the model's own derivatives.
         """
         pair = inputs, targets
         recorded = self.recorder.recorded(output, targets) if self._as_trained else None
@@ -290,7 +242,7 @@ class Prober:
         return found
 
     def rows(self, probes: Sequence[Probe]) -> list[list[ProbeRow]]:
-        """Rows of several probes; blocks of one shape are computed together, which changes no digit."""
+        """Rows of several probes; blocks of one shape are decomposed together, without any change of digits."""
         # how several threads share a sum depends on what is summed up with it
         with one_thread() if all(is_small(probe.seen) for probe in probes) else nullcontext():
             captures = self._captures([probe.seen for probe in probes])
@@ -638,7 +590,7 @@ class Prober:
         return ProbeRow(row | dict(one.systems.diagnostics), readings, checked)
 
     def _refuse_differing(self, block: BlockHessian, direction: CheckDirection, place: str, name: str) -> None:
-        """Raise a CaptureError where PᵀHP is not what P and H give."""
+        """Raise a CaptureError if PᵀHP is not the product of P and H."""
         if in_coordinates(block, direction) > TOLERANCE:
             raise CaptureError(f"layer {self.names[place]!r}: the Hessian in the coordinates {name!r} is not PᵀHP")
 
@@ -731,7 +683,7 @@ def inputs_of(captured: LayerCapture, statistics: FeatureStatistics, read: bool)
 
 
 def copied(value: Any, room: int) -> Any:
-    """Copy of coordinates and their parts that no step changes; a TypeError if it needs more than ``room`` numbers."""
+    """Copy of coordinates that no step changes; a TypeError if it needs more than ``room`` numbers."""
     if isinstance(value, torch.Tensor):
         if value.numel() > room:
             raise TypeError
