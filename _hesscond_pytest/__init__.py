@@ -23,14 +23,11 @@ class Running:
     ----------
     unresolved
         The policy for assertions that do not say.
-    update
-        Whether baselines are written instead of compared with.
     properties
         Of the test; records are added here.
     """
 
     unresolved: str
-    update: bool
     properties: list[tuple[str, object]]
 
     def record(self, entry: dict[str, str]) -> None:

@@ -6,10 +6,7 @@ Nothing here decides anything.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Generator, Iterator
-from hashlib import sha256
-from pathlib import Path
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -28,11 +25,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--hesscond-unresolved",
         choices=POLICIES,
         help="what an assertion does that the bounds of κ do not decide (default: the ini option, or fail)",
-    )
-    group.addoption(
-        "--hesscond-update-baselines",
-        action="store_true",
-        help="write the baselines of assert_no_regression instead of comparing with them",
     )
     parser.addini("hesscond_unresolved", "fail | warn | skip | pass: what an undecided assertion does", default="fail")
 
@@ -74,8 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Let the assertions of a test know its policy."""
     before = _hesscond_pytest.running
-    update = bool(item.config.getoption("--hesscond-update-baselines"))
-    _hesscond_pytest.running = Running(policy_of(item), update, item.user_properties)
+    _hesscond_pytest.running = Running(policy_of(item), item.user_properties)
     try:
         return (yield)
     finally:
@@ -95,27 +86,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-@pytest.fixture
-def hesscond_baseline(request: pytest.FixtureRequest) -> Callable[..., Path]:
-    """Where the baselines of this test are: ``hesscond_baseline()``, or ``hesscond_baseline("name")`` for several.
-
-    A file of its own for every test (and parameter), in a folder ``baselines`` beside the test's file: processes of
-    pytest-xdist do not meet.
-    """
-    test = request.node.name
-
-    def path(name: str = "") -> Path:
-        asked = f"{test}-{name}" if name else test
-        plain = re.sub(r"[^\w.-]+", "-", asked, flags=re.ASCII).strip("-")[:80]
-        # two names must not become one
-        suffix = "" if plain == asked else f"-{sha256(asked.encode()).hexdigest()[:8]}"
-        return Path(request.path).parent / "baselines" / Path(request.path).stem / f"{plain}{suffix}.json"
-
-    return path
-
-
 class Summary:
-    """Says at the end which assertions did not pass: those that ended a test, were let go, or wrote a baseline."""
+    """Says at the end which assertions did not pass: those that ended a test or were let go."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.verbosity = config.get_verbosity()
@@ -131,7 +103,7 @@ class Summary:
         """A line for each assertion, failed ones first; nothing where all passed."""
         if not self.found or self.verbosity < -1:
             return
-        order = {"failed": "red", "unresolved": "yellow", "written": "green"}
+        order = {"failed": "red", "unresolved": "yellow"}
         ranked = sorted(self.found, key=lambda one: list(order).index(one[1]["outcome"]))
         terminalreporter.section("condition numbers", sep="-")
         shown = ranked if self.verbosity > 0 else ranked[:LINES]

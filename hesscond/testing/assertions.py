@@ -34,17 +34,13 @@ class UnresolvedError(ConditionNumberError):
     """The bounds do not decide, and the policy is to fail."""
 
 
-class BaselineError(ConditionNumberError):
-    """There is no baseline, or it is one of something else."""
-
-
 class UnresolvedWarning(UserWarning):
     """The bounds do not decide, and the policy is to warn."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result for one Hessian, or for one claim of a statement.
+    """Result for one Hessian.
 
     Attributes
     ----------
@@ -76,7 +72,7 @@ class Assertion:
     claim
         The asserted claim, as "κ < 1e+06".
     findings
-        Results for every Hessian or claim.
+        Results for every Hessian.
     share
         Share of the findings that must hold.
     what
@@ -89,7 +85,7 @@ class Assertion:
     findings: tuple[Finding, ...]
     share: float = 1.0
     what: str = "units"
-    outcome: Literal["passed", "failed", "unresolved", "written"] = "passed"
+    outcome: Literal["passed", "failed", "unresolved"] = "passed"
 
     def count(self, holds: bool | None) -> int:
         """Number of findings with this value of ``holds``."""
@@ -114,8 +110,6 @@ class Assertion:
     @property
     def summary(self) -> str:
         """Number of findings that hold, and the worst of them, in one line."""
-        if not self.findings:
-            return f"{self.outcome}, {self.what}"
         total, held, open_ones = len(self.findings), self.count(True), self.count(None)
         undecided = f", {open_ones} undecided" if open_ones else ""
         where = f"{self.worst.place}: " if self.worst.place else ""
@@ -183,11 +177,7 @@ def conclude(assertion: Assertion, policy: str) -> Assertion:
         raise skipped
     if found.outcome == "unresolved" and policy == "warn":
         warnings.warn(undecided, UnresolvedWarning, stacklevel=3)
-    record(found)
-    return found
-
-
-def record(assertion: Assertion) -> None:
-    """Report an assertion that did not raise to the pytest plugin, which knows of others by their exceptions."""
+    # the pytest plugin knows of others by their exceptions
     if _hesscond_pytest.running is not None:
-        _hesscond_pytest.running.record(assertion.record)
+        _hesscond_pytest.running.record(found.record)
+    return found

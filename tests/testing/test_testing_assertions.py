@@ -21,11 +21,8 @@ from hesscond.testing import (
     UnresolvedWarning,
     assert_condition_number,
     assert_preconditioner_improves,
-    assert_statement,
 )
 from hesscond.testing.assertions import conclude
-from hesscond.theorems import Claim, Outcome, Statement, register
-from hesscond.theorems.base import _REGISTRY
 from tests.testing.testing_cases import least_squares, with_a_dead_unit
 
 EPS = 1e-9
@@ -135,68 +132,6 @@ def conclude_or_say(assertion):
         return "failed"
 
 
-@pytest.mark.slow
-def test_statements_on_random_cases():
-    assert assert_statement("bnp-theorem-4", trials=10, seed=3).outcome == "passed"
-    assert assert_statement("prec-theorem-3", trials=5).outcome == "passed"
-    with pytest.raises(ConditionNumberError, match="expected wc-theorem-1 to hold, and the bounds decide against it"):
-        assert_statement("wc-theorem-1", trials=5)
-    assert assert_statement("wc-theorem-1", trials=5, status="violated").outcome == "passed"
-    with pytest.raises(ConditionNumberError):
-        assert_statement("van-der-sluis", trials=5, status="violated")
-
-
-@pytest.fixture
-def half_open():
-    """A statement of which every other trial is not decided."""
-
-    @register
-    class HalfOpen(Statement):
-        id, title, source, text = "half-open", "one of two", "nobody", "All numbers are numbers."
-        hypotheses = ()
-        claims = (Claim("a number", "x = x", True), Claim("never", "x > 1", True))
-        count = 0
-
-        def trial(self, rng):
-            HalfOpen.count += 1
-            first = Outcome("holds", 0.5) if HalfOpen.count % 2 else Outcome("unresolved", reason="tired")
-            return [first, Outcome("not-applicable", reason="x ≤ 1")]
-
-    yield HalfOpen
-    del _REGISTRY["half-open"]
-
-
-def test_open_trials_and_claims_that_never_apply_are_unresolved(half_open):
-    with pytest.raises(UnresolvedError, match="0 of 2 published claims hold, 0 do not, 2 undecided") as caught:
-        assert_statement("half-open", trials=8)
-    assert "tired" in str(caught.value)
-    half_open.claims = half_open.claims[:1]
-    trial = half_open.trial
-    half_open.trial = lambda self, rng: trial(self, rng)[:1]
-    assert assert_statement("half-open", trials=8, decided=0.5).outcome == "passed"
-    with pytest.raises(UnresolvedError):
-        assert_statement("half-open", trials=8, decided=0.51)
-
-
-def test_a_statement_on_a_layer_is_checked_on_its_own_inputs():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double()
-    case = {
-        "model": model,
-        "loss_fn": nn.MSELoss(),
-        "batch": (torch.randn(40, 4).double(), torch.randn(40, 2).double()),
-    }
-    found = assert_statement("bnp-theorem-4", **case, layer="2")
-    assert found.outcome == "passed"
-    assert "2 of 2 units" in found.summary
-    # a weight whose rows, once scaled, are worse conditioned than the best scaling: the false theorem fails on it
-    with torch.no_grad():
-        model[0].weight.copy_(torch.tensor([[2.0, 1, 0, 0], [-1, -1, -2, 0], [-2, -2, -2, 0]]))
-    with pytest.raises(ConditionNumberError, match="expected wc-theorem-1 to hold"):
-        assert_statement("wc-theorem-1", **case, layer="0")
-    assert assert_statement("wc-theorem-1", **case, layer="0", unit=[0, 2], status="violated").outcome == "passed"
-
-
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
@@ -209,13 +144,6 @@ def test_a_statement_on_a_layer_is_checked_on_its_own_inputs():
         (lambda case: assert_preconditioner_improves(*case, "bnpp"), "bnpp"),
         (lambda case: assert_preconditioner_improves(*case, None), "say which preconditioner"),
         (lambda case: assert_preconditioner_improves(*case, "bnp", factor=-1), "factor must be"),
-        (lambda case: assert_statement("nothing"), "unknown statement"),
-        (lambda case: assert_statement("bnp-theorem-4", status="open"), "holds, violated"),
-        (lambda case: assert_statement("bnp-theorem-4", model=case[0]), "give all of them"),
-        (
-            lambda case: assert_statement("cwo-rate", model=case[0], loss_fn=case[1], batch=case[2], layer="model"),
-            "does not speak of a layer",
-        ),
     ],
 )
 def test_bad_use_is_one_sentence_and_no_failed_assertion(call, complaint):

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 from hesscond import probe
-from hesscond.testing import assert_condition_number, assert_no_regression
+from hesscond.testing import assert_condition_number
 
 torch.manual_seed(0)
 CASE = nn.Linear(3, 1).double(), nn.MSELoss(), (torch.randn(20, 3).double(), torch.randn(20, 1).double())
@@ -36,11 +36,6 @@ def test_open():
 @pytest.mark.hesscond(unresolved="skip")
 def test_marked():
     assert_condition_number(*CASE, below=MIDDLE)
-
-@pytest.mark.parametrize("name", ["a/b", "a b"])
-def test_baseline(hesscond_baseline, name):
-    assert_no_regression(*CASE, baseline=hesscond_baseline())
-    assert_no_regression(*CASE, baseline=hesscond_baseline("again"), rel=1)
 
 def test_caught():
     with pytest.raises(AssertionError):
@@ -73,8 +68,8 @@ def run(pytester):
     return call
 
 
-def test_outcomes_baselines_and_the_summary(run, pytester):
-    first = run("-k", "not baseline", "--junitxml=report.xml")
+def test_outcomes_and_the_summary(run, pytester):
+    first = run("--junitxml=report.xml")
     first.assert_outcomes(passed=4, failed=2, skipped=1, xfailed=1)
     out = first.stdout.str()
     assert "expected κ > 1e+06, and the bounds decide against it: 0 of 1 units hold" in out
@@ -92,14 +87,6 @@ def test_outcomes_baselines_and_the_summary(run, pytester):
     properties = ElementTree.parse(pytester.path / "report.xml").getroot().iter("property")
     records = [json.loads(one.get("value")) for one in properties if one.get("name") == "hesscond"]
     assert sorted(one["outcome"] for one in records) == ["failed", "passed", *["unresolved"] * 3]
-
-    run("-k", "baseline").assert_outcomes(failed=2)
-    written = run("-k", "baseline", "--hesscond-update-baselines")
-    written.assert_outcomes(passed=2)
-    written.stdout.fnmatch_lines(["assertions about condition numbers: 4 written"])
-    files = sorted(one.name for one in (pytester.path / "baselines" / "test_kappa").iterdir())
-    assert len(files) == 4
-    run("-k", "baseline").assert_outcomes(passed=2)
 
 
 @pytest.mark.parametrize("verbosity", ["-q", "-v"])
@@ -161,9 +148,8 @@ def test_a_run_without_assertions_says_nothing(run, pytester):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is not installed")
 def test_several_processes(run):
-    run("-n", "2", "-k", "baseline", "--hesscond-update-baselines").assert_outcomes(passed=2)
     found = run("-n", "2")
-    found.assert_outcomes(passed=6, failed=2, skipped=1, xfailed=1)
+    found.assert_outcomes(passed=4, failed=2, skipped=1, xfailed=1)
     found.stdout.fnmatch_lines(["assertions about condition numbers: 1 failed, 3 unresolved"])
 
 
