@@ -91,6 +91,13 @@ def kind(group, title, layer, *, kinds=KINDS, **facts):
     return register
 
 
+def add(group, name, title, layer, make, **facts):
+    """Register a function as a kind, by a name."""
+    make = functools.partial(make)
+    make.__name__ = name
+    KINDS.append(Kind(group, title, make, layer, **facts))
+
+
 def classes(n=20, d=4, c=3):
     """Features and labels."""
     return torch.randn(n, d), torch.randint(0, c, (n,))
@@ -111,6 +118,30 @@ def tokens(n=8, length=4, d=4, c=3):
     return torch.randn(n, length, d), torch.randint(0, c, (n,))
 
 
+class Net(nn.Module):
+    """Parts by name, and a forward pass as a function of them and the inputs."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs, **named):
+        return self.function(self, *inputs, **named)
+
+
+class Applied(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
 def mlp(activation=None, *, last=3):
     """Three dense layers."""
     activation = activation or nn.ReLU()
@@ -122,142 +153,68 @@ def around(layer, width=3, activation=None):
     return nn.Sequential(layer, activation or nn.Tanh(), nn.Linear(width, 3))
 
 
+def changed(change, twin=double):
+    """Twin of a model, changed in place by ``change(twin)``."""
+
+    def make(model):
+        made = twin(model)
+        change(made)
+        return made
+
+    return make
+
+
 # ---------------------------------------------------------------------------------------------------------- ordinary
 
 ORDINARY = "Ordinary networks"
+ordinary = functools.partial(add, ORDINARY)
 
 
-@kind(ORDINARY, "MLP, ReLU, cross-entropy", "2")
-def plain_mlp():
-    return mlp(), CE, classes()
-
-
-@kind(ORDINARY, "MLP, SiLU, squared error", "2")
-def smooth_mlp():
-    return mlp(nn.SiLU()), MSE, values()
-
-
-@kind(ORDINARY, "convolutional network", "0")
-def cnn():
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
-    return model, CE, images(20)
-
-
-@kind(ORDINARY, "transposed convolution", "0")
-def transposed():
-    model = nn.Sequential(nn.ConvTranspose2d(2, 2, 2, stride=2), nn.Tanh(), nn.Conv2d(2, 1, 2, stride=2))
-    return model, MSE, (torch.randn(8, 2, 2, 2), torch.randn(8, 1, 2, 2))
-
-
-@kind(ORDINARY, "grouped and dilated convolution", "0")
-def grouped_dilated():
-    model = nn.Sequential(nn.Conv2d(4, 4, 2, groups=2, dilation=2), nn.GELU(), nn.Flatten(), nn.Linear(16, 3))
-    return model, CE, images(15, 4)
-
-
-@kind(ORDINARY, "batch normalization, training mode", "0")
-def batchnorm_train():
+def batch_norm():
     return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 3)), CE, classes()
 
 
-@kind(ORDINARY, "batch normalization, evaluation mode", "0")
-def batchnorm_eval():
-    model, loss, batch = batchnorm_train()
+def batch_norm_eval():
+    model, loss, batch = batch_norm()
     model(batch[0] + 0.3)
     return model.eval(), loss, batch
 
 
-@kind(ORDINARY, "batch normalization itself", "1")
-def batchnorm_parameters():
-    return batchnorm_train()
-
-
-@kind(ORDINARY, "layer normalization itself", "1")
-def layernorm():
-    return nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Tanh(), nn.Linear(3, 3)), CE, classes()
-
-
-@kind(ORDINARY, "embedding", "0")
-def embedding():
-    model = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
-    return model, CE, (torch.randint(0, 6, (20, 2)), torch.randint(0, 3, (20,)))
-
-
-class UNet(nn.Module):
+def unet(m, x):
     """Down, up, skip connection by concatenation."""
-
-    def __init__(self):
-        super().__init__()
-        self.down, self.up = nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.ConvTranspose2d(2, 1, 2, stride=2)
-        self.out = nn.Conv2d(2, 1, 1)
-
-    def forward(self, x):
-        return self.out(torch.cat([x, self.up(F.silu(self.down(x)))], 1))
+    return m.out(torch.cat([x, m.up(F.silu(m.down(x)))], 1))
 
 
-@kind(ORDINARY, "U-Net (skip by concatenation)", "down")
-def unet():
-    return UNet(), MSE, (torch.randn(8, 1, 4, 4), torch.randn(8, 1, 4, 4))
-
-
-class Detector(nn.Module):
-    """A detection head: classes and boxes from one trunk, as a dict."""
-
-    def __init__(self):
-        super().__init__()
-        self.trunk, self.classes, self.boxes = nn.Conv2d(2, 3, 2), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 4, 1)
-
-    def forward(self, x):
-        h = F.silu(self.trunk(x))
-        return {"logits": self.classes(h), "boxes": self.boxes(h)}
+def detector(m, x):
+    """Classes and boxes from one trunk, as a dict."""
+    h = F.silu(m.trunk(x))
+    return {"logits": m.classes(h), "boxes": m.boxes(h)}
 
 
 def detection_loss(output, target):
     return F.cross_entropy(output["logits"], target["label"]) + F.smooth_l1_loss(output["boxes"], target["box"])
 
 
-@kind(ORDINARY, "detection head (dict of outputs, two losses)", "trunk")
 def detection():
     target = {"label": torch.randint(0, 3, (6, 2, 2)), "box": torch.randn(6, 4, 2, 2)}
-    return Detector(), detection_loss, (torch.randn(6, 2, 3, 3), target)
+    model = Net(detector, trunk=nn.Conv2d(2, 3, 2), classes=nn.Conv2d(3, 3, 1), boxes=nn.Conv2d(3, 4, 1))
+    return model, detection_loss, (torch.randn(6, 2, 3, 3), target)
 
 
-@kind(ORDINARY, "dropout, training mode", "0")
-def dropout_train():
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.3), nn.Linear(5, 3)), CE, classes()
-
-
-class MixtureOfExperts(nn.Module):
+def mixture_of_experts(m, x):
     """A softmax router sends every sample to its two best experts."""
-
-    def __init__(self):
-        super().__init__()
-        self.router, self.experts = nn.Linear(4, 3), nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
-
-    def forward(self, x):
-        gates, chosen = self.router(x).softmax(1).topk(2, 1)
-        out = x.new_zeros(len(x), 3)
-        for number, expert in enumerate(self.experts):
-            rows, slot = torch.where(chosen == number)
-            if len(rows):
-                out = out.index_add(0, rows, gates[rows, slot, None] * torch.tanh(expert(x[rows])))
-        return out
+    gates, chosen = m.router(x).softmax(1).topk(2, 1)
+    out = x.new_zeros(len(x), 3)
+    for number, expert in enumerate(m.experts):
+        rows, slot = torch.where(chosen == number)
+        if len(rows):
+            out = out.index_add(0, rows, gates[rows, slot, None] * torch.tanh(expert(x[rows])))
+    return out
 
 
-@kind(ORDINARY, "mixture of experts with routing", "experts.0")
-def mixture_of_experts():
-    return MixtureOfExperts(), CE, classes(30)
-
-
-class ComplexNet(nn.Module):
+def complex_net(m, x):
     """A complex layer; the head sees its modulus."""
-
-    def __init__(self):
-        super().__init__()
-        self.complex, self.head = nn.Linear(3, 2, dtype=torch.complex64), nn.Linear(2, 3)
-
-    def forward(self, x):
-        return self.head(self.complex(torch.complex(x, x.roll(1, 1)).to(self.complex.weight.dtype)).abs())
+    return m.head(m.complex(torch.complex(x, x.roll(1, 1)).to(m.complex.weight.dtype)).abs())
 
 
 def complex_twin(model):
@@ -267,79 +224,31 @@ def complex_twin(model):
     return twin
 
 
-@kind(ORDINARY, "complex layer", "complex", twin=complex_twin)
-def complex_layer():
-    return ComplexNet(), CE, classes(d=3)
-
-
-class ResNet(nn.Module):
+def resnet(m, x):
     """A residual block with batch normalization, its activations in place."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.norm, self.conv = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3, padding=1)
-        self.relu, self.head = nn.ReLU(inplace=True), nn.Linear(2, 3)
-
-    def forward(self, x):
-        h = self.relu(self.norm(self.stem(x)))
-        h = self.relu(self.conv(h).add_(h))
-        return self.head(h.mean((2, 3)))
+    h = m.relu(m.norm(m.stem(x)))
+    h = m.relu(m.conv(h).add_(h))
+    return m.head(h.mean((2, 3)))
 
 
-@kind(ORDINARY, "residual network, activations in place", "conv")
-def resnet():
-    return ResNet(), CE, images(10, 1)
-
-
-@kind(ORDINARY, "nn.Bilinear", "bilinear")
-def bilinear():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.bilinear, self.head = nn.Bilinear(2, 2, 3), nn.Linear(3, 3)
-
-        def forward(self, x):
-            return self.head(torch.tanh(self.bilinear(x[:, :2], x[:, 2:])))
-
-    return Model(), CE, classes()
-
-
-@kind(ORDINARY, "PReLU", "1")
-def prelu():
-    return around(nn.Linear(4, 3), activation=nn.PReLU(3)), CE, classes()
-
-
-class Graph(nn.Module):
+def graph_net(m, x, edges):
     """Graph convolutions: messages from neighbours are added up."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
-
-    def forward(self, x, edges):
-        for layer in (self.first, self.head):
-            messages = layer(x)
-            x = torch.tanh(messages.index_add(0, edges[1], messages[edges[0]]))
-        return x
+    for layer in (m.first, m.head):
+        messages = layer(x)
+        x = torch.tanh(messages.index_add(0, edges[1], messages[edges[0]]))
+    return x
 
 
-@kind(ORDINARY, "graph network (all nodes are one sample)", "first")
 def graph():
     inputs = {"x": torch.randn(15, 3), "edges": torch.randint(0, 15, (2, 30))}
-    return Graph(), CE, (inputs, torch.randint(0, 3, (15,)))
+    return Net(graph_net, first=nn.Linear(3, 4), head=nn.Linear(4, 3)), CE, (inputs, torch.randint(0, 3, (15,)))
 
 
-class VAE(nn.Module):
-    """A variational autoencoder, with its noise."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.decoder = nn.Linear(3, 4), nn.Linear(2, 3)
-
-    def forward(self, x):
-        mean, log_variance = self.encoder(x).chunk(2, 1)
-        z = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
-        return self.decoder(torch.tanh(z)), mean, log_variance
+def variational(m, x):
+    """An autoencoder with its noise."""
+    mean, log_variance = m.encoder(x).chunk(2, 1)
+    z = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
+    return m.decoder(torch.tanh(z)), mean, log_variance
 
 
 def elbo(output, target):
@@ -347,140 +256,115 @@ def elbo(output, target):
     return F.mse_loss(seen, target) + 0.5 * (mean.square() + log_variance.exp() - log_variance - 1).mean()
 
 
-@kind(ORDINARY, "variational autoencoder (noise in the forward pass)", "encoder")
 def vae():
     x = torch.randn(20, 3)
-    return VAE(), elbo, (x, x)
+    return Net(variational, encoder=nn.Linear(3, 4), decoder=nn.Linear(2, 3)), elbo, (x, x)
 
 
-class Flow(nn.Module):
+def couplings(m, x):
     """A normalizing flow of affine couplings, with its log-determinant."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(2, 4), nn.Linear(2, 4)
-
-    def forward(self, x):
-        a, b = x.chunk(2, 1)
-        scale, shift = self.first(a).chunk(2, 1)
-        b = b * torch.tanh(scale).exp() + shift
-        scale2, shift2 = self.second(b).chunk(2, 1)
-        a = a * torch.tanh(scale2).exp() + shift2
-        return torch.cat([a, b], 1), (torch.tanh(scale) + torch.tanh(scale2)).sum(1)
+    a, b = x.chunk(2, 1)
+    scale, shift = m.first(a).chunk(2, 1)
+    b = b * torch.tanh(scale).exp() + shift
+    scale2, shift2 = m.second(b).chunk(2, 1)
+    a = a * torch.tanh(scale2).exp() + shift2
+    return torch.cat([a, b], 1), (torch.tanh(scale) + torch.tanh(scale2)).sum(1)
 
 
 def likelihood(output, target):
     return (0.5 * output[0].square().sum(1) - output[1]).mean()
 
 
-@kind(ORDINARY, "normalizing flow (log-determinant in the loss)", "first")
-def flow():
-    return Flow(), likelihood, (torch.randn(20, 4), torch.zeros(20))
+ordinary("plain_mlp", "MLP, ReLU, cross-entropy", "2", lambda: (mlp(), CE, classes()))
+ordinary("smooth_mlp", "MLP, SiLU, squared error", "2", lambda: (mlp(nn.SiLU()), MSE, values()))
+ordinary("cnn", "convolutional network", "0",
+    lambda: (nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)), CE, images(20)))  # fmt: skip
+ordinary("transposed", "transposed convolution", "0",
+    lambda: (nn.Sequential(nn.ConvTranspose2d(2, 2, 2, stride=2), nn.Tanh(), nn.Conv2d(2, 1, 2, stride=2)), MSE,
+             (torch.randn(8, 2, 2, 2), torch.randn(8, 1, 2, 2))))  # fmt: skip
+ordinary("grouped_dilated", "grouped and dilated convolution", "0",
+    lambda: (nn.Sequential(nn.Conv2d(4, 4, 2, groups=2, dilation=2), nn.GELU(), nn.Flatten(), nn.Linear(16, 3)), CE,
+             images(15, 4)))  # fmt: skip
+ordinary("batchnorm_train", "batch normalization, training mode", "0", batch_norm)
+ordinary("batchnorm_eval", "batch normalization, evaluation mode", "0", batch_norm_eval)
+ordinary("batchnorm_parameters", "batch normalization itself", "1", batch_norm)
+ordinary("layernorm", "layer normalization itself", "1",
+    lambda: (nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Tanh(), nn.Linear(3, 3)), CE, classes()))  # fmt: skip
+ordinary("embedding", "embedding", "0",
+    lambda: (nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), CE,
+             (torch.randint(0, 6, (20, 2)), torch.randint(0, 3, (20,)))))  # fmt: skip
+ordinary("unet", "U-Net (skip by concatenation)", "down",
+    lambda: (Net(unet, down=nn.Conv2d(1, 2, 3, stride=2, padding=1), up=nn.ConvTranspose2d(2, 1, 2, stride=2),
+                 out=nn.Conv2d(2, 1, 1)), MSE, (torch.randn(8, 1, 4, 4), torch.randn(8, 1, 4, 4))))  # fmt: skip
+ordinary("detection", "detection head (dict of outputs, two losses)", "trunk", detection)
+ordinary("dropout_train", "dropout, training mode", "0",
+    lambda: (nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.3), nn.Linear(5, 3)), CE, classes()))  # fmt: skip
+ordinary("mixture_of_experts", "mixture of experts with routing", "experts.0",
+    lambda: (Net(mixture_of_experts, router=nn.Linear(4, 3), experts=nn.ModuleList(nn.Linear(4, 3) for _ in range(3))),
+             CE, classes(30)))  # fmt: skip
+ordinary("complex_layer", "complex layer", "complex",
+    lambda: (Net(complex_net, complex=nn.Linear(3, 2, dtype=torch.complex64), head=nn.Linear(2, 3)), CE, classes(d=3)),
+    twin=complex_twin)  # fmt: skip
+ordinary("resnet", "residual network, activations in place", "conv",
+    lambda: (Net(resnet, stem=nn.Conv2d(1, 2, 3), norm=nn.BatchNorm2d(2), conv=nn.Conv2d(2, 2, 3, padding=1),
+                 relu=nn.ReLU(inplace=True), head=nn.Linear(2, 3)), CE, images(10, 1)))  # fmt: skip
+ordinary("bilinear", "nn.Bilinear", "bilinear",
+    lambda: (Net(lambda m, x: m.head(torch.tanh(m.bilinear(x[:, :2], x[:, 2:]))), bilinear=nn.Bilinear(2, 2, 3),
+                 head=nn.Linear(3, 3)), CE, classes()))  # fmt: skip
+ordinary("prelu", "PReLU", "1", lambda: (around(nn.Linear(4, 3), activation=nn.PReLU(3)), CE, classes()))
+ordinary("graph", "graph network (all nodes are one sample)", "first", graph)
+ordinary("vae", "variational autoencoder (noise in the forward pass)", "encoder", vae)
+ordinary("flow", "normalizing flow (log-determinant in the loss)", "first",
+    lambda: (Net(couplings, first=nn.Linear(2, 4), second=nn.Linear(2, 4)), likelihood,
+             (torch.randn(20, 4), torch.zeros(20))))  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- sequences, attention
 
 SEQUENCES = "Recurrence and attention"
+sequence = functools.partial(add, SEQUENCES)
 
 
-class Recurrent(nn.Module):
+def recurrent(layer):
     """A recurrent layer of torch and a head on its last state."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.rnn, self.head = layer(3, 3, batch_first=True), nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.head(self.rnn(x)[0][:, -1])
+    return Net(lambda m, x: m.head(m.rnn(x)[0][:, -1]), rnn=layer(3, 3, batch_first=True), head=nn.Linear(3, 3))
 
 
-@kind(SEQUENCES, "nn.RNN", "rnn")
-def rnn():
-    return Recurrent(nn.RNN), CE, tokens(d=3)
-
-
-@kind(SEQUENCES, "nn.LSTM", "rnn")
-def lstm():
-    return Recurrent(nn.LSTM), CE, tokens(d=3)
-
-
-@kind(SEQUENCES, "nn.GRU", "rnn")
-def gru():
-    return Recurrent(nn.GRU), CE, tokens(d=3)
-
-
-class Cells(nn.Module):
+def cells(m, x):
     """A loop over an LSTM cell."""
-
-    def __init__(self):
-        super().__init__()
-        self.cell, self.head = nn.LSTMCell(3, 3), nn.Linear(3, 3)
-
-    def forward(self, x):
-        state = None
-        for step in x.unbind(1):
-            state = self.cell(step, state)
-        return self.head(state[0])
+    state = None
+    for step in x.unbind(1):
+        state = m.cell(step, state)
+    return m.head(state[0])
 
 
-@kind(SEQUENCES, "nn.LSTMCell in a loop", "cell")
-def lstm_cell():
-    return Cells(), CE, tokens(d=3)
+def encoder():
+    block = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True)
+    return Net(lambda m, x: m.head(m.block(x).mean(1)), block=block, head=nn.Linear(4, 3))
 
 
-class SelfAttention(nn.Module):
-    """nn.MultiheadAttention and a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head(self.attention(x, x, x)[0].mean(1))
-
-
-@kind(SEQUENCES, "nn.MultiheadAttention", "attention")
-def multihead_attention():
-    return SelfAttention(), CE, tokens()
-
-
-class Encoder(nn.Module):
-    """nn.TransformerEncoderLayer and a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.block = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head(self.block(x).mean(1))
-
-
-@kind(SEQUENCES, "nn.TransformerEncoderLayer, training mode", "block.linear1")
-def encoder_train():
-    return Encoder(), CE, tokens()
-
-
-@kind(SEQUENCES, "nn.TransformerEncoderLayer, evaluation mode (fast path)", "block.linear1")
-def encoder_eval():
-    return Encoder().eval(), CE, tokens()
-
-
-class Tied(nn.Module):
-    """A language model whose output layer is its embedding."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.middle, self.out = nn.Embedding(6, 3), nn.Linear(3, 3), nn.Linear(3, 6, bias=False)
-        self.out.weight = self.embedding.weight
-
-    def forward(self, x):
-        return self.out(torch.tanh(self.middle(self.embedding(x)))).transpose(1, 2)
-
-
-@kind(SEQUENCES, "embedding tied to the output layer", "out")
 def tied():
-    return Tied(), CE, (torch.randint(0, 6, (12, 3)), torch.randint(0, 6, (12, 3)))
+    """A language model whose output layer is its embedding."""
+    model = Net(lambda m, x: m.out(torch.tanh(m.middle(m.embedding(x)))).transpose(1, 2), embedding=nn.Embedding(6, 3),
+                middle=nn.Linear(3, 3), out=nn.Linear(3, 6, bias=False))  # fmt: skip
+    model.out.weight = model.embedding.weight
+    return model, CE, (torch.randint(0, 6, (12, 3)), torch.randint(0, 6, (12, 3)))
+
+
+sequence("rnn", "nn.RNN", "rnn", lambda: (recurrent(nn.RNN), CE, tokens(d=3)))
+sequence("lstm", "nn.LSTM", "rnn", lambda: (recurrent(nn.LSTM), CE, tokens(d=3)))
+sequence("gru", "nn.GRU", "rnn", lambda: (recurrent(nn.GRU), CE, tokens(d=3)))
+sequence("lstm_cell", "nn.LSTMCell in a loop", "cell",
+    lambda: (Net(cells, cell=nn.LSTMCell(3, 3), head=nn.Linear(3, 3)), CE, tokens(d=3)))  # fmt: skip
+sequence("multihead_attention", "nn.MultiheadAttention", "attention",
+    lambda: (Net(lambda m, x: m.head(m.attention(x, x, x)[0].mean(1)),
+                 attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3)), CE,
+             tokens()))  # fmt: skip
+sequence("encoder_train", "nn.TransformerEncoderLayer, training mode", "block.linear1",
+    lambda: (encoder(), CE, tokens()))  # fmt: skip
+sequence("encoder_eval", "nn.TransformerEncoderLayer, evaluation mode (fast path)", "block.linear1",
+    lambda: (encoder().eval(), CE, tokens()))  # fmt: skip
+sequence("tied", "embedding tied to the output layer", "out", tied)
 
 
 # --------------------------------------------------------------------------------------------------------- own layers
@@ -499,28 +383,12 @@ class EqualizedLinear(nn.Linear):
         return F.linear(x, self.weight * self.gain, self.bias * self.multiplier)
 
 
-@kind(OWN, "equalized learning rate (StyleGAN)", "0")
-def equalized():
-    return around(EqualizedLinear(4, 3)), CE, classes()
-
-
-@kind(OWN, "equalized learning rate, bias × 0.1", "0")
-def equalized_bias():
-    return around(EqualizedLinear(4, 3, 0.1)), CE, classes()
-
-
 class StandardizedConv(nn.Conv2d):
     """Weight standardization."""
 
     def forward(self, x):
         mean, std = self.weight.mean((1, 2, 3), keepdim=True), self.weight.std((1, 2, 3), keepdim=True)
         return self._conv_forward(x, (self.weight - mean) / (std + 1e-5), self.bias)
-
-
-@kind(OWN, "weight-standardized convolution", "0")
-def standardized_conv():
-    model = nn.Sequential(StandardizedConv(2, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
-    return model, CE, images()
 
 
 class MaskedLinear(nn.Linear):
@@ -534,9 +402,15 @@ class MaskedLinear(nn.Linear):
         return F.linear(x, self.weight * self.mask, self.bias)
 
 
-@kind(OWN, "masked linear (MADE)", "0")
-def masked():
-    return around(MaskedLinear(4, 3)), CE, classes()
+class Weighing(nn.Linear):
+    """A layer that applies a function of its weight."""
+
+    def __init__(self, function):
+        super().__init__(4, 3)
+        self.function = function
+
+    def forward(self, x):
+        return F.linear(x, self.function(self.weight), self.bias)
 
 
 class CosineLinear(nn.Linear):
@@ -546,23 +420,6 @@ class CosineLinear(nn.Linear):
         return F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1), self.bias)
 
 
-@kind(OWN, "cosine linear", "0")
-def cosine():
-    return around(CosineLinear(4, 3)), CE, classes()
-
-
-class TanhLinear(nn.Linear):
-    """tanh(W)."""
-
-    def forward(self, x):
-        return F.linear(x, torch.tanh(self.weight), self.bias)
-
-
-@kind(OWN, "tanh(W)", "0")
-def tanh_of_weight():
-    return around(TanhLinear(4, 3)), CE, classes()
-
-
 class ActivatedLinear(nn.Linear):
     """The activation is inside the layer."""
 
@@ -570,26 +427,18 @@ class ActivatedLinear(nn.Linear):
         return F.silu(super().forward(x))
 
 
-@kind(OWN, "activation inside the layer", "0")
-def activation_inside():
-    return nn.Sequential(ActivatedLinear(4, 3), nn.Linear(3, 3)), CE, classes()
-
-
 def patched_forward(layer, x):
     return F.linear(x, layer.weight.square(), layer.bias)
 
 
-def patched_twin(model):
+def patch(model):
     """A copy's forward would still be that of the original layer."""
-    twin = double(model)
-    twin[0].forward = functools.partial(patched_forward, twin[0])
-    return twin
+    model[0].forward = functools.partial(patched_forward, model[0])
 
 
-@kind(OWN, "layer.forward = …", "0", twin=patched_twin)
 def patched():
     model = around(nn.Linear(4, 3))
-    model[0].forward = functools.partial(patched_forward, model[0])
+    patch(model)
     return model, CE, classes()
 
 
@@ -605,34 +454,14 @@ class LoRALinear(nn.Linear):
         return super().forward(x) + x @ self.A.T @ self.B.T
 
 
-@kind(OWN, "LoRA by hand", "0")
-def lora_by_hand():
-    return around(LoRALinear(4, 3)), CE, classes()
-
-
-class StraightThrough(nn.Linear):
+def straight_through(weight):
     """Quantization-aware training: rounded weights, gradients straight through."""
-
-    def forward(self, x):
-        rounded = (self.weight * 8).round() / 8
-        return F.linear(x, self.weight + (rounded - self.weight).detach(), self.bias)
+    return weight + ((weight * 8).round() / 8 - weight).detach()
 
 
-@kind(OWN, "quantization with a straight-through estimator", "0")
-def straight_through():
-    return around(StraightThrough(4, 3)), CE, classes()
-
-
-class FakeQuantized(nn.Linear):
-    """Quantization-aware training with torch's own fake quantization, its observer switched off."""
-
-    def forward(self, x):
-        return F.linear(x, torch.fake_quantize_per_tensor_affine(self.weight, 0.05, 0, -128, 127), self.bias)
-
-
-@kind(OWN, "torch's fake quantization", "0")
-def fake_quantized():
-    return around(FakeQuantized(4, 3)), CE, classes()
+def fake_quantized(weight):
+    """Torch's own fake quantization, its observer switched off."""
+    return torch.fake_quantize_per_tensor_affine(weight, 0.05, 0, -128, 127)
 
 
 class Cube(torch.autograd.Function):
@@ -652,69 +481,29 @@ class Cube(torch.autograd.Function):
 class OnceOnly(Cube):
     """The same with a backward that says it cannot."""
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * gradient
+    backward = staticmethod(torch.autograd.function.once_differentiable(Cube.backward))
 
 
-class Applied(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
+def keep_view(model):
+    """Keep a view of a weight: moved to float64, the two part."""
+    model.kept = [model.first.weight.T]
+    return model
 
 
-@kind(OWN, "custom autograd.Function", "0")
-def custom_function():
-    return around(nn.Linear(4, 3), activation=Applied(Cube.apply)), CE, classes()
-
-
-def cubic_twin(model):
-    """The same function with a second derivative."""
-    twin = double(model)
-    twin[1].function = Cube.apply
-    return twin
-
-
-@kind(OWN, "custom autograd.Function without a second derivative", "0", twin=cubic_twin)
-def custom_function_once():
-    return around(nn.Linear(4, 3), activation=Applied(OnceOnly.apply)), CE, classes()
-
-
-class KeptView(nn.Module):
-    """A view of a weight kept since the module was made: moved to float64, the two part."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.kept = [self.first.weight.T]
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.first(x)) + x @ self.kept[0])
+def with_kept_view():
+    model = Net(lambda m, x: m.head(torch.tanh(m.first(x)) + x @ m.kept[0]), first=nn.Linear(4, 4),
+                head=nn.Linear(4, 3))  # fmt: skip
+    return keep_view(model)
 
 
 def kept_view_twin(model):
-    twin = KeptView().double()
+    twin = with_kept_view().double()
     twin.load_state_dict(model.state_dict())
-    twin.kept = [twin.first.weight.T]
-    return twin
+    return keep_view(twin)
 
 
-@kind(OWN, "view of a weight kept since __init__", "first", twin=kept_view_twin)
-def kept_view():
-    return KeptView(), CE, classes()
-
-
-@kind(OWN, "view of a weight kept since __init__, float64 model", "first", twin=kept_view_twin)
 def kept_view_double():
-    model = KeptView().double()
-    model.kept = [model.first.weight.T]
+    model = keep_view(with_kept_view().double())
     x, y = classes()
     return model, CE, (x.double(), y)
 
@@ -724,73 +513,23 @@ def scripted_penalty(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x @ weight.t()) + weight.pow(2).sum()
 
 
-class ScriptedUse(nn.Module):
-    """A scripted function takes the weight of a layer a second time."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = nn.Linear(4, 3), nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.first(x)) + scripted_penalty(x, self.first.weight))
-
-
-@kind(OWN, "scripted function that uses a weight", "first")
-def scripted_use():
-    return ScriptedUse(), CE, classes()
-
-
-class Shared(nn.Module):
+def shared(m, x):
     """One layer three times."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.again, self.head = nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def forward(self, x):
-        h = self.first(x)
-        for _ in range(3):
-            h = torch.tanh(self.again(h))
-        return self.head(h)
+    h = m.first(x)
+    for _ in range(3):
+        h = torch.tanh(m.again(h))
+    return m.head(h)
 
 
-@kind(OWN, "layer used three times", "again")
-def shared():
-    return Shared(), CE, classes()
-
-
-class Loose(nn.Module):
+def loose(m, x):
     """Parameters of the model itself, applied by einsum, beside a layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight, self.offset = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(3))
-        self.head = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.head(torch.tanh(torch.einsum("oi,ni->no", self.weight, x) + self.offset))
+    return m.head(torch.tanh(torch.einsum("oi,ni->no", m.weight, x) + m.offset))
 
 
-@kind(OWN, "parameters of the model itself (no layer)", "head")
-def loose():
-    return Loose(), CE, classes()
-
-
-class HyperNetwork(nn.Module):
+def hyper_network(m, x):
     """One network writes the weights of a layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.writer, self.layer, self.head = nn.Linear(2, 6), nn.Linear(2, 3), nn.Linear(3, 3)
-
-    def forward(self, x):
-        weight = self.layer.weight + self.writer(x.mean(0)[:2]).view(3, 2)
-        return self.head(torch.tanh(functional_call(self.layer, {"weight": weight}, (x[:, 2:],))))
-
-
-@kind(OWN, "hypernetwork that writes a layer's weight", "layer")
-def hypernetwork():
-    return HyperNetwork(), CE, classes()
+    weight = m.layer.weight + m.writer(x.mean(0)[:2]).view(3, 2)
+    return m.head(torch.tanh(functional_call(m.layer, {"weight": weight}, (x[:, 2:],))))
 
 
 class Counting(nn.Module):
@@ -808,34 +547,59 @@ class Counting(nn.Module):
         return self.head(torch.tanh(h - self.mean))
 
 
-@kind(OWN, "forward pass that changes the module's state", "first")
-def counting():
-    return Counting(), CE, classes()
-
-
-class Penalized(nn.Module):
-    """Weight decay in the loss, by hand: the output carries the norm of a weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = around(nn.Linear(4, 3))
-
-    def forward(self, x):
-        return self.net(x), self.net[0].weight.pow(4).sum()
-
-
 def penalized_loss(output, target):
     return F.cross_entropy(output[0], target) + 0.01 * output[1]
 
 
-@kind(OWN, "penalty on a weight in the loss", "net.0")
-def penalized():
-    return Penalized(), penalized_loss, classes()
+def own(name, title, layer, make=None, *, first=None, activation=None, **facts):
+    """Register a kind; by default a first layer, an activation and a head."""
+    add(OWN, name, title, layer, make or (lambda: (around(first(), activation=activation), CE, classes())), **facts)
+
+
+own("equalized", "equalized learning rate (StyleGAN)", "0", first=lambda: EqualizedLinear(4, 3))
+own("equalized_bias", "equalized learning rate, bias × 0.1", "0", first=lambda: EqualizedLinear(4, 3, 0.1))
+own("standardized_conv", "weight-standardized convolution", "0",
+    lambda: (nn.Sequential(StandardizedConv(2, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)), CE,
+             images()))  # fmt: skip
+own("masked", "masked linear (MADE)", "0", first=lambda: MaskedLinear(4, 3))
+own("cosine", "cosine linear", "0", first=lambda: CosineLinear(4, 3))
+own("tanh_of_weight", "tanh(W)", "0", first=lambda: Weighing(torch.tanh))
+own("activation_inside", "activation inside the layer", "0",
+    lambda: (nn.Sequential(ActivatedLinear(4, 3), nn.Linear(3, 3)), CE, classes()))  # fmt: skip
+own("patched", "layer.forward = …", "0", patched, twin=changed(patch))
+own("lora_by_hand", "LoRA by hand", "0", first=lambda: LoRALinear(4, 3))
+own("straight_through", "quantization with a straight-through estimator", "0", first=lambda: Weighing(straight_through))
+own("fake_quantized", "torch's fake quantization", "0", first=lambda: Weighing(fake_quantized))
+own("custom_function", "custom autograd.Function", "0", first=lambda: nn.Linear(4, 3), activation=Applied(Cube.apply))
+own("custom_function_once", "custom autograd.Function without a second derivative", "0",
+    first=lambda: nn.Linear(4, 3), activation=Applied(OnceOnly.apply),
+    twin=changed(lambda twin: setattr(twin[1], "function", Cube.apply)))  # fmt: skip
+own("kept_view", "view of a weight kept since __init__", "first", lambda: (with_kept_view(), CE, classes()),
+    twin=kept_view_twin)  # fmt: skip
+own("kept_view_double", "view of a weight kept since __init__, float64 model", "first", kept_view_double,
+    twin=kept_view_twin)  # fmt: skip
+own("scripted_use", "scripted function that uses a weight", "first",
+    lambda: (Net(lambda m, x: m.head(torch.tanh(m.first(x)) + scripted_penalty(x, m.first.weight)),
+                 first=nn.Linear(4, 3), head=nn.Linear(3, 3)), CE, classes()))  # fmt: skip
+own("shared", "layer used three times", "again",
+    lambda: (Net(shared, first=nn.Linear(4, 3), again=nn.Linear(3, 3), head=nn.Linear(3, 3)), CE,
+             classes()))  # fmt: skip
+own("loose", "parameters of the model itself (no layer)", "head",
+    lambda: (Net(loose, weight=nn.Parameter(torch.randn(3, 4)), offset=nn.Parameter(torch.randn(3)),
+                 head=nn.Linear(3, 3)), CE, classes()))  # fmt: skip
+own("hypernetwork", "hypernetwork that writes a layer's weight", "layer",
+    lambda: (Net(hyper_network, writer=nn.Linear(2, 6), layer=nn.Linear(2, 3), head=nn.Linear(3, 3)), CE,
+             classes()))  # fmt: skip
+own("counting", "forward pass that changes the module's state", "first", lambda: (Counting(), CE, classes()))
+own("penalized", "penalty on a weight in the loss", "net.0",
+    lambda: (Net(lambda m, x: (m.net(x), m.net[0].weight.pow(4).sum()), net=around(nn.Linear(4, 3))), penalized_loss,
+             classes()))  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------- parametrizations
 
 PARAMETRIZED = "Parametrizations"
+parametrized = functools.partial(add, PARAMETRIZED)
 
 
 def quotient(g, v):
@@ -849,105 +613,81 @@ def weight_norm_twin(model):
     return twin
 
 
-@kind(PARAMETRIZED, "torch's parametrizations.weight_norm, by its formula", "0", twin=weight_norm_twin)
-def torch_weight_norm():
-    return around(parametrizations.weight_norm(nn.Linear(4, 3))), CE, classes()
-
-
-@kind(PARAMETRIZED, "hesscond's weight normalization", "0")
 def own_weight_norm():
     model = around(nn.Linear(4, 3))
     WeightNormalization(model, layers=("0",))
     return model, CE, classes()
 
 
-@kind(PARAMETRIZED, "spectral norm, training mode", "0")
-def spectral_norm_train():
-    return around(parametrizations.spectral_norm(nn.Linear(4, 3))), CE, classes()
-
-
-@kind(PARAMETRIZED, "spectral norm, evaluation mode", "0")
-def spectral_norm_eval():
-    return around(parametrizations.spectral_norm(nn.Linear(4, 3))).eval(), CE, classes()
-
-
-def old_spectral_twin(model):
-    """The normalized weight is no leaf, and so not copied."""
-    twin = around(nn.utils.spectral_norm(nn.Linear(4, 3)))
-    twin.load_state_dict(model.state_dict())
-    return twin.double().eval()
-
-
-def pruned_twin(model):
-    """The pruned weight is no leaf, and so not copied."""
-    twin = around(nn.Linear(4, 3))
-    prune.custom_from_mask(twin[0], "weight", model[0].weight_mask)
+def reloaded(model, twin):
+    """A twin with the state of the model, which holds tensors that are no leaves, and so not copied."""
     twin.load_state_dict(model.state_dict())
     return twin.double()
 
 
-@kind(
-    PARAMETRIZED, "torch.nn.utils.spectral_norm (the old one, by hooks), evaluation mode", "0", twin=old_spectral_twin
-)
+def old_spectral_twin(model):
+    return reloaded(model, around(nn.utils.spectral_norm(nn.Linear(4, 3)))).eval()
+
+
+def pruned_twin(model):
+    twin = around(nn.Linear(4, 3))
+    prune.custom_from_mask(twin[0], "weight", model[0].weight_mask)
+    return reloaded(model, twin)
+
+
 def old_spectral_norm():
     model = around(nn.utils.spectral_norm(nn.Linear(4, 3)))
     model(torch.randn(5, 4))
     return model.eval(), CE, classes()
 
 
-@kind(PARAMETRIZED, "torch.nn.utils.prune", "0", twin=pruned_twin)
 def pruned():
     model = around(nn.Linear(4, 3))
     prune.l1_unstructured(model[0], "weight", amount=4)
     return model, CE, classes()
 
 
-@kind(PARAMETRIZED, "torch.nn.utils.prune, made permanent", "0")
 def prune_removed():
     model, loss, batch = pruned()
     prune.remove(model[0], "weight")
     return model, loss, batch
 
 
-@kind(PARAMETRIZED, "orthogonal weights", "0")
-def orthogonal():
-    return around(parametrizations.orthogonal(nn.Linear(4, 3))), CE, classes()
-
-
-class Exponential(nn.Module):
-    """Positive weights."""
-
-    def forward(self, w):
-        return w.exp()
-
-
-@kind(PARAMETRIZED, "own parametrization (positive weights)", "0")
 def positive():
     model = around(nn.Linear(4, 3))
-    parametrize.register_parametrization(model[0], "weight", Exponential())
+    parametrize.register_parametrization(model[0], "weight", Applied(torch.exp))
     return model, CE, classes()
+
+
+parametrized("torch_weight_norm", "torch's parametrizations.weight_norm, by its formula", "0",
+    lambda: (around(parametrizations.weight_norm(nn.Linear(4, 3))), CE, classes()), twin=weight_norm_twin)  # fmt: skip
+parametrized("own_weight_norm", "hesscond's weight normalization", "0", own_weight_norm)
+parametrized("spectral_norm_train", "spectral norm, training mode", "0",
+    lambda: (around(parametrizations.spectral_norm(nn.Linear(4, 3))), CE, classes()))  # fmt: skip
+parametrized("spectral_norm_eval", "spectral norm, evaluation mode", "0",
+    lambda: (around(parametrizations.spectral_norm(nn.Linear(4, 3))).eval(), CE, classes()))  # fmt: skip
+parametrized("old_spectral_norm", "torch.nn.utils.spectral_norm (the old one, by hooks), evaluation mode", "0",
+    old_spectral_norm, twin=old_spectral_twin)  # fmt: skip
+parametrized("pruned", "torch.nn.utils.prune", "0", pruned, twin=pruned_twin)
+parametrized("prune_removed", "torch.nn.utils.prune, made permanent", "0", prune_removed)
+parametrized("orthogonal", "orthogonal weights", "0",
+    lambda: (around(parametrizations.orthogonal(nn.Linear(4, 3))), CE, classes()))  # fmt: skip
+parametrized("positive", "own parametrization (positive weights)", "0", positive)
 
 
 # ------------------------------------------------------------------------------------------------- gradients inside
 
 INSIDE = "Derivatives inside the forward pass or the loss"
+inside_of = functools.partial(add, INSIDE)
 
 
-class PINN(nn.Module):
+def laplacian(m, x):
     """u and its Laplacian."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        u = self.net(x)
-        (gradient,) = torch.autograd.grad(u.sum(), x, create_graph=True)
-        laplacian = sum(
-            torch.autograd.grad(gradient[:, i].sum(), x, create_graph=True)[0][:, i] for i in range(x.shape[1])
-        )
-        return u[:, 0], laplacian
+    x = x.detach().requires_grad_()
+    u = m.net(x)
+    (gradient,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+    second = [torch.autograd.grad(gradient[:, i].sum(), x, create_graph=True)[0][:, i] for i in range(x.shape[1])]
+    return u[:, 0], sum(second)
 
 
 def pinn_loss(output, target):
@@ -955,40 +695,18 @@ def pinn_loss(output, target):
     return (laplacian + target).square().mean() + u.square().mean()
 
 
-@kind(INSIDE, "PINN (Laplacian of the output in the loss)", "net.0")
-def pinn():
-    return PINN(), pinn_loss, (torch.rand(20, 2), torch.rand(20))
+def forces(m, x):
+    """The forces −∂E/∂x of an energy."""
+    x = x.detach().requires_grad_()
+    energy = m.out(torch.tanh(m.first(x)))
+    return -torch.autograd.grad(energy.sum(), x, create_graph=True)[0]
 
 
-class ForceField(nn.Module):
-    """An energy and the forces −∂E/∂x."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.out = nn.Linear(3, 4), nn.Linear(4, 1, bias=False)
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        energy = self.out(torch.tanh(self.first(x)))
-        return -torch.autograd.grad(energy.sum(), x, create_graph=True)[0]
-
-
-@kind(INSIDE, "force field (forces = −∂E/∂x)", "out")
-def force_field():
-    return ForceField(), MSE, (torch.randn(20, 3), torch.randn(20, 3))
-
-
-class Critic(nn.Module):
+def critic(m, x):
     """Scores, and the norm of their gradient in the inputs."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 4), nn.Softplus(), nn.Linear(4, 1))
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        score = self.net(x)
-        return score, torch.autograd.grad(score.sum(), x, create_graph=True)[0].norm(dim=1)
+    x = x.detach().requires_grad_()
+    score = m.net(x)
+    return score, torch.autograd.grad(score.sum(), x, create_graph=True)[0].norm(dim=1)
 
 
 def wasserstein(output, target):
@@ -996,170 +714,81 @@ def wasserstein(output, target):
     return (score[:, 0] * target).mean() + 10 * (norm - 1).square().mean()
 
 
-@kind(INSIDE, "WGAN-GP gradient penalty", "net.0")
-def gradient_penalty():
-    return Critic(), wasserstein, (torch.randn(16, 3), torch.tensor([1.0, -1.0]).repeat(8))
-
-
-class MAML(nn.Module):
+def inner_step(m, x):
     """One inner step of gradient descent on the first half, the answer for the second."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
-
-    def forward(self, x):
-        support, query = x.chunk(2)
-        own = dict(self.net.named_parameters())
-        loss = (functional_call(self.net, own, (support,)) - support.sum(1, keepdim=True)).square().mean()
-        steps = torch.autograd.grad(loss, list(own.values()), create_graph=True)
-        moved = {name: p - 0.1 * g for (name, p), g in zip(own.items(), steps, strict=True)}
-        return functional_call(self.net, moved, (query,))
+    support, query = x.chunk(2)
+    start = dict(m.net.named_parameters())
+    loss = (functional_call(m.net, start, (support,)) - support.sum(1, keepdim=True)).square().mean()
+    steps = torch.autograd.grad(loss, list(start.values()), create_graph=True)
+    moved = {name: p - 0.1 * g for (name, p), g in zip(start.items(), steps, strict=True)}
+    return functional_call(m.net, moved, (query,))
 
 
 def query_loss(output, target):
     return F.mse_loss(output, target.chunk(2)[1])
 
 
-@kind(INSIDE, "inner optimization step (MAML)", "net.0")
 def maml():
     x = torch.randn(16, 3)
-    return MAML(), query_loss, (x, x.sum(1, keepdim=True).sin())
+    model = Net(inner_step, net=nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)))
+    return model, query_loss, (x, x.sum(1, keepdim=True).sin())
 
 
-class Equilibrium(nn.Module):
+def newton(m, z, injected):
+    function = torch.tanh(m.inner(z) + injected)
+    slope = (1 - function.square())[:, :, None] * m.inner.weight
+    identity = torch.eye(3, dtype=z.dtype, device=z.device)
+    return z - torch.linalg.solve(identity - slope, z - function)
+
+
+def deep_equilibrium(m, x):
     """z = tanh(Wz + Ux) by Newton's method without a graph; its last step has one, and carries both derivatives."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer, self.head = nn.Linear(3, 3, bias=False), nn.Linear(4, 3), nn.Linear(3, 3)
-        with torch.no_grad():
-            self.inner.weight.mul_(0.5)
-
-    def newton(self, z, injected):
-        function = torch.tanh(self.inner(z) + injected)
-        slope = (1 - function.square())[:, :, None] * self.inner.weight
-        identity = torch.eye(3, dtype=z.dtype, device=z.device)
-        return z - torch.linalg.solve(identity - slope, z - function)
-
-    def forward(self, x):
-        injected = self.outer(x)
-        with torch.no_grad():
-            z = torch.zeros_like(injected)
-            for _ in range(8):
-                z = self.newton(z, injected)
-        for _ in range(2):
-            z = self.newton(z, injected)
-        return self.head(z)
+    injected = m.outer(x)
+    with torch.no_grad():
+        z = torch.zeros_like(injected)
+        for _ in range(8):
+            z = newton(m, z, injected)
+    for _ in range(2):
+        z = newton(m, z, injected)
+    return m.head(z)
 
 
-@kind(INSIDE, "implicit layer (deep equilibrium)", "inner")
 def equilibrium():
-    return Equilibrium(), CE, classes()
+    model = Net(deep_equilibrium, inner=nn.Linear(3, 3, bias=False), outer=nn.Linear(4, 3), head=nn.Linear(3, 3))
+    with torch.no_grad():
+        model.inner.weight.mul_(0.5)
+    return model, CE, classes()
 
 
-class NeuralODE(nn.Module):
-    """Four Runge-Kutta steps of a vector field."""
-
-    def __init__(self):
-        super().__init__()
-        self.field, self.head = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def forward(self, x):
-        def f(z):
-            return torch.tanh(self.field(z))
-
-        for _ in range(4):
-            k1 = f(x)
-            k2 = f(x + 0.125 * k1)
-            k3 = f(x + 0.125 * k2)
-            k4 = f(x + 0.25 * k3)
-            x = x + (k1 + 2 * k2 + 2 * k3 + k4) / 24
-        return self.head(x)
+def runge_kutta(m, x):
+    """Four steps through a vector field."""
+    for _ in range(4):
+        k1 = torch.tanh(m.field(x))
+        k2 = torch.tanh(m.field(x + 0.125 * k1))
+        k3 = torch.tanh(m.field(x + 0.125 * k2))
+        k4 = torch.tanh(m.field(x + 0.25 * k3))
+        x = x + (k1 + 2 * k2 + 2 * k3 + k4) / 24
+    return m.head(x)
 
 
-@kind(INSIDE, "neural ODE (Runge-Kutta steps)", "field")
-def neural_ode():
-    return NeuralODE(), CE, classes(d=3)
-
-
-class Ensemble(nn.Module):
+def ensemble(m, x):
     """Two members at once: their parameters are stacked, and vmap runs over them."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = around(nn.Linear(4, 3)), around(nn.Linear(4, 3))
-
-    def forward(self, x):
-        states = [dict(member.named_parameters()) for member in (self.first, self.second)]
-        stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        return vmap(lambda own: functional_call(self.first, own, (x,)))(stacked).mean(0)
+    states = [dict(member.named_parameters()) for member in (m.first, m.second)]
+    stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    return vmap(lambda one: functional_call(m.first, one, (x,)))(stacked).mean(0)
 
 
-@kind(INSIDE, "ensemble by vmap over stacked parameters", "first.0")
-def ensemble():
-    return Ensemble(), CE, classes()
-
-
-class FrozenTrunk(nn.Module):
+def frozen_trunk(m, x):
     """A part without gradients."""
-
-    def __init__(self):
-        super().__init__()
-        self.trunk, self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(3, 3)
-
-    def forward(self, x):
-        with torch.no_grad():
-            h = torch.tanh(self.trunk(x))
-        return self.head(torch.tanh(self.inner(h)))
+    with torch.no_grad():
+        h = torch.tanh(m.trunk(x))
+    return m.head(torch.tanh(m.inner(h)))
 
 
-@kind(INSIDE, "part under no_grad", "inner")
-def no_grad_part():
-    return FrozenTrunk(), CE, classes()
-
-
-class Mapped(nn.Module):
-    """vmap over the samples."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = nn.Linear(4, 3), nn.Linear(3, 3)
-
-    def forward(self, x):
-        return vmap(lambda row: self.head(torch.tanh(self.first(row))))(x)
-
-
-@kind(INSIDE, "vmap in the forward pass", "first")
-def vmap_inside():
-    return Mapped(), CE, classes()
-
-
-class Jacobian(nn.Module):
-    """The Jacobian of a network as its output."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
-
-    def forward(self, x):
-        return vmap(jacrev(self.net))(x)
-
-
-@kind(INSIDE, "jacrev in the forward pass", "net.0")
-def jacrev_inside():
-    return Jacobian(), MSE, (torch.randn(15, 3), torch.randn(15, 2, 3))
-
-
-class Siamese(nn.Module):
+def siamese_net():
     """One trunk on two inputs."""
-
-    def __init__(self):
-        super().__init__()
-        self.trunk = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-
-    def forward(self, left, right):
-        return self.trunk(left), self.trunk(right)
+    trunk = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    return Net(lambda m, left, right: (m.trunk(left), m.trunk(right)), trunk=trunk)
 
 
 def contrastive(output, target):
@@ -1167,21 +796,47 @@ def contrastive(output, target):
     return torch.where(target == 1, distance, F.softplus(1 - distance)).mean()
 
 
-@kind(INSIDE, "Siamese network, contrastive loss", "trunk.0")
-def siamese():
-    inputs = {"left": torch.randn(15, 3), "right": torch.randn(15, 3)}
-    return Siamese(), contrastive, (inputs, torch.randint(0, 2, (15,)))
-
-
 def info_nce(output, target):
     left, right = (F.normalize(z, dim=1) for z in output)
     return F.cross_entropy(left @ right.T / 0.5, target)
 
 
-@kind(INSIDE, "InfoNCE over the batch", "trunk.0")
+def siamese_pairs():
+    inputs = {"left": torch.randn(15, 3), "right": torch.randn(15, 3)}
+    return siamese_net(), contrastive, (inputs, torch.randint(0, 2, (15,)))
+
+
 def all_against_all():
     inputs = {"left": torch.randn(8, 3), "right": torch.randn(8, 3)}
-    return Siamese(), info_nce, (inputs, torch.arange(8))
+    return siamese_net(), info_nce, (inputs, torch.arange(8))
+
+
+inside_of("pinn", "PINN (Laplacian of the output in the loss)", "net.0",
+    lambda: (Net(laplacian, net=nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))), pinn_loss,
+             (torch.rand(20, 2), torch.rand(20))))  # fmt: skip
+inside_of("force_field", "force field (forces = −∂E/∂x)", "out",
+    lambda: (Net(forces, first=nn.Linear(3, 4), out=nn.Linear(4, 1, bias=False)), MSE,
+             (torch.randn(20, 3), torch.randn(20, 3))))  # fmt: skip
+inside_of("gradient_penalty", "WGAN-GP gradient penalty", "net.0",
+    lambda: (Net(critic, net=nn.Sequential(nn.Linear(3, 4), nn.Softplus(), nn.Linear(4, 1))), wasserstein,
+             (torch.randn(16, 3), torch.tensor([1.0, -1.0]).repeat(8))))  # fmt: skip
+inside_of("maml", "inner optimization step (MAML)", "net.0", maml)
+inside_of("equilibrium", "implicit layer (deep equilibrium)", "inner", equilibrium)
+inside_of("neural_ode", "neural ODE (Runge-Kutta steps)", "field",
+    lambda: (Net(runge_kutta, field=nn.Linear(3, 3), head=nn.Linear(3, 3)), CE, classes(d=3)))  # fmt: skip
+inside_of("ensemble", "ensemble by vmap over stacked parameters", "first.0",
+    lambda: (Net(ensemble, first=around(nn.Linear(4, 3)), second=around(nn.Linear(4, 3))), CE, classes()))  # fmt: skip
+inside_of("no_grad_part", "part under no_grad", "inner",
+    lambda: (Net(frozen_trunk, trunk=nn.Linear(4, 4), inner=nn.Linear(4, 3), head=nn.Linear(3, 3)), CE,
+             classes()))  # fmt: skip
+inside_of("vmap_inside", "vmap in the forward pass", "first",
+    lambda: (Net(lambda m, x: vmap(lambda row: m.head(torch.tanh(m.first(row))))(x), first=nn.Linear(4, 3),
+                 head=nn.Linear(3, 3)), CE, classes()))  # fmt: skip
+inside_of("jacrev_inside", "jacrev in the forward pass", "net.0",
+    lambda: (Net(lambda m, x: vmap(jacrev(m.net))(x), net=nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))),
+             MSE, (torch.randn(15, 3), torch.randn(15, 2, 3))))  # fmt: skip
+inside_of("siamese", "Siamese network, contrastive loss", "trunk.0", siamese_pairs)
+inside_of("all_against_all", "InfoNCE over the batch", "trunk.0", all_against_all)
 
 
 # ------------------------------------------------------------------------------------------------------------- hooks
@@ -1205,67 +860,44 @@ def halve(module, grad_input, grad_output):
     return (grad_input[0] * 0.5,)
 
 
-@kind(HOOKS, "forward hook", "0")
-def forward_hook():
-    model = mlp()
-    model[0].register_forward_hook(twice)
-    return model, CE, classes()
+def hooked(layer, register, hook, activation=None):
+    """An MLP with a hook at a layer."""
+
+    def make():
+        model = mlp(activation)
+        getattr(model[layer], register)(hook)
+        return model, CE, classes()
+
+    return make
 
 
-@kind(HOOKS, "forward pre-hook", "0")
-def forward_pre_hook():
-    model = mlp()
-    model[0].register_forward_pre_hook(shifted)
-    return model, CE, classes()
-
-
-@kind(HOOKS, "full backward hook that looks", "2")
-def backward_hook():
-    model = mlp()
-    model[2].register_full_backward_hook(only_look)
-    return model, CE, classes()
-
-
-@kind(HOOKS, "full backward hook that changes the gradient", "0")
-def changing_backward_hook():
-    model = mlp(nn.Tanh())
-    model[2].register_full_backward_hook(halve)
-    return model, CE, classes()
+add(HOOKS, "forward_hook", "forward hook", "0", hooked(0, "register_forward_hook", twice))
+add(HOOKS, "forward_pre_hook", "forward pre-hook", "0", hooked(0, "register_forward_pre_hook", shifted))
+add(HOOKS, "backward_hook", "full backward hook that looks", "2", hooked(2, "register_full_backward_hook", only_look))
+add(HOOKS, "changing_backward_hook", "full backward hook that changes the gradient", "0",
+    hooked(2, "register_full_backward_hook", halve, nn.Tanh()))  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- wrappers, precision
 
 WRAPPED = "Wrappers and precision"
+wrapped = functools.partial(add, WRAPPED)
 
 
-class Checkpointed(nn.Module):
+def recomputing(m, x):
     """A block whose activations are computed again in the backward pass."""
-
-    def __init__(self, *, reentrant):
-        super().__init__()
-        self.first, self.block, self.head = nn.Linear(4, 4), around(nn.Linear(4, 3)), nn.Linear(3, 3)
-        self.reentrant: bool | None = reentrant
-
-    def forward(self, x):
-        h = torch.tanh(self.first(x))
-        h = self.block(h) if self.reentrant is None else checkpoint(self.block, h, use_reentrant=self.reentrant)
-        return self.head(torch.tanh(h))
+    h = torch.tanh(m.first(x))
+    h = m.block(h) if m.reentrant is None else checkpoint(m.block, h, use_reentrant=m.reentrant)
+    return m.head(torch.tanh(h))
 
 
-def without_checkpoint(model):
-    twin = double(model)
-    twin.reentrant = None
-    return twin
+def checkpointed(reentrant):
+    def make():
+        model = Net(recomputing, first=nn.Linear(4, 4), block=around(nn.Linear(4, 3)), head=nn.Linear(3, 3),
+                    reentrant=reentrant)  # fmt: skip
+        return model, CE, classes()
 
-
-@kind(WRAPPED, "activation checkpointing, reentrant", "block.0", twin=without_checkpoint)
-def checkpoint_reentrant():
-    return Checkpointed(reentrant=True), CE, classes()
-
-
-@kind(WRAPPED, "activation checkpointing, not reentrant", "block.0", twin=without_checkpoint)
-def checkpoint_modern():
-    return Checkpointed(reentrant=False), CE, classes()
+    return make
 
 
 def inside(attribute):
@@ -1273,79 +905,21 @@ def inside(attribute):
     return lambda wrapper: double(getattr(wrapper, attribute))
 
 
-@kind(WRAPPED, "torch.compile", "2", twin=inside("_orig_mod"))
-def compiled():
-    return torch.compile(mlp(), backend="eager"), CE, classes()
-
-
-@kind(WRAPPED, "DataParallel", "2", twin=inside("module"))
-def data_parallel():
-    return nn.DataParallel(mlp()), CE, classes()
-
-
 def eager_twin(model):
-    twin = mlp(nn.Tanh())
-    twin.load_state_dict(model.state_dict())
-    return twin.double()
+    return reloaded(model, mlp(nn.Tanh()))
 
 
-@kind(WRAPPED, "torch.jit.script", "2", twin=eager_twin)
-def scripted():
-    return torch.jit.script(mlp(nn.Tanh())), CE, classes()
-
-
-@kind(WRAPPED, "bfloat16 model", "2")
-def bfloat16():
-    return mlp(nn.Tanh()).bfloat16(), CE, (torch.randn(20, 4).bfloat16(), torch.randint(0, 3, (20,)))
-
-
-class Casting(nn.Module):
+def casting(m, x):
     """A norm that computes in float32 whatever comes in, as many language models have it."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = nn.Linear(4, 3), nn.Linear(3, 3)
-
-    def forward(self, x):
-        h = self.first(x)
-        wide = h.to(torch.float32)
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return self.head(F.silu(wide.to(h.dtype)))
+    h = m.first(x)
+    wide = h.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return m.head(F.silu(wide.to(h.dtype)))
 
 
-@kind(WRAPPED, "casts to float32 inside", "first")
-def casting():
-    return Casting(), CE, classes()
-
-
-class Autocast(nn.Module):
-    """Mixed precision."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = mlp(nn.Tanh())
-        self.enabled = True
-
-    def forward(self, x):
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.enabled):
-            return self.net(x)
-
-
-def without_autocast(model):
-    twin = double(model)
-    twin.enabled = False
-    return twin
-
-
-@kind(WRAPPED, "autocast to bfloat16 inside", "net.2", twin=without_autocast)
-def autocast():
-    return Autocast(), CE, classes()
-
-
-@kind(WRAPPED, "DistributedDataParallel, two processes", "2", twin=inside("module"), processes=2)
-def distributed():
-    model = nn.parallel.DistributedDataParallel(mlp(nn.Tanh()))
-    return model, CE, classes()
+def mixed_precision(m, x):
+    with torch.autocast("cpu", torch.bfloat16, enabled=m.enabled):
+        return m.net(x)
 
 
 def gathered(model):
@@ -1353,16 +927,36 @@ def gathered(model):
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     twin = mlp(nn.Tanh())
-    twin.load_state_dict(
-        get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=False))
-    )
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=False)
+    twin.load_state_dict(get_model_state_dict(model, options=options))
     return twin.double()
 
 
-@kind(WRAPPED, "FSDP2 (fully_shard), two processes", "2", twin=gathered, processes=2)
 def fully_sharded():
     from torch.distributed.fsdp import fully_shard
 
     model = mlp(nn.Tanh())
     fully_shard(model)
     return model, CE, classes()
+
+
+without_checkpoint = changed(lambda twin: setattr(twin, "reentrant", None))
+wrapped("checkpoint_reentrant", "activation checkpointing, reentrant", "block.0", checkpointed(True),
+    twin=without_checkpoint)  # fmt: skip
+wrapped("checkpoint_modern", "activation checkpointing, not reentrant", "block.0", checkpointed(False),
+    twin=without_checkpoint)  # fmt: skip
+wrapped("compiled", "torch.compile", "2", lambda: (torch.compile(mlp(), backend="eager"), CE, classes()),
+    twin=inside("_orig_mod"))  # fmt: skip
+wrapped("data_parallel", "DataParallel", "2", lambda: (nn.DataParallel(mlp()), CE, classes()), twin=inside("module"))
+wrapped("scripted", "torch.jit.script", "2", lambda: (torch.jit.script(mlp(nn.Tanh())), CE, classes()), twin=eager_twin)
+wrapped("bfloat16", "bfloat16 model", "2",
+    lambda: (mlp(nn.Tanh()).bfloat16(), CE, (torch.randn(20, 4).bfloat16(), torch.randint(0, 3, (20,)))))  # fmt: skip
+wrapped("casting", "casts to float32 inside", "first",
+    lambda: (Net(casting, first=nn.Linear(4, 3), head=nn.Linear(3, 3)), CE, classes()))  # fmt: skip
+wrapped("autocast", "autocast to bfloat16 inside", "net.2",
+    lambda: (Net(mixed_precision, net=mlp(nn.Tanh()), enabled=True), CE, classes()),
+    twin=changed(lambda twin: setattr(twin, "enabled", False)))  # fmt: skip
+wrapped("distributed", "DistributedDataParallel, two processes", "2",
+    lambda: (nn.parallel.DistributedDataParallel(mlp(nn.Tanh())), CE, classes()), twin=inside("module"),
+    processes=2)  # fmt: skip
+wrapped("fully_sharded", "FSDP2 (fully_shard), two processes", "2", fully_sharded, twin=gathered, processes=2)
