@@ -79,7 +79,7 @@ FAMILIES = {
     "inputs": ("standardize", "minmax"),
     "batch": ("batchnorm", "batchrenorm", "four-things-batchnorm"),
     "sample": ("layernorm", "groupnorm", "instancenorm"),
-    "preconditioned inputs": ("bnp", "whitening", "optimal-diagonal"),
+    "preconditioned inputs": ("bnp", "whitening"),
     "adaptive": ("adagrad", "rmsprop", "adam", "adamw"),
     "weights": ("weightnorm", "centred-weightnorm", "weightstandardization", "equilibration", "sphere"),
 }
@@ -805,7 +805,7 @@ def known_case() -> str:
     loss_fn = nn.CrossEntropyLoss()
     gaps = (0.5, 0.1, 0.01, 1e-4, 1e-6)
     rows: list[tuple[Any, ...]] = []
-    texts = ("l2", "standardize+l2", "minmax+l2", "bnp:statistics=data+l2", "optimal-diagonal+l2")
+    texts = ("l2", "standardize+l2", "minmax+l2", "bnp:statistics=data+l2")
     for strength in (1e-3, 1e-2):
         for text in texts:
             spec = f"{text}:strength={strength}"

@@ -91,7 +91,7 @@ FURTHER = (
         "rmsprop",
         "adamw",
     ),
-    *("batchnorm", "layernorm", "sphere", "weightnorm", "optimal-diagonal", "optimal-kronecker"),
+    *("batchnorm", "layernorm", "sphere", "weightnorm"),
 )
 #: What may rank methods, by level and column of the table of cells, and which of these are drawn.
 QUANTITIES = {

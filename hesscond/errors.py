@@ -21,6 +21,7 @@ GONE: dict[str, str] = {
     "--worst": "the counterexamples that verify prints say by how much a false claim is exceeded",
     "Extreme": "counterexamples that hesscond.verify returns have the factor",
     "structure_figure": "draw the norms with matplotlib: plt.imshow(hesscond.block_structure(…).norms.value.log10())",
+    "optimal-kronecker": "measure with method=hesscond.hessians.OptimalKronecker(); train with kfac",
 }
 
 

@@ -87,7 +87,7 @@ def probe(
         What to measure. None: the model in plain coordinates. A name, as ``--method`` takes it: of methods that build
         the network otherwise (``"batchnorm"``, ``"sphere"``) a copy of the model with the method applied to it, in the
         method's coordinates; of those whose P the inputs of the layers define (``"bnp"``) that of the data; of those
-        whose P one batch defines (``"kfac"``, ``"ekfac"``, ``"gauss-newton"``, ``"optimal-kronecker"``) that of a first
+        whose P one batch defines (``"kfac"``, ``"ekfac"``, ``"gauss-newton"``) that of a first
         step on it; methods whose coordinates many steps define (``"adam"``) are refused. A method at work on the model,
         ``BNP(model)``: the coordinates of its last step. An optimizer that has taken a step, of torch,
         pytorch-optimizer or heavyball, or several that train the model together: P with M = P Pᵀ of its step −η M g,

@@ -18,7 +18,6 @@ from hesscond.methods.kfac import EKFAC, KFAC
 from hesscond.methods.muon import Muon
 from hesscond.methods.normalization import GroupNormalization, InstanceNormalization, LayerNormalization
 from hesscond.methods.optimal_diagonal import OptimalDiagonal
-from hesscond.methods.optimal_kronecker import OptimalKronecker
 from hesscond.methods.preprocessing import MinMax, Standardization
 from hesscond.methods.psgd import PSGD
 from hesscond.methods.registry import method_class, register, registered
@@ -57,7 +56,6 @@ __all__ = [
     "MinMax",
     "Muon",
     "OptimalDiagonal",
-    "OptimalKronecker",
     "RMSProp",
     "Shampoo",
     "Sophia",

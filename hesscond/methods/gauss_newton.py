@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -149,89 +148,7 @@ def joined(parts: list[Products]) -> Rows:
 # -- the layers and their methods --------------------------------------------------------------------------------------
 
 
-@dataclass
-class CurvedState(WholeState):
-    """A layer, and the rows of its Gauss–Newton matrix.
-
-    Attributes
-    ----------
-    of_call
-        Number of the loss that each call belongs to.
-    """
-
-    of_call: list[int] = field(default_factory=list)
-
-    def products(self) -> list[Products]:
-        """The rows of each loss that was shown since the last step."""
-        found = []
-        for loss in dict.fromkeys(self.of_call):
-            calls = [k for k, own in enumerate(self.of_call) if own == loss]
-            deltas = [torch.stack([self.by_position(g) for g in self.gradients[k]]) for k in calls]
-            H = [self.extended(self.inputs[k], deltas[0].shape[1]) for k in calls]
-            found.append(Products(torch.cat(deltas, 2), torch.cat(H, 1)))
-        return found
-
-
-Curved = TypeVar("Curved", bound=CurvedState)
-
-
-class CurvedMethod(LayerMethod[Curved]):
-    """A `LayerMethod` that forms the Gauss–Newton matrix of each layer: Σ_j J_jᵀ S_j J_j.
-
-    J_j is the Jacobian of sample j's outputs in [b, W], and S_j = Σ_k b_k b_kᵀ the second derivative of the loss in
-    them, so that the rows are J_jᵀ b_k: as many backward passes as a sample has outputs with curvature.
-    """
-
-    def __init__(self, model: nn.Module, layers: tuple[str, ...] | None) -> None:
-        super().__init__(model, layers)
-        self.output = OutputWatch(self.name, model)
-        self._handles.append(self.output.handle)
-        self._losses = 0
-
-    @property
-    def due(self) -> bool:
-        """Whether the next step needs the matrices."""
-        return True
-
-    def observe(self, loss: torch.Tensor) -> None:
-        """Carry the roots of the curvature back, if the matrices are needed."""
-        if not self.due:
-            return
-        z, S = self.output.curvature(loss, whole=True)
-        B = root(S, self.name)
-        # of the first sample alone: nothing may come back to the others
-        alone = torch.zeros_like(B[:1])
-        alone[:, 0] = 1.0
-        self.output.back(z, torch.cat([B, alone]), self.layers.values())
-        self._losses += 1
-        for name, state in self.layers.items():
-            new = state.gradients[len(state.of_call) :]
-            # nothing came back to a call that belongs to another loss
-            state.of_call += [self._losses if own else 0 for own in new]
-            for last in [own.pop() for own in new if own]:
-                if len(last) != len(B[0]) or reaches(last[1:]):
-                    raise ConfigError(
-                        f"{self.name}: the samples of a mini-batch do not pass layer {name!r} one by one (batch "
-                        "normalization in training mode couples them), and its rows cannot be told apart"
-                    )
-
-    def update(self, states: list[Curved]) -> None:
-        """Compute M of the layers from the gradients that came back, where it is due."""
-        for state in states:
-            gradient = state.module.weight.grad
-            assert gradient is not None
-            if self.due and not all(state.gradients):
-                raise not_shown(self.name)
-            if self.due and bool(torch.isfinite(gradient).all()):
-                self.take(state)
-            state.of_call.clear()
-
-    @abstractmethod
-    def take(self, state: Curved) -> None:
-        """Compute M of a layer for this step."""
-
-
-# -- the method --------------------------------------------------------------------------------------------------------
+# -- M and the method --------------------------------------------------------------------------------------------------
 
 
 class Resolvent:
@@ -313,16 +230,21 @@ class GaussNewtonRoot(LayerPreconditioner):
 
 
 @dataclass
-class GaussNewtonState(CurvedState):
-    """A layer, and M of its last step.
+class GaussNewtonState(WholeState):
+    """A layer, the loss that each of its calls belongs to, and M of the last step (None before the first one)."""
 
-    Attributes
-    ----------
-    resolvent
-        M of the last step; None before the first one.
-    """
-
+    of_call: list[int] = field(default_factory=list)
     resolvent: Resolvent | None = None
+
+    def products(self) -> list[Products]:
+        """The rows of each loss that was shown since the last step."""
+        found = []
+        for loss in dict.fromkeys(self.of_call):
+            calls = [k for k, own in enumerate(self.of_call) if own == loss]
+            deltas = [torch.stack([self.by_position(g) for g in self.gradients[k]]) for k in calls]
+            H = [self.extended(self.inputs[k], deltas[0].shape[1]) for k in calls]
+            found.append(Products(torch.cat(deltas, 2), torch.cat(H, 1)))
+        return found
 
     def moved(self, gradient: torch.Tensor) -> torch.Tensor:
         """M times the gradient of [b, W]; as it is where it is not finite."""
@@ -330,7 +252,7 @@ class GaussNewtonState(CurvedState):
 
 
 @register
-class GaussNewton(CurvedMethod[GaussNewtonState]):
+class GaussNewton(LayerMethod[GaussNewtonState]):
     """Gauss–Newton, layer by layer: M = (G + γI)^−1 for [b, W] of every layer, G = Σ_j J_jᵀ S_j J_j of the mini-batch.
 
     J_j is the Jacobian of the outputs of sample j in the layer's parameters, S_j the second derivative of the loss in
@@ -382,13 +304,47 @@ class GaussNewton(CurvedMethod[GaussNewtonState]):
         refuse_unless(0 < damping < math.inf and widest >= 1, self.name, "damping > 0 and widest ≥ 1", damping, widest)
         self.damping, self.widest = damping, widest
         super().__init__(model, layers)
+        self.output = OutputWatch(self.name, model)
+        self._handles.append(self.output.handle)
+        self._losses = 0
 
     def state_of(self, layer: Layer) -> GaussNewtonState:
         """State without any inputs."""
         return GaussNewtonState(layer)
 
+    def observe(self, loss: torch.Tensor) -> None:
+        """Carry the roots b_k of the curvature S_j back to the layers."""
+        z, S = self.output.curvature(loss, whole=True)
+        B = root(S, self.name)
+        # of the first sample alone: nothing may come back to the others
+        alone = torch.zeros_like(B[:1])
+        alone[:, 0] = 1.0
+        self.output.back(z, torch.cat([B, alone]), self.layers.values())
+        self._losses += 1
+        for name, state in self.layers.items():
+            new = state.gradients[len(state.of_call) :]
+            # nothing came back to a call that belongs to another loss
+            state.of_call += [self._losses if own else 0 for own in new]
+            for last in [own.pop() for own in new if own]:
+                if len(last) != len(B[0]) or reaches(last[1:]):
+                    raise ConfigError(
+                        f"{self.name}: the samples of a mini-batch do not pass layer {name!r} one by one (batch "
+                        "normalization in training mode couples them), and its rows cannot be told apart"
+                    )
+
+    def update(self, states: list[GaussNewtonState]) -> None:
+        """Compute M of the layers from the gradients that came back."""
+        for state in states:
+            gradient = state.module.weight.grad
+            assert gradient is not None
+            if not all(state.gradients):
+                raise not_shown(self.name)
+            if bool(torch.isfinite(gradient).all()):
+                self.take(state)
+            state.of_call.clear()
+
     def take(self, state: GaussNewtonState) -> None:
-        """Compute M of this mini-batch.
+        """Compute M of a layer from this mini-batch.
 
         Raises
         ------

@@ -60,6 +60,6 @@ def method_class(name: str) -> type[Method]:
 
 
 def registered() -> Iterator[type[Method]]:
-    """All methods, by name."""
+    """All methods that a network can be trained with, by name."""
     load_installed()
-    return iter([_REGISTRY[name] for name in sorted(_REGISTRY)])
+    return iter([_REGISTRY[name] for name in sorted(_REGISTRY) if _REGISTRY[name].trained])

@@ -49,8 +49,6 @@ METHOD_LOOKS = {
     "weightnorm": MethodLook("#997700", "<", DASHED),
     "centred-weightnorm": MethodLook("#664400", ">", DASH_DOT),
     "weightstandardization": MethodLook("#AA7744", "p", DOTTED),
-    "optimal-diagonal": MethodLook("#B3446C", "*", DASHED),
-    "optimal-kronecker": MethodLook("#7D2A5B", "*", DOTTED),
     "gauss-newton": MethodLook("#0B3C5D", "*"),
     "sphere": MethodLook("#CC79A7", "P"),
     "adam": MethodLook("#AA4499", "X"),

@@ -13,8 +13,7 @@ from tests.methods.contract import MethodContract, network
 
 
 class TestRegistered(MethodContract):
-    # one is for small layers only, which an option names
-    specs = tuple({"optimal-kronecker": "optimal-kronecker:layers=fc3"}.get(m.name, m.name) for m in registered())
+    specs = tuple(m.name for m in registered())
 
 
 @pytest.mark.share(6)

@@ -1,4 +1,4 @@
-"""Gauss–Newton and the optimal Kronecker pair as methods: G by double backward, M and its root in numpy."""
+"""Gauss–Newton as a method: G by double backward, M and its root in numpy."""
 
 import numpy as np
 import pytest
@@ -13,13 +13,9 @@ from hesscond.methods.gauss_newton import Formed, Products
 from tests.methods.contract import MethodContract
 
 
-class TestVariants(MethodContract):
-    specs = ("optimal-kronecker:layers=0,damping=0.1,update_every=20",)
-
-
 @pytest.mark.slow
 class TestSlowVariants(MethodContract):
-    specs = ("gauss-newton:damping=0.1", "optimal-kronecker:layers=fc2/fc3,update_every=40,rtol=0.3")
+    specs = ("gauss-newton:damping=0.1",)
 
 
 class Twice(nn.Module):
@@ -217,11 +213,10 @@ def test_bounds_that_go_with_P(network):
 
 
 @pytest.mark.parametrize("level", ["layer", "network"])
-@pytest.mark.parametrize("spec", ["gauss-newton", "optimal-kronecker"])
-def test_kappa_is_that_of_the_dense_matrix(spec, level):
+def test_kappa_is_that_of_the_dense_matrix(level):
     model, x, _ = made("dense", 30)
     y = torch.arange(30) % 3
-    method = parse(spec).create(model)
+    method = parse("gauss-newton").create(model)
     stepped(method, model, "0", x, lambda z: nn.functional.cross_entropy(z, y))
     problem = (model, nn.CrossEntropyLoss(), (x, y))
     result = hesscond.probe(*problem, level=level, method=method)
@@ -266,7 +261,7 @@ def test_what_has_no_such_rows(model, loss, words):
         method.observe(loss(model(torch.randn(4, 3))))
 
 
-@pytest.mark.parametrize("spec", ["gauss-newton", "optimal-kronecker", "kfac:targets=model"])
+@pytest.mark.parametrize("spec", ["gauss-newton", "kfac:targets=model"])
 def test_a_loss_that_was_not_shown_is_missed(spec):
     model = nn.Linear(3, 2)
     method = parse(spec).create(model)
@@ -287,9 +282,6 @@ def test_a_loss_that_was_not_shown_is_missed(spec):
     [
         ("gauss-newton:damping=0", "needs damping > 0"),
         ("gauss-newton:widest=0", "widest ≥ 1"),
-        ("optimal-kronecker:rtol=1", "rtol < 1"),
-        ("optimal-kronecker:damping=0", "needs damping > 0"),
-        ("optimal-kronecker:widest=7", "'model' has 8 parameters, more than widest=7"),
         ("kfac:targets=none", "must be one of data, model"),
     ],
 )
@@ -325,50 +317,6 @@ def test_a_loaded_state_has_no_coordinates_before_its_next_step():
     assert other.steps == 1
     with pytest.raises(ConfigError, match="it has taken none"):
         other.probed(name)
-
-
-@pytest.mark.parametrize("network", ["dense", "convolution", "behind it"])
-def test_no_other_pair_is_much_better(network):
-    """λ_max is 1; κ⁺ is within the certified gap, below K-FAC's and that of random changes of the pair."""
-    model, x, name = made(network)
-    y = torch.arange(len(x)) % 3
-
-    def loss(z):
-        return nn.functional.cross_entropy(z, y)
-
-    G = gauss_newton(model, name, x, loss)
-    damped = G + 0.02 * np.eye(len(G))
-    method = parse(f"optimal-kronecker:damping=0.02,rtol=0.02,layers={name}").create(model)
-    raw, moved = stepped(method, model, name, x, loss)
-    P = P_of(method, model, name)
-    assert np.allclose(moved, P @ P.T @ raw, rtol=1e-9, atol=1e-12)
-    values = np.linalg.eigvalsh(P.T @ damped @ P)
-    assert values[-1] == pytest.approx(1, rel=1e-6)
-    reached = np.sqrt(values[-1] / values[0])
-    gap = method.certified_gap(name)
-    assert 1 <= gap <= 1.025
-    kfac = parse("kfac").create(model)
-    stepped(kfac, model, name, x, loss)
-    rng, (m, n) = np.random.default_rng(0), (len(method.layers[name].left), len(method.layers[name].right))
-    others = [P_of(kfac, model, name)]
-    others += [
-        P @ np.kron(np.eye(m) + s * rng.standard_normal((m, m)), np.eye(n) + s * rng.standard_normal((n, n)))
-        for s in (0.001, 0.01, 0.1) * 20
-    ]
-    for other in others:
-        values = np.linalg.eigvalsh(other.T @ damped @ other)
-        assert np.sqrt(values[-1] / values[0]) >= reached / gap * (1 - 1e-9)
-
-
-def test_the_pair_is_searched_for_when_it_is_due():
-    model, x, name = made("dense", 10)
-    method = parse("optimal-kronecker:update_every=20,layers=0").create(model)
-    seen = []
-    for _ in range(22):
-        stepped(method, model, name, torch.randn_like(x), lambda z: z.square().mean())
-        seen.append(method.layers[name].right.clone())
-    changed = [k for k in range(1, 22) if not torch.equal(seen[k], seen[k - 1])]
-    assert changed == [2, 20]
 
 
 # -- K-FAC with targets of the model -----------------------------------------------------------------------------------
@@ -442,7 +390,7 @@ def test_draws_are_reproduced_and_go_on_from_a_state():
     assert torch.equal(step(first), step(third))
 
 
-@pytest.mark.parametrize("spec", ["kfac:targets=model", "gauss-newton", "optimal-kronecker"])
+@pytest.mark.parametrize("spec", ["kfac:targets=model", "gauss-newton"])
 def test_a_saturated_softmax_is_none_of_these(spec):
     """In float32 its curvature is rounding: a run that has learnt everything goes on."""
     torch.manual_seed(0)

@@ -110,8 +110,6 @@ def test_the_small_version_fits_together(tmp_path, name):
     data = noise(study)
     methods = methods_of(study)
     for method in methods:
-        if method == "optimal-diagonal":  # for narrow layers only, which an option names
-            continue
         variant = study.variant(method)
         check_plan(RunPlan(variant.study, variant.method, 0, 0.01, tmp_path / "none", torch.device("cpu")), data)
     check_run(trained(study, data, methods[1], tmp_path / "run"))
@@ -152,5 +150,5 @@ def test_every_method_trains_on_the_real_data(tmp_path, name):
         data = load_data(study.data, os.environ.get("HESSCOND_DATA_DIR"))
     except HesscondError as error:
         pytest.skip(str(error))
-    for number, method in enumerate(m for m in methods_of(study) if m != "optimal-diagonal"):
+    for number, method in enumerate(methods_of(study)):
         check_run(trained(study, data, method, tmp_path / str(number)))
