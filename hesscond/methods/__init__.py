@@ -3,8 +3,7 @@
 Importing a method's module registers it; add yours to the list below. `parse` reads what ``--method`` says.
 """
 
-from hesscond.methods.adam import Adam, AdamW
-from hesscond.methods.adaptive import AdaGrad, RMSProp
+from hesscond.methods.adaptive import AdaGrad, Adam, AdamW, RMSProp
 from hesscond.methods.base import Method
 from hesscond.methods.batchnorm import BatchNormalization
 from hesscond.methods.batchrenorm import BatchRenormalization

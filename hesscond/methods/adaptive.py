@@ -1,4 +1,4 @@
-"""Adaptive methods as diagonal preconditioners: AdaGrad and RMSProp, torch's own optimizers; `adam` has the others.
+"""AdaGrad, RMSProp, Adam and AdamW as diagonal preconditioners: torch's own optimizers, with M read from their state.
 
 All of them step by p ← p − α M m with m the gradient or an average of gradients and M = diag(1/(√v̂ + ε)) for a sum or
 an average v̂ of squared gradients. This is descent in z, p = M^½ z, so the Hessian that decides is M^½ H M^½. Rows of H
@@ -21,6 +21,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Jacobi, ParameterMap
 from hesscond.methods.base import OptimizerName, refuse_momentum
 from hesscond.methods.by_parameter import ByParameter
+from hesscond.methods.optimizers.reading import Look, reader_of
 from hesscond.methods.registry import register
 
 JACOBI = Jacobi()
@@ -31,14 +32,7 @@ class Adaptive(ByParameter):
 
     P = M^½ is that of the step about to be taken once `transform_gradients` was called (v̂ with the gradient in
     ``.grad``), and that of the last step otherwise; None (plain) before the first. Parameters that take no steps have
-    M = 0. Subclasses name the optimizer, its arguments and v̂.
-
-    Parameters
-    ----------
-    model
-        Any model; the optimizer steps all its parameters.
-    epsilon
-        ε > 0.
+    M = 0. Subclasses name the optimizer and its arguments, and may change how it starts.
     """
 
     preconditions_in_step = True
@@ -59,21 +53,9 @@ class Adaptive(ByParameter):
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of the optimizer other than the learning rate."""
 
-    @abstractmethod
-    def second_moment(
-        self, state: Mapping[str, Any], group: Mapping[str, Any], gradient: torch.Tensor | None
-    ) -> torch.Tensor:
-        """v̂ of a parameter, float64.
-
-        Parameters
-        ----------
-        state
-            The optimizer's state of the parameter; empty before the first step.
-        group
-            The optimizer's options for the parameter.
-        gradient
-            The gradient of the next step, which v̂ then includes; None: v̂ of the last step.
-        """
+    def start_on(self, optimizer: Optimizer) -> None:
+        """Register the hooks on an optimizer that make it start as the method's options say."""
+        return
 
     def optimizer(
         self,
@@ -98,7 +80,9 @@ class Adaptive(ByParameter):
         return found
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Read the state of this optimizer from now on."""
+        """Read the state of this optimizer from now on, and make it start as the options say."""
+        if optimizer is self._optimizer:
+            return
         if not isinstance(optimizer, self.kind):
             raise ConfigError(
                 f"method {self.name!r} reads the state of torch.optim.{self.kind.__name__}, "
@@ -107,6 +91,7 @@ class Adaptive(ByParameter):
         if any(group.get("amsgrad") for group in optimizer.param_groups):
             raise ConfigError(f"method {self.name!r} does not know M of AMSGrad: make the optimizer with amsgrad=False")
         self._optimizer = optimizer
+        self.start_on(optimizer)
 
     def transform_gradients(self) -> None:
         """Leave the gradients as they are; from here on M is that of the next step."""
@@ -116,37 +101,32 @@ class Adaptive(ByParameter):
         """Leave the parameters as they are; from here on M is that of the step just taken."""
         self._about_to_step = False
 
-    def diagonal(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """M of a parameter in its shape, float64; None: it takes no step, or has not yet."""
-        group = self._groups.get(id(parameter))
-        if self._optimizer is None or group is None:
-            return None
-        state = self._optimizer.state.get(parameter, {})
-        gradient = None
-        if self._about_to_step and parameter.grad is not None:
-            gradient = self._gradient(parameter, group, torch.float64)
-        elif not float(state.get("step", 0)) > 0:
-            return None
-        return 1 / (self.second_moment(state, group, gradient).sqrt() + group["eps"])
-
-    @staticmethod
-    def _gradient(parameter: nn.Parameter, group: Mapping[str, Any], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The gradient of the next step, with that of the weight decay."""
-        assert parameter.grad is not None
-        gradient = parameter.grad.detach().to(dtype)
-        return (
-            gradient if group.get("decoupled_weight_decay") else gradient + group["weight_decay"] * parameter.detach()
-        )
-
-    @property
-    def _groups(self) -> dict[int, Mapping[str, Any]]:
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
-        return {id(parameter): group for group in groups for parameter in group["params"]}
-
     def map_of(self, parameter: nn.Parameter) -> ParameterMap | None:
         """P = M^½ of a parameter; None: it takes no step, or has not yet."""
-        M = self.diagonal(parameter)
-        return None if M is None else ParameterMap(M.sqrt().detach())
+        optimizer = self._optimizer
+        groups = [] if optimizer is None else optimizer.param_groups
+        group = next((group for group in groups if any(p is parameter for p in group["params"])), None)
+        if optimizer is None or group is None:
+            return None
+        if self._about_to_step and parameter.grad is not None:
+            optimizer = self.stepped(parameter, group, optimizer.state.get(parameter, {}))
+            (parameter,) = optimizer.param_groups[0]["params"]
+        state = optimizer.state.get(parameter, {})
+        if not float(state.get("step", 0)) > 0:
+            return None
+        return reader_of(optimizer).read(Look(optimizer, group, parameter, state))
+
+    def stepped(self, parameter: nn.Parameter, group: Mapping[str, Any], state: Mapping[str, Any]) -> Optimizer:
+        """The optimizer after the next step, of a copy of one parameter in float64."""
+        copy = nn.Parameter(parameter.detach().to(torch.float64, copy=True))
+        copy.grad = None if parameter.grad is None else parameter.grad.detach().to(copy)
+        found = self.kind([copy], lr=1.0)  # type: ignore[call-arg]
+        found.param_groups[0] |= {key: value for key, value in group.items() if key != "params"}
+        for key, value in state.items():
+            found.state[copy][key] = value.detach().clone() if key == "step" else value.detach().to(copy, copy=True)
+        self.start_on(found)
+        found.step()
+        return found
 
     def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
         """Jacobi's D = diag(H)^−½, for comparison."""
@@ -189,13 +169,6 @@ class AdaGrad(Adaptive):
     def arguments(self) -> dict[str, Any]:
         """v_0 and ε."""
         return {"initial_accumulator_value": self.initial_accumulator, "eps": self.epsilon}
-
-    def second_moment(
-        self, state: Mapping[str, Any], group: Mapping[str, Any], gradient: torch.Tensor | None
-    ) -> torch.Tensor:
-        """V."""
-        v = state["sum"].to(torch.float64)
-        return v if gradient is None else v + gradient.square()
 
 
 @register
@@ -273,35 +246,9 @@ class RMSProp(Adaptive):
         self._momentum = momentum
         return super().optimizer(lr, nesterov=nesterov, weight_decay=weight_decay)
 
-    def second_moment(
-        self, state: Mapping[str, Any], group: Mapping[str, Any], gradient: torch.Tensor | None
-    ) -> torch.Tensor:
-        """v, or v − ḡ²."""
-        if self.start != "zero" and gradient is not None:
-            share = self.share(float(state.get("step", 0)) + 1, group["alpha"])
-            v = state.get("square_avg", gradient.square()).to(torch.float64)
-            return torch.lerp(v, gradient.square(), share)
-        v = averaged(state.get("square_avg"), None if gradient is None else gradient.square(), group["alpha"])
-        if not group["centered"]:
-            return v
-        return v - averaged(state.get("grad_avg"), gradient, group["alpha"]).square()
-
-    def follow(self, optimizer: Optimizer) -> None:
-        """Read the state of this optimizer from now on, and give it the start.
-
-        Raises
-        ------
-        ConfigError
-            It is of another kind.
-        """
-        known = optimizer is self._optimizer
-        super().follow(optimizer)
-        if not known and self.start != "zero":
+    def start_on(self, optimizer: Optimizer) -> None:
+        if self.start != "zero":
             optimizer.register_step_pre_hook(self._give_start)
-
-    def share(self, t: float, a: float) -> float:
-        """Weight of g_t² in v_t, from the first gradient on."""
-        return (1 - a) / (1 - a**t) if self.start == "corrected" else 1 - a
 
     @torch.no_grad()
     def _give_start(self, optimizer: Optimizer, *_: Any) -> None:
@@ -311,25 +258,152 @@ class RMSProp(Adaptive):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                state, squares = optimizer.state[parameter], self._gradient(parameter, group).square()
+                state = optimizer.state[parameter]
+                squares = (parameter.grad + group["weight_decay"] * parameter).square()
                 if not state:
                     state |= {"step": torch.tensor(0.0), "square_avg": squares}
                     if group["momentum"]:
                         state["momentum_buffer"] = torch.zeros_like(squares)
                 elif a:
-                    share, v = self.share(float(state["step"]) + 1, a), state["square_avg"]
-                    v.mul_((1 - share) / a).add_(squares, alpha=(share - (1 - a)) / a)
+                    # the weight of g_t² in v_t
+                    t = float(state["step"]) + 1
+                    share = (1 - a) / (1 - a**t) if self.start == "corrected" else 1 - a
+                    state["square_avg"].mul_((1 - share) / a).add_(squares, alpha=(share - (1 - a)) / a)
+
+
+@register
+class Adam(Adaptive):
+    """`torch.optim.Adam`: m_t = β₁m_{t−1} + (1−β₁)g_t, v_t = β₂v_{t−1} + (1−β₂)g_t², step −α m̂_t/(√v̂_t + ε).
+
+    Source: Kingma, Ba, ICLR 2015, Algorithm 1.
+
+    Parameters
+    ----------
+    model
+        Any.
+    beta_1, beta_2, epsilon
+        β₁, β₂, ε.
+    start
+        ``"corrected"``: from m_0 = v_0 = 0 with m̂_t = m_t/(1−β₁ᵗ), v̂_t = v_t/(1−β₂ᵗ). ``"zero"``: the same without the
+        corrections, m̂ = m and v̂ = v. ``"first-gradient"``: from m_1 = g_1, v_1 = g_1², which needs none.
+
+    Raises
+    ------
+    ConfigError
+        An option out of its range.
+
+    Notes
+    -----
+    torch has the first of the three. Its corrections are 1 at step t = ∞, so the second is torch's optimizer with a
+    state of zeros and that step. The third takes the same first step as the first; thereafter its state is m_1/(1−β₁),
+    v_1/(1−β₂) at t = ∞.
+    """
+
+    name = "adam"
+    summary = "Adam (torch), measured in M^1/2 of its averaged squared gradients"
+    source = "Kingma, Ba, ICLR 2015, Algorithm 1"
+    rate = 0.001
+    kind: ClassVar[type[Optimizer]] = torch.optim.Adam
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        start: Literal["corrected", "zero", "first-gradient"] = "corrected",
+    ) -> None:
+        super().__init__(model, epsilon=epsilon)
+        check_decay(self.name, "beta_1", beta_1)
+        check_decay(self.name, "beta_2", beta_2)
+        self.beta_1, self.beta_2, self.start = beta_1, beta_2, start
+
+    def arguments(self) -> dict[str, Any]:
+        """β and ε."""
+        return {"betas": (self.beta_1, self.beta_2), "eps": self.epsilon}
+
+    def start_on(self, optimizer: Optimizer) -> None:
+        if self.start == "zero":
+            optimizer.register_step_pre_hook(start_uncorrected)
+        elif self.start == "first-gradient":
+            optimizer.register_step_post_hook(undo_correction)
+
+
+@register
+class AdamW(Adam):
+    """`torch.optim.AdamW`: p ← (1 − αω) p, then the step of Adam with the gradient of the loss alone.
+
+    It is Adam with L2 regularization in z, ω = 2λ: ``--method adam+l2:space=z,strength=λ`` takes the same steps.
+
+    Source: Loshchilov, Hutter, ICLR 2019, Algorithm 2.
+
+    Parameters
+    ----------
+    model
+        Any.
+    beta_1, beta_2, epsilon, start
+        See `Adam`.
+    weight_decay
+        ω.
+
+    Raises
+    ------
+    ConfigError
+        An option out of its range.
+    """
+
+    name = "adamw"
+    summary = "AdamW (torch): Adam with decoupled weight decay, which is L2 regularization in z"
+    source = "Loshchilov, Hutter, ICLR 2019, Algorithm 2"
+    kind = torch.optim.AdamW
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        start: Literal["corrected", "zero", "first-gradient"] = "corrected",
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(model, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, start=start)
+        if not 0 <= weight_decay < math.inf:
+            raise ConfigError(f"method 'adamw': weight_decay must be 0 or more, not {weight_decay}")
+        self.weight_decay = weight_decay
+
+    def arguments(self) -> dict[str, Any]:
+        """β, ε and ω."""
+        return super().arguments() | {"weight_decay": self.weight_decay}
+
+
+def start_uncorrected(optimizer: Optimizer, *_: Any) -> None:
+    """Give every parameter that steps for the first time a state of zeros at step ∞, where the corrections are 1."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and not optimizer.state[parameter]:
+                zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                optimizer.state[parameter] |= {
+                    "step": torch.tensor(math.inf),
+                    "exp_avg": zeros,
+                    "exp_avg_sq": zeros.clone(),
+                }
+
+
+@torch.no_grad()
+def undo_correction(optimizer: Optimizer, *_: Any) -> None:
+    """After the first, corrected step of a parameter: m = g and v = g² at step ∞, where the corrections are 1."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if state and float(state["step"]) == 1:
+                state["exp_avg"] /= 1 - group["betas"][0]
+                state["exp_avg_sq"] /= 1 - group["betas"][1]
+                state["step"].fill_(math.inf)
 
 
 def check_decay(method: str, option: str, value: float) -> None:
     """Refuse a factor of an average that is not in [0, 1)."""
     if not 0 <= value < 1:
         raise ConfigError(f"method {method!r}: {option} must be at least 0 and less than 1, not {value}")
-
-
-def averaged(before: torch.Tensor | None, new: torch.Tensor | None, factor: float) -> torch.Tensor:
-    """factor·before + (1 − factor)·new, float64, from zero if there is nothing before; ``before`` without ``new``."""
-    if new is None:
-        assert before is not None
-        return before.to(torch.float64)
-    return (1 - factor) * new if before is None else factor * before.to(torch.float64) + (1 - factor) * new
