@@ -33,7 +33,7 @@ from hesscond.hessians.coordinates import UnitCoordinates
 from hesscond.hessians.linearization import differentiable, gradients
 from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.parameters import Layout, parameters_of
-from hesscond.spectra import SolverHints, SolverLimits
+from hesscond.spectra.matrix_free import SolverHints, SolverLimits
 
 #: Relative differences that need no explanation, in float64; in ordinary networks rounding is far smaller.
 TOLERANCE = 1e-8

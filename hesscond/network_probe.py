@@ -40,8 +40,9 @@ from hesscond.operators import Congruence, Gram, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
 from hesscond.results import Memory, NetworkResult, ProbeResult, gigabytes
 from hesscond.roles import NETWORK
-from hesscond.spectra import SolverHints, bounded_condition
+from hesscond.spectra import bounded_condition
 from hesscond.spectra.bounded import FINAL, LEAST_VECTORS, MEASURING
+from hesscond.spectra.matrix_free import SolverHints
 
 #: Vectors of all parameters that an operator holds: copies, the point, the gradient, and the gradient with its graph.
 COPIES = 4

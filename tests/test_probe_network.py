@@ -21,7 +21,7 @@ from hesscond.hessians.null_directions import combined
 from hesscond.hessians.reduced import remaining
 from hesscond.methods import parse
 from hesscond.results import NETWORK
-from hesscond.spectra import SolverHints, SolverLimits
+from hesscond.spectra.matrix_free import SolverHints, SolverLimits
 from tests.cases import CASES, case, split
 from tests.hessians.test_hessians_network import network_truth
 from tests.methods.stepping import dense_hessian, kappa

@@ -12,7 +12,8 @@ from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
-from hesscond.spectra import ConditionNumber, FactorStack, conditions
+from hesscond.spectra import ConditionNumber
+from hesscond.spectra.forms import FactorStack, conditions
 from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Factors of layers with at most this many numbers are formed.

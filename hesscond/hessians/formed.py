@@ -9,7 +9,8 @@ import torch
 
 from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates import LOST_IN_SQUARE, BlockHessian, LinearCoordinates
-from hesscond.spectra import ConditionNumber, SummedForm, conditions
+from hesscond.spectra import ConditionNumber
+from hesscond.spectra.forms import SummedForm, conditions
 
 #: Matrices of the order of H that its eigenvalues take in addition to H, in plain coordinates and in others; number for
 #: Jacobi's method.

@@ -10,7 +10,7 @@ from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.hessians.null_directions import NullDirections
 from hesscond.operators import SymmetricOperator
-from hesscond.spectra import SolverHints, SolverLimits
+from hesscond.spectra.matrix_free import SolverHints, SolverLimits
 
 #: Makes the null directions of a Hessian and `SolverHints`, when they are first needed.
 Facts = Callable[[], tuple[Sequence[NullDirections], SolverHints]]

@@ -8,18 +8,8 @@ from hesscond.spectra.bounded import Bounded, bounded_condition
 from hesscond.spectra.condition import ConditionNumber
 from hesscond.spectra.density import Density, density
 from hesscond.spectra.eigen import EigenResult
-from hesscond.spectra.forms import (
-    DualForm,
-    FactorForm,
-    FactorStack,
-    Form,
-    ProductForm,
-    SummedForm,
-    condition_number,
-    conditions,
-)
+from hesscond.spectra.forms import condition_number
 from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.matrix_free import SolverHints, SolverLimits
 from hesscond.spectra.numerical_rank import Rank, rank
 from hesscond.spectra.rank import ExactRank, exact_rank
 from hesscond.spectra.smallest import smallest_nonzero
@@ -28,20 +18,11 @@ __all__ = [
     "Bounded",
     "ConditionNumber",
     "Density",
-    "DualForm",
     "EigenResult",
     "ExactRank",
-    "FactorForm",
-    "FactorStack",
-    "Form",
-    "ProductForm",
     "Rank",
-    "SolverHints",
-    "SolverLimits",
-    "SummedForm",
     "bounded_condition",
     "condition_number",
-    "conditions",
     "density",
     "exact_rank",
     "lanczos",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hesscond.spectra import FactorForm
+from hesscond.spectra.forms import FactorForm
 
 #: Sizes of matrices.
 LEAST, MOST = 2, 100

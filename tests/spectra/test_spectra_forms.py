@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hesscond.operators import Dense
-from hesscond.spectra import DualForm, FactorForm, FactorStack, ProductForm, SummedForm, conditions
+from hesscond.spectra.forms import DualForm, FactorForm, FactorStack, ProductForm, SummedForm, conditions
 
 
 @pytest.fixture
