@@ -19,18 +19,10 @@ logger = logging.getLogger("hesscond")
 
 @dataclass(frozen=True)
 class Plan:
-    """Number of vectors of length n that are held.
-
-    Attributes
-    ----------
-    rows
-        Rows of the basis.
-    vectors
-        Largest number of vectors at a time: the rows, a product with a block before and after its conversion to the
-        precision and layout of the rows, the next block, and two for the rotation at a restart.
-    """
+    """Number of vectors of length n that are held."""
 
     rows: int
+    #: most vectors at a time: the rows, a block of products in two precisions, the next block, and two more
     vectors: int
 
 
@@ -144,32 +136,9 @@ def orthonormalize_(
     """Orthonormalize ``block`` (p, n) in place against rows of the basis and within itself.
 
     The block becomes C V + L W with orthonormal W (w, n), w = p or what is left of the space. Rows that depend on
-    the others are replaced by random directions, which come last and have zero columns in L.
-
-    Parameters
-    ----------
-    basis
-        Holds V.
-    block
-        The rows, overwritten by W.
-    floor
-        A remainder with no larger norm is rounding.
-    fresh
-        Random numbers for replaced rows.
-    passes
-        Ranges of rows of the basis that are taken off, one after the other; and once more if the last pass took off
-        more than half of a row: the cancellation brought rounding in those directions back.
-
-    Returns
-    -------
-    C : (p, size)
-        Coefficients in the basis, float64 on the host.
-    L : (p, w)
-        Coefficients in W, likewise.
-    W : (w, n)
-        The first rows of ``block``.
-    genuine
-        Rows of W that are no replacements.
+    the others, with remainders up to ``floor``, are replaced by random directions, which come last and have zero
+    columns in L; ``passes`` are ranges of rows to project off, once more after cancellation. Returned are C (p, size)
+    and L (p, w), float64 on the host, W, and the number of rows that are no replacements.
     """
     C = block.new_zeros(len(block), basis.size)
     share = C

@@ -52,27 +52,10 @@ def scaled_gram_conditions(
     rank_bounds: RankBounds | None = None,
     errors: Sequence[float | np.ndarray] | None = None,
 ) -> list[ConditionNumber]:
-    """κ of H_i = Ĥᵀ diag(root_i²) Ĥ for every unit i of a layer; they share Ĥ, and so the one product ĤĤᵀ.
+    """κ of H_i = Ĥᵀ diag(root_i²) Ĥ for every unit i of a layer, from the shared product ĤĤᵀ.
 
-    Each result means what ``factor_condition(root_i ∘ Ĥ, rank_bound=rank_bounds[i], rtol=rtol, error=errors[i])``
-    means. That function is called for what the batch does not resolve to ``rtol`` with a structural rank.
-
-    Parameters
-    ----------
-    rows : (N, n) tensor
-        Ĥ, on any device.
-    roots : (N, u) tensor
-        √S_jj ≥ 0 of unit i in column i.
-    rtol
-        Relative width of κ's intervals that is good enough.
-    rank_bounds
-        Function for each unit that finds an upper bound of the rank; called only where it is needed.
-    errors
-        Bound of the error already in the factor of each unit, as in `factor_condition`.
-
-    Returns
-    -------
-    list of u results
+    ``rows`` (N, n) are Ĥ, ``roots`` (N, u) √S_jj by column. Each result is that of ``factor_condition(root_i ∘ Ĥ,
+    rank_bound=rank_bounds[i], rtol=rtol, error=errors[i])``, which is called where the batch does not resolve κ.
 
     Examples
     --------
@@ -111,20 +94,7 @@ def stacked_conditions(
     errors: Sequence[float | np.ndarray] | None = None,
     singly: Callable[[int], ConditionNumber] | None = None,
 ) -> list[ConditionNumber]:
-    """κ of F_iᵀF_i for a stack of factors of one shape, from the Gram matrices of their smaller side.
-
-    Parameters
-    ----------
-    factors : (u, m, n) tensor
-    rtol, rank_bounds, errors
-        As in `scaled_gram_conditions`.
-    singly
-        Function that measures units that the batch does not resolve, if more than the norm of an error is known.
-
-    Returns
-    -------
-    list of u results
-    """
+    """κ of F_iᵀF_i for a stack of factors of one shape, from the Gram matrices of their smaller side."""
     if factors.ndim != 3 or 0 in factors.shape[1:]:
         raise MatrixError(f"expected factors (u, m, n) with m, n > 0, got {tuple(factors.shape)}")
     factors = factors.detach().double()
@@ -163,7 +133,7 @@ def shared_ends(rows: torch.Tensor, roots: torch.Tensor, rtol: float) -> np.ndar
         active &= (largest != 0)[:, None]
     squares = gram.diagonal()
     norms = torch.where(squares == 0, 1.0, squares.sqrt())
-    # one row and column of zeros more, for the padding to point to
+    # one more row and column of zeros, for the padding
     C = gram.new_zeros(m + 1, m + 1)
     C[:m, :m] = gram / norms[:, None] / norms
     rho, peaks, spanned = products(roots, norms, exponents, active)
@@ -247,29 +217,10 @@ def ends_of(
     rtol: float,
     device: torch.device,
 ) -> np.ndarray:
-    """Table of both ends of the nonzero spectra of D C D for all units, with rigorous bounds.
+    """Table (u, 9) of both ends of the nonzero spectra of D C D for all units, with rigorous bounds.
 
-    Parameters
-    ----------
-    stack
-        Function that makes the Gram matrices of some units.
-    sizes
-        Number of rows with ρ > 0 for each unit, which is its rank if the smallest eigenvalue is not 0; 0 for units that
-        are to be left out.
-    powers
-        Exponents of the powers of two by which the factors were divided.
-    width
-        Length of the vectors whose inner products the Gram matrices contain.
-    rtol
-        Relative width of κ's intervals that is good enough.
-    device
-        Device of the Gram matrices.
-
-    Returns
-    -------
-    (u, 9) array
-        Rank, power, λ_max, its lower and upper bound, λ_min, its bounds, and the index in `SOLVERS`; scaled by the
-        powers. NaN where nothing was found.
+    Columns: rank, power, λ_max and its bounds, λ_min and its bounds, index in `SOLVERS`; NaN where nothing was found.
+    ``sizes`` are the numbers of rows with ρ > 0 (0: leave out), ``width`` the length of the vectors.
     """
     rank, power = np.array(sizes), np.array(powers)
     table = np.full((9, len(sizes)), np.nan)

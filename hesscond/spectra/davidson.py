@@ -37,7 +37,7 @@ STEPS, SHARE = 12, 0.5
 LOCKED = 100
 #: Null directions that are found one by one before they are taken for a null space that must be known.
 NULL_LIMIT = 200
-#: A residual this small relative to |θ| makes a pair one that is found, not one that is on its way.
+#: Pairs with a residual this small relative to |θ| count as found.
 FOUND = 1e-3
 #: A wanted pair has at most this residual relative to |θ|, however small its error is estimated to be.
 CLOSE = 0.1
@@ -54,28 +54,15 @@ CLEAR = 0.3
 
 @dataclass(frozen=True, eq=False)
 class Approximations:
-    """Approximate eigenpairs (θ, u) in a space V, the smallest |θ| first.
+    """Approximate eigenpairs (θ, u) in a space V, the smallest |θ| first."""
 
-    Attributes
-    ----------
-    Y : (m, m') float64
-        Coefficients in V.
-    indices : list of c ints
-        Columns of Y that the other attributes refer to.
-    values, residuals : (c,) float64
-        θ and ‖r‖, r = Au − θu.
-    vectors, remainders : (c, n)
-        u and r.
-    new : list of ints
-        Columns that lie, for the most part, in the directions added since the search for missed pairs began.
-    """
-
-    Y: torch.Tensor
-    indices: list[int]
-    values: torch.Tensor
+    Y: torch.Tensor  # (m, m') float64 coefficients in V
+    indices: list[int]  # the c columns of Y that the other attributes refer to
+    values: torch.Tensor  # (c,) float64 θ
     residuals: torch.Tensor
-    vectors: torch.Tensor
+    vectors: torch.Tensor  # (c, n) u
     remainders: torch.Tensor
+    #: columns that lie mostly in the directions added since the search for missed pairs began
     new: list[int] = field(default_factory=list)
 
     @classmethod
@@ -96,61 +83,35 @@ class Approximations:
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """Estimated errors of approximations.
-
-    Attributes
-    ----------
-    errors
-        Errors of the values.
-    energies, unscaled : (c,) float64
-        Estimates of rᵀA⁻¹r, and the rᵀM⁻¹r that they come from; infinite where unknown.
-    solved : (c, n)
-        M⁻¹r; zero where unknown.
-    """
+    """Estimated errors of approximations."""
 
     errors: Errors
+    #: (c,) float64 estimates of rᵀA⁻¹r, and the rᵀM⁻¹r that they come from; infinite where unknown
     energies: torch.Tensor
     unscaled: torch.Tensor
-    solved: torch.Tensor
+    solved: torch.Tensor  # (c, n) M⁻¹r; zero where unknown
 
 
 @dataclass(eq=False)
 class Search(ABC):
-    """Search space that grows by one direction at a time, each to improve one pair: the target.
+    """Search space that grows by one direction at a time, each to improve one pair: the target."""
 
-    Attributes
-    ----------
-    products, space, excluded, inverse
-        A, V and AV, what vectors are kept orthogonal to, and M⁻¹.
-    fresh
-        Random numbers.
-    max_products
-        Largest number of products.
-    target
-        Index of the pair that was improved last.
-    before, current : (m, 1)
-        Coefficients of the target before the last expansions, in the space at that time.
-    ratio
-        Observed decrease of the target's value.
-    way, ways, used
-        Present method of expansion, remaining methods, and names of the methods that were used.
-    stopped
-        Reason why the search ended without an answer; None: it did not.
-    """
-
-    products: Products
+    products: Products  # A
     space: RitzSpace
     excluded: Excluded
     inverse: ApproximateInverse | None
     fresh: torch.Generator
     max_products: int
-    target: int = field(default=0, init=False)
+    target: int = field(default=0, init=False)  # index of the pair that was improved last
+    #: (m, 1) coefficients of the target before the last expansions, in the space at that time
     before: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64), init=False)
     current: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64), init=False)
-    ratio: Ratio = field(default_factory=Ratio, init=False)
+    ratio: Ratio = field(default_factory=Ratio, init=False)  # observed decrease of the target's value
+    #: present method of expansion, remaining ones, and names of those that were used
     way: Expansion = field(init=False)
     ways: list[Expansion] = field(init=False)
     used: list[str] = field(default_factory=list, init=False)
+    #: reason why the search ended without an answer, if it did
     stopped: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -164,7 +125,7 @@ class Search(ABC):
     @property
     @abstractmethod
     def kept(self) -> int:
-        """How many pairs stay at a restart."""
+        """Number of pairs kept at a restart."""
 
     def begin(self) -> None:
         """Start again with the first method of expansion."""
@@ -230,49 +191,26 @@ class Search(ABC):
 
 @dataclass(eq=False)
 class Davidson(Search):
-    """Search for the k eigenvalues of smallest nonzero |λ| of an operator that was scaled to norm about 1.
+    """Search for the k eigenvalues of smallest nonzero |λ| of an operator that was scaled to norm about 1."""
 
-    Attributes
-    ----------
-    k, tol
-        Number of eigenvalues, and relative accuracy.
-    callback
-        Called before each expansion; if it returns True the search is stopped.
-    found
-        First approximations.
-    estimates
-        Estimates of their errors.
-    columns
-        Number of approximations that are formed.
-    settled : list of bool
-        Whether each of the wanted approximations is as accurate as asked for.
-    dubious
-        Vectors left out because their eigenvalues can be distinguished neither from zero nor from round-off.
-    family : (m, m) or None
-        Projector on the directions added since the search for missed pairs began.
-    searched
-        |λ| up to which missed pairs were searched for.
-    missed_beyond
-        Lower bound of the |λ| that were not found, as far as `search_beside` has seen.
-    searching
-        Whether that search is running.
-    shift
-        Shift of M, half its smallest eigenvalue as far as that is known: M − shift is nearer to A − θ, and still
-        definite unless the estimate is twice too large. 0 if A is not known to be positive semidefinite.
-    """
-
-    k: int
+    k: int  # number of eigenvalues
     tol: float
+    #: called before each expansion; if it returns True the search is stopped
     callback: Callable[[Progress], object] | None
     found: Approximations = field(init=False)
     estimates: Estimates = field(init=False)
-    columns: int = field(init=False)
+    columns: int = field(init=False)  # number of approximations formed
+    #: whether each of the wanted approximations is as accurate as requested
     settled: list[bool] = field(init=False)
+    #: vectors left out because their eigenvalues can be distinguished neither from zero nor from round-off
     dubious: int = field(default=0, init=False)
+    #: (m, m) projector on the directions added since the search for missed pairs began
     family: torch.Tensor | None = field(default=None, init=False)
-    searched: float = field(default=math.inf, init=False)
+    searched: float = field(default=math.inf, init=False)  # |λ| up to which missed pairs were searched for
+    #: lower bound of the |λ| that were not found, as far as `search_beside` has seen
     missed_beyond: float = field(default=math.inf, init=False)
-    searching: bool = field(default=False, init=False)
+    searching: bool = field(default=False, init=False)  # whether that search is running
+    #: half the estimated smallest eigenvalue of M: M − shift is nearer to A − θ; 0 if A may be indefinite
     shift: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -420,7 +358,7 @@ class Davidson(Search):
         return min(self.estimates.errors.below[self.k :], default=math.inf if self.complete else 0.0)
 
     def to_improve(self, i: int, allowed: float) -> int:
-        """Pair that keeps the error of the i-th large, by index: itself, another of its group, or the first beyond."""
+        """Index of the pair that dominates the error of the i-th: itself, one of its group, or the first beyond."""
         errors, last = self.estimates.errors, len(self.found.values) - 1
         sizes = self.found.values.abs()
         own = torch.minimum(self.found.residuals**2 / sizes, self.estimates.energies)
@@ -477,7 +415,7 @@ class Davidson(Search):
 
     @property
     def kept(self) -> int:
-        """How many pairs stay at a restart."""
+        """Number of pairs kept at a restart."""
         capacity = self.space.capacity
         return min(max(self.columns + 2, capacity // 4), capacity - 3)
 
@@ -496,10 +434,10 @@ class Davidson(Search):
     def search(self) -> None:
         """Add random vectors, and the worst residual as it is, to the space, to see whether a pair was missed.
 
-        An eigenvector that is missing from the space has a component in each random vector, which M⁻¹ enlarges. It is
-        looked for in the *family* of these vectors and of all that join while the search lasts: the first pair that
-        lies in it for the most part is improved until it is `clear` of smaller ones, and above what is wanted. The
-        residual shows directions to which M is blind: where θ falls by more than was foretold, the ratio grows.
+        A missing eigenvector has a component in each random vector, which M⁻¹ enlarges. The *family* consists of these
+        vectors and all that join during the search: the first pair that lies mostly in it is improved until it is
+        `clear` of smaller ones, and above what is wanted. The
+        residual shows directions to which M is blind: where θ falls by more than predicted, the ratio grows.
         """
         found = self.found
         self.searched = self.reach * (1 - self.slack)
@@ -534,7 +472,7 @@ class Davidson(Search):
         self.forget()
 
     def random(self, count: int) -> torch.Tensor:
-        """Random vectors (count, n), multiplied by (M − shift)⁻¹ so that they are rich in small eigenvalues."""
+        """Random vectors (count, n), multiplied by (M − shift)⁻¹ to enlarge components of small eigenvalues."""
         return random_rows(count, self.excluded.found, self.inverse, self.fresh, self.shift)
 
     def join(self, row: torch.Tensor) -> None:
@@ -572,26 +510,18 @@ class Missing(Search):
 
     The approximations are the smallest singular vectors of AV and the Ritz vectors among them. The j-th smallest
     singular value is an upper bound of the j-th smallest |λ| left, and falls with every vector that joins (Courant and
-    Fischer, for A²), so that nothing that was gained is lost at a restart, and whatever is missing lowers it. V grows
-    by M⁻¹r and M⁻¹AM⁻¹r, which together tell both signs apart, for the first pair that is not clear.
-
-    Attributes
-    ----------
-    wanted : (k, n)
-        Vectors that were found, up to |λ| = ``reach``; values closer to it than ``slack`` count as equal.
-    found
-        The first approximations.
-    smaller : (s, n)
-        Approximate eigenvectors whose |λ| is certainly less than ``reach``, since |θ| + ‖r‖ is.
-    beyond
-        After the search: min |θ| − ‖r‖ over the clear pairs of the complement.
+    Fischer, for A²): restarts lose nothing, and missing eigenvectors lower it. V grows by M⁻¹r and M⁻¹AM⁻¹r, which
+    together tell both signs apart, for the first pair that is not clear.
     """
 
+    #: (k, n) vectors that were found, up to |λ| = ``reach``; values closer to it than ``slack`` count as equal
     wanted: torch.Tensor
     reach: float
     slack: float
     found: Approximations = field(init=False)
+    #: (s, n) approximate eigenvectors whose |λ| is certainly less than ``reach``, since |θ| + ‖r‖ is
     smaller: torch.Tensor = field(init=False)
+    #: after the search: min |θ| − ‖r‖ over the clear pairs of the complement
     beyond: float = field(default=math.inf, init=False)
 
     def __post_init__(self) -> None:
@@ -616,7 +546,7 @@ class Missing(Search):
 
     @property
     def kept(self) -> int:
-        """How many pairs stay at a restart."""
+        """Number of pairs kept at a restart."""
         return max(self.space.size // 3, PAIRS)
 
     def run(self, interrupted: Callable[[], object]) -> None:

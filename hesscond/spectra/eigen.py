@@ -120,35 +120,20 @@ class EigenResult:
 def intervals(
     values: torch.Tensor, residuals: torch.Tensor, rounding: float, rest: Interval | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Intervals of the eigenvalues that Ritz values θ with orthonormal Ritz vectors U approximate.
+    """Intervals (lower, upper) of the eigenvalues that descending Ritz values θ with residuals ‖Au − θu‖ approximate.
 
     Without ``rest``, they are θ ± (‖r‖ + rounding), which contains an eigenvalue. Values whose intervals overlap are
     taken together, with ‖R‖_F of their residuals, so that these intervals contain as many eigenvalues, counted with
     multiplicity, as there are values (Kahan; Parlett 1998, Theorem 11.5.1).
 
-    With bounds ``rest`` of the spectrum of A on the complement of U the i-th interval contains the eigenvalue of the
-    same place in the order of values and rest. It is the narrower
+    With bounds ``rest`` of the spectrum of A on the complement of U (empty if low > high) the i-th interval contains
+    the eigenvalue of the same place in the order of values and rest. It is the narrower
 
         |λ_i − θ_i| ≤ 2 ρ² / (g + √(g² + 4ρ²)),   ρ = ‖R‖_F + rounding,
 
     where θ_i is at a distance g > 0 from the spectrum on the complement of its group (Li and Li 2005, Linear Algebra
     Appl. 395; ρ²/g is the bound of Kato and Temple), which is known from the other values and ``rest``. Where the rest
     reaches as far out as a value, the interval reaches as far as the rest.
-
-    Parameters
-    ----------
-    values : (k,) float64
-        θ, descending.
-    residuals : (k,) float64
-        ‖Au − θu‖.
-    rounding
-        A bound of the rounding errors of θ and of the residuals.
-    rest
-        Bounds of the eigenvalues of A on the complement of the vectors; empty (low > high) if there is none.
-
-    Returns
-    -------
-    lower, upper : (k,) float64
 
     Examples
     --------

@@ -7,26 +7,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-#: The prediction from a residual is compared with the decrease of θ DELAY to OBSERVED expansions later, while θ falls
-#: by less than ASYMPTOTIC of it. The largest ratio ever seen, divided by MEMORY, counts too: θ may rest for a while.
+#: The predicted decrease of θ is compared with that over the next DELAY to OBSERVED expansions, while θ falls by less
+#: than ASYMPTOTIC of it. The largest ratio so far, divided by MEMORY, counts too: θ may stagnate for a while.
 DELAY, OBSERVED, ASYMPTOTIC, MEMORY = 4, 28, 0.1, 8.0
 
 
 @dataclass
 class Ratio:
-    """Observed ratio of the decrease of θ to the energy η = rᵀM⁻¹r of its residual in an iteration.
+    """Observed ratio of the decrease of θ to the energy η = rᵀM⁻¹r of its residual in an iteration."""
 
-    Attributes
-    ----------
-    value
-        Largest recent ratio; infinite before any was observed.
-    history
-        |θ| and η after each expansion for the same pair.
-    """
-
-    value: float = math.inf
+    value: float = math.inf  # largest recent ratio
     worst: float = 0.0
-    history: list[tuple[float, float]] = field(default_factory=list)
+    history: list[tuple[float, float]] = field(default_factory=list)  # |θ| and η after each expansion for the same pair
 
     def observe(self, size: float, energy: float, noise: float) -> None:
         """Record |θ| and η of the pair; decreases of θ up to ``noise`` are rounding."""
@@ -57,35 +49,16 @@ def ratio(before: float, foretold: float, now: float, noise: float) -> float:
 
 @dataclass(frozen=True)
 class Errors:
-    """Estimated errors of c approximate eigenvalues, smallest magnitude first.
+    """Estimated errors of c approximate eigenvalues, smallest magnitude first."""
 
-    Attributes
-    ----------
-    absolute : list of c floats
-        Estimated error of each value.
-    group : list of c ints
-        Number of values whose group gave the estimate; 0: the value alone, without a gap.
-    below : list of c floats
-        |θ| minus the error of the value alone, a lower bound of its eigenvalue.
-    """
-
-    absolute: list[float]
+    absolute: list[float]  # estimated error of each value
+    #: number of values whose group gave the estimate; 0: the value alone, without a gap
     group: list[int]
-    below: list[float]
+    below: list[float]  # |θ| minus the error of the value alone, a lower bound of its eigenvalue
 
 
 def residual_errors(magnitudes: torch.Tensor, residuals: torch.Tensor, *, complete: bool) -> Errors:
-    """Errors |λ − θ| ≤ ‖r‖, and ‖R‖²/gap before a gap (Kato, Temple; for groups: Parlett 1998, section 11.7).
-
-    Parameters
-    ----------
-    magnitudes : (c,)
-        |θ|.
-    residuals : (c,)
-        ‖r‖.
-    complete
-        Whether there are no further eigenvalues beyond the last.
-    """
+    """Errors |λ − θ| ≤ ‖r‖, and ‖R‖²/gap before a gap (Kato, Temple; for groups: Parlett 1998, section 11.7)."""
     theta, norms = magnitudes.tolist(), residuals.tolist()
     below = [value - norm for value, norm in zip(theta, norms, strict=True)]
     return grouped(theta, [norm * norm for norm in norms], norms, below, [1.0] * len(theta), complete)

@@ -12,9 +12,9 @@ import torch
 from hesscond.operators import ApproximateInverse
 from hesscond.spectra.search_space import Excluded, Products
 
-#: Inner iterations reduce the residual by the first factor, by ever more from one to the next, at most by the second …
+#: Inner iterations reduce the residual by the first factor, then by increasing ones up to the second …
 REDUCTION, LEAST = 0.1, 0.02
-#: … in at first this many steps, twice as many after each time that this did not suffice.
+#: … within this many steps at first, twice as many each time that they do not suffice.
 STEPS = 50
 #: A residual this small relative to |θ| makes θ a better shift than zero.
 NEAR = 0.1
@@ -128,21 +128,8 @@ class Solved(NamedTuple):
 def minres(multiply: Function, right: torch.Tensor, *, precondition: Function, rtol: float, steps: int) -> Solved:
     """Minimize the residual of A x = b over Krylov spaces (Paige and Saunders 1975), preconditioned.
 
-    The residual recurrence is not trusted for anything but when to stop: whoever calls measures what the solution
-    is worth.
-
-    Parameters
-    ----------
-    multiply
-        v ↦ A v for v (n,), symmetric.
-    right : (n,)
-        b.
-    precondition
-        v ↦ K v, symmetric positive semidefinite, and definite on the Krylov space.
-    rtol
-        Stop when the residual is reduced by this factor, in the norm of K.
-    steps
-        Largest number of products.
+    ``precondition`` must be positive semidefinite, and definite on the Krylov space. The residual recurrence only
+    decides when to stop (at ``rtol``, or after ``steps`` products); callers measure the true residual.
     """
     solution = torch.zeros_like(right)
     before, current = torch.zeros_like(right), right

@@ -78,10 +78,7 @@ def within_range(result: ConditionNumber, matrix: np.ndarray, core: np.ndarray) 
 
 
 def equilibrated_rank(core: np.ndarray) -> int:
-    """Number of nonzero singular values after rows and columns are scaled to one size, which changes no rank.
-
-    It is 0 if they are of one size already.
-    """
+    """Number of nonzero singular values after rows and columns are scaled to one size; 0 if they are already."""
     rows, columns = (np.abs(core).max(axis) for axis in (1, 0))
     if max(rows.max() / rows.min(), columns.max() / columns.min()) < GAP:
         return 0
@@ -169,21 +166,11 @@ def jacobi_values(
     power: int = 2,
     least: Smallest | None = None,
 ) -> Values:
-    """Singular values of ``core`` by one-sided Jacobi, with the bounds of `graded_errors`.
+    """Singular values of ``core`` (m, n) by one-sided Jacobi, with the bounds of `graded_errors`.
 
-    Parameters
-    ----------
-    core : (m, n) array
-    error
-        Bound, in the 2-norm, of the error already in the core; or an array of such bounds for its columns (its rows
-        with ``across_rows``), of which σ_k feels what its singular vector weighs them with; or (m, n) of bounds for its
-        entries, of whose size a σ_k may then be round-off.
-    across_rows
-        Whether an array of errors belongs to the rows, not to the columns.
-    power
-        Exponent as in `Values`.
-    least
-        `smallest_singular_value` of the core; without it, it is not told from zero.
+    ``error`` is a bound, in the 2-norm, of the error in the core, or bounds for its columns (its rows with
+    ``across_rows``), which weigh on σ_k as its singular vector does, or for its entries (m, n), below which σ_k may be
+    round-off. ``least`` is the `smallest_singular_value`, without which the smallest is not told from zero.
     """
     values, u, v = jacobi_svd(core)
     below, above = graded_errors(core, values, u, v, least)
@@ -195,7 +182,7 @@ def jacobi_values(
 
 
 def felt(error: float | np.ndarray, u: np.ndarray, v: np.ndarray, *, across_rows: bool) -> np.ndarray:
-    """Change (k,) of σ_k by an ``error`` as in `jacobi_values`, to first order, for columns u_k, v_k."""
+    """First-order change (k,) of σ_k by an ``error`` as in `jacobi_values`, for columns u_k, v_k."""
     if np.ndim(error) == 2:
         return weighted(np.asarray(error), u, v)
     if np.ndim(error) == 1:
@@ -245,11 +232,11 @@ def graded_errors(
 
     Write A = D₁CD₂ with D = diag(d) such that the largest entry of every row and column of C is about 1: row-pivoted
     QR and Jacobi commit errors of the size eps·d₁ᵢd₂ⱼ in entry (i, j), also where the entry is smaller or zero, and
-    σ_k = u_kᵀAv_k feels them as weighted. The constant is measured: the worst of 3·10⁴ graded, sparse and rank
-    deficient matrices needed 1233, all but a few less than 32.
+    they change σ_k = u_kᵀAv_k by their weighted sum. The constant is measured: the worst of 3·10⁴ graded, sparse and
+    rank deficient matrices needed 1233, all but a few less than 32.
 
     ``least`` is the result of `smallest_singular_value` for A and ``error`` (m, n), bounds of errors already in the
-    entries of A; σ_k feels them as weighted by its vectors.
+    entries of A; weighted by the singular vectors of σ_k.
 
     Source of the form: Higham, BIT 40 (2000), 325-339, and Drmač and Veselić, as in `jacobi_svd`.
     """
@@ -293,17 +280,13 @@ class Smallest(NamedTuple):
 def smallest_singular_value(core: np.ndarray, error: np.ndarray | None = None) -> Smallest | None:
     r"""Bounds of σ_n of a tall matrix A of full column rank; None if they cannot be certified.
 
+    They hold for all matrices within ``error`` (m, n) of A, entry by entry.
+
     Above: ‖Av‖/‖v‖ for any v, here in extended precision where the machine has one. Below: any X with ‖(XA)⁻¹X‖ ≤ β
     gives σ_n ≥ 1/β. X is the left inverse from a row-sorted pivoted QR; with E = XA − I and \|E\| ≤ B (what was
     computed, plus γ_m \|X\|\|A\| for rounding) and Bs ≤ ρs for s = \|X\|e, ρ < 1, each row of (XA)⁻¹X − X is at
     most ρ/(1 − ρ) s_i in the 1-norm. Since B is bounded entry by entry, both ends stay sharp for rows and columns of
     any scale.
-
-    Parameters
-    ----------
-    core : (m, n) array, m ≥ n
-    error : (m, n) array or None
-        Bounds of the errors already in the entries of A: the ends hold for every matrix that close to it.
     """
     m, n = core.shape
     gamma = (m + 8) * EPS / (1 - (m + 8) * EPS)
@@ -370,28 +353,13 @@ def factor_condition(
     error: float | np.ndarray = 0.0,
     exact: bool = False,
 ) -> ConditionNumber:
-    """κ of H = FᵀF from the factor F: κ(H) = κ(F)², so float64 resolves κ(H) to 1e30.
+    """κ of H = FᵀF from the factor F (m, n): κ(H) = κ(F)², so float64 resolves κ(H) to 1e30.
 
     Three routes, cheapest first; the search stops where the error bound of one resolves κ to ``rtol``: the Gram
     matrix (only if ``rtol`` ≥ 1e-7), the singular values of F, and these with the smallest one certified or, if F has
     not full rank, one-sided Jacobi. The bounds of the last are entry by entry and so survive any grading of rows and
-    columns.
-
-    Parameters
-    ----------
-    factor : (m, n) array or tensor
-        F. H has order n.
-    rank_bound
-        Function that finds an upper bound of the rank; called only if F is short of full rank. The pattern of F is
-        used too.
-    rtol
-        Relative width of κ's interval that is good enough.
-    error
-        Absolute bound, in the 2-norm, of the error already in F (a triangular factor of a longer matrix, say), or
-        an array (n,) of such bounds for its columns, or (m, n) of bounds for its entries.
-    exact
-        Whether κ is wanted of this very F, whose rank is then found by `rank` where sizes do not decide it. Otherwise
-        values of the size of round-off are zeros.
+    columns. ``error`` bounds that of F in the 2-norm, or in each column (n,) or entry (m, n). With ``exact``, the rank
+    of this very F is found by `rank` where sizes do not decide it; otherwise values of the size of round-off are zeros.
     """
     matrix = as_matrix(factor)
     core, scale, columns, transposed = scaled_core(matrix)
@@ -439,14 +407,6 @@ def factor_conditions(
     Where ``rtol`` allows the Gram form, those of factors with no fewer columns than rows are decomposed together, all
     of one order at a time; factors that they do not resolve are measured by `factor_condition`, as are all others. A
     result does not depend on the other factors.
-
-    Parameters
-    ----------
-    factors : arrays or tensors (m_i, n_i)
-    rank_bounds, errors
-        One for each factor, as in `factor_condition`.
-    rtol
-        Relative width of κ's intervals that is good enough.
     """
     matrices = [as_array(factor) for factor in factors]
     found: list[ConditionNumber | None] = [None] * len(matrices)
@@ -492,19 +452,8 @@ def dual_condition(
 ) -> ConditionNumber:
     """κ of FᵀF for F (m, n), m ≤ n, whose n columns are too many to keep.
 
-    Parameters
-    ----------
-    gram
-        Forms FFᵀ (m, m), with a bound, in the 2-norm, of its error.
-    triangular
-        Forms R (m, m) with RᵀR = FFᵀ, and bounds, in the 2-norm, of the error in each of its columns. It is called
-        only if the Gram matrix does not resolve κ to ``rtol``.
-    order
-        n.
-    rank_bound
-        Finds an upper bound of the rank.
-    rtol
-        Relative width of κ's interval that is good enough.
+    ``gram`` returns FFᵀ (m, m) and a bound of its error in the 2-norm; ``triangular`` R (m, m) with RᵀR = FFᵀ and
+    bounds of the error in each column, only where the Gram matrix does not resolve κ.
     """
     limit: int | None = None
     if rtol >= DUAL_RTOL:
@@ -527,16 +476,10 @@ def dual_condition(
 def least_refined(K: np.ndarray, found: Values, error: float) -> Values:
     """Eigenvalues of a positive definite K (n, n), the smallest one with an error of second order.
 
+    ``found`` are its eigenvalues, descending, with normwise bounds; ``error`` bounds that of K in the 2-norm.
+
     With θ = vᵀKv/vᵀv and ρ = ‖Kv − θv‖/‖v‖, in extended precision where the machine has one, and β > θ below the other
     eigenvalues, θ − ρ²/(β − θ) ≤ λ_n ≤ θ (Kato and Temple); v is from two steps of inverse iteration.
-
-    Parameters
-    ----------
-    K
-    found
-        Eigenvalues of K, descending, with normwise bounds, which give β.
-    error
-        Bound, in the 2-norm, of the error already in K.
     """
     n, values = len(K), found.magnitudes
     v = np.random.default_rng(0).standard_normal(n)
@@ -594,14 +537,7 @@ def above_smallest(K: torch.Tensor) -> float:
 
 @few_threads
 def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray:
-    """Nonzero eigenvalues of FᵀF, descending, as many as ``condition`` found.
-
-    Parameters
-    ----------
-    factor : (m, n) array or tensor
-    condition
-        Result of `factor_condition` for this factor; its rank is used, and Jacobi's method if SVD alone did not decide.
-    """
+    """Nonzero eigenvalues of FᵀF, descending, as many as ``condition`` found."""
     core, scale, *_ = scaled_core(as_matrix(factor))
     if condition.rank == 0:
         return np.zeros(0)
@@ -611,14 +547,7 @@ def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray
 
 @few_threads
 def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
-    """Nonzero eigenvalues (r,) of FᵀF, descending, and orthonormal eigenvectors (n, r).
-
-    Parameters
-    ----------
-    factor : (m, n) array or tensor
-    condition
-        Result of `factor_condition` for this factor; its rank is used, and Jacobi's method if SVD alone did not decide.
-    """
+    """Nonzero eigenvalues (r,) of FᵀF, descending, and orthonormal eigenvectors (n, r)."""
     matrix = as_matrix(factor)
     core, scale, columns, transposed = scaled_core(matrix)
     rank = condition.rank

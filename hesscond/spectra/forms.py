@@ -1,7 +1,6 @@
-"""Forms in which a symmetric matrix is known, and its condition number from each form.
+"""Forms of a symmetric matrix, a factor, summed entries or products alone, and κ by the solver that suits each.
 
-A `Form` says what is known of a matrix: a factor, entries that were summed up, or products alone. Which solver suits it
-is decided here and nowhere else. `conditions` measures several forms and decomposes together what it can.
+`conditions` measures several forms, and decomposes together those of one shape.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from hesscond.spectra.signed import dual_signed_condition, signed_condition, sig
 from hesscond.spectra.symmetric import general_condition, rounded_condition, symmetric_condition
 
 RankBound = Callable[[], int]
-#: A matrix is called zero if its eigenvalues are this many times below the bound of its rounding, which is a generous
-#: one; unresolved if they come nearer.
+#: A matrix is zero if its eigenvalues are this many times below the bound of its rounding; unresolved if nearer.
 SURE = 4.0
 
 
@@ -65,7 +63,7 @@ class Form(ABC):
         return self.doubted(self._measured(rtol))
 
     def doubted(self, found: ConditionNumber) -> ConditionNumber:
-        """Return ``found``; unresolved if its zeros may be lost numbers, zero if all is of the size of rounding."""
+        """Return ``found``; unresolved if zeros may be underflow, zero if all values are of the size of rounding."""
         decided = found.resolved or found.rank == 0
         lost = self.least_rank is not None and decided and found.rank < self.least_rank()
         if lost:
@@ -82,28 +80,14 @@ def zero_if_rounding(found: ConditionNumber) -> ConditionNumber:
 
 @dataclass(frozen=True, eq=False)
 class FactorForm(Form):
-    """Form of H = FᵀF, or Fᵀ diag(signs) F.
+    """Form of H = FᵀF, or Fᵀ diag(signs) F."""
 
-    Attributes
-    ----------
-    factor : (m, n) array or tensor
-        F.
-    signs : (m,) of ±1 or None
-        None: H ≥ 0, and known as accurately as F.
-    error
-        Bound, in the 2-norm, of the error already in F, or an array (n,) of such bounds for its columns, or (m, n) of
-        bounds for its entries.
-    rank_bound
-        Function that finds an upper bound of the rank; called only if it is needed.
-    spread : (n,) array or None
-        d such that a relative change eps of the terms of H changes entry (k, l) by eps·d_k·d_l. Only with
-        ``signs``.
-    """
-
-    factor: object
-    signs: object | None = None
+    factor: object  # F (m, n), array or tensor
+    signs: object | None = None  # (m,) of ±1; None: H ≥ 0, and as accurate as F
+    #: bound of the error in F in the 2-norm, or in each column (n,) or entry (m, n)
     error: float | np.ndarray = 0.0
-    rank_bound: RankBound | None = None
+    rank_bound: RankBound | None = None  # returns an upper bound of the rank, if it is needed
+    #: with ``signs``: d (n,) such that a relative change eps of the terms of H changes entry (k, l) by eps·d_k·d_l
     spread: np.ndarray | None = None
     least_rank: RankBound | None = None
     lost: Cause = NOTHING
@@ -135,18 +119,8 @@ class FactorForm(Form):
 class FactorStack(Sequence[FactorForm]):
     """Forms H_i = F_iᵀF_i of one shape on one device, which are decomposed in batches.
 
-    Parameters
-    ----------
-    rows : (u, m, n) or (m, n) tensor
-        F_i, or rows Ĥ that all share.
-    roots : (m, u) tensor or None
-        Roots such that F_i = diag(root_i) Ĥ; then only the one product ĤĤᵀ is formed.
-    errors
-        Bound of the error in each F_i, as in `FactorForm`.
-    rank_bounds
-        Function for each F_i that finds an upper bound of the rank.
-    singly
-        Function that measures one of ``rows`` (u, m, n) that the batch does not resolve, if more is known of it.
+    ``rows`` are the F_i (u, m, n), or with ``roots`` (m, u) a common Ĥ (m, n) for F_i = diag(root_i) Ĥ. ``singly``
+    measures a form that the batch does not resolve, if more is known of it.
     """
 
     def __init__(
@@ -192,35 +166,20 @@ class FactorStack(Sequence[FactorForm]):
 
 @dataclass(frozen=True, eq=False)
 class DualForm(Form):
-    """Form of H = Fᵀ diag(signs) F for F (m, n), m ≤ n, with too many columns to keep.
+    """Form of H = Fᵀ diag(signs) F for F (m, n), m ≤ n, with too many columns to keep."""
 
-    Attributes
-    ----------
-    gram
-        Function that forms FFᵀ (m, m), with a bound, in the 2-norm, of its error.
-    triangular
-        Function that forms R (m, m) with RᵀR = FFᵀ, and bounds, in the 2-norm, of the error in each of its columns.
-    order
-        n.
-    rank_bound
-        Finds an upper bound of the rank.
-    signs : (m,) of ±1 or None
-        None: H ≥ 0.
-    noise
-        Change of H by a relative change eps of its terms, divided by eps, in the 2-norm. Only with ``signs``.
-    factor
-        Function that forms F itself, for a κ that the dual does not resolve: its errors are bounded column by column,
-        however different the scales of the columns are. None: there is no room for it.
-    """
-
+    #: returns FFᵀ (m, m) and a bound of its error in the 2-norm
     gram: Callable[[], tuple[torch.Tensor, float]]
+    #: returns R (m, m) with RᵀR = FFᵀ and bounds of the error in each column in the 2-norm
     triangular: Callable[[], tuple[torch.Tensor, np.ndarray]]
-    order: int
+    order: int  # n
     rank_bound: RankBound
-    signs: torch.Tensor | None = None
+    signs: torch.Tensor | None = None  # (m,) of ±1; None: H ≥ 0
+    #: with ``signs``: change of H by a relative change eps of its terms, divided by eps, in the 2-norm
     noise: float = 0.0
     least_rank: RankBound | None = None
     lost: Cause = NOTHING
+    #: returns F itself, if it fits, where the dual does not resolve κ: its errors are bounded column by column
     factor: Callable[[], FactorForm] | None = None
 
     def _measured(self, rtol: float) -> ConditionNumber:
@@ -240,26 +199,15 @@ class DualForm(Form):
 
 @dataclass(frozen=True, eq=False)
 class SummedForm(Form):
-    """Form of H itself, with each entry the sum of ``terms`` products.
+    """Form of H itself, with each entry the sum of ``terms`` products."""
 
-    Attributes
-    ----------
-    matrix : (n, n) array or tensor
-        H.
-    spread : (n,) array or tensor
-        d such that a relative change eps of the products changes entry (i, j) by eps·d_i·d_j.
-    terms
-        Number of products summed up for an entry.
-    graded
-        Whether there is memory for Jacobi's method.
-    """
-
-    matrix: object
+    matrix: object  # H (n, n), array or tensor
+    #: d (n,) such that a relative change eps of the products changes entry (i, j) by eps·d_i·d_j
     spread: object
-    terms: int
+    terms: int  # number of products summed up for an entry
     least_rank: RankBound | None = None
     lost: Cause = NOTHING
-    graded: bool = True
+    graded: bool = True  # whether there is memory for Jacobi's method
 
     def _measured(self, rtol: float) -> ConditionNumber:
         return rounded_condition(
@@ -269,16 +217,7 @@ class SummedForm(Form):
 
 @dataclass(frozen=True, eq=False)
 class ProductForm(Form):
-    """Form of an operator, known by its products.
-
-    Attributes
-    ----------
-    operator : (n, n)
-    known
-        Function that returns what is known of the operator, called if needed.
-    limits
-        Limits of the iteration.
-    """
+    """Form of an operator, known by its products."""
 
     operator: SymmetricOperator
     known: Callable[[], SolverHints] = field(default_factory=lambda: SolverHints)
@@ -293,25 +232,7 @@ class ProductForm(Form):
 
 
 def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNumber]:
-    """κ of several forms, each as by `Form.condition`; factors of one shape are decomposed together.
-
-    Parameters
-    ----------
-    forms
-        A `FactorStack`, or any forms. Factors without signs and with the same number of rows are decomposed together
-        where ``rtol`` allows the Gram matrix.
-    rtol
-        Relative width of κ's intervals that is good enough: no more expensive solver is tried then.
-
-    Returns
-    -------
-    list of results
-        Condition numbers in the order of the forms.
-
-    Raises
-    ------
-    MatrixError
-        A factor or matrix that is not finite, or empty; products that are not finite.
+    """κ of several forms, as by `Form.condition`; factors of one shape without signs are decomposed together.
 
     Examples
     --------

@@ -27,39 +27,9 @@ MIXED = 1e-4
 class Krylov:
     """Krylov process on rows V (j, n) and the next block W (p, n).
 
-    All numbers are those of 2^−exponent A, the exponent that of the first product that is not zero. Where the first is
-    one with a random unit vector v, ‖A‖₂ exceeds ‖Av‖∞ by a factor of about n at most, and no square over- or
-    underflows, not even in float32.
-
-    Attributes
-    ----------
-    basis
-        V.
-    T : (j, j)
-        VAVᵀ, float64 on the host.
-    next : (p, n)
-        W; no rows when V spans the whole space.
-    B : (p, j)
-        WAVᵀ as far as it is known; zero for rows that were given from outside.
-    fixed
-        Number of rows at the front that the last restart kept.
-    rounding
-        Relative rounding of the operator's products; before `measure` has estimated it, that of accurate products.
-    invariant
-        Whether the last product lay in the span of the rows, up to rounding.
-    norm
-        The largest ‖Av‖ seen.
-    exponent
-        Exponent of the scale.
-    products
-        Number of products with one vector.
-    roots, log_norm
-        While the process goes on from one random vector v, the Ritz values that restarts discarded and log ‖p(A)v‖ of
-        the monic polynomial p whose roots are those and the present Ritz values. None: it does not.
-    ended
-        Whether p is no longer extended, as the process met an invariant subspace.
-    first
-        Number of rows at the front when the process started from v, which is random on their complement.
+    All numbers are those of 2^−exponent A, with the exponent of the first nonzero product. With a random unit vector
+    v, ‖A‖₂ exceeds ‖Av‖∞ by a factor of about n at most, and no square over- or underflows, not even in float32. The
+    rows before ``first`` were there when the process started from v; restarts keep the rows before ``fixed``.
     """
 
     def __init__(
@@ -75,12 +45,17 @@ class Krylov:
         self.operator, self.basis, self.width, self.dtype, self.fresh = operator, basis, block, dtype, fresh
         self._measures = rounding is None
         least = ROUNDING * max(torch.finfo(own).eps for own in (dtype, operator.dtype))
+        #: relative rounding of the operator's products, once `measure` has estimated it
         self.rounding = least if rounding is None else max(rounding, ROUNDING * torch.finfo(dtype).eps)
-        self.T = torch.zeros(0, 0, dtype=torch.float64)
+        self.T = torch.zeros(0, 0, dtype=torch.float64)  # (j, j) VAVᵀ, float64 on the host
+        #: (p, j) WAVᵀ; zero for rows that were given from outside
         self.B = torch.zeros(0, 0, dtype=torch.float64)
+        #: (p, n) W; no rows when V spans the whole space
         self.next = torch.empty(0, operator.order, dtype=dtype, device=operator.device)
         self.fixed, self.invariant, self.norm, self.products = 0, False, 0.0, 0
-        self.exponent: int | None = None
+        self.exponent: int | None = None  # exponent of the scale
+        #: for a process from one random vector v: discarded Ritz values, and log ‖p(A)v‖ of the monic polynomial p
+        #: whose roots are those and the present Ritz values
         self.roots: torch.Tensor | None = None
         self.log_norm, self.ended, self.first = 0.0, False, 0
 
@@ -147,15 +122,6 @@ class Krylov:
         which fails with a probability of δ√(2m/π) at most where v is uniform on the sphere of Rᵐ. That is one event,
         however often the question is asked (van Dorsselaer, Hochstenbach and van der Vorst 2000, SIAM J. Matrix Anal.
         Appl. 22). The components of u in the Ritz vectors count as well, as far as B is known.
-
-        Parameters
-        ----------
-        place
-            Number beyond all Ritz values.
-        ritz, errors
-            Ritz values of the rows behind the ``first``, and their `estimates`.
-        missed
-            Probability for one side.
         """
         if self.roots is None:
             return False
@@ -242,19 +208,11 @@ class Krylov:
     def measure(self, count: int, target: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
         """Multiply the first ``count`` rows u, and discard the next block: `seed` must follow.
 
+        Returned are θ = uᵀAu and ‖Au − θu‖ (count,), float64, and the first residuals (c, n) above ``target`` and
+        rounding, at most a block of them, with their row indices.
+
         The first product also shows the rounding of products, if it is unknown: u = Vᵀy is a combination of vectors
         that were multiplied, so that Au = VᵀTy + WᵀBy without it.
-
-        Returns
-        -------
-        values : (count,)
-            θ = uᵀAu, float64.
-        residuals : (count,)
-            ‖Au − θu‖, float64.
-        left : (c, n)
-            The first residuals larger than ``target`` and than rounding, at most as many as a block has rows.
-        pairs
-            Indices of the rows that these residuals belong to.
         """
         values, norms = torch.empty(2, count, dtype=torch.float64)
         expected = self.B[:, 0].to(self.next) @ self.next if self._measures else None
@@ -321,14 +279,7 @@ def summed(vectors: torch.Tensor, process: Krylov) -> torch.Tensor:
 
 
 def project_on(vectors: torch.Tensor, process: Krylov, tol: float) -> bool:
-    """Make the orthonormalized vectors the rows of an empty process, and T the operator on their span.
-
-    Returns
-    -------
-    bool
-        Whether the components of the products outside the span are of the size of ``tol``, relative to the norm. After
-        the first larger one, the rest is not computed.
-    """
+    """Start an empty process from the orthonormalized vectors; return whether their span is invariant to ``tol``."""
     basis, floor = process.basis, math.sqrt(torch.finfo(process.dtype).eps)
     for column in vectors.T:
         row = column.to(process.dtype, copy=True)[None]

@@ -15,17 +15,7 @@ from hesscond.spectra.basis import Basis, Plan
 
 
 class Products(SymmetricOperator):
-    """Operator 2⁻ᵉ A with its products counted and checked; e makes the norm about 1, whatever the precision.
-
-    Attributes
-    ----------
-    count
-        Products with one vector so far.
-    exponent
-        e.
-    norm
-        A lower bound of ‖2⁻ᵉ A‖: the largest image of a unit vector seen, or what was known.
-    """
+    """Operator 2⁻ᵉ A with its products counted and checked; e makes the norm about 1, whatever the precision."""
 
     def __init__(self, operator: SymmetricOperator) -> None:
         super().__init__(operator.order, operator.dtype, operator.device)
@@ -68,19 +58,11 @@ class Products(SymmetricOperator):
 
 
 class Excluded:
-    """Subspace that a search leaves out: a known null space, and null vectors found during the search.
-
-    Attributes
-    ----------
-    found : (d, n)
-        Orthonormal rows.
-    residuals : list of d floats
-        ‖Av‖ of each row.
-    """
+    """Subspace that a search leaves out: a known null space, and null vectors found during the search."""
 
     def __init__(self, known: Subspace | None, order: int, dtype: torch.dtype, device: torch.device) -> None:
         self.known, self.found = known, torch.empty(0, order, dtype=dtype, device=device)
-        self.residuals: list[float] = []
+        self.residuals: list[float] = []  # ‖Av‖ of each row
 
     @property
     def dimension(self) -> int:
@@ -141,7 +123,7 @@ class RitzSpace:
         Y = Y[:, values.abs().argsort(stable=True)]
         small = int((values.abs() <= noise).sum())
         if small > 1:
-            # Ritz values of the size of round-off tell nothing; the images do, by their singular values
+            # Ritz values of the size of round-off decide nothing; the singular values of the images do
             R = torch.linalg.qr(combined(Y[:, :small], self.W).T, mode="r").R.double().cpu()
             Y[:, :small] = Y[:, :small] @ torch.linalg.svd(R).Vh.flip(0).T
         return Y
@@ -189,7 +171,7 @@ class HarmonicSpace(RitzSpace):
         self.H = bordered(self.H, inner(self.W, v), below[:-1])
 
     def _another(self, q: torch.Tensor) -> torch.Tensor:
-        """Any direction orthogonal to Q, for an image that depends on the others."""
+        """Random direction orthogonal to Q, in place of an image that depends on the others."""
         for i in range(self.W.size + 1):
             q = torch.zeros_like(q)
             q[0, i] = 1

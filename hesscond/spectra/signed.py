@@ -56,7 +56,7 @@ def carried(basis: np.ndarray | None, bounds: np.ndarray) -> np.ndarray:
 
 
 def prepared(factor: object, signs: object) -> tuple[np.ndarray, np.ndarray, int, np.ndarray, np.ndarray]:
-    """The nonzero rows and columns of F scaled to size about 1, their signs, the power of two taken out, and which."""
+    """Nonzero rows and columns of F scaled to size about 1, their signs, the power of two, and the columns kept."""
     matrix, sign = as_matrix(factor), np.ravel(as_array(signs)).astype(float)
     nonzero = matrix != 0
     rows, columns = nonzero.any(1), nonzero.any(0)
@@ -78,24 +78,9 @@ def signed_condition(
 ) -> ConditionNumber:
     r"""κ = \|λ\|_max / \|λ\|_min of H = Fᵀ diag(signs) F, with its number of negative eigenvalues.
 
-    Indefinite, H has no factor to work on, but rounding changes entry (k, l) of it by c·eps·(\|F\|ᵀ\|F\|)_kl only: its
-    eigenvalues are known relative to the scales of F's columns, however far these are apart.
-
-    Parameters
-    ----------
-    factor : (m, n) array or tensor
-    signs : (m,) array or tensor of ±1
-    rank_bound
-        Function that finds an upper bound of the rank, as in `factor_condition`.
-    rtol
-        Relative width of κ's interval that is good enough.
-    error
-        Bound, in the 2-norm, of the error already in F, or an array (n,) of such bounds for its columns, or (m, n) of
-        bounds for its entries.
-    noise
-        Change of H by a relative change eps of its terms, divided by eps, in the 2-norm.
-    spread : (n,) array or None
-        d such that this changes entry (k, l) by eps·d_k·d_l, if it is known.
+    Rounding changes entry (k, l) of H by c·eps·(\|F\|ᵀ\|F\|)_kl only, so that eigenvalues are known relative to the
+    scales of F's columns. ``error`` is as in `factor_condition`; ``noise`` is the change of H by a relative change eps
+    of its terms, divided by eps, in the 2-norm, and ``spread`` d (n,) that of entry (k, l) by eps·d_k·d_l.
     """
     order = as_matrix(factor).shape[1]
     core, sign, scale, rows, columns = prepared(factor, signs)
@@ -189,15 +174,7 @@ def signed_pairs(core: np.ndarray, signs: np.ndarray, condition: ConditionNumber
 
 @few_threads
 def signed_eigenpairs(factor: object, signs: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
-    """The nonzero eigenvalues (r,) of Fᵀ diag(signs) F, descending, and orthonormal eigenvectors (n, r).
-
-    Parameters
-    ----------
-    factor : (m, n) array or tensor
-    signs : (m,) array or tensor of ±1
-    condition
-        Result of `signed_condition` for them; its rank is used, and Jacobi's method if that result used it.
-    """
+    """Nonzero eigenvalues (r,) of Fᵀ diag(signs) F, descending, and orthonormal eigenvectors (n, r)."""
     core, sign, scale, _, columns = prepared(factor, signs)
     vectors = np.zeros((len(columns), condition.rank))
     values, vectors[columns] = signed_pairs(core, sign, condition)

@@ -112,7 +112,7 @@ def smallest_nonzero(
     (so that it is certainly not zero) and its error is estimated to be at most max(tol·|θ|, ε): by ‖r‖, by ‖R‖²/gap
     for the residuals R of it and all smaller ones and the gap to the next, or, for a positive semidefinite A with an
     M, by the same in the norm of A⁻¹ (`hesscond.spectra.error_estimates`). There rᵀA⁻¹r is taken to be 2 c rᵀM⁻¹r, c
-    the largest ratio of a fall of θ to the rᵀM⁻¹r before it that was seen. That is an estimate; it decides when to stop
+    the largest observed ratio of a decrease of θ to the rᵀM⁻¹r before it. That is an estimate; it decides when to stop
     and nothing else. ``lower`` and ``upper`` follow from residuals in the 2-norm, and are wider.
 
     *What is zero.* |θ| ≤ ε/2 with ‖r‖ ≤ 100ε: a null direction, counted, left out, and the search goes on. Up to 3ε:
