@@ -462,25 +462,11 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         import pandas as pd
 
         rows = [
-            {
-                "layer": layer.name,
-                "unit": unit,
-                "n_params": layer.n_params,
-                "rank": kappa.rank,
-                "nullity": kappa.nullity,
-                "negative": kappa.counted_negative,
-                "lambda_max": kappa.lambda_max,
-                "lambda_min": kappa.lambda_min,
-                "kappa": kappa.value,
-                "kappa_lower": kappa.lower,
-                "kappa_upper": kappa.upper,
-                "resolved": kappa.resolved,
-                "solver": kappa.solver,
-                "reason": kappa.reason,
-                "advice": kappa.advice,
-            }
+            {"layer": layer.name, "unit": unit, "n_params": layer.n_params}
+            | kappa.columns
+            | {"reason": kappa.reason, "advice": kappa.advice}
             for layer in self._layers.values()
             for unit, kappa in zip(layer.blocks, layer.conditions, strict=True)
         ]
-        frame = pd.DataFrame(rows)
+        frame = pd.DataFrame(rows).astype({"resolved": bool})
         return frame.astype({name: "Int64" for name in ("unit", "negative") if frame[name].isna().any()})

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -134,6 +134,28 @@ class ConditionNumber:
     def counted_negative(self) -> int | None:
         """Number of negative eigenvalues, or None if only a lower bound is known."""
         return self.negative if self.negative_counted else None
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Columns of κ in tables and logs, by name; negative is None if only a lower bound is known."""
+        return {
+            "rank": self.rank,
+            "nullity": self.nullity,
+            "negative": self.counted_negative,
+            "lambda_max": self.lambda_max,
+            "lambda_min": self.lambda_min,
+            "kappa": self.value,
+            "kappa_lower": self.lower,
+            "kappa_upper": self.upper,
+            "resolved": int(self.resolved),
+            "solver": self.solver,
+        }
+
+    def columns_in(self, coordinates: str) -> dict[str, Any]:
+        """Columns of κ in other coordinates next to those of the plain one, such as kappa_own and rank_own."""
+        name = f"kappa_{coordinates}"
+        ends = {name: self.value, f"{name}_lower": self.lower, f"{name}_upper": self.upper}
+        return ends | {f"rank_{coordinates}": self.rank, f"resolved_{coordinates}": int(self.resolved)}
 
     def widened(self, error: float, cause: Cause = SUMMED) -> ConditionNumber:
         """Return the result if, for a cause, the matrix is known only up to an error of this 2-norm.

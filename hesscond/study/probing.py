@@ -411,12 +411,9 @@ class Prober:
                 "unit": unit,
                 "samples": samples,
                 "n_params": block.order,
-                "resolved": int(kappa.resolved),
-                "resolved_own": int(kappa_own.resolved),
-                "rank_own": kappa_own.rank,
                 "coordinates": "plain" if own is None or (P := own.block(unit).P) is None else P.name,
             }
-            row |= plain_columns(kappa) | {"trace": float(block.diagonal().sum())} | own_columns(kappa_own, kappa)
+            row |= kappa_columns(kappa, kappa_own) | {"trace": float(block.diagonal().sum())}
             best = optima(block.plain) if unit is None and block.order <= self.config.optima else {}
             yield ProbeRow(row | best, [], [])
 
@@ -425,16 +422,15 @@ class Prober:
         plain = measure(None)
         kappa = plain.conditions[0]
         row = {"data": name, "layer": NETWORK, "unit": None, "samples": samples, "n_params": plain.n_params}
-        row |= {"resolved": int(kappa.resolved)} | plain_columns(kappa)
+        row |= kappa.columns
         try:
             self.method.check_network()
             systems = [self.method.probed(place) for place in eligible_layers(self.model)]
             moved = dict.fromkeys(own.name for own in systems if own is not None)
             own = measure(self.method).conditions[0] if moved else kappa
         except ConfigError as error:
-            return ProbeRow(row | {"coordinates": f"not defined: {error}", "solver": kappa.solver}, [], [])
-        row |= {"resolved_own": int(own.resolved), "rank_own": own.rank, "coordinates": " and ".join(moved) or "plain"}
-        return ProbeRow(row | own_columns(own, kappa), [], [])
+            return ProbeRow(row | {"coordinates": f"not defined: {error}"}, [], [])
+        return ProbeRow(row | kappa_columns(kappa, own) | {"coordinates": " and ".join(moved) or "plain"}, [], [])
 
     def _in_order(self, rows: list[ProbeRow]) -> list[ProbeRow]:
         """Sort rows by the blocks' order in the study, the network last."""
@@ -551,24 +547,15 @@ class Prober:
 
     def _row(self, one: Unit, columns: dict[str, Any], found: Mapping[str, ConditionNumber]) -> ProbeRow:
         """The row of a unit, from κ in the plain coordinates, those of the raw statistics, and the method's."""
-        plain, preconditioned, in_own = found["plain"], found["raw"], found["own"]
         own, inputs, hessian = one.systems.own, one.inputs, one.hessian
         at = {"data": one.data.name, "layer": self.names[one.place], "unit": one.unit}
         row = at | {
             "samples": one.samples,
             "n_params": hessian.order,
-            "kappa_preconditioned": preconditioned.value,
-            "kappa_preconditioned_lower": preconditioned.lower,
-            "kappa_preconditioned_upper": preconditioned.upper,
-            "resolved": int(plain.resolved),
-            "rank_preconditioned": preconditioned.rank,
-            "resolved_preconditioned": int(preconditioned.resolved),
-            "rank_own": in_own.rank,
-            "resolved_own": int(in_own.resolved),
             "coordinates": "plain" if own is None else own.name,
         }
-        row |= columns | plain_columns(plain) | own_columns(in_own, plain)
-        readings = [at | {"coordinates": name} | reading_row(found[name]) for name in one.systems.readings]
+        row |= columns | found["raw"].columns_in("preconditioned") | kappa_columns(found["plain"], found["own"])
+        readings = [at | {"coordinates": name} | reading_columns(found[name]) for name in one.systems.readings]
         checked = []
         first = one.unit == self.units[one.place][0]
         if wanted := [statement for statement in self.statements if first or statement.by_unit]:
@@ -578,8 +565,8 @@ class Prober:
                 *live(inputs.statistics),
                 inputs.statistics.count,
                 self.recorder.layers[one.place].weight.detach().to(torch.float64).flatten(1).cpu().numpy(),
-                plain,
-                preconditioned,
+                found["plain"],
+                found["raw"],
                 inputs.statistics.mu.cpu().numpy(),
                 one.unit,
                 hessian,
@@ -639,29 +626,10 @@ def optima(hessian: BlockHessian) -> dict[str, float]:
     }
 
 
-def plain_columns(kappa: ConditionNumber) -> dict[str, Any]:
-    """The columns of the Hessian in the plain parameters."""
-    return {
-        "kappa": kappa.value,
-        "kappa_lower": kappa.lower,
-        "kappa_upper": kappa.upper,
-        "rank": kappa.rank,
-        "nullity": kappa.nullity,
-        "negative": kappa.counted_negative,
-        "lambda_max": kappa.lambda_max,
-        "lambda_min": kappa.lambda_min,
-    }
-
-
-def own_columns(kappa: ConditionNumber, plain: ConditionNumber) -> dict[str, Any]:
-    """The columns of κ in the method's own coordinates, and of how both were found."""
-    return {
-        "kappa_own": kappa.value,
-        "kappa_own_lower": kappa.lower,
-        "kappa_own_upper": kappa.upper,
-        "lambda_max_own": kappa.lambda_max,
-        "solver": f"{plain.solver}; {kappa.solver}",
-    }
+def kappa_columns(plain: ConditionNumber, own: ConditionNumber) -> dict[str, Any]:
+    """Columns of κ in the plain parameters and in the method's own coordinates."""
+    both = {"lambda_max_own": own.lambda_max, "solver": f"{plain.solver}; {own.solver}"}
+    return plain.columns | own.columns_in("own") | both
 
 
 def scaling_columns(raws: Sequence[CentringScaling]) -> list[dict[str, Any]]:
@@ -778,15 +746,6 @@ def outcomes(one: LayerStatement, seen: Observation) -> Iterator[dict[str, Any]]
         }
 
 
-def reading_row(kappa: ConditionNumber) -> dict[str, Any]:
-    """The columns of a further reading."""
-    return {
-        "kappa": kappa.value,
-        "kappa_lower": kappa.lower,
-        "kappa_upper": kappa.upper,
-        "rank": kappa.rank,
-        "nullity": kappa.nullity,
-        "negative": kappa.counted_negative,
-        "resolved": int(kappa.resolved),
-        "solver": kappa.solver,
-    }
+def reading_columns(kappa: ConditionNumber) -> dict[str, Any]:
+    """Columns of a further reading, which has no eigenvalues."""
+    return {name: value for name, value in kappa.columns.items() if not name.startswith("lambda")}

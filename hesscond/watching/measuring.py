@@ -205,18 +205,9 @@ class Measuring:
             "unit": unit,
             "samples": self.samples,
             "n_params": kappa.rank + kappa.nullity,
-            "kappa": kappa.value,
-            "kappa_lower": kappa.lower,
-            "kappa_upper": kappa.upper,
-            "rank": kappa.rank,
-            "nullity": kappa.nullity,
-            "negative": kappa.counted_negative,
-            "resolved": int(kappa.resolved),
-            "lambda_max": kappa.lambda_max,
             "lambda_max_error": self.rtol * kappa.lambda_max + result.error(unit),
-            "lambda_min": kappa.lambda_min,
             "coordinates": "plain",
-            "solver": kappa.solver,
+            **kappa.columns,
         }
 
 
@@ -225,11 +216,7 @@ def own_columns(result: LayerResult, unit: int | None, kappa: ConditionNumber, o
     value, error = largest(result, unit, kappa)
     rate = own.rate * c
     return {
-        "kappa_own": kappa.value,
-        "kappa_own_lower": kappa.lower,
-        "kappa_own_upper": kappa.upper,
-        "rank_own": kappa.rank,
-        "resolved_own": int(kappa.resolved),
+        **kappa.columns_in("own"),
         "coordinates": own.name,
         "sharpness_times_rate": value * rate,
         "sharpness_times_rate_lower": max(0.0, value - error) * rate,
