@@ -15,7 +15,6 @@ from hesscond.hessians.coordinates import (
     LinearCoordinates,
     Preconditioner,
     Scaling,
-    UnitPreconditioner,
     UnitScaling,
 )
 from hesscond.hessians.hessian_scalings import Jacobi, OptimalDiagonal, OptimalKronecker
@@ -47,7 +46,6 @@ __all__ = [
     "Reparametrized",
     "Scaling",
     "SphereTangentOperator",
-    "UnitPreconditioner",
     "UnitScaling",
     "network_null_directions",
     "role",

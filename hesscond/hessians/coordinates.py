@@ -91,13 +91,17 @@ class BlockHessian(ABC):
         """κ(H), or κ(PᵀHP)."""
         return self.condition_numbers([P], rtol=rtol)[0]
 
-    @abstractmethod
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues (r,), descending, and orthonormal eigenvectors (k, r), float64."""
+        rank = self.condition_number(P).rank
+        values, vectors = torch.linalg.eigh(self.matrix(P))
+        largest = values.abs().argsort(descending=True)[:rank]
+        kept = largest[values[largest].argsort(descending=True)]
+        return values[kept], vectors[:, kept]
 
-    @abstractmethod
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """All nonzero eigenvalues (r,), descending, float64."""
+        return self.eigenpairs(P)[0]
 
 
 @dataclass(frozen=True)
@@ -375,10 +379,6 @@ class Preconditioner(LinearCoordinates):
         return Product(self, other) if other.same_for_units else super().__matmul__(other)
 
 
-class UnitPreconditioner(LinearCoordinates):
-    """A P that is another for every unit of the layer. Subclasses write `of_unit`."""
-
-
 @dataclass(frozen=True)
 class DensePreconditioner(Preconditioner):
     """P given as a matrix (n̂, k)."""
@@ -430,7 +430,7 @@ class Product(Preconditioner):
         return self.second.right_multiply(self.first.right_multiply(rows))
 
 
-class UnitProduct(UnitPreconditioner):
+class UnitProduct(LinearCoordinates):
     """P Q where one of them differs by unit, or P acts across units."""
 
     def __init__(self, first: LinearCoordinates, second: LinearCoordinates) -> None:
@@ -450,7 +450,7 @@ class UnitProduct(UnitPreconditioner):
 
 
 @dataclass(frozen=True)
-class UnitScaling(Diagonal, UnitPreconditioner):
+class UnitScaling(Diagonal, LinearCoordinates):
     """P_i = diag(d_i), with one row of ``d`` for each unit."""
 
     d: torch.Tensor  # (m, n̂)

@@ -60,13 +60,3 @@ class FormedHessian(BlockHessian):
             least = (lambda: self.order) if self.vanishing else None
             forms.append(SummedForm(self.matrix(P), spread, self.terms, least, self.vanishing, graded))
         return conditions(forms, rtol=rtol)
-
-    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        return self.eigenpairs(P)[0]
-
-    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """All nonzero eigenvalues, descending, and their eigenvectors."""
-        values, vectors = torch.linalg.eigh(self.matrix(P))
-        largest = values.abs().argsort(descending=True)[: self.condition_number(P).rank]
-        kept = largest[values[largest].argsort(descending=True)]
-        return values[kept], vectors[:, kept]

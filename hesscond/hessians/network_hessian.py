@@ -121,14 +121,7 @@ class NetworkHessian(BlockHessian):
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues, descending, and their eigenvectors."""
         refuse_large(self.order, self.limits.memory, EIGENVECTORS, "eigenvectors")
-        rank = self.condition_number(P).rank
-        values, vectors = torch.linalg.eigh(self.matrix(P))
-        largest = values.abs().argsort(descending=True)[:rank]
-        kept = largest[values[largest].argsort(descending=True)]
-        return values[kept], vectors[:, kept]
-
-    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        return self.eigenpairs(P)[0]
+        return super().eigenpairs(P)
 
     @cached_property
     def extremes(self) -> torch.Tensor:

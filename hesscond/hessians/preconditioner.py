@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from hesscond.capture.stacking import stacked
 from hesscond.errors import NotFiniteError
-from hesscond.hessians.coordinates import LinearCoordinates, Preconditioner, UnitPreconditioner
+from hesscond.hessians.coordinates import LinearCoordinates, Preconditioner
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,11 @@ class CentringScaling(Preconditioner):
     @property
     def kappa_D(self) -> float:
         """κ(D) = max(1, σ) / min(1, σ) over the features with σ > 0 (without bias: max σ / min σ)."""
-        return scaling_condition(self.sigma, bias=self.bias)
-
-
-def scaling_condition(sigma: torch.Tensor, *, bias: bool) -> float:
-    """κ of D = diag(1, 1/σ) over the features with σ > 0; without bias, of diag(1/σ)."""
-    return scaling_conditions(sigma[None], bias=bias)[0]
+        return scaling_conditions(self.sigma[None], bias=self.bias)[0]
 
 
 def scaling_conditions(sigmas: torch.Tensor, *, bias: bool) -> list[float]:
-    """κ of D for every row of σ (k, n)."""
+    """κ of D = diag(1, 1/σ), or diag(1/σ) without bias, over the features with σ > 0, for every row of σ (k, n)."""
     values = sigmas.cpu().numpy()
     live = values != 0
     least = values.min(1, where=live, initial=1.0 if bias else math.inf)
@@ -111,7 +106,7 @@ def by_group(
     return parts[0] if len(parts) == 1 else GroupedPreconditioner(parts, units, order, device=device)
 
 
-class GroupedPreconditioner(UnitPreconditioner):
+class GroupedPreconditioner(LinearCoordinates):
     """P_g for the units of group g of a grouped convolution.
 
     Parameters

@@ -9,7 +9,7 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import ConfigError
-from hesscond.hessians import UnitPreconditioner
+from hesscond.hessians import GroupedPreconditioner
 from hesscond.methods import BNP, parse
 from hesscond.results import NETWORK
 from tests.methods.contract import MethodContract, stacked_gradient
@@ -129,7 +129,7 @@ def test_the_transformed_gradient_is_P_Pt_gradient(kind, channels, units, option
         raw = stacked_gradient(layer)
         method.transform_gradients()
     P = method.coordinates("1")
-    assert isinstance(P, UnitPreconditioner) == (layer.groups > 1)
+    assert isinstance(P, GroupedPreconditioner) == (layer.groups > 1)
     for unit, (g, found) in enumerate(zip(raw, stacked_gradient(layer), strict=True)):
         matrix = P.of_unit(unit).matrix(len(g))
         assert torch.allclose(found, matrix @ (matrix.T @ g), rtol=1e-11, atol=1e-12)
