@@ -89,14 +89,10 @@ class LayerProbe(Measurement):
             block.width if self.level == "unit" and block.units else block.order for block in chosen.values()
         )
         for name, block in chosen.items():
-            try:
+            with self.skipping(name, ConfigError):
                 part = self.moved(name, block)
                 self.systems[name] = self._system(name, part)
                 blocks[name] = part
-            except ConfigError as error:
-                if self._named(name):
-                    raise
-                self.skipped[name] = str(error)
         odd = [name for name, own in blocks.items() if own.layer is not None and stock_class(own.layer) is None]
         if self.level == "unit" and (odd := [name for name in odd if not isinstance(self.systems[name], Chart)]):
             # a custom forward pass may use the weight in another way
@@ -159,12 +155,8 @@ class LayerProbe(Measurement):
     def _in_charts(self, charts: Mapping[str, Chart]) -> dict[str, LayerResult]:
         found = {}
         for name, chart in charts.items():
-            try:
+            with self.skipping(name, CaptureError):
                 found[name] = self._in_chart(name, chart)
-            except CaptureError as error:
-                if self._named(name):
-                    raise
-                self.skipped[name] = str(error)
         return found
 
     def _in_chart(self, name: str, chart: Chart) -> LayerResult:
@@ -216,12 +208,8 @@ class LayerProbe(Measurement):
             return {}
         work: dict[str, ByProducts] = {}
         for name, block in (self._by_use(blocks, H, catalogue) if self.level == "unit" else blocks).items():
-            try:
+            with self.skipping(name, HesscondError):
                 work[name] = ByProducts.of(self, block, H, catalogue)
-            except HesscondError as error:
-                if self._named(name):
-                    raise
-                self.skipped[name] = str(error)
         if not work:
             return {}
         reference, directions = reference_of(H, [own.operator for own in work.values()], keeps_products=True)
@@ -364,13 +352,9 @@ class LayerProbe(Measurement):
             with untouched_randomness(gpus_of(list(self.model.parameters()))):
                 sums = run.over([self.data] if is_batch(self.data) else self.data)
         found = {}
-        for name in sums.blocks:
-            try:
+        for name in sums.routes:
+            with self.skipping(name, CaptureError):
                 found[name] = run.result(name, sums)
-            except CaptureError as error:
-                if self._named(name):
-                    raise
-                self.skipped[name] = str(error)
         self.precision = None if reference is None else reference.precision
         self.reached = None if reference is None else reference.reached
         return found
@@ -534,22 +518,6 @@ def occurring(block: Block, H: HessianOperator, tensors: Mapping[str, nn.Paramet
     return block if bool(rows.all()) else block.at(rows.nonzero()[:, 0].tolist())
 
 
-class Kept(Mapping[int | None, BlockHessian]):
-    """Hessians of a layer from the kept capture of one batch; each is made when it is asked for."""
-
-    def __init__(self, probe: LayerProbe, capture: LayerCapture) -> None:
-        self.probe, self.capture = probe, capture
-
-    def __getitem__(self, unit: int | None) -> BlockHessian:
-        return self.probe.block(self.capture, unit)
-
-    def __iter__(self) -> Iterator[int | None]:
-        return iter(self.capture.units if self.probe.level == "unit" else [None])
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-
 @dataclass
 class Capturing:
     """Captured layers, each compared with the derivatives of the model itself on every batch.
@@ -566,15 +534,14 @@ class Capturing:
     failed: set[str] = field(default_factory=set)
     turned: dict[str, str] = field(default_factory=dict)
 
-    def kept(self, batch: Batch) -> Sums:
+    def kept(self, batch: Batch) -> LayerSums:
         """Return the Hessians on one batch, from their captures."""
         captures, _ = self._screened(batch, None)
         statistics = {name: self.probe.collect(name, own.inputs) for name, own in captures.items()}
-        blocks = {name: Kept(self.probe, own) for name, own in captures.items()}
         routes = {name: own.route for name, own in captures.items()}
-        return Sums(blocks, statistics, routes, {}, 1.0, captures)
+        return LayerSums({}, statistics, routes, {}, 1.0, captures)
 
-    def over(self, batches: Iterable[Batch]) -> Sums:
+    def over(self, batches: Iterable[Batch]) -> LayerSums:
         """Return the Hessians over a stream of batches together, of all processes."""
         team = self.probe.team
         if team is None:
@@ -586,19 +553,22 @@ class Capturing:
             failure = error
         return joined(all_or_none(team, own, failure))
 
-    def result(self, name: str, sums: Sums) -> LayerResult:
+    def result(self, name: str, sums: LayerSums) -> LayerResult:
         """Return the result of a layer in its coordinates."""
         probe, geometry, block = self.probe, Geometry.of(self.layers[name]), self.probe.blocks[name]
         moved = {id(probe.model.get_parameter(parameter)) for parameter in block.parameters}
         own = probe.resolved(name, sums.statistics.get(name), geometry)
-        source = probe.source(lambda layer, unit: sums.blocks[layer][unit])
+        captured = sums.captures.get(name)
+        made = sums.blocks[name].__getitem__ if captured is None else partial(probe.block, captured)
+        source = probe.source(lambda _, unit: made(unit))
+        units: Iterable[int | None] = sums.blocks[name] if captured is None else captured.units
         together = None
-        if name in sums.captures and probe.level == "unit" and (own is None or isinstance(own, Preconditioner)):
-            together = partial(unit_conditions, sums.captures[name], own, rtol=probe.rtol, memory=probe.memory)
+        if captured is not None and probe.level == "unit" and (own is None or isinstance(own, Preconditioner)):
+            together = partial(unit_conditions, captured, own, rtol=probe.rtol, memory=probe.memory)
         result = LayerResult(
             name,
             probe.level,
-            [unit for unit in sums.blocks[name] if unit is not None],
+            [unit for unit in units if unit is not None and probe.level == "unit"],
             partial(source.block, own, name),
             parameters=[p for p in self._parameters(name) if id(probe.model.get_parameter(p)) in moved],
             n_params=block.order // (1 if probe.level == "layer" else geometry.units),
@@ -608,7 +578,7 @@ class Capturing:
         )
         if self.reference is not None and probe.team is None:
             direction = self.directions[name]
-            known = self.verdicts.get(name) if name in sums.captures else None
+            known = None if captured is None else self.verdicts.get(name)
             result.check = self._verdict(direction, result.block(direction.unit), sums.total, known)
             result.uncertainty = self.reference.uncertainty(direction)
             refuse_failed(name, result.check, DIFFERENT_SUM)
@@ -619,7 +589,7 @@ class Capturing:
             result.uncertain = uncertain(self.reference.precision)
         return result
 
-    def _sums(self, batches: Iterable[Batch]) -> Sums:
+    def _sums(self, batches: Iterable[Batch]) -> LayerSums:
         """Return the Hessians over the batches of this process."""
         probe = self.probe
         routes: dict[str, str] = {}
@@ -645,7 +615,8 @@ class Capturing:
         for name in self.failed:
             blocks.pop(name, None)
         # refuses a stream that is empty, or in which nothing counts
-        found = Sums(blocks, statistics, routes, weights.totals(), weights.total)
+        routes = {name: routes[name] for name in blocks}
+        found = LayerSums(blocks, statistics, routes, weights.totals(), weights.total)
         if probe.team is not None and self.reference is not None:
             for name, own in blocks.items():
                 direction = self.directions[name]
@@ -815,8 +786,8 @@ class Capturing:
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Results of one process on a batch or a stream: Hessians, statistics, weights and checks."""
+class LayerSums:
+    """Captures of one batch, or Hessians summed over a stream, with statistics, weights and checks."""
 
     blocks: Mapping[str, Mapping[int | None, BlockHessian]]
     statistics: dict[str, Any]
@@ -828,12 +799,12 @@ class Sums:
     uncertainties: dict[str, float] = field(default_factory=dict)
 
 
-def joined(parts: Sequence[Sums]) -> Sums:
+def joined(parts: Sequence[LayerSums]) -> LayerSums:
     """Join the results of several processes."""
     everyone = [part.masses for part in parts]
     masses = [mass_of(own, everyone) for own in everyone]
     blocks: dict[str, dict[int | None, BlockHessian]] = {}
-    found = Sums(blocks, {}, {}, {}, masses[0].total)
+    found = LayerSums(blocks, {}, {}, {}, masses[0].total)
     if found.total == 0:
         raise CaptureError("no target in the data of any process counts in the loss: there is no Hessian")
     streamed: dict[tuple[str, int | None], StreamedBlock] = {}

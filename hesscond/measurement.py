@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -14,7 +15,7 @@ from hesscond.applied import Measured
 from hesscond.capture import Batch, LossFunction, ProgressRecord
 from hesscond.capture.backward import readable
 from hesscond.capture.weighting import BatchWeight
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import BlockHessian, HessianOperator
 from hesscond.hessians.blocks import Block, Choice
 from hesscond.hessians.source import BlockSource
@@ -76,6 +77,16 @@ class Measurement(ABC):
     def _named(self, name: str) -> bool:
         """Whether a block was asked for by its name, so that it must not be left out."""
         return self.choice.names is not None and name not in self.choice.optional
+
+    @contextmanager
+    def skipping(self, name: str, *kinds: type[HesscondError]) -> Iterator[None]:
+        """Context in which an error of these kinds skips a block, unless it was asked for by its name."""
+        try:
+            yield
+        except kinds as error:
+            if self._named(name):
+                raise
+            self.skipped[name] = str(error)
 
     def source(self, captured: Callable[[str, int | None], BlockHessian] | None = None) -> BlockSource:
         """Source of blocks: products with the Hessian of the loss, and Hessians that were captured."""
