@@ -14,7 +14,7 @@ import typer
 from hesscond.commands.options import choice, collect
 from hesscond.commands.printing import stdout
 from hesscond.errors import ConfigError
-from hesscond.export import FORMATS, MLflowStore, Sink, TensorBoardFiles, joint_table, transfer, write_table
+from hesscond.export import FORMATS, Destination, MLflowRun, TensorBoardFiles, joint_table, transfer, write_table
 from hesscond.runs import TABLES, StoredRun
 
 #: Formats that take whole runs.
@@ -71,14 +71,14 @@ def export(
     if output is None:
         raise ConfigError(f"--format {format} needs a place: give it with -o")
     stored = collect(runs)
-    sink: Callable[[StoredRun], Sink] = (
-        partial(MLflowStore, output) if format == "mlflow" else event_files(stored, Path(output))
+    destination: Callable[[StoredRun], Destination] = (
+        partial(MLflowRun, output) if format == "mlflow" else event_files(stored, Path(output))
     )
-    points = transfer(stored, sink, follow=follow)
+    points = transfer(stored, destination, follow=follow)
     stdout.print(f"{points} points of {len(stored)} {'run' if len(stored) == 1 else 'runs'} → {output}", soft_wrap=True)
 
 
-def event_files(runs: list[StoredRun], output: Path) -> Callable[[StoredRun], Sink]:
+def event_files(runs: list[StoredRun], output: Path) -> Callable[[StoredRun], Destination]:
     """Factory of TensorBoard folders: ``output`` for a single run, else the run's relative path below it."""
     folders = {run.folder: run.folder.absolute() for run in runs}
     common = Path(os.path.commonpath(folders.values())) if len(runs) > 1 else folders[runs[0].folder]

@@ -1,19 +1,19 @@
 """Export of runs: tables as CSV, JSON and Parquet; curves to TensorBoard and MLflow.
 
-A sink receives what `curves` reads of a run, once or as it is logged. Optional packages are imported when used.
+A destination receives what `curves` reads of a run, once or as it is logged. Optional packages are imported when used.
 """
 
-from hesscond.export.curves import Scalar, ScalarReader, Sink, transfer
-from hesscond.export.mlflow import MLflowStore
+from hesscond.export.curves import Destination, Scalar, ScalarReader, transfer
+from hesscond.export.mlflow import MLflowRun
 from hesscond.export.tables import FORMATS, joint_table, json_rows, write_table
 from hesscond.export.tensorboard import TensorBoardFiles
 
 __all__ = [
     "FORMATS",
-    "MLflowStore",
+    "Destination",
+    "MLflowRun",
     "Scalar",
     "ScalarReader",
-    "Sink",
     "TensorBoardFiles",
     "joint_table",
     "json_rows",

@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -279,14 +278,6 @@ def alive(pid: str) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def moment(text: str) -> float | None:
-    """Seconds since 1970 of a time in the log's format; None if it is not in this format."""
-    try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def run_folders(folder: Path | str) -> list[Path]:
