@@ -1,4 +1,4 @@
-"""Matrices known by their products: one protocol, and what can be made of operators.
+"""Matrices known by their products with vectors: one protocol, and operators composed of others.
 
 Nothing here knows of networks or of spectra. A new operator is one class with one product.
 """

@@ -1,4 +1,4 @@
-"""Whatever multiplies vectors, as an operator of ours: tensors, arrays, scipy's and other libraries' operators."""
+"""Operators from tensors, arrays, and the operators of scipy and other libraries."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hesscond.operators.operator import Dense, LinearOperator, SymmetricOperator
 #: Pairs of random vectors that a symmetry check takes.
 PAIRS = 4
 
-#: Asymmetry that is put down to rounding, in units of round-off: products through a deep network lose some digits.
+#: Asymmetry that is attributed to rounding, in units of round-off: products through a deep network lose some digits.
 ALLOWED = 1000.0
 
 
 def as_operator(matrix: object, *, seed: int = 0) -> SymmetricOperator:
-    """A symmetric matrix in any form as an operator.
+    """Operator of a symmetric matrix that is given in any form.
 
     Parameters
     ----------
     matrix : (n, n)
         A `SymmetricOperator` (returned as it is); a torch tensor or numpy array; a scipy sparse matrix or
-        ``LinearOperator``, or what scipy makes one of; an operator of another torch library (curvlinops, GPyTorch's
-        linear_operator), recognized by its ``shape``, ``dtype``, ``device`` and ``@`` with tensors (n, k).
+        ``LinearOperator``, or an object that scipy converts to one; an operator of another torch library (curvlinops,
+        GPyTorch's linear_operator), recognized by its ``shape``, ``dtype``, ``device`` and ``@`` with tensors (n, k).
     seed
         Seed of the random vectors that check operators known by their products only.
 
@@ -88,19 +88,19 @@ def square(shape: Any) -> int:
 
 
 class HostProducts(SymmetricOperator):
-    """A scipy ``LinearOperator``, whose products are numpy arrays on the host."""
+    """Scipy ``LinearOperator``, whose products are numpy arrays on the host."""
 
     def __init__(self, A: ScipyOperator) -> None:
         self.A, self.host_dtype = A, real_dtype(A.dtype)
         super().__init__(square(A.shape), torch.from_numpy(np.empty(0, self.host_dtype)).dtype, "cpu")
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V as a copy, since an identity may return its argument."""
+        """Product A V as a copy, since an identity may return its argument."""
         return torch.from_numpy(np.array(self.A @ vectors.detach().numpy(), dtype=self.host_dtype))
 
 
 class Sparse(HostProducts):
-    """A scipy sparse matrix."""
+    """Scipy sparse matrix."""
 
     def __init__(self, A: Any) -> None:
         rows = A.tocsr().astype(real_dtype(A.dtype))
@@ -113,20 +113,20 @@ class Sparse(HostProducts):
 
 
 class TorchProducts(SymmetricOperator):
-    """An operator of another torch library, which multiplies tensors (n, k)."""
+    """Operator of another torch library, which multiplies tensors (n, k)."""
 
     def __init__(self, A: Any) -> None:
         super().__init__(square(A.shape), A.dtype, A.device)
         self.A = A
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V as a copy, since an identity may return its argument."""
+        """Product A V as a copy, since an identity may return its argument."""
         product = self.A @ vectors
         return (product.clone() if product.data_ptr() == vectors.data_ptr() else product).detach().to(self.dtype)
 
 
 def checked_by_products(A: SymmetricOperator, seed: int) -> SymmetricOperator:
-    """A, if its products with random vectors are finite and those of a symmetric matrix.
+    """Return A if its products with random vectors are finite and those of a symmetric matrix.
 
     For u, v of random signs, uᵀAv − vᵀAu has the variance ‖A − Aᵀ‖²_F, so an asymmetry does not hide.
     """

@@ -34,7 +34,7 @@ DIAGONALS = {"diag++": 3, "bekas": 0}
 
 @dataclass(frozen=True)
 class Estimate(Generic[Value]):
-    """A number, or a vector of them, estimated from random vectors.
+    """Estimate of a number, or of a vector, from random vectors.
 
     Attributes
     ----------
@@ -45,9 +45,9 @@ class Estimate(Generic[Value]):
         of three, and within twice of it in nineteen of twenty; 0 if the value is exact but for rounding, infinite from
         one probe.
     probes
-        Random vectors whose spread gave the error; 0: none were needed.
+        Number of random vectors whose spread gave the error; 0: none were needed.
     products
-        Products with one vector in all.
+        Number of products with one vector in all.
     """
 
     value: Value
@@ -57,14 +57,14 @@ class Estimate(Generic[Value]):
 
 
 def trace(A: SymmetricOperator, probes: int = 30, *, seed: int = 0, method: str = "hutch++") -> Estimate[float]:
-    """Estimate tr A.
+    """Estimate of the trace of A.
 
     Parameters
     ----------
     A
         The operator, of order n.
     probes
-        Products to be made; with n or more the trace is exact, from n of them.
+        Number of products; with n or more the trace is exact, from n of them.
     seed
         Seed of the random signs.
     method
@@ -103,7 +103,7 @@ def estimated_trace(A: SymmetricOperator, plan: Plan | None, seed: int) -> Estim
 def diagonal(
     A: SymmetricOperator, probes: int = 30, *, seed: int = 0, method: str = "diag++"
 ) -> Estimate[torch.Tensor]:
-    """Estimate the diagonal of A.
+    """Estimate of the diagonal of A.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def estimated_diagonal(A: SymmetricOperator, plan: Plan | None, seed: int) -> Es
 
 @dataclass(frozen=True)
 class Plan:
-    """How many products go into the basis Q and its image (each), and how many into random probes of the rest."""
+    """Numbers of products for the basis Q, for its image (as many), and for random probes of the rest."""
 
     basis: int
     probes: int
@@ -159,7 +159,7 @@ class Plan:
 
 
 def planned(A: SymmetricOperator, products: int, method: str, shares: dict[str, int]) -> Plan | None:
-    """The plan of a method; None: the products suffice for the exact answer."""
+    """Plan of a method; None: the products suffice for the exact answer."""
     if method not in shares:
         raise ConfigError(f"method is one of {', '.join(shares)}, not {method!r}")
     if products >= A.order:
@@ -174,7 +174,7 @@ def planned(A: SymmetricOperator, products: int, method: str, shares: dict[str, 
 def split(
     A: SymmetricOperator, plan: Plan, seed: int
 ) -> tuple[torch.Tensor, Iterator[tuple[torch.Tensor, torch.Tensor]]]:
-    """The diagonal of A − RAR, and blocks of signs ω with RARω."""
+    """Diagonal of A − RAR, and blocks of signs ω with RARω."""
     generator = torch.Generator().manual_seed(seed)
     if not plan.basis:
         known = torch.zeros(A.order, dtype=torch.float64, device=A.device)
@@ -193,9 +193,9 @@ def split(
 
 
 def random_signs(A: SymmetricOperator, count: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """Blocks (n, ≤ BLOCK) of random signs, ``count`` columns in all, of the operator's dtype on its device.
+    """Yield blocks (n, ≤ BLOCK) of random signs, ``count`` columns in all, of the operator's dtype on its device.
 
-    They are drawn on the host, so that every device sees the same.
+    They are drawn on the host, so that they are the same for every device.
     """
     for start in range(0, count, BLOCK):
         bits = torch.randint(0, 2, (A.order, min(BLOCK, count - start)), generator=generator, dtype=torch.int8)
@@ -203,7 +203,7 @@ def random_signs(A: SymmetricOperator, count: int, generator: torch.Generator) -
 
 
 def exact_diagonal(A: SymmetricOperator) -> torch.Tensor:
-    """The diagonal (n,) in float64, from n products."""
+    """Diagonal (n,) in float64, from n products."""
     return torch.cat(
         [
             A.multiply(block)[start : start + block.shape[1]].diagonal().to(torch.float64)

@@ -1,4 +1,4 @@
-"""Matrices known by their products with vectors, and operators made of others.
+"""Matrices known by their products with vectors, and operators composed of others.
 
 They are dense and diagonal matrices, sums, multiples, congruences, projections, blocks, and approximate inverses.
 """
@@ -43,14 +43,14 @@ class Processes(Protocol):
     leading: bool
 
     def lead(self, function: Callable[[], Result]) -> Result:
-        """``function()`` by one of them, while the others serve it with products."""
+        """Result of ``function()`` in one of the processes, while the others take part in its products."""
 
 
 class LinearOperator(ABC):
-    """A real matrix A (m, n): ``A @ v`` for a vector (n,) or a block of them (n, k).
+    """Real matrix A (m, n): ``A @ v`` for a vector (n,) or a block of vectors (n, k).
 
-    A subclass calls ``super().__init__`` and writes `multiply`, and `multiply_adjoint` if it has one. A product is
-    computed in ``A.dtype``, on ``A.device``, whatever the precision of ``v``; the result has that of ``A``.
+    A subclass calls ``super().__init__`` and defines `multiply`, and `multiply_adjoint` if A has an adjoint. Products
+    are computed in ``A.dtype`` on ``A.device``, whatever the precision of ``v``, and have the dtype of ``A``.
 
     Attributes
     ----------
@@ -72,10 +72,10 @@ class LinearOperator(ABC):
 
     @abstractmethod
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V for V (n, k), of the dtype and device of A. V is not changed and the result is new."""
+        """Product A V for V (n, k), of the dtype and device of A. V is not changed and the result is new."""
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Aᵀ V for V (m, k).
+        """Product Aᵀ V for V (m, k).
 
         Raises
         ------
@@ -86,10 +86,10 @@ class LinearOperator(ABC):
 
     @property
     def rounding(self) -> float:
-        """ε such that a product is within ε ‖A‖ ‖v‖ of the exact one.
+        """Bound ε such that a product is within ε ‖A‖ ‖v‖ of the exact one.
 
-        Where terms may cancel, as in a difference, it depends on norms that are estimated from a few products when
-        this is first asked for.
+        Where terms may cancel, as in a difference, it depends on norms that are estimated from a few products when this
+        is first read.
         """
         return ROUNDING * torch.finfo(self.dtype).eps
 
@@ -100,12 +100,12 @@ class LinearOperator(ABC):
 
     @property
     def team(self) -> Processes | None:
-        """The processes that form its products together; None: this one alone does."""
+        """Processes that compute its products together; None: this process alone."""
         return next((team for operand in self.operands if (team := operand.team) is not None), None)
 
     @property
     def T(self) -> LinearOperator:
-        """The adjoint Aᵀ."""
+        """Adjoint Aᵀ."""
         return Adjoint(self)
 
     def __matmul__(self, vectors: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ class LinearOperator(ABC):
         return self.multiply(block[:, None])[:, 0] if vectors.ndim == 1 else self.multiply(block)
 
     def to_dense(self) -> torch.Tensor:
-        """The matrix, from its products with the columns of the identity."""
+        """Matrix (m, n), from products with the columns of the identity."""
         dense = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         for start, block in identity_blocks(self.shape[1], self.dtype, self.device):
             dense[:, start : start + block.shape[1]] = self.multiply(block)
@@ -156,18 +156,18 @@ class LinearOperator(ABC):
 
 
 class Adjoint(LinearOperator):
-    """Aᵀ."""
+    """Adjoint Aᵀ of an operator A."""
 
     def __init__(self, A: LinearOperator) -> None:
         super().__init__((A.shape[1], A.shape[0]), A.dtype, A.device)
         self.A, self.operands = A, (A,)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Aᵀ V."""
+        """Product Aᵀ V."""
         return self.A.multiply_adjoint(vectors)
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V."""
+        """Product A V."""
         return self.A.multiply(vectors)
 
     @property
@@ -180,7 +180,7 @@ class Adjoint(LinearOperator):
 
 
 class SymmetricOperator(LinearOperator):
-    """A real symmetric matrix (n, n), with what is known of it beforehand.
+    """Real symmetric matrix (n, n), with properties that are known without products.
 
     Attributes
     ----------
@@ -197,12 +197,12 @@ class SymmetricOperator(LinearOperator):
 
     @property
     def order(self) -> int:
-        """The order n."""
+        """Order n."""
         return self.shape[0]
 
     @property
     def null_space(self) -> Subspace | None:
-        """A subspace of the null space that is known without a product; None: nothing is."""
+        """Subspace of the null space that is known without a product; None: none is known."""
         return None
 
     @property
@@ -210,14 +210,14 @@ class SymmetricOperator(LinearOperator):
         return self
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V."""
+        """Product A V."""
         return self.multiply(vectors)
 
     @property
     def extremes(self) -> tuple[float, float]:
-        """The smallest and largest Ritz value of a few Lanczos steps: the spectrum reaches at least that far.
+        """Smallest and largest Ritz value of a few Lanczos steps: the spectrum reaches at least that far.
 
-        The products are made when this is first asked for (`ritz_range`).
+        The products are computed when this is first read (`ritz_range`).
         """
         team = self.team
         # always computed by the leader on behalf of all: the others may lack what it has cached
@@ -229,11 +229,11 @@ class SymmetricOperator(LinearOperator):
 
     @property
     def norm_bound(self) -> float:
-        """The largest |θ| of `extremes`: a lower bound of ‖A‖₂, nearly always within a factor of two."""
+        """Largest |θ| of `extremes`: a lower bound of ‖A‖₂, nearly always within a factor of two."""
         return max(abs(value) for value in self.extremes)
 
     def shifted(self, shift: float) -> SymmetricOperator:
-        """A − shift·I."""
+        """Operator A − shift·I."""
         return Shifted(self, shift)
 
     def __add__(self, other: object) -> Sum:
@@ -267,14 +267,14 @@ class SymmetricOperator(LinearOperator):
 
 
 def as_number(value: object) -> float | None:
-    """A real number of Python, numpy or torch as a float; None for anything else."""
+    """Real number of Python, numpy or torch as a float; None for anything else."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         return float(value)
     return float(value) if isinstance(value, Real) else None
 
 
 def agreeing(operators: Sequence[LinearOperator], what: str) -> None:
-    """Refuse no operators at all, and operators of different precision or on different devices."""
+    """Raise a MatrixError without operators, or if they differ in precision or device."""
     if not operators:
         raise MatrixError(f"{what} needs at least one operator")
     first = operators[0]
@@ -289,7 +289,7 @@ def agreeing(operators: Sequence[LinearOperator], what: str) -> None:
 def identity_blocks(
     order: int, dtype: torch.dtype, device: torch.device, size: int = 64
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """The identity (order, order), some columns at a time: the first column's number and the block."""
+    """Yield some columns of the identity (order, order) at a time, with the number of the first one."""
     for start in range(0, order, size):
         block = torch.zeros(order, min(size, order - start), dtype=dtype, device=device)
         block[start : start + size].fill_diagonal_(1)
@@ -297,19 +297,19 @@ def identity_blocks(
 
 
 def ritz_range(A: SymmetricOperator, steps: int = STEPS, *, seed: int = 0) -> tuple[float, float]:
-    """The smallest and the largest Ritz value of a few Lanczos steps from a random vector.
+    """Smallest and largest Ritz value of a few Lanczos steps from a random vector.
 
-    Both lie within the range of the spectrum. Without reorthogonalization, which three vectors suffice for: that makes
-    copies of eigenvalues, and does the extreme Ritz values no harm (Paige 1980). For k steps on a positive semidefinite
-    A the largest falls short of ‖A‖ by 0.103·(ln(n(k−1)⁴)/(k−1))² on average, however close the eigenvalues are
-    (Kuczyński and Woźniakowski, SIAM J. Matrix Anal. Appl. 13, 1992, theorem 3.2).
+    Both lie within the range of the spectrum. There is no reorthogonalization, for which three vectors suffice: this
+    produces copies of eigenvalues, but does not affect the extreme Ritz values (Paige 1980). For k steps on a positive
+    semidefinite A the largest falls short of ‖A‖ by 0.103·(ln(n(k−1)⁴)/(k−1))² on average, however close the
+    eigenvalues are (Kuczyński and Woźniakowski, SIAM J. Matrix Anal. Appl. 13, 1992, theorem 3.2).
 
     Parameters
     ----------
     A
         The operator.
     steps
-        Products to be made, at most.
+        Largest number of products.
     seed
         Seed of the random start vector.
 
@@ -343,16 +343,16 @@ def ritz_range(A: SymmetricOperator, steps: int = STEPS, *, seed: int = 0) -> tu
 
 
 def amplified(rounding: float, magnitude: float, norm: float) -> float:
-    """The rounding of an operator of that ``norm`` whose product passes through quantities of that ``magnitude``.
+    """Rounding of an operator of a ``norm`` whose products pass through quantities of a larger ``magnitude``.
 
-    Their errors, ``rounding`` of the magnitude, stay while the quantities cancel. Where nothing is left, 1: no digit
-    of a product is known.
+    Their errors, ``rounding`` times the magnitude, remain when the quantities cancel. If nothing remains, it is 1: no
+    digit of a product is known.
     """
     return rounding * max(1.0, SAFETY * magnitude / norm) if norm > 0 else 1.0
 
 
 def dot_rounding(terms: int, dtype: torch.dtype) -> float:
-    """Rounding of dot products: √n·eps, as errors accumulate in practice (Higham, Mary 2019), at least ROUNDING·eps."""
+    """Rounding of dot products: √n·eps, as errors grow in practice (Higham, Mary 2019), at least ROUNDING·eps."""
     return max(ROUNDING, math.sqrt(terms)) * torch.finfo(dtype).eps
 
 
@@ -369,18 +369,18 @@ def real_tensor(A: torch.Tensor, dimensions: int) -> torch.Tensor:
 
 
 class Matrix(LinearOperator):
-    """Any dense matrix A (m, n)."""
+    """Dense matrix A (m, n)."""
 
     def __init__(self, A: torch.Tensor) -> None:
         self.A = real_tensor(A, 2)
         super().__init__((A.shape[0], A.shape[1]), A.dtype, A.device)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V."""
+        """Product A V."""
         return self.A @ vectors
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Aᵀ V."""
+        """Product Aᵀ V."""
         return self.A.T @ vectors
 
     @property
@@ -390,7 +390,7 @@ class Matrix(LinearOperator):
 
 
 class Dense(SymmetricOperator):
-    """A dense symmetric matrix A (n, n).
+    """Dense symmetric matrix A (n, n).
 
     Raises
     ------
@@ -407,7 +407,7 @@ class Dense(SymmetricOperator):
         super().__init__(len(A), A.dtype, A.device)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V."""
+        """Product A V."""
         return self.A @ vectors
 
     @property
@@ -420,7 +420,7 @@ class Dense(SymmetricOperator):
 
 
 class Diagonal(SymmetricOperator):
-    """diag(d) for d (n,)."""
+    """Diagonal matrix diag(d) for d (n,)."""
 
     def __init__(self, d: torch.Tensor) -> None:
         self.d = real_tensor(d, 1)
@@ -428,7 +428,7 @@ class Diagonal(SymmetricOperator):
         self.psd = bool((self.d >= 0).all())
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """diag(d) V."""
+        """Product diag(d) V."""
         return self.d[:, None] * vectors
 
     @property
@@ -437,7 +437,7 @@ class Diagonal(SymmetricOperator):
 
 
 class Gram(SymmetricOperator):
-    """FᵀF for F (m, n): positive semidefinite, and never formed."""
+    """Positive semidefinite operator FᵀF for F (m, n), which is never formed."""
 
     psd = True
 
@@ -446,7 +446,7 @@ class Gram(SymmetricOperator):
         self.F, self.operands = F, (F,)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Fᵀ(F V)."""
+        """Product Fᵀ(F V)."""
         return self.F.multiply_adjoint(self.F.multiply(vectors))
 
     @property
@@ -456,7 +456,7 @@ class Gram(SymmetricOperator):
 
 
 class Sum(SymmetricOperator):
-    """Σ c_i A_i of operators of one order. Terms that are sums are expanded."""
+    """Linear combination Σ c_i A_i of operators of one order. Terms that are sums are expanded."""
 
     def __init__(self, terms: Sequence[tuple[float, SymmetricOperator]]) -> None:
         agreeing([term for _, term in terms], "a sum")
@@ -474,7 +474,7 @@ class Sum(SymmetricOperator):
         self.psd = all(term.psd and factor >= 0 for factor, term in self.terms)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Σ c_i A_i V."""
+        """Product Σ c_i A_i V."""
         factor, term = self.terms[0]
         total = term.multiply(vectors).mul_(factor)
         for factor, term in self.terms[1:]:
@@ -500,7 +500,7 @@ class Sum(SymmetricOperator):
 
 
 class Shifted(SymmetricOperator):
-    """A − shift·I."""
+    """Operator A − shift·I."""
 
     def __init__(self, A: SymmetricOperator, shift: float) -> None:
         if not math.isfinite(shift):
@@ -510,11 +510,11 @@ class Shifted(SymmetricOperator):
         self.psd = A.psd and shift <= 0
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V − shift V."""
+        """Product A V − shift V."""
         return self.A.multiply(vectors).sub_(vectors, alpha=self.shift)
 
     def shifted(self, shift: float) -> SymmetricOperator:
-        """A shifted by the sum of both shifts."""
+        """Operator A shifted by the sum of both shifts."""
         return Shifted(self.A, self.shift + shift)
 
     @property
@@ -532,7 +532,7 @@ class Shifted(SymmetricOperator):
 
 
 class Congruence(SymmetricOperator):
-    """PᵀAP for P (n, k): the Hessian in the coordinates z of θ = P z."""
+    """Congruence PᵀAP for P (n, k): the Hessian in the coordinates z of θ = P z."""
 
     def __init__(self, A: SymmetricOperator, P: LinearOperator) -> None:
         if P.shape[0] != A.order:
@@ -542,7 +542,7 @@ class Congruence(SymmetricOperator):
         self.A, self.P, self.operands, self.psd = A, P, (A, P), A.psd
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Pᵀ(A(P V))."""
+        """Product Pᵀ(A(P V))."""
         return self.P.multiply_adjoint(self.A.multiply(self.P.multiply(vectors)))
 
     @property
@@ -553,7 +553,7 @@ class Congruence(SymmetricOperator):
 
 
 class Deflated(SymmetricOperator):
-    """(I − Π) A (I − Π) with Π the projector onto a subspace, which joins the null space."""
+    """Operator (I − Π) A (I − Π) with Π the projector onto a subspace, which is added to the null space."""
 
     def __init__(self, A: SymmetricOperator, subspace: Subspace) -> None:
         if subspace.order != A.order:
@@ -562,7 +562,7 @@ class Deflated(SymmetricOperator):
         self.A, self.subspace, self.operands, self.psd = A, subspace, (A,), A.psd
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """(I − Π) A (I − Π) V."""
+        """Product (I − Π) A (I − Π) V."""
         return self.subspace.remove(self.A.multiply(self.subspace.remove(vectors)))
 
     @property
@@ -579,7 +579,7 @@ class Deflated(SymmetricOperator):
 
 
 class BlockDiagonal(SymmetricOperator):
-    """Operators along the diagonal, in their order."""
+    """Block-diagonal operator with the given operators as blocks."""
 
     def __init__(self, blocks: Sequence[SymmetricOperator]) -> None:
         agreeing(blocks, "a block-diagonal operator")
@@ -609,21 +609,21 @@ class BlockDiagonal(SymmetricOperator):
 
 
 class ApproximateInverse(ABC):
-    """A symmetric M ≈ A whose shifted systems are solved at a fraction of the cost of a product with A.
+    """Symmetric M ≈ A whose shifted systems are solved at a fraction of the cost of a product with A.
 
     Attributes
     ----------
     order
-        n.
+        Order n.
     """
 
     order: int
 
     @abstractmethod
     def solve(self, vectors: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
-        """(M − shift)⁻¹ V for V (n, k), in its dtype; bounded where M − shift is nearly singular.
+        """Solution (M − shift)⁻¹ V for V (n, k), in its dtype; bounded where M − shift is nearly singular.
 
-        What A is known to annihilate is mapped to zero.
+        The known null space of A is mapped to zero.
         """
 
 
@@ -635,7 +635,7 @@ class DiagonalInverse(ApproximateInverse):
         self._diagonal, self._floor = diagonal, floor
 
     def solve(self, vectors: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
-        """V / (diagonal − shift), row by row."""
+        """Quotient V / (diagonal − shift), row by row."""
         denominators = self._diagonal.to(vectors) - shift
         smallest = self._floor * float(self._diagonal.abs().max()) or 1.0
         signs = torch.where(denominators < 0, -1.0, 1.0).to(vectors)

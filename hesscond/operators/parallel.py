@@ -1,4 +1,4 @@
-"""Operators whose products several processes form together, each from its share of the data."""
+"""Operators whose products several processes compute together, each from its share of the data."""
 
 from __future__ import annotations
 
@@ -32,19 +32,10 @@ def leave_the_lock() -> None:
 
 
 class Team:
-    """The processes of a `torch.distributed` group: one leads a computation, the others serve it with products.
+    """Processes of a `torch.distributed` group, of which one leads a computation and the others compute their products.
 
-    An iteration that every process ran by itself would end in a deadlock as soon as the last digit of a threaded
-    sum differed between two of them. So the first process alone decides; what it found is then given to all.
-
-    Attributes
-    ----------
-    group
-        The process group. Raises CaptureError if it was destroyed.
-    rank, size
-        Rank of this process, and number of processes.
-    leading
-        Whether this process leads a computation at the moment.
+    An iteration that every process ran by itself would end in a deadlock as soon as the last digit of a threaded sum
+    differed between two of them. Therefore the first process alone decides, and its result is given to all.
     """
 
     def __init__(self, group: distributed.ProcessGroup) -> None:
@@ -53,7 +44,7 @@ class Team:
         atexit.unregister(leave_the_lock)
         atexit.register(leave_the_lock)
         self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
-        self.leading = False
+        self.leading = False  # whether this process leads a computation at the moment
         self._members: weakref.WeakValueDictionary[int, DataParallel] = weakref.WeakValueDictionary()
         self._joined = 0
         self._source = distributed.get_global_rank(group, 0)
@@ -69,13 +60,13 @@ class Team:
         return group
 
     def join(self, member: DataParallel) -> int:
-        """A number for an operator; every process makes its operators in the same order."""
+        """Number of a new operator, the same in all processes, which construct their operators in the same order."""
         self._joined += 1
         self._members[self._joined] = member
         return self._joined
 
     def lead(self, function: Callable[[], Result]) -> Result:
-        """``function()`` by the first process, while the others serve; its result, or what it raised, on all."""
+        """Result of ``function()`` in the first process, or its error, on all processes; the others serve meanwhile."""
         if self.rank == 0:
             self.leading = True
             result, failure = None, None
@@ -119,13 +110,13 @@ class Team:
         return number, columns
 
     def from_leader(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The leader's ``tensor``, in place of one of the same shape."""
+        """Leader's ``tensor``, in place of one of the same shape."""
         moved = tensor.contiguous().to(self.device)
         distributed.broadcast(moved, self._source, group=self.group)
         return moved.to(tensor.device)
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over the processes, to the same last bit on all of them."""
+        """Sum over the processes, equal to the last bit on all of them."""
         moved = tensor.contiguous().to(self.device)
         distributed.all_reduce(moved, group=self.group)
         return moved.to(tensor.device)
@@ -137,7 +128,7 @@ class Team:
         return values
 
     def _share(self, value: Any) -> Any:
-        """The leader's ``value`` on all processes, tensors on the host or on their own device."""
+        """Leader's ``value`` on all processes, with tensors on the host or on their own device."""
         buffer = io.BytesIO()
         torch.save(value, buffer)
         data = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
@@ -150,20 +141,12 @@ class Team:
 
 
 class DataParallel(SymmetricOperator):
-    """Σ_r s_r A_r over the processes r of a group, each with the operator A_r of its share of the data.
+    """Sum Σ_r s_r A_r over the processes r of a group, each with the operator A_r of its share of the data.
 
-    Every process makes one, in the same order, and calls the same functions with it, as always with
-    `torch.distributed`. A solver runs on the first process alone (see `Team`).
-
-    Parameters
-    ----------
-    local
-        A_r; the same order, precision and known null space in all processes.
-    share
-        s_r: the share of the samples, for a mean over them; 1 in all processes: the plain sum Σ_r A_r. A process
-        without data has 0, and any operator of the right order.
-    team
-        The processes.
+    Every process constructs one, in the same order, and calls the same functions with it, as always with
+    `torch.distributed`. A solver runs on the first process alone (see `Team`). ``local`` is A_r, of the same order,
+    precision and known null space in all processes. ``share`` is s_r: the share of the samples, for a mean over them; 1
+    in all processes for a plain sum; 0 in a process without data, which has any operator of the right order.
     """
 
     def __init__(self, local: SymmetricOperator, share: float, team: Team) -> None:
@@ -178,14 +161,14 @@ class DataParallel(SymmetricOperator):
         self._number = team.join(self)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of the products of all processes."""
+        """Weighted sum of the products of all processes."""
         if self._team.leading:
             self._team.announce(self._number, vectors.shape[1])
             vectors = self._team.from_leader(vectors)
         return self._product(vectors)
 
     def serve(self, columns: int) -> None:
-        """Take part in one product with the leader's vectors."""
+        """Compute this process's share of one product with the leader's vectors."""
         space = torch.zeros(self.order, columns, dtype=self.dtype, device=self.device)
         self._product(self._team.from_leader(space))
 
@@ -217,12 +200,12 @@ class DataParallel(SymmetricOperator):
 
     @property
     def null_space(self) -> Subspace | None:
-        """None: a null space that one process knows for its share need not be that of the others."""
+        """None: a null space that one process knows for its share may not be that of the others."""
         return None
 
 
 def led(operator: SymmetricOperator, function: Callable[[], Result]) -> Result:
-    """``function()``, which multiplies by ``operator``: by one process on behalf of all if there are several."""
+    """Result of ``function()``, which multiplies by ``operator``; with several processes, one computes it for all."""
     team = operator.team
     return function() if team is None or team.leading else team.lead(function)
 

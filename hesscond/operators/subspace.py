@@ -1,4 +1,4 @@
-"""Subspaces of Rⁿ with what a solver needs: the projections onto them and onto their orthogonal complements."""
+"""Subspaces of Rⁿ with the projections onto them and onto their orthogonal complements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Subspace(ABC):
-    """A subspace of Rⁿ by its orthogonal projector.
+    """Subspace of Rⁿ, known by its orthogonal projector.
 
     Attributes
     ----------
@@ -24,15 +24,15 @@ class Subspace(ABC):
 
     @abstractmethod
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The components (n, k) of ``vectors`` (n, k) in the subspace, in their dtype."""
+        """Components (n, k) of ``vectors`` (n, k) in the subspace, in their dtype."""
 
     def remove(self, vectors: torch.Tensor) -> torch.Tensor:
-        """``vectors`` (n, k) without their components in the subspace."""
+        """Components of ``vectors`` (n, k) orthogonal to the subspace."""
         return vectors - self.project(vectors)
 
 
 class Span(Subspace):
-    """The span of orthonormal columns Q (n, d).
+    """Span of orthonormal columns Q (n, d).
 
     Examples
     --------
@@ -46,54 +46,34 @@ class Span(Subspace):
 
     @classmethod
     def of(cls, vectors: torch.Tensor) -> Span:
-        """The span of any independent ``vectors`` (n, d)."""
+        """Span of independent ``vectors`` (n, d)."""
         return cls(torch.linalg.qr(vectors).Q)
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Q Qᵀ V."""
+        """Projection Q Qᵀ V."""
         Q = self.Q.to(vectors)
         return Q @ (Q.T @ vectors)
 
 
 class Coordinates(Subspace):
-    """The span of some of the unit vectors: the rows ``index`` (d,) of Rⁿ, each named once.
-
-    Examples
-    --------
-    >>> Coordinates(3, torch.tensor([1])).project(torch.ones(3, 1))[:, 0]
-    tensor([0., 1., 0.])
-    """
+    """Span of some unit vectors, those of the distinct rows ``index`` (d,) of Rⁿ."""
 
     def __init__(self, order: int, index: torch.Tensor) -> None:
         self.order, self.index, self.dimension = order, index, len(index)
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """``vectors`` in the rows ``index``, zeros in the others."""
+        """Copy of ``vectors`` with zeros outside the rows ``index``."""
         result = torch.zeros_like(vectors)
         result[self.index] = vectors[self.index]
         return result
 
 
 class KroneckerComplement(Subspace):
-    r"""The orthogonal complement of range(Q_C) ⊗ range(Q_A), for each of G blocks of Rⁿ.
+    """Orthogonal complement of range(Q_C) ⊗ range(Q_A), for each of G blocks of Rⁿ.
 
-    With V (m, n̂) for a block of the vector it is {V : P_C V P_A = 0}, P_C = Q_C Q_Cᵀ and P_A = Q_A Q_Aᵀ: the sum of
-    null(Q_Cᵀ) ⊗ Rⁿ̂ and Rᵐ ⊗ null(Q_Aᵀ). It is the null space of C ⊗ A, and contains the dimension
-    G m n̂ − Σ r_C r_A.
-
-    Parameters
-    ----------
-    Q_C : sequence of G tensors (m, r_C)
-        Orthonormal columns.
-    Q_A : sequence of G tensors (n̂, r_A)
-        Orthonormal columns.
-
-    Examples
-    --------
-    >>> e = torch.eye(2)[:, :1]
-    >>> space = KroneckerComplement([e], [e])
-    >>> space.dimension, space.remove(torch.ones(4, 1))[:, 0]
-    (3, tensor([1., 0., 0., 0.]))
+    For a block V (m, n̂) of the vector it is {V : P_C V P_A = 0}, P_C = Q_C Q_Cᵀ and P_A = Q_A Q_Aᵀ: the sum of
+    null(Q_Cᵀ) ⊗ Rⁿ̂ and Rᵐ ⊗ null(Q_Aᵀ), which is the null space of C ⊗ A. Its dimension is G m n̂ − Σ r_C r_A. The
+    orthonormal columns Q_C (m, r_C) and Q_A (n̂, r_A) are given for each block.
     """
 
     def __init__(self, Q_C: Sequence[torch.Tensor], Q_A: Sequence[torch.Tensor]) -> None:
@@ -104,7 +84,7 @@ class KroneckerComplement(Subspace):
         self._all_C, self._all_A = (all(Q.shape[0] == Q.shape[1] for Q in own) for own in (Q_C, Q_A))
 
     def remove(self, vectors: torch.Tensor) -> torch.Tensor:
-        """P_C V P_A."""
+        """Product P_C V P_A."""
         Q_C, Q_A = self.Q_C.to(vectors), self.Q_A.to(vectors)
         V = as_blocks(vectors, Q_C.shape[1], Q_A.shape[1])
         if not self._all_C:
@@ -114,42 +94,36 @@ class KroneckerComplement(Subspace):
         return as_vectors(V)
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """V − P_C V P_A."""
+        """Difference V − P_C V P_A."""
         return vectors - self.remove(vectors)
 
     def diagonal(self) -> torch.Tensor:
-        """(n,) the diagonal of the projector."""
+        """Diagonal (n,) of the projector."""
         kept = [Q.square().sum(2) for Q in (self.Q_C, self.Q_A)]
         return (1 - kept[0][:, :, None] * kept[1][:, None, :]).flatten()
 
 
 def stacked(bases: Sequence[torch.Tensor]) -> torch.Tensor:
-    """(G, n, r) of bases (n, r_g), padded with columns of zeros."""
+    """Bases (n, r_g) stacked (G, n, r), padded with columns of zeros."""
     width = max(basis.shape[1] for basis in bases)
     return torch.stack([torch.cat([basis, basis.new_zeros(len(basis), width - basis.shape[1])], 1) for basis in bases])
 
 
 def as_blocks(vectors: torch.Tensor, units: int, width: int) -> torch.Tensor:
-    """(k, G, m, n̂) of vectors (G m n̂, k)."""
+    """Vectors (G m n̂, k) as blocks (k, G, m, n̂)."""
     return vectors.T.reshape(vectors.shape[1], len(vectors) // (units * width), units, width)
 
 
 def as_vectors(blocks: torch.Tensor) -> torch.Tensor:
-    """The inverse of `as_blocks`."""
+    """Inverse of `as_blocks`."""
     return blocks.flatten(1).T
 
 
 class SparseSpan(Subspace):
-    """The span of the columns of D (n, d), which need not be orthogonal and are mostly zeros.
+    """Span of the columns of a sparse D (n, d), which need not be orthogonal.
 
-    Directions whose part outside the span of the others is below 1e-6 of them are left out.
-
-    Parameters
-    ----------
-    order
-        n.
-    columns : sequence of (n, ·) tensors
-        Columns of D in blocks, each with columns of about equal length; only entries that are not zero are kept.
+    ``columns`` are blocks (n, ·) of D with columns of about equal length. Directions whose part outside the span of the
+    others is below 1e-6 of them are left out.
     """
 
     def __init__(self, order: int, columns: Iterable[torch.Tensor]) -> None:
@@ -172,30 +146,30 @@ class SparseSpan(Subspace):
         self.dimension = self.W.shape[1]
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """D W Wᵀ Dᵀ V with (D W)ᵀ(D W) = I."""
+        """Projection D W Wᵀ Dᵀ V with (D W)ᵀ(D W) = I."""
         W = self.W.to(vectors)
         return self._into_space(W @ (W.T @ self._from_space(vectors)))
 
     def _into_space(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """D C."""
+        """Product D C."""
         terms = self._values.to(coefficients)[:, None] * coefficients[self._columns]
         return coefficients.new_zeros(self.order, coefficients.shape[1]).index_add_(0, self._rows, terms)
 
     def _from_space(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Dᵀ V."""
+        """Product Dᵀ V."""
         terms = self._values.to(vectors)[:, None] * vectors[self._rows]
         return vectors.new_zeros(self.count, vectors.shape[1]).index_add_(0, self._columns, terms)
 
 
 class OrthogonalSum(Subspace):
-    """The sum of subspaces that are orthogonal to one another."""
+    """Sum of subspaces that are orthogonal to one another."""
 
     def __init__(self, parts: Sequence[Subspace]) -> None:
         self.parts, self.order = list(parts), parts[0].order
         self.dimension = sum(part.dimension for part in parts)
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The sum of the components in each."""
+        """Sum of the projections."""
         result = self.parts[0].project(vectors)
         for part in self.parts[1:]:
             result = result + part.project(vectors)
@@ -203,7 +177,7 @@ class OrthogonalSum(Subspace):
 
 
 class DirectSum(Subspace):
-    """The sum of subspaces of parts of Rⁿ, slices or indices, that do not overlap, such as the parameters of layers."""
+    """Sum of subspaces of disjoint parts of Rⁿ (slices or indices), such as the parameters of layers."""
 
     def __init__(self, order: int, parts: Sequence[tuple[slice | torch.Tensor, Subspace]]) -> None:
         self.order, self.parts = order, list(parts)

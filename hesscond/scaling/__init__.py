@@ -1,7 +1,7 @@
-"""The diagonal and Kronecker scalings with the smallest condition number, found to a gap that is certified.
+"""Diagonal and Kronecker scalings with the smallest condition number, up to a certified gap.
 
-Nothing here knows of networks: arrays in, frozen results out. The search may be as inexact as it likes, since the bound
-of `certificate` holds whatever it did; only the room `spectra` decides ranks and condition numbers.
+Nothing here knows of networks: arrays in, frozen results out. The search may be inexact, since the bound of
+`certificate` holds for any result; only the room `spectra` decides ranks and condition numbers.
 """
 
 from hesscond.scaling.certificate import Certificate

@@ -1,4 +1,4 @@
-r"""The smallest condition number over diagonal scalings by Newton's method on the central path.
+r"""Smallest condition number over diagonal scalings, by Newton's method on the central path.
 
 With M = LᵀWL, W = diag(w), X = diag(x) (X = I where only the rows are scaled), κ(W^½LX^−½)² ≤ 1/λ says λX ≼ M ≼ X. The
 barrier
@@ -37,10 +37,10 @@ STEPS_EACH = 150
 #: Relative error of M − λX that the singular values may cause before a more accurate decomposition is used.
 BLUR = 1e-5
 
-#: Up to this many rows the search takes them all at once. With many more most weights tend to zero.
+#: Largest number of rows that the search takes all at once. With many more, most weights tend to zero.
 DIRECT = 1000
 
-#: With this many rows at once the search stops growing (a step takes a second), whatever the gap.
+#: Largest number of rows at a time (a step takes a second), whatever the gap.
 LARGEST = 4000
 
 #: Rounds of adding rows; four to eight are usual.
@@ -48,7 +48,7 @@ ROUNDS = 30
 
 
 class Point(NamedTuple):
-    """A strictly feasible point: weights (m,), inverse squares of column scales (r,), λ, and U, σ, V of W^½LX^−½."""
+    """Strictly feasible point: weights w (m,), inverse squares x (r,) of column scales, λ, and U, σ, V of W^½LX^−½."""
 
     w: np.ndarray
     x: np.ndarray
@@ -59,15 +59,15 @@ class Point(NamedTuple):
 
     @property
     def kappa(self) -> float:
-        """κ of W^½LX^−½."""
+        """Condition number of W^½LX^−½."""
         return float(self.s[0] / self.s[-1])
 
 
 class Optimum(NamedTuple):
-    """The best scaling of a search, and the best lower bound.
+    """Best scaling of a search, diagonals ``rows`` (m,) and ``columns`` (r,), with its ``kappa``.
 
-    ``rows`` (m,), ``columns`` (r,): the diagonals; ``kappa`` with them; ``lower``: the bound of the pair of dual
-    factors ``Y_factor``, ``Z_factor`` (r, r), rounding not counted; ``combination`` (m, r): C with Y_factor ≈ LᵀC.
+    ``lower`` is the bound that the dual factors ``Y_factor``, ``Z_factor`` (r, r) prove, without rounding;
+    ``combination`` (m, r) is C with Y_factor ≈ LᵀC.
     """
 
     rows: np.ndarray
@@ -81,7 +81,7 @@ class Optimum(NamedTuple):
 
 
 class Newton(NamedTuple):
-    """A step (p, q, e), the changes of M − λX and X − M relative to themselves, its squared decrement, what is held."""
+    """Newton step (p, q, e), relative changes of M − λX and X − M, squared decrement, and weights of the fixed mean."""
 
     p: np.ndarray
     q: np.ndarray
@@ -93,15 +93,9 @@ class Newton(NamedTuple):
 
 
 def optimum(L: np.ndarray, *, both: bool, rtol: float) -> Optimum:
-    """Search for the scaling of the rows of L, or of rows and columns, with the smallest κ.
+    """Search for the scaling of the rows of L (m, r), or of rows and columns, with the smallest κ.
 
-    Parameters
-    ----------
-    L : (m, r) array of rank r ≥ 2, without rows of zeros
-    both
-        Whether the columns are scaled too.
-    rtol
-        Relative gap between κ and its lower bound at which the search ends.
+    L has rank r ≥ 2 and no rows of zeros. The search ends at a relative gap ``rtol`` between κ and its lower bound.
     """
     best: Optimum | None = None
     kappa, rows, columns = np.inf, np.ones(len(L)), np.ones(L.shape[1])
@@ -122,7 +116,7 @@ def optimum(L: np.ndarray, *, both: bool, rtol: float) -> Optimum:
 
 
 def path(L: np.ndarray, *, both: bool, rtol: float) -> Iterator[tuple[Point, Newton]]:
-    """Points along the central path with their Newton steps, until nothing is left to gain or rounding stops it."""
+    """Yield points along the central path with their Newton steps, until the gap is closed or rounding stops it."""
     m, r = L.shape
     degree = m + 2 * r + (r if both else 0)
     point = start(L)
@@ -153,7 +147,7 @@ def path(L: np.ndarray, *, both: bool, rtol: float) -> Iterator[tuple[Point, New
 
 
 def start(L: np.ndarray) -> Point:
-    """Rows of norm 1, λ = σ_min²/2 and ‖M‖ = ½."""
+    """First point: rows of norm 1, λ = σ_min²/2 and ‖M‖ = ½."""
     rows = 1 / np.linalg.norm(L, axis=1)
     U, s, V = decomposition(rows[:, None] * L, np.inf, 1.0)
     shrink = 1 / (s[0] * np.sqrt(2.0))
@@ -162,9 +156,9 @@ def start(L: np.ndarray) -> Point:
 
 
 def decomposition(B: np.ndarray, kappa: float, sharpness: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """U, σ (descending), V of a tall B with κ near ``kappa``, by the cheapest route that is accurate enough.
+    """Factors U, σ (descending), V of a tall B = UΣVᵀ with κ near ``kappa``, by the cheapest accurate route.
 
-    ``sharpness``: what a relative error of σ_min² is multiplied with in M − λX.
+    ``sharpness`` is the factor by which a relative error of σ_min² is enlarged in M − λX.
     """
     eps = 8 * float(np.finfo(float).eps)
     if kappa**2 * sharpness * eps < BLUR:
@@ -181,16 +175,16 @@ def decomposition(B: np.ndarray, kappa: float, sharpness: float) -> tuple[np.nda
 
 
 def held(point: Point, tau: float, degree: int) -> np.ndarray:
-    """Weights (r,) of the mean of log x that is held, since f falls along the free scale.
+    """Weights (r,) of the mean of log x that is fixed, since f decreases along the free scale.
 
-    All Y_jj / Z_jj come out alike with weights ∝ x_j Y_jj, which few columns have for small τ.
+    All Y_jj / Z_jj become equal with weights ∝ x_j Y_jj, which few columns have for small τ.
     """
     share = point.V**2 @ (1 / (point.s**2 - point.level))
     return (share / share.sum() * tau + degree / len(share)) / (tau + degree)
 
 
 def newton_step(point: Point, tau: float, pin: np.ndarray, *, both: bool, degree: int) -> Newton | None:
-    """Newton's step for f + degree · Σ pin_j log x_j; None where rounding leaves no descent direction."""
+    """Newton step for f + degree · Σ pin_j log x_j; None if rounding leaves no descent direction."""
     U, s, V, level = point.U, point.s, point.V, point.level
     m, r = len(point.w), len(point.x)
     s2 = s**2
@@ -228,7 +222,7 @@ def newton_step(point: Point, tau: float, pin: np.ndarray, *, both: bool, degree
 
 
 def descent(H: np.ndarray, g: np.ndarray) -> np.ndarray | None:
-    """−H⁻¹g, with a multiple of the diagonal added until H is positive definite; None if that takes too much."""
+    """Solution −H⁻¹g, with a multiple of the diagonal added until H is positive definite; None: too much is needed."""
     diagonal = H.diagonal().copy()
     for shift in (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0, 10.0):
         H[range(len(g)), range(len(g))] = diagonal + shift * np.abs(diagonal)
@@ -242,10 +236,10 @@ def descent(H: np.ndarray, g: np.ndarray) -> np.ndarray | None:
 
 
 def advance(L: np.ndarray, point: Point, step: Newton, tau: float, *, both: bool, degree: int) -> Point | None:
-    """The next point along the step; None if no step can be taken.
+    """Next point along the step; None if no step can be taken.
 
-    For one side f along the line is known from the eigenvalues of the relative changes, so that its minimizer is found
-    without a further decomposition. For both sides that is where the halving begins, until f falls.
+    For one side, f along the line is known from the eigenvalues of the relative changes, so that its minimizer needs no
+    further decomposition. For both sides the step is halved from there until f decreases.
     """
     rates = np.concatenate([eigenvalues(step.lower_change), eigenvalues(step.upper_change), step.p, step.q])
     drift = degree * float(step.pin @ step.q)
@@ -268,7 +262,7 @@ def advance(L: np.ndarray, point: Point, step: Newton, tau: float, *, both: bool
 
 
 def barrier(point: Point, tau: float) -> float:
-    """The barrier f where both sides are scaled."""
+    """Barrier f for scalings of both sides."""
     s2 = point.s**2
     inside = np.log(s2 - point.level).sum() + np.log(1 - s2).sum() + 3 * np.log(point.x).sum() + np.log(point.w).sum()
     return -tau * float(np.log(point.level)) - float(inside)
@@ -280,7 +274,7 @@ def eigenvalues(symmetric: np.ndarray) -> np.ndarray:
 
 
 def line_minimum(rates: np.ndarray, e: float, tau: float, drift: float) -> float:
-    """The minimizer over the positive lengths t of −Σ log(1 + t ρ_k) − τ log(1 + t e) + drift · t, by bisection."""
+    """Minimizer t > 0 of −Σ log(1 + t ρ_k) − τ log(1 + t e) + drift · t, by bisection."""
     fall = -min(float(rates.min()), e)
     end = min(0.999 / fall if fall > 0 else np.inf, 10.0)
 
@@ -297,7 +291,7 @@ def line_minimum(rates: np.ndarray, e: float, tau: float, drift: float) -> float
 
 
 def dual_pair(L: np.ndarray, point: Point, step: Newton, *, both: bool) -> Optimum | None:
-    """The corrected inverses as factors, and the bound they give; None where rounding leaves them indefinite."""
+    """Corrected inverses as factors, with their bound; None if rounding leaves them indefinite."""
     s2 = point.s**2
     identity = np.eye(len(s2))
     try:
@@ -323,10 +317,10 @@ def dual_pair(L: np.ndarray, point: Point, step: Newton, *, both: bool) -> Optim
 
 
 def optimum_of_many(L: np.ndarray, *, both: bool, rtol: float) -> Optimum:
-    """`optimum`, for a tall L on a subset of its rows, which those join whose dual constraint is violated.
+    """Search as in `optimum` on a subset of the rows of a tall L, to which rows with violated constraints are added.
 
-    The rows left out get weights so small that together they raise ‖M‖ by at most a part ``rtol`` / 2; they cannot
-    lower its smallest eigenvalue.
+    The other rows get weights so small that together they raise ‖M‖ by at most a part ``rtol`` / 2; they cannot lower
+    its smallest eigenvalue.
     """
     m, r = L.shape
     if m <= max(DIRECT, 4 * r):
@@ -368,7 +362,7 @@ def optimum_of_many(L: np.ndarray, *, both: bool, rtol: float) -> Optimum:
 
 
 def independent_rows(L: np.ndarray) -> np.ndarray:
-    """Which rows to begin with (m,) bool: r independent ones, and twice the same among the others."""
+    """Mask (m,) of the first rows: r independent ones, and twice the same among the others."""
     directions = L / np.linalg.norm(L, axis=1)[:, None]
     chosen = np.zeros(len(L), bool)
     for _ in range(3):
@@ -379,7 +373,7 @@ def independent_rows(L: np.ndarray) -> np.ndarray:
 
 
 def completed(L: np.ndarray, chosen: np.ndarray, found: Optimum, rtol: float) -> Optimum:
-    """The scaling of the chosen rows with small weights for all others."""
+    """Scaling of the chosen rows, with small weights for all others."""
     if chosen.all():
         return found
     # in the search ‖M‖ < 1, so that the others add up to at most rtol / 2 of it

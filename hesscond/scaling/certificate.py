@@ -1,4 +1,4 @@
-"""Lower bounds of κ⁺ over all scalings from any pair of factors, with every rounding accounted for."""
+"""Lower bounds of κ⁺ over all scalings from any pair of factors, with bounds of every rounding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 EPS = float(np.finfo(float).eps)
 
-#: What products and squares may lose to underflow, where the largest entry of the product AF is near 1.
+#: Largest error of products and squares by underflow, if the largest entry of the product AF is near 1.
 TINY = 1e-150
 
 #: Products in extended precision are used up to this many multiplications (a second or so).
@@ -18,7 +18,7 @@ EXTENDED_LIMIT = 10**8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Certificate:
-    r"""Two positive semidefinite matrices that bound κ⁺ of every scaled matrix from below.
+    """Pair of positive semidefinite matrices that bounds κ⁺ of every scaled matrix from below.
 
     With Y = FFᵀ, Z = GGᵀ and a_i the rows of A (its columns if ``transposed``), a_iᵀYa_i ≤ a_iᵀZa_i for every i.
 
@@ -31,11 +31,11 @@ class Certificate:
     Attributes
     ----------
     Y_factor, Z_factor : (n, k) arrays
-        F and G, taken as the exact numbers they are; row j belongs to column j of A (row j if ``transposed``).
+        F and G, as exact numbers; row j belongs to column j of A (row j if ``transposed``).
     transposed
-        Whether all this is about Aᵀ.
+        Whether the bound is derived for Aᵀ.
     lower
-        The bound of κ⁺ that follows, with the rounding of its own evaluation taken off.
+        Bound of κ⁺ that follows, reduced by the rounding of its evaluation.
     """
 
     Y_factor: np.ndarray
@@ -45,17 +45,17 @@ class Certificate:
 
     @property
     def Y(self) -> np.ndarray:
-        """FFᵀ (n, n), rounded."""
+        """Product FFᵀ (n, n), rounded."""
         return self.Y_factor @ self.Y_factor.T
 
     @property
     def Z(self) -> np.ndarray:
-        """GGᵀ (n, n), rounded."""
+        """Product GGᵀ (n, n), rounded."""
         return self.Z_factor @ self.Z_factor.T
 
 
 class Certified(NamedTuple):
-    """A pair that was made feasible: see `Certificate`; ``lower`` bounds κ⁺."""
+    """Pair that was made feasible (see `Certificate`); ``lower`` bounds κ⁺."""
 
     Y_factor: np.ndarray
     Z_factor: np.ndarray
@@ -65,14 +65,10 @@ class Certified(NamedTuple):
 def certify_trace(
     A: np.ndarray, Y_factor: np.ndarray, Z_factor: np.ndarray, combination: np.ndarray | None
 ) -> Certified:
-    """Make a pair feasible and bound κ⁺(DA) for all D, the side of the rows.
+    """Make a pair feasible and bound κ⁺(DA) for all D, with A (m, n) without rows of zeros and entries of at most 1.
 
-    Parameters
-    ----------
-    A : (m, n) array without rows of zeros, entries at most 1
-    Y_factor, Z_factor : (n, k) arrays
-    combination : (m, k) array or None
-        C with Y_factor ≈ AᵀC, which bounds how much of it lies outside the row space; None if the rank is n.
+    ``combination`` (m, k) is C with Y_factor ≈ AᵀC, which bounds the part of Y_factor outside the row space; None if
+    the rank is n.
     """
     F, G = feasible(A, Y_factor, Z_factor)
     outside = 0.0
@@ -118,7 +114,7 @@ def feasible(A: np.ndarray, F: np.ndarray, G: np.ndarray) -> tuple[np.ndarray, n
 
 
 def normalized(A: np.ndarray, F: np.ndarray) -> np.ndarray:
-    """F times a power of two, so that the largest entry of AF is near 1 and no square that counts underflows."""
+    """Product of F and a power of two such that the largest entry of AF is near 1 and no square underflows."""
     largest = float(np.abs(A @ F).max())
     if not (np.isfinite(largest) and largest > 0):
         return np.zeros_like(F)
@@ -134,12 +130,12 @@ def row_norms(A: np.ndarray, F: np.ndarray, kind: type[np.floating]) -> tuple[np
 
 
 def extended(A: np.ndarray, F: np.ndarray) -> type[np.floating]:
-    """The most precise kind of number in which AF takes a moment only."""
+    """Most precise type of number in which AF takes about a second at most."""
     return np.longdouble if A.size * F.shape[1] <= EXTENDED_LIMIT else np.float64
 
 
 def product(A: np.ndarray, F: np.ndarray, kind: type[np.floating]) -> tuple[np.ndarray, np.ndarray]:
-    r"""AF and an entrywise bound of its error, γ_n \|A\|\|F\| in whatever order it is summed.
+    """Product AF and an entrywise bound of its error, γ_n |A||F| for any order of summation.
 
     Source: Higham, Accuracy and Stability of Numerical Algorithms (2nd ed., 2002), section 3.5.
     """

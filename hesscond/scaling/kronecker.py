@@ -1,4 +1,4 @@
-r"""`optimal_kronecker_scaling`: κ⁺(A(L ⊗ R)) as small as it gets, and a bound that no other pair (L, R) can beat.
+r"""Kronecker scalings L ⊗ R with the smallest κ⁺(A(L ⊗ R)), and a lower bound for all pairs (L, R).
 
 With Z = (L ⊗ R)(L ⊗ R)ᵀ, log κ is convex along the geodesics of positive definite Kronecker products: for Z = exp(tK),
 K = S ⊗ I + I ⊗ T and a unit vector u, Jensen's inequality gives log uᵀZu ≥ t uᵀKu. So local optima are global, and
@@ -30,22 +30,22 @@ Factors = Literal["left", "right", "both"]
 #: Exponents of the smooth objective, one after the other: it is log κ up to log(order)/p at each end.
 POWERS = (32, 128, 512, 2048, 8192, 32768)
 
-#: Steps of L-BFGS before the coordinates are centred anew, and how often they are at one exponent.
+#: Steps of L-BFGS before the coordinates are centred anew, and number of centrings at one exponent.
 STEPS, CENTRINGS = 60, 3
 
-#: An exponent has done its part where so much of log κ over the bound is what the smooth objective loses by itself.
+#: An exponent is finished once this share of log κ over the bound is due to the smooth objective itself.
 LOSS = 0.5
 
-#: Evaluations after which densities that agree better are looked for, if these gained less than the gap asked for.
+#: Evaluations after which a search for densities that agree better begins, if they gained less than ``rtol``.
 SETTLED = 8
 
-#: Steps of the search for them, the weight of their disagreement in it, and eigenvectors at each end over √(m n).
+#: Steps of that search, weight of the disagreement in it, and number of eigenvectors at each end over √(m n).
 AGREEMENT_STEPS, AGREEMENT, AGREEING = 100, 1000.0, 4
 
 #: Eigenvectors with less than this share of the largest weight are left out of a density.
 NEGLIGIBLE = 1e-20
 
-#: Rounds in which both partial traces are made the identity, to begin with.
+#: Initial rounds in which both partial traces are made the identity.
 ROUNDS = 3
 
 #: Null directions are removed only if the smallest nonzero singular value is at least this many times the errors.
@@ -58,12 +58,12 @@ LARGE, DIGITS = 512, {np.float32: 3e-4, np.float64: 1e-8}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimalKronecker:
-    """L and R whose κ⁺(A(L ⊗ R)) is near the infimum over all invertible pairs, and bounds of that infimum.
+    """Pair L, R whose κ⁺(A(L ⊗ R)) is near the infimum over all invertible pairs, and bounds of that infimum.
 
     Attributes
     ----------
     factors
-        Which of them was free: ``"left"`` (R = I), ``"right"`` (L = I) or ``"both"``.
+        Factors that were free: ``"left"`` (R = I), ``"right"`` (L = I) or ``"both"``.
     left, right : (m, m), (n, n) arrays
         L and R, such that the scaled matrix has norm 1.
     kappa
@@ -71,8 +71,8 @@ class OptimalKronecker:
     upper
         Upper bound of ``kappa``, and so of the infimum, with its rounding.
     lower
-        Lower bound of κ⁺ for every invertible L and R; 1, which says nothing, where ``rank`` is less than the order of
-        what is left without the common null vectors u ⊗ v of all rows.
+        Lower bound of κ⁺ for every invertible L and R; 1, which says nothing, if ``rank`` is less than the order
+        without the common null vectors u ⊗ v of all rows.
     kappa_given
         κ⁺ of the matrix as it was given; ``inf`` if unresolved.
     rank
@@ -80,9 +80,9 @@ class OptimalKronecker:
     resolved
         Whether that rank was decided.
     evaluations
-        Singular value decompositions, or eigendecompositions, of the search.
+        Number of singular value decompositions, or eigendecompositions, of the search.
     solver
-        How they were found.
+        Kind of the search.
     """
 
     factors: Factors
@@ -99,7 +99,7 @@ class OptimalKronecker:
 
     @property
     def gap(self) -> float:
-        """``upper / lower`` ≥ 1: how far from optimal the pair can be at most."""
+        """Ratio ``upper / lower`` ≥ 1: κ⁺ of the pair is at most this many times the infimum."""
         return self.upper / self.lower
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Enough(Exception):
 
 
 class Point(NamedTuple):
-    """A pair L, R that the search visited, and the exponent at that time."""
+    """Pair L, R that the search visited, and the exponent at that time."""
 
     L: np.ndarray
     R: np.ndarray
@@ -131,21 +131,11 @@ class Spectrum(NamedTuple):
 
 
 class Density(NamedTuple):
-    """Σ_i p_i u_i u_iᵀ of trace 1, at one end of the spectrum of a matrix G.
+    """Density matrix Σ_i p_i u_i u_iᵀ of trace 1, at one end of the spectrum of a matrix G."""
 
-    Attributes
-    ----------
-    weights : (k,)
-        p.
-    vectors : (k, m n)
-        Orthonormal rows u_i.
-    logs : (k,)
-        log u_iᵀG⁻¹u_i at the upper end, log u_iᵀGu_i at the lower one.
-    """
-
-    weights: np.ndarray
-    vectors: np.ndarray
-    logs: np.ndarray
+    weights: np.ndarray  # p (k,)
+    vectors: np.ndarray  # orthonormal rows u_i (k, m n)
+    logs: np.ndarray  # log u_iᵀG⁻¹u_i at the upper end, log u_iᵀGu_i at the lower one
 
 
 def optimal_kronecker_scaling(
@@ -157,14 +147,14 @@ def optimal_kronecker_scaling(
     error: float | np.ndarray = 0.0,
     rank_bound: Callable[[], int] | None = None,
 ) -> OptimalKronecker:
-    """The Kronecker preconditioner L ⊗ R with the smallest condition number, and a bound of what is possible.
+    """Kronecker preconditioner L ⊗ R with the smallest condition number, and a bound of the infimum.
 
     For the Hessian H = FᵀF (m n, m n) of a layer with m units and n parameters each, κ((L ⊗ R)ᵀ H (L ⊗ R)) =
-    κ⁺(F(L ⊗ R))². K-FAC and Shampoo choose such pairs; this one is a yardstick for them.
+    κ⁺(F(L ⊗ R))². K-FAC and Shampoo choose such pairs, and this one is the best of them.
 
-    Where A has full rank, once null vectors u ⊗ v that all its rows share are taken out, the problem is convex along
-    geodesics and solved globally: L-BFGS on Schatten norms whose exponent grows, each of which gives a lower bound
-    (`lower_bound`). Otherwise it is a local search, and ``lower`` is 1.
+    If A has full rank without the null vectors u ⊗ v that all its rows share, the problem is convex along geodesics and
+    solved globally: L-BFGS on Schatten norms whose exponent grows, each of which gives a lower bound (`lower_bound`).
+    Otherwise it is a local search, and ``lower`` is 1.
 
     Parameters
     ----------
@@ -173,14 +163,14 @@ def optimal_kronecker_scaling(
     shape
         (m, n).
     factors
-        Which of L and R are free.
+        Free factors.
     rtol
         Gap of κ⁺ at which the search ends. The cost is some tens of decompositions of order m n.
     error
         Bound, in the 2-norm, of the error already in A, or an array (m n,) of such bounds for its columns, or
         (r, m n) of bounds for its entries: below it singular values are zero.
     rank_bound
-        Finds an upper bound of the rank; called only where it is needed.
+        Function that finds an upper bound of the rank; called only where it is needed.
 
     Returns
     -------
@@ -243,40 +233,26 @@ def optimal_kronecker_scaling(
 
 @dataclass
 class Search:
-    """Search for the best pair for a matrix, reduced by the null vectors u ⊗ v that all its rows share.
+    """Search for the best pair L, R for a matrix A ≈ core (U ⊗ V)ᵀ.
 
-    Attributes
-    ----------
-    core : (r, m' n') array
-    U, V : (m, m'), (n, n') arrays
-        Orthonormal: A ≈ core (U ⊗ V)ᵀ.
-    L, R : (m', m'), (n', n') arrays
-        Pair of the current point.
-    factors
-        Which of L and R are free.
-    least, kappa
-        Point where κ was smallest, and κ there.
-    highest, bound
-        Point where `lower_bound` was largest, and its value there, not yet certified.
-    looked, settled
-        Number of evaluations at the last search for densities, made or skipped, and κ at that time.
+    The orthonormal U (m, m'), V (n, n') remove the null vectors u ⊗ v that all rows of A share.
     """
 
-    core: np.ndarray
+    core: np.ndarray  # (r, m' n')
     U: np.ndarray
     V: np.ndarray
-    L: np.ndarray
+    L: np.ndarray  # pair of the current point
     R: np.ndarray
     factors: Factors
     convex: bool = False
     evaluations: int = 0
     single: bool = False
-    least: Point | None = None
-    kappa: float = math.inf
-    highest: Point | None = None
-    bound: float = 1.0
-    looked: int = 0
-    settled: float = math.inf
+    least: Point | None = None  # point where κ was smallest
+    kappa: float = math.inf  # smallest κ
+    highest: Point | None = None  # point where `lower_bound` was largest
+    bound: float = 1.0  # largest lower bound, not yet certified
+    looked: int = 0  # number of evaluations at the last search for densities, made or skipped
+    settled: float = math.inf  # κ at that time
 
     @classmethod
     def of(cls, given: np.ndarray, shape: tuple[int, int], factors: Factors, error: float | np.ndarray) -> Search:
@@ -295,11 +271,11 @@ class Search:
         return self.core.shape[1]
 
     def pair(self) -> tuple[np.ndarray, np.ndarray]:
-        """L and R of the whole matrix, the identity on what was taken out."""
+        """Factors L and R of the whole matrix, the identity on the null vectors that were removed."""
         return completed(self.U, self.L), completed(self.V, self.R)
 
     def run(self, condition: ConditionNumber, rtol: float) -> float:
-        """Search until the gap is closed, or nothing more is gained; returns the lower bound of κ⁺."""
+        """Search until the gap is closed, or nothing more is gained; return the lower bound of κ⁺."""
         self.balance()
         rank = condition.rank
         self.convex = condition.resolved and rank == self.order
@@ -323,7 +299,7 @@ class Search:
         return multiplied(self.core, L, R)
 
     def balance(self) -> None:
-        """Make both partial traces of the scaled Hessian the identity, as often as that helps to begin with."""
+        """Make both partial traces of the scaled Hessian the identity."""
         m, n = len(self.L), len(self.R)
         for _ in range(ROUNDS):
             if self.factors != "right":
@@ -332,7 +308,7 @@ class Search:
                 self.R = self.R @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 1))
 
     def descend(self, power: int, rank: int, rtol: float) -> bool:
-        """Minimize the smooth objective of an exponent by L-BFGS on L(I + E), R(I + E'), centred now and then.
+        """Minimize the smooth objective of an exponent by L-BFGS on L(I + E), R(I + E'), with some centrings.
 
         Returns whether it was stopped: because the gap is closed, as far as that is known before it is certified, or
         because a larger exponent has more to give.
@@ -382,7 +358,7 @@ class Search:
         return False
 
     def passed(self, point: Point, found: Spectrum, rtol: float) -> None:
-        """Remember a point if it is the best, and raise `Enough` where its exponent has done its part."""
+        """Keep a point if it is the best, and raise `Enough` if its exponent cannot improve the search any further."""
         kappa = float(found.values[0] / found.values[-1])
         if kappa < self.kappa:
             self.least, self.kappa = point, kappa
@@ -430,7 +406,7 @@ class Search:
 
 
 def lower_bound(found: Spectrum, shape: tuple[int, int], densities: tuple[Density, Density], factors: Factors) -> float:
-    r"""A number that κ⁺(K(L ⊗ R)) is not below for any L and R, from the spectrum of K of full column rank.
+    """Lower bound of κ⁺(K(L ⊗ R)) for all L and R, from the spectrum of K of full column rank.
 
     Let G = KᵀK, Z = (L ⊗ R)(L ⊗ R)ᵀ = exp(S ⊗ I + I ⊗ T), and P = Σ p uuᵀ, Q = Σ q vvᵀ for unit vectors u, v and
     weights that sum to 1. Then log λ_max(ZG) ≥ log (uᵀZu / uᵀG⁻¹u) for each u, so ≥ tr P log Z − Σ p log uᵀG⁻¹u; and
@@ -439,7 +415,7 @@ def lower_bound(found: Spectrum, shape: tuple[int, int], densities: tuple[Densit
 
         log κ(ZG) ≥ −Σ p log uᵀG⁻¹u − Σ q log vᵀGv.
 
-    What the partial traces of the ``densities`` P, Q differ by is mended by a share of product states.
+    A difference of the partial traces of the ``densities`` P, Q is compensated by a share of product states.
     """
     s, vectors = found
     value = -sum(float(density.weights @ density.logs) for density in densities)
@@ -465,7 +441,7 @@ def lower_bound(found: Spectrum, shape: tuple[int, int], densities: tuple[Densit
 
 
 def of_eigenvectors(found: Spectrum, power: int) -> tuple[Density, Density]:
-    """Densities ∝ λ^p and λ^−p, whose partial traces agree where the smooth objective is stationary."""
+    """Density matrices ∝ λ^p and λ^−p, whose partial traces agree where the smooth objective is stationary."""
     logs = np.log(found.values)
     above, below, _ = weighted(logs, power)
     densities = []
@@ -476,12 +452,12 @@ def of_eigenvectors(found: Spectrum, power: int) -> tuple[Density, Density]:
 
 
 def agreeing(found: Spectrum, shape: tuple[int, int], power: int, factors: Factors) -> tuple[Density, Density]:
-    """Densities P, Q in the spans of eigenvectors at both ends, whose partial traces agree better than eigenvectors'.
+    """Density matrices in the spans of eigenvectors at both ends, whose partial traces agree better than eigenvectors'.
 
-    Where the objective is not yet stationary, mixtures of several eigenvectors can agree though they do not one by
-    one. They maximize tr P log Λ − tr Q log Λ less half the squared norm of the disagreement, weighted, by projected
-    gradients with momentum (Beck and Teboulle, SIAM J. Imaging Sci. 2 (2009), 183-202), which starts anew where it
-    points uphill (O'Donoghue and Candès, Found. Comput. Math. 15 (2015), 715-732).
+    Where the objective is not yet stationary, mixtures of several eigenvectors can agree though single ones do not.
+    They maximize tr P log Λ − tr Q log Λ less half the squared norm of the disagreement, weighted, by projected
+    gradients with momentum (Beck and Teboulle, SIAM J. Imaging Sci. 2 (2009), 183-202), which restarts where it points
+    uphill (O'Donoghue and Candès, Found. Comput. Math. 15 (2015), 715-732).
     """
     logs = np.log(found.values)
     k = min(math.ceil(AGREEING * math.sqrt(shape[0] * shape[1])), len(logs))
@@ -525,7 +501,7 @@ def agreeing(found: Spectrum, shape: tuple[int, int], power: int, factors: Facto
 
 
 def nearest_density(M: np.ndarray) -> np.ndarray:
-    """The positive semidefinite matrix of trace 1 that is nearest to a symmetric one in the Frobenius norm."""
+    """Positive semidefinite matrix of trace 1 that is nearest to a symmetric one in the Frobenius norm."""
     e, W = np.linalg.eigh((M + M.T) / 2)
     above = (np.cumsum(e[::-1]) - 1) / np.arange(1, len(e) + 1)
     # by how much the largest eigenvalues have to come down so that they sum to 1
@@ -534,7 +510,7 @@ def nearest_density(M: np.ndarray) -> np.ndarray:
 
 
 def mended(e: np.ndarray, apart: float, size: int) -> np.ndarray:
-    """Eigenvalues of a density: the positive part of ``e``, over ``apart``, and what is missing to 1 everywhere."""
+    """Eigenvalues of a density: the positive part of ``e`` over ``apart``, plus a constant that makes the sum 1."""
     positive = np.maximum(e, 0) / apart
     return positive + (1 - positive.sum()) / size
 
@@ -547,27 +523,27 @@ def weighted(logs: np.ndarray, power: int) -> tuple[np.ndarray, np.ndarray, floa
 
 
 def multiplied(A: np.ndarray, L: np.ndarray, R: np.ndarray) -> np.ndarray:
-    """A(L ⊗ R) (r, m' n')."""
+    """Product A(L ⊗ R) (r, m' n')."""
     rows = A.reshape(len(A), len(L), len(R)) @ R
     return np.ascontiguousarray(np.moveaxis(np.tensordot(rows, L, (1, 0)), 2, 1)).reshape(len(A), -1)
 
 
 def unfolded(A: np.ndarray, m: int, n: int, side: int) -> np.ndarray:
-    """The rows of A as matrices (m, n), their columns (``side`` 0) or rows below one another."""
+    """Rows of A as matrices (m, n), with their columns (``side`` 0) or rows below one another."""
     rows = A.reshape(-1, m, n)
     return rows.transpose(0, 2, 1).reshape(-1, m) if side == 0 else rows.reshape(-1, n)
 
 
 def entries(error: float | np.ndarray, A: np.ndarray) -> np.ndarray:
-    """Bounds of errors as those of the entries of A."""
+    """Bounds of errors, broadcast to the entries of A."""
     return np.broadcast_to(np.asarray(error, dtype=float), A.shape)
 
 
 def row_basis(rows: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """(k, r) orthonormal basis of what the rows (·, k) span; the identity if that is everything, or not clear.
+    """Orthonormal basis (k, r) of the span of ``rows`` (·, k); the identity if that is everything, or not clear.
 
-    ``error`` bounds the errors in the columns (k,). Nothing is proved here: a wrong decision costs the optimum, and the
-    result, which is measured as it is, says so.
+    ``error`` bounds the errors in the columns (k,). A wrong decision only costs the optimum: κ⁺ of the result is
+    computed.
     """
     k = rows.shape[1]
     R = qr(rows, mode="r", check_finite=False)[0][:k]
@@ -578,13 +554,13 @@ def row_basis(rows: np.ndarray, error: np.ndarray) -> np.ndarray:
 
 
 def whitening(rows: np.ndarray) -> np.ndarray:
-    """W (k, k) with (rows W)ᵀ(rows W) = I."""
+    """Matrix W (k, k) with (rows W)ᵀ(rows W) = I."""
     _, s, Vh = svd(qr(rows, mode="r", check_finite=False)[0][: rows.shape[1]], check_finite=False)
     return Vh.T / np.maximum(s, EPS * s[0])
 
 
 def completed(basis: np.ndarray, inner: np.ndarray) -> np.ndarray:
-    """The invertible matrix that is ``inner`` in a basis (k, r), and keeps what is orthogonal to it at its scale."""
+    """Invertible matrix that is ``inner`` in a basis (k, r), and a multiple of the identity on its complement."""
     k, r = basis.shape
     if r == k:
         return basis @ inner
@@ -593,7 +569,7 @@ def completed(basis: np.ndarray, inner: np.ndarray) -> np.ndarray:
 
 
 def decomposed(K: np.ndarray, rank: int, *, exact: bool = True, single: bool = False) -> Spectrum:
-    """The ``rank`` largest singular values of K, and their vectors; by its Gram matrix if it is large."""
+    """Spectrum of the ``rank`` largest singular values of K, from its Gram matrix if it is large."""
     for kind, digits in DIGITS.items() if not exact and min(K.shape) > LARGE else ():
         if kind is np.float32 and not single:
             continue
@@ -608,11 +584,11 @@ def decomposed(K: np.ndarray, rank: int, *, exact: bool = True, single: bool = F
 
 
 def partial_traces(vectors: np.ndarray, weights: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """(m, m) and (n, n) partial traces of Σ_k w_k v_k v_kᵀ for rows v_k (r, m n)."""
+    """Partial traces (m, m) and (n, n) of Σ_k w_k v_k v_kᵀ for rows v_k (r, m n)."""
     return traces_between(weights[:, None] * vectors, vectors, shape)
 
 
 def traces_between(A: np.ndarray, B: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """(m, m) and (n, n) partial traces of AᵀB for A, B (r, m n), if AᵀB is symmetric."""
+    """Partial traces (m, m) and (n, n) of AᵀB for A, B (r, m n), if AᵀB is symmetric."""
     left, right = A.reshape(-1, *shape), B.reshape(-1, *shape)
     return np.tensordot(left, right, ((0, 2), (0, 2))), np.tensordot(left, right, ((0, 1), (0, 1)))

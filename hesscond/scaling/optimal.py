@@ -1,4 +1,4 @@
-"""`optimal_diagonal_scaling`: checks what is given, takes out what does not matter, searches, and proves the bound."""
+"""Positive diagonal scalings with the smallest condition number: reduction of the problem, search, proved bound."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ ROUNDS = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimalScaling:
-    """A positive diagonal scaling whose κ⁺ is near the infimum over all of them, and the bounds of that infimum.
+    """Positive diagonal scaling whose κ⁺ is near the infimum over all of them, and bounds of that infimum.
 
     The infimum need not be attained: with more rows than columns some weights may have to tend to zero. The scaling
-    here is always positive, and ``kappa`` is what it reaches.
+    here is always positive, and ``kappa`` is its κ⁺.
 
     Attributes
     ----------
     side
-        What was scaled: ``"row"`` (DA), ``"column"`` (AD) or ``"both"`` (D₁AD₂).
+        Side that was scaled: ``"row"`` (DA), ``"column"`` (AD) or ``"both"`` (D₁AD₂).
     row, column : (m,), (n,) arrays
-        The diagonals, such that the scaled matrix has norm 1; ones on a side that is not scaled and for rows and
-        columns of zeros.
+        Diagonals such that the scaled matrix has norm 1; ones on a side that is not scaled and for rows and columns of
+        zeros.
     kappa
         κ⁺ = σ_max / smallest nonzero σ of the scaled matrix; ``inf`` if its rank is unresolved.
     upper
@@ -58,9 +58,9 @@ class OptimalScaling:
     resolved
         Whether that rank was decided.
     iterations
-        Newton steps.
+        Number of Newton steps.
     solver
-        How the scaling and the lower bound were found.
+        Method by which the scaling and the lower bound were found.
     certificate
         Proof of ``lower``; None if that is 1, follows from Van der Sluis' theorem, or is that of a diagonal block
         of a block triangular matrix (both sides).
@@ -81,14 +81,14 @@ class OptimalScaling:
 
     @property
     def scaling(self) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """The diagonal (m,) or (n,) of the side that was scaled, or (row, column) if both were."""
+        """Diagonal (m,) or (n,) of the side that was scaled, or (row, column) if both were."""
         if self.side == "both":
             return self.row, self.column
         return self.row if self.side == "row" else self.column
 
     @property
     def gap(self) -> float:
-        """``upper / lower`` ≥ 1: how far from optimal the scaling can be at most."""
+        """Ratio ``upper / lower`` ≥ 1: κ⁺ of the scaling is at most this many times the infimum."""
         return self.upper / self.lower
 
     def __str__(self) -> str:
@@ -113,21 +113,10 @@ class Scaled(NamedTuple):
 
 
 class ScalingProblem(NamedTuple):
-    """Scaling problem after everything that changes no optimum is removed: scale the rows of B.
+    """Scaling problem after all reductions that change no optimum: scale the rows of B.
 
-    For both sides B has at least as many rows as columns.
-
-    Attributes
-    ----------
-    B, core : (m, n) arrays
-        Nonzero rows and columns, with and without the factors 2^p, 2^q.
-    p, q : (m,), (n,) arrays of ints
-    transposed
-        Whether the rows of B are columns of the matrix.
-    both
-        Whether the columns are scaled too.
-    rows, columns : bool arrays
-        Mask of the rows and of the columns of the matrix that are not zero.
+    ``core`` is the matrix without zero rows and columns, transposed if its columns are scaled or if it is wide and both
+    sides are; B = 2^p core 2^q.
     """
 
     B: np.ndarray
@@ -135,9 +124,9 @@ class ScalingProblem(NamedTuple):
     p: np.ndarray
     q: np.ndarray
     transposed: bool
-    both: bool
-    rows: np.ndarray
-    columns: np.ndarray
+    both: bool  # whether the columns are scaled too
+    rows: np.ndarray  # mask of the nonzero rows of the matrix
+    columns: np.ndarray  # mask of its nonzero columns
 
     @classmethod
     def of(cls, given: np.ndarray, side: Side) -> ScalingProblem:
@@ -152,7 +141,7 @@ class ScalingProblem(NamedTuple):
         return cls(rescaled(core, p, q), core, p, q, transposed, both, rows, columns)
 
     def diagonals(self, found: Scaled, norm: float) -> tuple[np.ndarray, np.ndarray]:
-        """The scalings of the rows and the columns of the matrix, such that the norm of the result is 1."""
+        """Scalings of the rows and the columns of the original matrix, such that the result has norm 1."""
         rows, columns = np.ldexp(found.rows / (math.sqrt(norm) if self.both else norm), self.p), found.columns
         if self.both:
             columns = np.ldexp(columns / math.sqrt(norm), self.q)
@@ -176,14 +165,14 @@ class ScalingProblem(NamedTuple):
 
 
 def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-6) -> OptimalScaling:
-    """The positive diagonal scaling with the smallest condition number, and a certified bound of what is possible.
+    """Positive diagonal scaling with the smallest condition number, and a certified bound of the infimum.
 
-    κ⁺ = σ_max / smallest nonzero σ of DA (``side="row"``), AD (``"column"``) or D₁AD₂ (``"both"``) is minimized; for
-    κ of a symmetric positive definite H = FᵀF under H → DHD scale the columns of F, κ(DHD) = κ⁺(FD)².
+    κ⁺ = σ_max / smallest nonzero σ of DA (``side="row"``), AD (``"column"``) or D₁AD₂ (``"both"``) is minimized. For κ
+    of a symmetric positive definite H = FᵀF under H → DHD scale the columns of F: κ(DHD) = κ⁺(FD)².
 
     One side, any rank: a semidefinite program. Both sides, full rank (of rows or columns): quasiconvex (Braatz and
     Morari, SIAM J. Control Optim. 32 (1994), 1763-1768). Both are solved to the global optimum by `central_path`, and
-    the bound is proved from the solver's dual pair whatever the solver did: see `Certificate`. Both sides of a rank
+    the bound is proved from the solver's dual pair, however inexact it is: see `Certificate`. Both sides of a rank
     deficient matrix: a local search, and ``lower`` is 1.
 
     Parameters
@@ -191,7 +180,7 @@ def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-
     A : (m, n) array, tensor or scipy sparse matrix
         Computed in float64 on the host. Rows and columns of zeros are left alone.
     side
-        What may be scaled.
+        Side or sides to scale.
     rtol
         Gap at which the search ends.
 
@@ -255,7 +244,7 @@ def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-
 
 
 def searched(B: np.ndarray, side: Side, condition: ConditionNumber, rtol: float) -> Scaled:
-    """The scaling of the rows of B, or of rows and columns, by the search that suits its rank."""
+    """Scaling of the rows of B, or of rows and columns, by the search that suits its rank."""
     rank = condition.rank
     if rank == 1 and condition.resolved:
         return Scaled(1 / np.linalg.norm(B, axis=1), np.ones(B.shape[1]), 1.0, None, 0, "rank one")
@@ -268,7 +257,7 @@ def searched(B: np.ndarray, side: Side, condition: ConditionNumber, rtol: float)
 
 
 def on_host(matrix: Any) -> Any:
-    """A real torch tensor in float64 on the host (numpy knows no bfloat16); anything else as it is."""
+    """Real torch tensor in float64 on the host (numpy has no bfloat16); anything else as it is."""
     if isinstance(matrix, torch.Tensor) and not matrix.is_complex():
         return matrix.detach().to("cpu", torch.float64)
     return matrix
@@ -282,7 +271,7 @@ def widened(values: np.ndarray, kept: np.ndarray, fill: float = 0.0) -> np.ndarr
 
 
 def scaled_rows(B: np.ndarray, condition: ConditionNumber, rtol: float) -> Scaled:
-    """The optimum over the rows of a matrix of any rank, and the larger of two lower bounds."""
+    """Optimum over the rows of a matrix of any rank, and the larger of two lower bounds."""
     n, rank = B.shape[1], condition.rank
     whole = rank == n and condition.rank_decision == "structural"
     L, Q = (B, np.eye(n)) if whole else thin_factor(B, rank)
@@ -297,7 +286,7 @@ def scaled_rows(B: np.ndarray, condition: ConditionNumber, rtol: float) -> Scale
 
 
 def scaled_both(B: np.ndarray, rtol: float) -> Scaled:
-    """The optimum over rows and columns of a matrix of full column rank."""
+    """Optimum over rows and columns of a matrix of full column rank."""
     if len(B) == B.shape[1]:
         blocks, heights = diagonal_blocks(B)
         if len(blocks) > 1:
@@ -310,10 +299,11 @@ def scaled_both(B: np.ndarray, rtol: float) -> Scaled:
 def scaled_blocks(
     B: np.ndarray, blocks: list[tuple[np.ndarray, np.ndarray]], heights: list[int], rtol: float
 ) -> Scaled:
-    """The optimum for a block triangular form: that of the worst diagonal block, whose scalings differ in size.
+    """Optimum for a block triangular form: that of the worst diagonal block, with scalings of different sizes.
 
-    A diagonal block of a scaled matrix and of its inverse are a scaled block and its inverse: κ is at least that of
-    any block. What is off the diagonal can be made as small as one likes: the infimum is not attained.
+    A diagonal block of a scaled matrix and of its inverse are a scaled block and its inverse, so that κ is at least
+    that of any block. Entries outside the diagonal blocks can be made arbitrarily small, so that the infimum is not
+    attained.
     """
     rows, columns = np.ones(len(B)), np.ones(len(B))
     lower, steps = 1.0, 0
@@ -334,7 +324,7 @@ def scaled_blocks(
 
 
 def van_der_sluis_bound(B: np.ndarray) -> float:
-    """1/σ_min⁺(EB) ≤ κ⁺(DB) for all D, where E makes all rows of norm 1.
+    """Lower bound 1/σ_min⁺(EB) ≤ κ⁺(DB) for all D, where E makes all rows of norm 1.
 
     Source: Van der Sluis, Numerische Mathematik 14 (1969), 14-23.
     """
@@ -368,7 +358,7 @@ def local_optimum(B: np.ndarray, rank: int, rtol: float) -> tuple[np.ndarray, np
 
 
 def one_side(A: np.ndarray, rank: int, rtol: float) -> Optimum:
-    """The optimum over the rows of A."""
+    """Optimum over the rows of A."""
     return optimum_of_many(thin_factor(A, rank)[0], both=False, rtol=rtol)
 
 

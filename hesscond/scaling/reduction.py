@@ -14,13 +14,10 @@ SWEEPS = 12
 
 
 def powers(A: np.ndarray, *, columns: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Exponents (m,), (n,) with which the largest entries of the rows (of rows and columns) of 2^p A 2^q are near 1.
+    """Exponents p (m,), q (n,) with which the largest entries of the rows (and columns) of 2^p A 2^q are near 1.
 
-    Parameters
-    ----------
-    A : (m, n) array without rows of zeros (or columns, if they are scaled too)
-    columns
-        Whether the columns are scaled too; else q = 0 and the largest entry of every row is in [½, 1).
+    A has no rows of zeros (and no such columns, if ``columns`` are scaled too). Otherwise q = 0, and the largest entry
+    of every row is in [½, 1).
     """
     # logarithms: the entries themselves could overflow on the way
     with np.errstate(divide="ignore"):
@@ -37,7 +34,7 @@ def powers(A: np.ndarray, *, columns: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rescaled(A: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """2^p A 2^q, exactly."""
+    """Exact product 2^p A 2^q."""
     shift = p[:, None] + q
     scaled = np.ldexp(A, shift)
     if not np.array_equal(np.ldexp(scaled, -shift), A):
@@ -49,10 +46,10 @@ def rescaled(A: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def diagonal_blocks(A: np.ndarray) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[int]]:
-    """The blocks (rows, columns) of the finest block triangular form of a nonsingular matrix, and a height for each.
+    """Blocks (rows, columns) of the finest block triangular form of a nonsingular matrix, and a height for each.
 
-    Entries outside the blocks couple the rows of one block only with the columns of lower ones. The blocks are the
-    strong components of the columns once a matching has put nonzero entries on the diagonal (Dulmage and Mendelsohn).
+    Entries outside the blocks couple the rows of a block only with the columns of lower ones. The blocks are the strong
+    components of the columns once a matching has put nonzero entries on the diagonal (Dulmage and Mendelsohn).
     """
     matched = maximum_bipartite_matching(csr_array(A != 0), perm_type="row")
     number, label = connected_components(csr_array(A[matched] != 0), connection="strong")
@@ -71,7 +68,7 @@ def diagonal_blocks(A: np.ndarray) -> tuple[list[tuple[np.ndarray, np.ndarray]],
 
 
 def thin_factor(A: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """L (m, r) and Q (n, r) with A ≈ LQᵀ and QᵀQ = I, for a matrix of that rank.
+    """Factors L (m, r) and Q (n, r) with A ≈ LQᵀ and QᵀQ = I, for a matrix of rank r.
 
     QR of Aᵀ with its rows sorted by size and its columns pivoted, which keeps small columns of A accurate (Cox and
     Higham, in Numerical Analysis 1997, Longman, 57-73).
