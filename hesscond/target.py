@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import random
 import sys
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from copy import copy as copied
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FunctionType, ModuleType, TracebackType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from torch.utils.data import Dataset
 from hesscond.capture.batches import is_batch
 from hesscond.capture.evaluation import Batch, checked_batch, kind, leading_dimension
 from hesscond.capture.weighting import BatchWeight, check_weighting
-from hesscond.errors import ConfigError, HesscondError
+from hesscond.errors import ConfigError, HesscondError, did_you_mean
 
 FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
 #: Name of a virtual package with the loaded file and its siblings as modules: ``from .sibling import x``
@@ -38,13 +37,7 @@ FOREIGN = tuple(
 
 
 class Stream:
-    """Batches that can be read again and again, on one device, counted as they pass.
-
-    Attributes
-    ----------
-    samples
-        Number of samples in the latest pass.
-    """
+    """Batches that can be read repeatedly, on one device; ``samples`` is their number in the latest pass."""
 
     def __init__(self, source: Iterable[Any], device: torch.device | None = None) -> None:
         self.samples = 0
@@ -62,16 +55,13 @@ class Stream:
             yield moved(batch, self._device)
 
     def to(self, device: torch.device) -> Stream:
-        """Return the same batches on a device, moved one by one."""
+        """The same batches on a device, moved one by one."""
         return Stream(self._source, device)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Target of a probe: model, loss ``loss_fn(output, target)`` and data, one batch or a `Stream` of batches.
-
-    ``weight`` is the weight of each batch of a stream, if it has to be given.
-    """
+    """Model, loss ``loss_fn(output, target)``, data, and weight of each batch of a `Stream`, if it has to be given."""
 
     model: nn.Module
     loss_fn: Callable[..., Any]
@@ -84,7 +74,7 @@ class Target:
         return self.data.samples if isinstance(self.data, Stream) else leading_dimension(self.data[0])
 
     def to(self, device: torch.device) -> Target:
-        """Return the target on a device; the model itself is moved, and the loss if it is a module."""
+        """The target on a device; the model itself is moved, and the loss if it is a module."""
         for module in (self.model, self.loss_fn):
             if isinstance(module, nn.Module):
                 if any(t.is_meta for t in (*module.parameters(), *module.buffers())):
@@ -95,25 +85,11 @@ class Target:
 
 
 def load_target(spec: str, *, seed: int | None = None) -> Target:
-    """Run FUNCTION() of a Python file.
+    """Target that FUNCTION() of ``"FILE.py:FUNCTION"`` returns; with a ``seed``, all random generators are seeded.
 
-    While it runs, modules in the same folder can be imported, absolutely or relatively; afterwards `sys.path` and
-    `sys.modules` are as they were.
-
-    Parameters
-    ----------
-    spec
-        ``"FILE.py:FUNCTION"``. FUNCTION takes no arguments and returns ``(model, loss_fn, data)``: a module, a
-        callable of (output, target), and a pair (inputs, targets) or an iterable of such pairs, a DataLoader say.
-        A list of pairs is a list of batches, a mapping with ``"labels"`` is a batch. A fourth thing is the ``weight``
-        of `hesscond.probe`.
-    seed
-        Seed set in the generators of torch, numpy and `random` beforehand; None: they are not seeded.
-
-    Returns
-    -------
-    Target
-        Target on the devices that FUNCTION put the model and the data on.
+    FUNCTION takes no arguments and returns ``(model, loss_fn, data)``: a module, a callable of (output, target), and a
+    pair (inputs, targets), a mapping with ``"labels"``, or an iterable of these; a fourth thing is the ``weight`` of
+    `hesscond.probe`. Modules in the folder of the file can be imported, absolutely or relatively.
 
     Examples
     --------
@@ -134,8 +110,12 @@ def load_target(spec: str, *, seed: int | None = None) -> Target:
         torch.manual_seed(seed)
     with importable(path.resolve().parent):
         try:
-            function = named(executed(source, path), name, path)
-            return as_target(function(), spec)
+            # not by the import system, whose cache may be a second out of date
+            module = ModuleType(f"{PACKAGE}.{path.stem}")
+            module.__file__, module.__package__ = str(path.resolve()), PACKAGE
+            sys.modules[module.__name__] = module
+            exec(compile(source, module.__file__, "exec"), module.__dict__)
+            return as_target(named(module, name, path)(), spec)
         except ConfigError:
             raise
         except (Exception, SystemExit) as error:
@@ -143,7 +123,7 @@ def load_target(spec: str, *, seed: int | None = None) -> Target:
 
 
 def read(path: Path) -> bytes:
-    """Return the contents of a file, or raise a ConfigError that suggests similar names."""
+    """Contents of a file."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -171,18 +151,8 @@ def importable(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def executed(source: bytes, path: Path) -> ModuleType:
-    """Execute the source as a module; not by the import system, whose cache may be a second out of date."""
-    module = ModuleType(f"{PACKAGE}.{path.stem}")
-    module.__file__ = str(path.resolve())
-    module.__package__ = PACKAGE
-    sys.modules[module.__name__] = module
-    exec(compile(source, module.__file__, "exec"), module.__dict__)
-    return module
-
-
 def named(module: ModuleType, name: str, path: Path) -> Callable[[], Any]:
-    """Return the function called ``name``, if it can be called without arguments, or raise a ConfigError."""
+    """Function called ``name`` of a module, which can be called without arguments."""
     if not hasattr(module, name):
         own = [n for n, v in vars(module).items() if isinstance(v, FunctionType) and v.__module__ == module.__name__]
         raise ConfigError(f"{path} has no function {name!r}{suggestion(name, own)}")
@@ -192,23 +162,21 @@ def named(module: ModuleType, name: str, path: Path) -> Callable[[], Any]:
     try:
         inspect.signature(function).bind()
     except TypeError:
-        raise ConfigError(
-            f"{path}:{name} must be callable without arguments, but it is {name}{inspect.signature(function)}"
-        ) from None
+        signature = inspect.signature(function)
+        raise ConfigError(f"{path}:{name} must be callable without arguments, but it is {name}{signature}") from None
     except ValueError:  # written in C: no signature to look at
         pass
     return function
 
 
 def suggestion(name: str, there: list[str]) -> str:
-    """Suggestion of similar names, or else a list of the existing names."""
-    if near := difflib.get_close_matches(name, there, 3, 0.5):
-        return f": did you mean {' or '.join(near)}?"
-    return f": there is {', '.join(there[:8])}{', …' if len(there) > 8 else ''}" if there else ""
+    """Suggestion of a similar name, or else a list of the existing names."""
+    listed = f"there is {', '.join(there[:8])}{', …' if len(there) > 8 else ''}"
+    return f": {did_you_mean(name, there, otherwise=listed)}" if there else ""
 
 
 def as_target(returned: Any, spec: str) -> Target:
-    """Return the result of FUNCTION as a `Target`, or raise a ConfigError."""
+    """`Target` of what FUNCTION returned."""
     if not isinstance(returned, (tuple, list)) or len(returned) not in (3, 4):
         raise ConfigError(
             f"{spec} must return (model, loss_fn, data) or (model, loss_fn, data, weight), but it returned "
@@ -301,30 +269,12 @@ def explained(error: Exception, spec: str) -> str | None:
 
 
 def user_failure(error: BaseException, path: Path) -> str | None:
-    """Sentence on the place of an exception in the code of ``path`` and the modules in its folder; None: not in it.
-
-    The traceback of ``error`` is cut to begin with that code.
-    """
+    """Sentence on the place of an exception in the code of ``path`` or of modules in its folder; None: elsewhere."""
     folder = path.resolve().parent
-    theirs = [tb for tb in tracebacks(error) if is_users(tb.tb_frame.f_code.co_filename, folder)]
-    if theirs:
-        error.__traceback__ = theirs[0]
     if isinstance(error, SyntaxError) and error.filename and is_users(error.filename, folder):
         return f"{shown(error.filename, path)}:{error.lineno} is not valid Python: {error.msg}"
-    if not theirs:
-        return None
-    file = theirs[-1].tb_frame.f_code.co_filename
-    return f"{shown(file, path)}:{theirs[-1].tb_lineno} raised {one_line(error)}"
-
-
-def tracebacks(error: BaseException) -> list[TracebackType]:
-    """Traceback objects of an exception, one for each call, outermost first."""
-    tb = error.__traceback__
-    found = []
-    while tb:
-        found.append(tb)
-        tb = tb.tb_next
-    return found
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename, folder)]
+    return f"{shown(frames[-1].filename, path)}:{frames[-1].lineno} raised {one_line(error)}" if frames else None
 
 
 def is_users(file: str, folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The command line as a manual: examples that parse, listings as JSON, completion, colours where they are seen."""
+"""The command line as a manual: examples that parse, listings as JSON, completion."""
 
 import codecs
 import io
@@ -11,12 +11,10 @@ import sys
 
 import pytest
 import typer.main
-from rich.console import Console
 from typer.testing import CliRunner
 
 from hesscond.cli import SECTIONS, app
-from hesscond.commands import doctor, printing
-from hesscond.commands.doctor import Check
+from hesscond.commands import printing
 from hesscond.methods import method_class, registered
 from hesscond.papers import citations
 
@@ -114,50 +112,6 @@ def completed(words):
 )
 def test_the_shell_is_told(words, expected):
     assert expected in completed(words)
-
-
-def doctor_in_a_terminal(**environment):
-    """The output of the doctor where it believes that it writes to a terminal."""
-    pty = pytest.importorskip("pty")
-    leader, follower = pty.openpty()
-    given = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
-    given |= {"TERM": "xterm-256color", "COLUMNS": "80"} | environment
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hesscond", "doctor"], stdout=follower, stderr=follower, env=given
-    )
-    os.close(follower)
-    parts = []
-    try:
-        while part := os.read(leader, 4096):
-            parts.append(part)
-    except OSError:  # Linux says so when the other end is closed
-        pass
-    os.close(leader)
-    process.wait()
-    return b"".join(parts).decode()
-
-
-COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
-
-
-@pytest.mark.slow
-def test_colours_in_a_terminal():
-    assert COLOUR.search(doctor_in_a_terminal())
-    assert not COLOUR.search(doctor_in_a_terminal(NO_COLOR="1"))
-
-
-@pytest.mark.parametrize(("terminal", "no_color", "seen"), [(True, "", True), (True, "1", False), (False, "", False)])
-def test_colours_are_off_where_nobody_wants_them(terminal, no_color, seen, monkeypatch):
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    monkeypatch.setenv("NO_COLOR", no_color)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    written = io.StringIO()
-    console = Console(file=written, force_terminal=terminal or None, markup=False, highlight=False)
-    for module in (doctor, printing):
-        monkeypatch.setattr(module, "stdout", console)
-    doctor.show([Check("warning", "found", "advice", "group", "name")], 0.1)
-    assert bool(COLOUR.search(written.getvalue())) is seen
-    assert ("\x1b" in written.getvalue()) is terminal
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,9 @@ def show(found: Sequence[Decision]) -> None:
 
 def as_case(one: Decision, unresolved: str) -> Case:
     """JUnit case of a decision; an unresolved decision that passes is a skipped case."""
-    if passes(one, unresolved):
-        return Case(one.runs, one.expectation, skipped=one.reason if one.status == "unresolved" else None)
-    return Case(one.runs, one.expectation, failure=f"{one.status}: {one.reason}", kind=one.status)
+    if one.status == "met":
+        return Case(one.runs, one.expectation)
+    return Case(one.runs, one.expectation, "skipped" if passes(one, unresolved) else one.status, one.reason)
 
 
 def as_dict(one: Decision, unresolved: str) -> dict[str, Any]:

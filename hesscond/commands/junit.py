@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from hesscond.errors import ConfigError
@@ -14,49 +14,28 @@ from hesscond.errors import ConfigError
 FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-@dataclass(frozen=True)
-class Case:
-    """Test case: one thing that was checked.
-
-    Attributes
-    ----------
-    group
-        Name of the statement or of the run.
-    name
-        Name of the case in the group.
-    failure, kind, details
-        If it failed: a sentence, a word for the kind of failure, and further text.
-    skipped
-        A sentence, if it was left out or not decided.
-    """
+class Case(NamedTuple):
+    """Test case: ``result`` is ``passed``, ``skipped``, or a word for the kind of failure; ``message`` a sentence."""
 
     group: str
     name: str
-    seconds: float = 0.0
-    failure: str | None = None
-    kind: str = "failed"
-    details: str = ""
-    skipped: str | None = None
+    result: str = "passed"
+    message: str = ""
 
 
 def junit_report(suite: str, cases: Sequence[Case]) -> ElementTree.ElementTree:
     """JUnit report: a suite with its cases, and the numbers of those that failed or were skipped."""
-    failures, skipped = (sum(getattr(case, kind) is not None for case in cases) for kind in ("failure", "skipped"))
-    counts = {"tests": len(cases), "failures": failures, "errors": 0, "skipped": skipped}
-    root = new(None, "testsuite", name=suite, time=f"{sum(case.seconds for case in cases):.3f}", **counts)
+    skipped = sum(case.result == "skipped" for case in cases)
+    failures = len(cases) - skipped - sum(case.result == "passed" for case in cases)
+    counts = {"tests": str(len(cases)), "failures": str(failures), "errors": "0", "skipped": str(skipped)}
+    root = ElementTree.Element("testsuite", {"name": clean(suite)} | counts)
     for case in cases:
-        element = new(root, "testcase", classname=case.group, name=case.name, time=f"{case.seconds:.3f}")
-        if case.failure is not None:
-            new(element, "failure", message=case.failure, type=case.kind).text = clean(case.details or case.failure)
-        elif case.skipped is not None:
-            new(element, "skipped", message=case.skipped)
+        element = ElementTree.SubElement(root, "testcase", classname=clean(case.group), name=clean(case.name))
+        if case.result == "skipped":
+            ElementTree.SubElement(element, "skipped", message=clean(case.message))
+        elif case.result != "passed":
+            ElementTree.SubElement(element, "failure", type=case.result, message=clean(case.message))
     return ElementTree.ElementTree(root)
-
-
-def new(parent: ElementTree.Element | None, tag: str, **attributes: object) -> ElementTree.Element:
-    """XML element, below another if one is given."""
-    texts = {name: clean(str(value)) for name, value in attributes.items()}
-    return ElementTree.Element(tag, texts) if parent is None else ElementTree.SubElement(parent, tag, texts)
 
 
 def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:

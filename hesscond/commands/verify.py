@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -218,11 +217,12 @@ def junit_cases(verdicts: list[Verdict]) -> Iterator[Case]:
     """One JUnit case for each claim; it fails if the claim is known to be true and was violated."""
     for verdict in verdicts:
         for tally in verdict.tallies:
-            case = Case(verdict.id, tally.claim.name, verdict.seconds / len(verdict.tallies))
+            result, message = "passed", ""
             if not tally.as_expected:
-                message = f"violated in {tally.violated} of {verdict.trials} trials, first in {tally.first_violation}"
-                yield replace(case, failure=message, kind="violated", details=tally.claim.text)
+                result, first = "violated", tally.first_violation
+                message = (
+                    f"violated in {tally.violated} of {verdict.trials} trials, first in {first}: {tally.claim.text}"
+                )
             elif tally.status == "not-applicable":
-                yield replace(case, skipped="; ".join(tally.reasons))
-            else:
-                yield case
+                result, message = "skipped", "; ".join(tally.reasons)
+            yield Case(verdict.id, tally.claim.name, result, message)
