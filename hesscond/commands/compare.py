@@ -10,19 +10,19 @@ from typing import Annotated, get_args
 import typer
 
 from hesscond.commands.options import Scale, names_of
-from hesscond.commands.printing import print_table, sign_of_life, stderr, stdout
-from hesscond.commands.sweep import absolute, do, parse_ranges, place_of, usual_threads
+from hesscond.commands.printing import print_table, stderr, stdout
+from hesscond.commands.sweep import do, parse_ranges, place_of, usual_threads
 from hesscond.errors import ConfigError
 from hesscond.methods import parse, registered
 from hesscond.progress import loading_bar
 from hesscond.report import cells_frame, comparison_frame, comparison_table
 from hesscond.study import RunPlan, load_data, load_study
-from hesscond.study.comparison import GRID, Comparison, Runner, one_by_one
+from hesscond.study.comparison import GRID, Comparison
 from hesscond.study.config import Level, StudyConfig
 from hesscond.study.grid import Overrides
 from hesscond.study.sections import LARGEST_RATE
 from hesscond.study.structure import layers_of, probed_layers
-from hesscond.study.sweep import data_key, prepare
+from hesscond.study.sweep import Outcome, data_key, prepare
 
 #: `GRID` as it is written on the command line.
 RATES = ",".join(f"{rate:g}" for rate in GRID)
@@ -80,22 +80,16 @@ def compare_methods(
     place = place_of(jobs, device, None)
     with loading_bar(stderr, study.data.name) as on_decoded:
         data = load_data(study.data, data_dir, on_decoded)
+
+    def perform(plans: Sequence[RunPlan]) -> dict[Path, Outcome]:
+        own = {data_key(plan): data for plan in plans}
+        prepared = prepare(plans, own, where)
+        threads = usual_threads(where, place)
+        outcomes = do(plans, prepared, own, place, threads, data_dir, f"the same command with --out {where}")
+        return {plan.folder: outcomes[plan.folder.name] for plan in plans}
+
     here = data.to(place.devices[0])
-    with sign_of_life("starting") as say:
-
-        def side_by_side(plans: Sequence[RunPlan]) -> dict[Path, str]:
-            if not plans:
-                return {}
-            prepared = prepare(plans, {data_key(plans[0]): data}, where)
-            given = {data_key(plans[0]): data}
-            threads = usual_threads(where, place)
-            outcomes = do(plans, prepared, given, place, threads, absolute(data_dir), "the same command")
-            bad = {name: one for name, one in outcomes.items() if one.status not in ("finished", "diverged")}
-            return {p.folder: bad[p.folder.name].message or "busy" for p in plans if p.folder.name in bad}
-
-        runner: Runner = one_by_one(here, say) if jobs == 1 else side_by_side
-        comparison = Comparison(study, here, grid, seeds, where, place.devices[0], runner, say)
-        found = list(comparison.results(methods))
+    found = list(Comparison(study, here, grid, seeds, where, place.devices[0], perform).results(methods))
     frame = comparison_frame(found)
     shown = "around each method's own" if grid is None else ", ".join(f"{rate:g}" for rate in grid)
     blocks = probed_layers(study)

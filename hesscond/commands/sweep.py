@@ -201,10 +201,7 @@ def do(
 
 
 def complain_of(outcomes: Mapping[str, Outcome]) -> None:
-    """Name the runs that another process works on, and those that went wrong; exit code 1 if some did."""
-    for outcome in outcomes.values():
-        if outcome.status == "busy":
-            stderr.print(f"{outcome.name}: left out, another process works on it", soft_wrap=True)
+    """Name the runs that went wrong; exit code 1 if some did."""
     bad = [outcome for outcome in outcomes.values() if outcome.status in ("diverged", "failed")]
     for outcome in bad:
         complain(f"{outcome.name} {outcome.status}: {outcome.message}")

@@ -1,4 +1,4 @@
-"""Methods side by side: each at its best learning rate of a grid, on one budget of iterations, over several seeds."""
+"""Methods at their best learning rates: a grid of rates without probes, then probed runs at the best rate."""
 
 from __future__ import annotations
 
@@ -14,45 +14,31 @@ from pathlib import Path
 import torch
 
 from hesscond.data import Dataset
-from hesscond.errors import ConfigError, DivergedError, RunError
+from hesscond.errors import ConfigError, DivergedError
 from hesscond.methods import parse
 from hesscond.runs import RunLog, StoredRun, open_run
 from hesscond.study.config import StudyConfig
-from hesscond.study.runner import RunPlan, Training, check_plan, run
+from hesscond.study.runner import RunPlan, Training, check_plan
+from hesscond.study.sweep import Outcome
 
 #: The learning rates that are tried unless others are given.
 GRID = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 #: Factors of a method's default rate: those from 0.1 to 10 are tried, and further ones while the best is at an end.
 AROUND = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-#: Iterations timed at a time, and how many times, the yardstick's and the method's in turn.
+#: Iterations timed at a time, and how many times, the vanilla method's and the method's in turn.
 BLOCK, ROUNDS = 20, 7
-#: Where the times are kept, so that none is measured twice.
+#: File that keeps the times, so that none is measured twice.
 TIMES = "times.json"
-
-#: Function that performs or resumes runs (finished ones are left as they are) and returns why runs failed, by folder.
-Runner = Callable[[Sequence[RunPlan]], Mapping[Path, str]]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Result of one method in a comparison.
+    """Result of one method: its probed runs at the best rate, one a seed.
 
-    Attributes
-    ----------
-    method
-        The method, as ``--method`` takes it.
-    rate
-        Its best learning rate of the grid, by the training loss at the end; NaN if it diverged at all of them.
-    edge
-        Whether that is the smallest or largest of the grid: the best may lie outside.
-    runs
-        The probed runs at that rate that ended, one a seed.
-    cost
-        Time of an iteration without probing over that of the vanilla method, from interleaved blocks.
-    refusal
-        Why the method does not work here, else empty.
-    failed
-        Why probed runs of other seeds did not end.
+    ``rate`` has the smallest training loss at the end, and is NaN if the method diverged at all rates; ``edge``:
+    whether it is the smallest or largest of the grid, so that a better one may lie outside. ``cost`` is the time of an
+    iteration without probing over that of the vanilla method. ``refusal`` says why the method does not work here, and
+    ``failed`` why probed runs did not end.
     """
 
     method: str
@@ -77,26 +63,11 @@ class Compared:
 
 @dataclass
 class Comparison:
-    """One study trained by several methods: over a grid of learning rates, then over seeds with the probe.
+    """Study trained by several methods: over a grid of rates without probing, then over seeds with the probe.
 
-    Attributes
-    ----------
-    study
-        The study, with its final length and probing interval.
-    data
-        Data set, on the device.
-    rates
-        The grid; None: `AROUND` times the rate that the study, or else the method itself, has, as far as is needed.
-    seeds
-        Seeds of the probed runs; rates are tried with the first.
-    out
-        ``grid/METHOD-lrRATE`` and ``METHOD-seedS`` go here; runs that are there and finished are not repeated.
-    device
-        Device of the runs.
-    do
-        Performs the runs that it is given; returns the reasons of those that failed, by folder.
-    say
-        Called with a line before each step.
+    ``rates`` None means `AROUND` times the rate that the study, or else the method, has. Rates are tried with the first
+    of the ``seeds``. Runs go to ``out/grid/METHOD-lrRATE`` and ``out/METHOD-seedS``; ``perform`` performs or resumes
+    them and returns their outcomes by folder.
     """
 
     study: StudyConfig
@@ -105,68 +76,53 @@ class Comparison:
     seeds: Sequence[int]
     out: Path
     device: torch.device
-    do: Runner
-    say: Callable[[str], None]
-    failures: dict[Path, str] = field(default_factory=dict)
+    perform: Callable[[Sequence[RunPlan]], Mapping[Path, Outcome]]
+    outcomes: dict[Path, Outcome] = field(default_factory=dict)
     #: By method, the first and last index of the part of `AROUND` that is tried.
     reach: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def results(self, methods: Sequence[str]) -> Iterator[Compared]:
-        """Train every method at every rate without probing, then with every seed at the best one with the probe.
-
-        The results come in the order of ``methods``.
-        """
+        """Find the best rate of each method, then probe it there with every seed; results in the order of methods."""
         refusals: dict[str, str] = {}
         for method in methods:
             try:
                 check_plan(self.probed(method, self.grid(method)[0], self.seeds[0]), self.data)
             except ConfigError as refusal:
                 refusals[method] = str(refusal)
-        able = [method for method in methods if method not in refusals]
+        due = able = [method for method in methods if method not in refusals]
         if not able:
             raise ConfigError("; ".join(dict.fromkeys(refusals.values())))
-        due = able
         while due:
-            self.perform([self.tried(method, rate) for method in due for rate in self.grid(method)])
+            self.do([self.tried(method, rate) for method in due for rate in self.grid(method)])
             due = [method for method in due if self.widened(method)]
-        best = {method: self.best(method) for method in able}
-        self.perform(
-            [
-                self.probed(method, rate, seed)
-                for seed in self.seeds
-                for method, rate in best.items()
-                if rate is not None
-            ]
-        )
+        best = {method: rate for method in able if (rate := self.best(method)) is not None}
+        self.do([self.probed(method, rate, seed) for seed in self.seeds for method, rate in best.items()])
         for method in methods:
-            if method in refusals:
-                yield Compared(method, refusal=refusals[method])
-            elif (rate := best[method]) is None:
-                failed = [self.failures.get(self.tried(method, one).folder) for one in self.grid(method)]
-                said = next((reason for reason in failed if reason), "diverged at every learning rate")
-                yield Compared(method, refusal=said)
+            if method in best:
+                yield self.compared(method, best[method])
             else:
-                yield self.compared(method, rate)
+                failed = [] if method in refusals else self.failures([self.tried(method, r) for r in self.grid(method)])
+                yield Compared(method, refusal=refusals.get(method) or (*failed, "diverged at every learning rate")[0])
+
+    def do(self, plans: Sequence[RunPlan]) -> None:
+        """Perform those of the runs that were not performed yet."""
+        if due := [plan for plan in plans if plan.folder not in self.outcomes]:
+            self.outcomes |= self.perform(due)
+
+    def failures(self, plans: Sequence[RunPlan]) -> list[str]:
+        """Why runs have no result."""
+        outcomes = [self.outcomes[plan.folder] for plan in plans]
+        return [one.message or one.status for one in outcomes if one.status not in ("finished", "diverged")]
 
     def compared(self, method: str, rate: float) -> Compared:
         """Result of a method at its best rate."""
         grid = self.grid(method)
         plans = [self.probed(method, rate, seed) for seed in self.seeds]
-        failed = [self.failures[plan.folder] for plan in plans if plan.folder in self.failures]
-        runs = tuple(open_run(plan.folder) for plan in plans if plan.folder not in self.failures)
-        return Compared(
-            method,
-            rate,
-            len(grid) > 1 and rate in (grid[0], grid[-1]),
-            runs,
-            self.cost(method, rate),
-            refusal="" if runs else failed[0],
-            failed=tuple(failed),
-        )
-
-    def perform(self, plans: Sequence[RunPlan]) -> None:
-        """Perform the runs and note which failed."""
-        self.failures |= self.do(plans)
+        failed = self.failures(plans)
+        runs = tuple(open_run(plan.folder) for plan in plans if not self.failures([plan]))
+        edge = len(grid) > 1 and rate in (grid[0], grid[-1])
+        cost, refusal = self.cost(method, rate), "" if runs else failed[0]
+        return Compared(method, rate, edge, runs, cost, refusal, tuple(failed))
 
     def grid(self, method: str) -> list[float]:
         """The rates to try, ascending."""
@@ -177,7 +133,7 @@ class Comparison:
         return [float(f"{factor * own:.3g}") for factor in AROUND[lowest : highest + 1]]
 
     def widened(self, method: str) -> bool:
-        """Extend the grid of a method by a rate if the best one is at an end; return whether it was extended."""
+        """Extend the grid of a method by a rate if the best one is at an end; whether it was extended."""
         best, grid = self.best(method), self.grid(method)
         if self.rates is not None or best not in (grid[0], grid[-1]):
             return False
@@ -188,15 +144,11 @@ class Comparison:
         self.reach[method] = wider
         return True
 
-    @property
-    def unprobed(self) -> StudyConfig:
-        """The study without its probes."""
-        return self.study.model_copy(update={"probe": self.study.probe.unmeasured})
-
     def tried(self, method: str, rate: float) -> RunPlan:
-        """Plan of a run of the grid."""
+        """Plan of a run of the grid, without probes."""
+        study = self.study.model_copy(update={"probe": self.study.probe.unmeasured})
         folder = self.out / "grid" / f"{parse(method).folder}-lr{rate:g}"
-        return RunPlan(self.unprobed, method, self.seeds[0], rate, folder, self.device)
+        return RunPlan(study, method, self.seeds[0], rate, folder, self.device)
 
     def probed(self, method: str, rate: float, seed: int) -> RunPlan:
         """Plan of a run with the study's probe."""
@@ -220,28 +172,10 @@ class Comparison:
             times = json.loads(path.read_text(encoding="utf-8"))
         name = f"{method} {rate:g}"
         if name not in times:
-            self.say(f"{method}, timed beside vanilla")
             lowest = self.grid(method)[0]
             times[name] = relative_cost(self.tried(method, lowest), self.tried("vanilla", lowest), self.data)
             path.write_text(json.dumps(times, indent=1), encoding="utf-8")
         return times[name]
-
-
-def one_by_one(data: Dataset, say: Callable[[str], None]) -> Runner:
-    """Runner that performs runs one after another in this process; one that cannot be measured has failed."""
-
-    def do(plans: Sequence[RunPlan]) -> dict[Path, str]:
-        failed = {}
-        for plan in plans:
-            say(f"{plan.name}, learning rate {plan.learning_rate:g}")
-            try:
-                with suppress(DivergedError):  # the log says so
-                    run(plan, data, resume=True)
-            except RunError as error:
-                failed[plan.folder] = str(error)
-        return failed
-
-    return do
 
 
 def final_loss(folder: Path) -> float:
@@ -255,8 +189,8 @@ def final_loss(folder: Path) -> float:
     return float(losses.tail(max(1, len(losses) // 10)).mean())
 
 
-def relative_cost(plan: RunPlan, yardstick: RunPlan, data: Dataset) -> float:
-    """Time of an iteration over that of the yardstick, from blocks of iterations of both in turn.
+def relative_cost(plan: RunPlan, vanilla: RunPlan, data: Dataset) -> float:
+    """Time of an iteration over that of the vanilla method, from blocks of iterations of both in turn.
 
     All blocks but the first are added up, so that work that a method does only every few steps has its share; NaN if
     one of the two diverges.
@@ -265,7 +199,7 @@ def relative_cost(plan: RunPlan, yardstick: RunPlan, data: Dataset) -> float:
     with tempfile.TemporaryDirectory() as folder:
         trainings = [
             Training(p, data, RunLog(Path(folder) / name, p.config(data)), None)
-            for name, p in (("yardstick", yardstick), ("own", plan))
+            for name, p in (("vanilla", vanilla), ("own", plan))
         ]
         try:
             for number in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Many runs at once: the runs of a grid that are left to do, done by an executor, each exactly once."""
+"""Many runs at once: an executor performs or resumes those that are left to do, each exactly once."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from hesscond.study.runner import RunPlan, check_plan, run, standing
 from hesscond.study.sections import DataConfig
 from hesscond.study.workers import sigterm_interrupts
 
-#: Seconds between two looks at what the workers do.
+#: Seconds between two ticks of the watcher.
 INTERVAL = 0.25
-#: How often a run is begun whose worker broke down each time.
+#: Number of attempts at a run whose worker breaks down.
 ATTEMPTS = 3
-#: Seconds after which a run that somebody else worked on is tried again, once: workers of a killed sweep end by then.
+#: Seconds after which a run that another process works on is tried again: workers of a killed sweep end by then.
 AGAIN = 2.0
 
 #: A data set and what was done to it.
@@ -70,24 +70,14 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A sweep that was checked: the runs that are over, by name, and those that are left to do."""
+    """Checked runs: outcomes of those that are over, by name, and those that are left to do."""
 
     done: dict[str, Outcome]
     left: list[RunPlan]
 
 
 def prepare(plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path) -> Prepared:
-    """Check every one of many runs and what is in their folders.
-
-    Parameters
-    ----------
-    plans
-        The runs.
-    data
-        Data of every plan, by its `data_key`, on the CPU.
-    out
-        The folder for all of them, which is made.
-    """
+    """Check the runs, given their data on the CPU, and their folders; ``out``, the folder of all, is made."""
     # seeds and rates make no difference to what can be checked; a cluster's GPU need not be in this machine
     for plan in {(id(plan.study), plan.method): plan for plan in reversed(plans)}.values():
         check_plan(replace(plan, device=torch.device("cpu")), data[data_key(plan)])
@@ -123,34 +113,16 @@ def sweep(
     files: Mapping[DataKey, Path] | None = None,
     data_dir: Path | None = None,
 ) -> dict[str, Outcome]:
-    """Perform the runs of one sweep.
+    """Perform or resume runs by an executor, which is then shut down; returns their outcomes by the folders' names.
 
-    Parameters
-    ----------
-    plans
-        The runs that are left to do.
-    executor
-        Executor of the runs; it is shut down at the end.
-    watcher
-        Receives the events.
-    threads
-        Number of threads of each run.
-    files
-        Data files from `shared_files`; without them each worker loads the data by itself.
-    data_dir
-        Folder in which a worker looks for the data.
-
-    Returns
-    -------
-    dict
-        Outcome of each run, by the name of its folder.
+    ``files`` are those of `shared_files`; without them, each worker loads the data itself, from ``data_dir``.
     """
     outcomes: dict[str, Outcome] = {}
     breakdowns: Counter[str] = Counter()
     flying: dict[Future[Outcome], RunPlan] = {}
 
     def submit(plan: RunPlan) -> None:
-        # a worker of a cluster is at home in another folder
+        # a worker of a cluster has another working directory
         there = replace(plan, folder=plan.folder.absolute())
         flying[executor.submit(work, there, (files or {}).get(data_key(plan)), data_dir, threads)] = plan
 
@@ -168,28 +140,17 @@ def sweep(
                 return
             outcome = Outcome(name, "failed", f"its worker broke down {ATTEMPTS} times ({reason})")
         outcomes[name] = outcome
-        if outcome.status != "busy":
-            watcher.ended(outcome)
-
-    def finish() -> None:
-        while flying:
-            for future in wait(flying, INTERVAL, FIRST_COMPLETED).done:
-                take(flying.pop(future), future)
-            watcher.tick()
+        watcher.ended(outcome)
 
     try:
         for plan in plans:
             submit(plan)
-        finish()
-        if busy := [plan for plan in plans if outcomes[plan.folder.name].status == "busy"]:
-            time.sleep(AGAIN)
-            for plan in busy:
-                submit(plan)
-            finish()
+        while flying:
+            for future in wait(flying, INTERVAL, FIRST_COMPLETED).done:
+                take(flying.pop(future), future)
+            watcher.tick()
     except BaseException:
-        for future in flying:
-            future.cancel()
-        executor.shutdown(wait=False)
+        executor.shutdown(wait=False, cancel_futures=True)
         raise
     executor.shutdown()
     return outcomes
@@ -197,7 +158,7 @@ def sweep(
 
 @contextmanager
 def shared_files(data: Mapping[DataKey, Dataset]) -> Iterator[tuple[Path, dict[DataKey, Path]]]:
-    """A folder with a file of each data set, which all processes of this machine map into their memory."""
+    """A temporary folder with a file of each data set, which all processes of this machine map into their memory."""
     with tempfile.TemporaryDirectory(prefix="hesscond-sweep-", ignore_cleanup_errors=True) as folder:
         files = {key: Path(folder) / f"{number}.pt" for number, key in enumerate(data)}
         for key, file in files.items():
@@ -207,16 +168,21 @@ def shared_files(data: Mapping[DataKey, Dataset]) -> Iterator[tuple[Path, dict[D
 
 
 def work(plan: RunPlan, file: Path | None, data_dir: Path | None, threads: int) -> Outcome:
-    """Perform or resume a run in a worker; return its outcome, also where it fails."""
+    """Perform or resume a run in a worker; returns its outcome, also where it fails."""
     name = plan.folder.name
     # threads of all libraries that add in parallel: torch's, and the BLAS of numpy and of scipy
     with one_at_a_time, threadpool_limits(threads):
         torch.set_num_threads(threads)
         try:
             with sigterm_interrupts():
-                run(plan, dataset(file, plan.study.data.model_dump_json(), data_dir, plan.device), resume=True)
+                data = dataset(file, plan.study.data.model_dump_json(), data_dir, plan.device)
+                try:
+                    run(plan, data, resume=True)
+                except BusyError:
+                    time.sleep(AGAIN)
+                    run(plan, data, resume=True)
         except BusyError:
-            return Outcome(name, "busy")
+            return Outcome(name, "busy", "another process works on it")
         except DivergedError as error:
             return Outcome(name, "diverged", str(error))
         except KeyboardInterrupt:

@@ -26,16 +26,10 @@ GRACE = 20.0
 
 
 class WorkerProcesses(Executor):
-    """Processes of this machine, one call at a time in each: where one is killed, only its own call is lost.
+    """Process pools of one process each, one for each of the ``devices``: a killed process loses only its own call.
 
-    `concurrent.futures.ProcessPoolExecutor` by itself gives up all calls when it loses a process.
-
-    Parameters
-    ----------
-    devices
-        One for each process; GPUs are addressed as ``cuda``, so that a run can go on on another one.
-    scratch
-        A folder that is removed if this process is killed.
+    A single `concurrent.futures.ProcessPoolExecutor` gives up all calls when it loses a process. The folder ``scratch``
+    is removed if this process is killed.
     """
 
     def __init__(self, devices: Sequence[torch.device], scratch: Path) -> None:
@@ -87,11 +81,11 @@ class WorkerProcesses(Executor):
 
 
 def start_worker(parent: int, device: torch.device, scratch: Path) -> None:
-    """Prepare a new process: leave Ctrl-C to its parent, end with it, and take its GPU."""
+    """Prepare a new process: it leaves Ctrl-C to its parent, ends with it, and takes its GPU."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
-        # whoever goes on with what a killed parent began needs it free
+        # the runs must be free for another sweep when the parent is killed
         while os.getppid() == parent:
             time.sleep(0.2)
         shutil.rmtree(scratch, ignore_errors=True)
@@ -122,14 +116,9 @@ def sigterm_interrupts(interrupt: type[KeyboardInterrupt] = KeyboardInterrupt) -
 
 @contextmanager
 def dask_workers(address: str) -> Iterator[Executor]:
-    """The workers of a running Dask scheduler, which see the sweep's folder under the same path.
+    """Executor of the workers of a Dask scheduler, with an address as ``tcp://host:8786``.
 
-    A call whose worker is lost is begun again on another one by the scheduler.
-
-    Parameters
-    ----------
-    address
-        Address of the scheduler, as ``tcp://host:8786``.
+    The workers see the sweep's folder under the same path. The scheduler begins a call whose worker is lost again.
     """
     try:
         from distributed import Client

@@ -19,7 +19,7 @@ from hesscond.errors import ConfigError, DivergedError, RunError
 from hesscond.runs import TABLES
 from hesscond.study import load_study, open_run, run
 from hesscond.study.grid import Overrides, check_config, plan_sweep, with_settings
-from hesscond.study.sweep import prepare, sweep
+from hesscond.study.sweep import prepare_sweep, sweep
 from hesscond.study.workers import dask_workers
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def ready_in(folder, data, iterations=20, seconds=30.0, **axes):
     content = study.model_dump(mode="json", exclude_none=True)
     grid = {"methods": ["vanilla"], "seeds": [0, 1], "rates": [0.1, 1e30], "batch_sizes": [60]} | axes
     config = check_config({"study": content, **grid})
-    return prepare(config, plan_sweep(config, folder, CPU), {("digits", ()): data}, folder)
+    return prepare_sweep(config, plan_sweep(config, folder, CPU), {("digits", ()): data}, folder)
 
 
 def check(folder, plans, data):
