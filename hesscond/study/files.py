@@ -1,8 +1,7 @@
-"""Reading study files: the built-in ones by name, others by their path; each error with its line."""
+"""Reading study files: the built-in ones by name, others by their path."""
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -17,15 +16,10 @@ from hesscond.errors import ConfigError, did_you_mean
 from hesscond.study.config import StudyConfig, merged
 from hesscond.study.layout import FileTable
 from hesscond.study.listing import aliases, studies_folder
-from hesscond.study.sections import first_problem
-from hesscond.study.structure import Misfit, check_structure
+from hesscond.study.sections import sentence
+from hesscond.study.structure import check_structure
 
 SCALES = ("paper", "small")
-#: Lines of a TOML file that begin a table, one of several tables, or the value of a key.
-HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z_][\w.-]*)\s*\]")
-KEY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=")
-
-
 #: Keys of a file with several panels that belong to the file, not to a study.
 OF_THE_FILE = ("aliases", "panels", "claims", "replicate", "paper", "small")
 #: Keys of a panel that do not belong to a study.
@@ -87,16 +81,9 @@ def split_name(study: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class StudyFile:
-    """A TOML file with a study, or with several panels of one.
-
-    Attributes
-    ----------
-    path, text, content
-        Path of the file, its text, and the TOML read from it.
-    """
+    """A TOML file with a study, or with several panels of one."""
 
     path: Path
-    text: str
     content: dict[str, Any]
 
     @classmethod
@@ -116,8 +103,7 @@ class StudyFile:
     def read(cls, path: Path) -> StudyFile:
         """The file at a path."""
         try:
-            text = path.read_text(encoding="utf-8")
-            return cls(path, text, tomllib.loads(text))
+            return cls(path, tomllib.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise ConfigError(f"no study file {path}") from None
         except OSError as error:
@@ -131,8 +117,7 @@ class StudyFile:
         try:
             layout = FileTable.model_validate(self.content)
         except ValidationError as error:
-            key, words = first_problem(error)
-            raise ConfigError(f"{self.path}{self.line_of(key, ())}: {words}") from None
+            raise ConfigError(f"{self.path}: {sentence(error)}") from None
         for name, count in Counter(table.name for table in layout.panels).items():
             if count > 1:
                 raise ConfigError(f"{self.path}: panel {name!r} is there twice")
@@ -214,53 +199,9 @@ class StudyFile:
             for entry in study.methods:
                 if entry.changes and study.run is None:
                     check_structure(study.variant(entry.name).study)
-        except ValidationError as error:
-            key, words = first_problem(error)
-        except Misfit as error:
-            key, words = error.key, str(error)
-        except ConfigError as error:
-            raise ConfigError(f"{self.path}: {error}") from None
-        else:
-            return study
-        where = f", panel {panel}" if panel else ""
-        own: tuple[str | int, ...] = ("panels", self.panels.index(panel)) if panel else ()
-        small = [(*own, "small"), ("small",)] if content.get("scale") == "small" else []
-        line = self.line_of(key, *small, own, ())
-        raise ConfigError(f"{self.path}{line}{where}: {words}")
-
-    def line_of(self, key: tuple[str | int, ...], *tables: tuple[str | int, ...]) -> str:
-        """Text ``", line 7"`` that locates a key in the first table that has it, else what encloses it; or empty."""
-        lines = lines_of(self.text)
-        for table in tables:
-            inside = (*table, *key)
-            while len(inside) > len(table):
-                if inside in lines:
-                    return f", line {lines[inside]}"
-                inside = inside[:-1]
-        return next((f", line {lines[table]}" for table in tables if table in lines), "")
-
-
-def lines_of(text: str) -> dict[tuple[str | int, ...], int]:
-    r"""Line number, from 1, where each table and key first stands at the beginning of a line.
-
-    Examples
-    --------
-    >>> lines_of("[[a]]\nb = 1\n[[a]]\nb = [\n  2,\n]")
-    {('a',): 1, ('a', 0): 1, ('a', 0, 'b'): 2, ('a', 1): 3, ('a', 1, 'b'): 4}
-    """
-    found: dict[tuple[str | int, ...], int] = {}
-    table: tuple[str | int, ...] = ()
-    tables: Counter[tuple[str | int, ...]] = Counter()
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := HEADER.match(line):
-            table = place = tuple(header[2].split("."))
-            if header[1] == "[[":
-                table = place = (*place, tables[place])
-                tables[place[:-1]] += 1
-        elif key := KEY.match(line):
-            place = (*table, *key[1].split("."))
-        else:
-            continue
-        for end in range(1, len(place) + 1):
-            found.setdefault(place[:end], number)
-    return found
+        except (ValidationError, ConfigError) as error:
+            where = f", panel {panel}" if panel else ""
+            where += ", scale small" if content.get("scale") == "small" else ""
+            words = sentence(error) if isinstance(error, ValidationError) else str(error)
+            raise ConfigError(f"{self.path}{where}: {words}") from None
+        return study

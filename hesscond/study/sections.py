@@ -301,8 +301,8 @@ def named(key: tuple[str | int, ...]) -> str:
     return f"entry {number} of {before}"
 
 
-def first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
-    """The key of the first thing wrong, and the sentence about it."""
+def sentence(error: ValidationError) -> str:
+    """The first thing wrong, as ``key: what was expected (got …)``."""
     first = error.errors()[0]
     # pydantic names the one of several types that a value was taken for
     key = tuple(
@@ -313,17 +313,12 @@ def first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     place, message = named((*key, *below)), first["msg"].removeprefix("Value error, ")
     if message.startswith(UNKNOWN):
         table = f" in [{named(key)}]" if key else ""
-        return (*key, *below), f"unknown key {below[-1]!r}{table}: {message.removeprefix(UNKNOWN)}"
+        return f"unknown key {below[-1]!r}{table}: {message.removeprefix(UNKNOWN)}"
     if first["type"] == "missing":
         own, within, table = place.partition(" in ")
-        return key, f"key {own!r} is missing{within}{table}"
+        return f"key {own!r} is missing{within}{table}"
     if first["type"] in EXPECTED:
         message = EXPECTED[first["type"]].format(**context)
     got = first["input"]
     shown = f" (got {got!r})" if isinstance(got, (str, int, float, bool)) else ""
-    return (*key, *below), f"{place}: {message}{shown}" if place else message
-
-
-def sentence(error: ValidationError) -> str:
-    """The first thing wrong, as 'key: what was expected (got …)'."""
-    return first_problem(error)[1]
+    return f"{place}: {message}{shown}" if place else message

@@ -28,17 +28,10 @@ INPUTS = {
 
 
 class Misfit(ConfigError):
-    """A part of a study that does not fit another.
-
-    Attributes
-    ----------
-    key
-        Key of the study that does not fit.
-    """
+    """A part of a study, named by its key, that does not fit another."""
 
     def __init__(self, key: tuple[str | int, ...], words: str) -> None:
         super().__init__(f"{'.'.join(map(str, key))}: {words}")
-        self.key = key
 
 
 def layers_of(model: ModelConfig, form: Form) -> Mapping[str, Geometry]:

@@ -121,12 +121,12 @@ def test_a_study_file_is_read(written):
     ("old", "new", "words"),
     [
         ('name = "tiny"', "", ["'name'", "missing"]),
-        ("batch_size = 60\niterations", "iterations", ["line 11", "'training.batch_size'", "missing"]),
-        ('name = "tiny"', 'name = "tiny"\ncolour = 1', ["line 3", "unknown key 'colour': allowed: name, description"]),
+        ("batch_size = 60\niterations", "iterations", ["'training.batch_size'", "missing"]),
+        ('name = "tiny"', 'name = "tiny"\ncolour = 1', ["unknown key 'colour': allowed: name, description"]),
         (
             "units = [3]",
             "units = [3]\nevry = 2",
-            ["line 22", "unknown key 'evry' in [probe]: did you mean 'every'? allowed: layers"],
+            ["unknown key 'evry' in [probe]: did you mean 'every'? allowed: layers"],
         ),
         ('name = "tiny"', "name = 3", ["name", "text", "3"]),
         ('name = "tiny"', "name = 1979-05-27", ["name", "text"]),
@@ -134,9 +134,9 @@ def test_a_study_file_is_read(written):
         ('name = "tiny"', 'name = ""', ["name"]),
         ('name = "digits"', 'name = "cifar11"', ["data.name", "cifar11", "cifar10"]),
         ('[data]\nname = "digits"', "data = 3", ["data"]),
-        ("hidden = [8]", "hidden = 8", ["line 9", "model.hidden", "list", "8"]),
-        ("hidden = [8]", "hidden = [0]", ["line 9", "model.hidden", "positive", "0"]),
-        ("hidden = [8]", "hidden = [8]\nactivation = 'step'", ["line 10", "model.activation", "step", "relu"]),
+        ("hidden = [8]", "hidden = 8", ["model.hidden", "list", "8"]),
+        ("hidden = [8]", "hidden = [0]", ["model.hidden", "positive", "0"]),
+        ("hidden = [8]", "hidden = [8]\nactivation = 'step'", ["model.activation", "step", "relu"]),
         ("batch_size = 60\ni", "batch_size = -60\ni", ["training.batch_size", "greater than 0", "-60"]),
         ("batch_size = 60\ni", "batch_size = 60.0\ni", ["training.batch_size", "whole number", "60.0"]),
         ("batch_size = 60\ni", "batch_size = true\ni", ["training.batch_size", "whole number", "True"]),
@@ -149,23 +149,23 @@ def test_a_study_file_is_read(written):
         (
             "iterations = 3",
             "iterations = 3\nloss = 'hinge'",
-            ["line 14", "training.loss", "cross_entropy"],
+            ["training.loss", "cross_entropy"],
         ),
         ("vanilla = 0.1", "vanila = 0.1", ["learning_rates.0.rate", "vanila", "vanilla"]),
         ("vanilla = 0.1", "vanilla = -0.1", ["rate.vanilla in [[learning_rates]] number 1", "greater than 0", "-0.1"]),
         ("vanilla = 0.1", "vanilla = nan", ["rate.vanilla in [[learning_rates]]", "finite"]),
         ("vanilla = 0.1", "vanilla = 1e39", ["rate.vanilla in [[learning_rates]]", "at most"]),
-        ('["fc2"]', '["fc9"]', ["line 20", "probe.layers.0", "fc9", "fc1, fc2"]),
+        ('["fc2"]', '["fc9"]', ["probe.layers.0", "fc9", "fc1, fc2"]),
         ('["fc2"]', '["fc2", "fc2"]', ["probe.layers", "once"]),
         ('["fc2"]', "[]", ["probe.layers", "at least 1"]),
-        ("units = [3]", "units = [10]", ["line 21", "probe.units.0", "unit 10 is out of range", "0 to 9"]),
+        ("units = [3]", "units = [10]", ["probe.units.0", "unit 10 is out of range", "0 to 9"]),
         ("units = [3]", "units = [-1]", ["entry 1 of probe.units", "at least 0", "-1"]),
         ("units = [3]", "units = [3, 3]", ["probe.units", "once"]),
         ("units = [3]", "units = [3]\nevery = -1", ["probe.every", "-1"]),
         ("units = [3]", "units = [3]\nprecision = 'half'", ["probe.precision", "float64", "half"]),
         ("units = [3]", "units = [3]\nrtol = 0", ["probe.rtol", "greater than 0"]),
         ('name = "tiny"', "name = [", ["not valid TOML"]),
-        ('name = "tiny"', 'name = "tiny"\nname = "again"', ["not valid TOML", "line 3"]),
+        ('name = "tiny"', 'name = "tiny"\nname = "again"', ["not valid TOML"]),
         ('name = "tiny"', "name = " + 5000 * "[", ["not valid TOML"]),
         ('name = "tiny"', "name = " + 5000 * "1", ["not valid TOML"]),
     ],
@@ -236,12 +236,12 @@ def test_the_small_version_has_the_changes_and_all_else(tmp_path):
         (
             "train_samples = 50",
             "train_sample = 50",
-            ["line 24", "'train_sample' in [data]", "mean 'train_samples'?"],
+            ["'train_sample' in [data]", "mean 'train_samples'?"],
         ),
-        ("hidden = [4, 5]", "hidden = 'wide'", ["line 25", "model.hidden", "'wide'"]),
-        ("iterations = 2", "epochs = 1", ["line 27", "either epochs or iterations"]),
-        ("[4, 5]", "[4, 5], norm = 'bach'", ["line 25", "model.norm", "bach", "batch"]),
-        ("hidden = [8]", "hidden = [8, 8]", ["line 20", "probe.layers.0", "'fc3'"]),
+        ("hidden = [4, 5]", "hidden = 'wide'", ["model.hidden", "'wide'"]),
+        ("iterations = 2", "epochs = 1", ["either epochs or iterations"]),
+        ("[4, 5]", "[4, 5], norm = 'bach'", ["model.norm", "bach", "batch"]),
+        ("hidden = [8]", "hidden = [8, 8]", ["probe.layers.0", "'fc3'"]),
     ],
 )
 def test_a_small_version_that_does_not_fit_is_an_error_at_any_scale(tmp_path, old, new, words):
@@ -266,37 +266,37 @@ def test_scales_that_are_not_there(tmp_path, written):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("hidden = [8]", "name = 'nerf'", ["line 9", "model.name", "needs coordinates (d,)", "(1, 8, 8)", "cnn5"]),
-        ("hidden = [8]", "name = 'alexnet'", ["line 9", "model.name", "'alexnet'", "choose from", "resnet110"]),
+        ("hidden = [8]", "name = 'nerf'", ["model.name", "needs coordinates (d,)", "(1, 8, 8)", "cnn5"]),
+        ("hidden = [8]", "name = 'alexnet'", ["model.name", "'alexnet'", "choose from", "resnet110"]),
         (
             "hidden = [8]",
             "name = 'cnn5'\nwidth = [3]",
-            ["line 10", "'width' in [model]", "mean 'widths'?", "pooled"],
+            ["'width' in [model]", "mean 'widths'?", "pooled"],
         ),
-        ("hidden = [8]", "name = 'resnet18'", ["line 8", "model", "images"]),
+        ("hidden = [8]", "name = 'resnet18'", ["model", "images"]),
         (
             'name = "digits"',
             'name = "digits"\naugmentation = ["crop", "turn"]',
-            ["line 7", "entry 2 of data.augmentation", "'flip'"],
+            ["entry 2 of data.augmentation", "'flip'"],
         ),
         (
             'name = "digits"',
             'name = "shapes"\naugmentation = ["crop"]',
-            ["line 7", "entry 1 of data.augmentation", "points", "jitter"],
+            ["entry 1 of data.augmentation", "points", "jitter"],
         ),
         (
             'name = "digits"',
             'name = "digits"\naugmentation = ["jitter"]',
-            ["line 7", "entry 1 of data.augmentation", "images", "crop"],
+            ["entry 1 of data.augmentation", "images", "crop"],
         ),
-        ('name = "digits"', 'name = "occupancy"\naugmentation = ["flip"]', ["line 7", "coordinates", "none"]),
-        ('name = "digits"', 'name = "shapes"\npoint = 3', ["line 7", "did you mean 'points'?", "noise"]),
-        ('name = "digits"', 'name = "shapes"\npoints = 0', ["line 5", "points must be an integer from 1, not 0"]),
-        ('name = "digits"', 'name = "digits"\npoints = 3', ["line 7", "unknown key 'points' in [data]"]),
-        ('name = "digits"', 'name = "digits"\ntrain_samples = 0', ["line 7", "data.train_samples", "greater than 0"]),
+        ('name = "digits"', 'name = "occupancy"\naugmentation = ["flip"]', ["coordinates", "none"]),
+        ('name = "digits"', 'name = "shapes"\npoint = 3', ["did you mean 'points'?", "noise"]),
+        ('name = "digits"', 'name = "shapes"\npoints = 0', ["points must be an integer from 1, not 0"]),
+        ('name = "digits"', 'name = "digits"\npoints = 3', ["unknown key 'points' in [data]"]),
+        ('name = "digits"', 'name = "digits"\ntrain_samples = 0', ["data.train_samples", "greater than 0"]),
         ('name = "digits"', 'name = "image-regression"', ["training.loss", "values to predict", "'mse'"]),
-        ("iterations = 3", "iterations = 3\nnesterov = true", ["line 14", "training.nesterov", "momentum"]),
-        ("iterations = 3", "iterations = 3\n[schedule]\nkind = 'steps'", ["line 14", "schedule", "needs milestones"]),
+        ("iterations = 3", "iterations = 3\nnesterov = true", ["training.nesterov", "momentum"]),
+        ("iterations = 3", "iterations = 3\n[schedule]\nkind = 'steps'", ["schedule", "needs milestones"]),
     ],
 )
 def test_parts_that_do_not_fit_are_named(written, old, new, words):
@@ -310,7 +310,7 @@ def test_parts_that_do_not_fit_are_named(written, old, new, words):
 def test_statements_speak_of_dense_layers(tmp_path):
     text = STUDY.replace("hidden = [8]", "name = 'cnn5'\npadding = 'same'").replace('["fc2"]', '["fc2", "conv1"]')
     (tmp_path / "tiny.toml").write_text(text + "\n[[statements]]\nid = 'bnp-theorem-4'\n")
-    with pytest.raises(ConfigError, match=r"line 24.* bnp-theorem-4 speaks of Linear layers, .* 'conv1' is a Conv2d"):
+    with pytest.raises(ConfigError, match=r".* bnp-theorem-4 speaks of Linear layers, .* 'conv1' is a Conv2d"):
         load_study(tmp_path / "tiny.toml")
 
 

@@ -187,14 +187,14 @@ def test_a_run_says_which_method_it_was(figure, tmp_path, call_cli):
     ("old", "new", "words"),
     [
         ('name = "right"', 'name = "left"', "panel 'left' is there twice"),
-        ('name = "right"', 'title = "right"', r"line 44: key 'name' is missing in \[\[panels\]\] number 2"),
+        ('name = "right"', 'title = "right"', r": key 'name' is missing in \[\[panels\]\] number 2"),
         ('methods = ["wide BNP", {', 'methods = ["narrow", {', "panel 'right' names a method 'narrow'"),
         ("hidden = [12]", "width = 12", "method 'wide BNP' .* unknown key 'width'"),
         ("hidden = [12]", "hidden = [0]", "hidden"),
         ('method = "vanilla"', 'method = "vanila"', "unknown method 'vanila'"),
         ('rate = { SGD = 0.1, "wide', 'rate = { SDG = 0.1, "wide', "unknown method 'SDG'"),
         ('name = "wide BNP"\nmethod', 'name = "SGD"\nmethod', "'SGD' is there twice"),
-        ("hidden = [8]", "hidden = 8", "line 6, panel left: model.hidden: must be a list"),
+        ("hidden = [8]", "hidden = 8", "panel left: model.hidden: must be a list"),
     ],
 )
 def test_what_is_wrong_with_a_file_of_panels(figure, old, new, words):
