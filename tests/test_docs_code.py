@@ -82,7 +82,7 @@ def test_every_study_on_the_pages_is_one():
     ]
     assert studies
     for page, block in studies:
-        file = StudyFile(Path(block.file or "docs.toml"), block.text, tomllib.loads(block.text))
+        file = StudyFile(Path(block.file or "docs.toml"), tomllib.loads(block.text))
         for panel in file.panels or [""]:
             assert file.study(panel, None).name, page
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import json
 import re
 import sys
 import textwrap
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from threading import Timer
 from typing import Annotated, Any, Protocol
 
@@ -52,45 +51,12 @@ def print_table(table: RenderableType) -> None:
     stdout.out(plain_text(table))
 
 
-#: Substitutes for characters that a stream does not have and Unicode does not decompose.
-INSTEAD = {
-    "κ": "k", "λ": "lambda", "≥": ">=", "≤": "<=", "≠": "!=", "≈": "~", "±": "+-", "∓": "-+", "−": "-", "–": "-",
-    "—": "-", "…": "...", "·": "*", "×": "x", "÷": "/", "‖": "||", "√": "sqrt ", "∇": "grad ", "∂": "d", "∞": "inf",
-    "→": "->", "←": "<-", "↦": "->", "⊗": "(x)", "⟨": "<", "⟩": ">", "∘": "o", "′": "'", "⊥": "_|_", "∝": "~",
-    "≼": "<=", "⪰": ">=", "∫": "int ", "⌊": "floor(", "⌋": ")", "█": "#", "━": "-", "╌": " ", "“": '"', "”": '"',
-    "’": "'", "⁄": "/", "ᵗ": "^t",
-}  # fmt: skip
-
-
-def plain(error: UnicodeError) -> tuple[str, int]:
-    """Codec error handler that replaces characters a stream cannot encode: k for κ, >= for ≥, ^2 for ²."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(map(in_ascii, error.object[error.start : error.end])), error.end
-
-
-def in_ascii(character: str) -> str:
-    """ASCII characters in place of a character."""
-    if character in INSTEAD:
-        return INSTEAD[character]
-    if unicodedata.combining(character):
-        return ""
-    kind, _, parts = unicodedata.decomposition(character).rpartition("> ")
-    if parts:
-        mark = {"<super": "^", "<sub": "_"}.get(kind, "")
-        return mark + "".join(c if c.isascii() else in_ascii(c) for c in (chr(int(p, 16)) for p in parts.split()))
-    if match := re.match(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(character, "")):
-        return match[2].lower() if match[1] == "SMALL" else match[2].capitalize()
-    return ascii(character)[1:-1]
-
-
 def write_everywhere() -> None:
-    """Let the standard streams accept every character that is printed, whatever their encoding."""
-    codecs.register_error("hesscond", plain)
+    """Let the standard streams accept every character that is printed, whatever the locale's encoding."""
     for stream in (sys.stdout, sys.stderr):
         # others stand in for them in tests and notebooks
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="hesscond")
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def print_source(source: str) -> None:
@@ -115,7 +81,7 @@ UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False
 
 def print_docstring(docstring: str) -> None:
     """Print a docstring without its markup and without the sections for programs."""
-    head, *sections = SECTION.split(docstring)
+    head, *sections = SECTION.split(re.sub(r"``?([^`]+)``?", r"\1", docstring))
     print_paragraphs(head)
     for title, body in zip(sections[::2], sections[1::2], strict=True):
         if title not in FOR_PROGRAMS:
@@ -124,34 +90,21 @@ def print_docstring(docstring: str) -> None:
 
 
 def print_paragraphs(text: str) -> None:
-    """Print reStructuredText paragraphs without markup, as wide as the terminal; literal blocks as they are."""
-    part: list[str] = []
-    indent = hanging = 0
-    literal: int | None = None
-
-    def end() -> None:
-        nonlocal literal
-        if part:
-            words = re.sub(r"``?([^`]+)``?", r"\1", " ".join(part))
-            print_prose(re.sub(r"::$", ":", words), " " * indent, " " * hanging)
-            literal = indent if words.endswith("::") else None
-            part.clear()
-
-    for line in text.strip("\n").splitlines():
-        own = len(line) - len(line.lstrip())
-        if not line.strip():
-            end()
-            stdout.print()
-        elif literal is not None and own > literal:
-            stdout.print(line, soft_wrap=True)
+    """Print paragraphs, which are lines of one indentation, as wide as the terminal; literal blocks as they are."""
+    literal = False
+    for indent, group in groupby(text.strip("\n").splitlines(), indentation):
+        words = " ".join(lines := list(group)).strip()
+        literal = literal and (indent > 0 or not words)
+        if literal or not words:
+            stdout.print("\n".join(lines), soft_wrap=True)
         else:
-            item = line.lstrip().startswith("- ")
-            if item or own != hanging:
-                end()
-                indent, hanging = own, own + 2 * item
-            literal = None
-            part.append(line.strip())
-    end()
+            print_prose(re.sub(r"::$", ":", " ".join(words.split())), " " * indent)
+            literal = words.endswith("::")
+
+
+def indentation(line: str) -> int:
+    """Number of blanks at the beginning of a line; -1 for an empty line."""
+    return len(line) - len(line.lstrip()) if line.strip() else -1
 
 
 class Say(Protocol):

@@ -222,7 +222,7 @@ def test_no_value_of_a_file_gives_a_traceback(place, tmp_path, monkeypatch):
             del around[place[-1]]
         else:
             around[place[-1]] = wrong
-        file = StudyFile(tmp_path / "mine.toml", FIGURE, content)
+        file = StudyFile(tmp_path / "mine.toml", content)
         monkeypatch.setattr(StudyFile, "named", lambda name, file=file: file)
         with contextlib.suppress(ConfigError):
             replication("mine.toml")
